@@ -1,0 +1,5 @@
+"""Checkpoint families: one table each, read in both directions. `blueprint` is what the rest of Bertie calls."""
+
+from bertie.families.blueprint import FAMILIES, Blueprint, blueprint
+
+__all__ = ["FAMILIES", "Blueprint", "blueprint"]

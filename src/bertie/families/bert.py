@@ -1,0 +1,89 @@
+"""BERT, and all that kept its shape: mBERT, BioBERT, ClinicalBERT, MiniLM, E5, BGE, GTE, …"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Learned
+from bertie.families._tokenizers import RECIPES
+from bertie.families.common import (
+    USUAL,
+    architectures,
+    bert_blocks,
+    bert_embeddings,
+    bert_fields,
+    classifier_dropout,
+    head,
+    mlm,
+    pooler,
+)
+from bertie.families.convert import Rule
+from bertie.families.family import Family, HeadTable
+from bertie.families.keys import Keys
+
+
+def read(k: Keys) -> EncoderConfig:
+    """BERT's config keys."""
+    k.encoder_only()
+    fields = bert_fields(k)
+    depth = k.integer("num_hidden_layers", 12)
+    size = k.integer("max_position_embeddings", 512)
+    return EncoderConfig(
+        **fields,
+        layer_map=tuple(range(depth)),
+        embeddings=Embeddings(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
+        positions=(Learned(size),),
+        patterns=(Full(),) * depth,
+        reach=size,
+        pad_id=k.optional_integer("pad_token_id", 0),
+    )
+
+
+def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+    """BERT's tensor names."""
+    yield from bert_embeddings(cfg)
+    yield from bert_blocks(cfg)
+
+
+def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
+    """BERT's heads: those over a text stand on the pooler."""
+    pooled = f"{prefix}pooler.dense"
+    return {
+        "mlm": mlm(
+            dense="cls.predictions.transform.dense",
+            norm="cls.predictions.transform.LayerNorm",
+            decoder="cls.predictions.decoder",
+            bias="cls.predictions.bias",
+        ),
+        "nsp": head("nsp", "text", 2, dense=pooled, activation="tanh", out="cls.seq_relationship"),
+        "classify": head(
+            "classify", "text", "labels", dense=pooled, activation="tanh", out="classifier", dropout=classifier_dropout
+        ),
+        "tag": head("tag", "token", "labels", out="classifier", dropout=classifier_dropout),
+        "answer": head("answer", "token", 2, out="qa_outputs"),
+        "choice": head(
+            "choice", "text", 1, dense=pooled, activation="tanh", out="classifier", dropout=classifier_dropout
+        ),
+        "pooler": pooler(pooled),
+    }
+
+
+# Early checkpoints kept TensorFlow's names for the two halves of a norm.
+OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# A buffer that counts 0, 1, 2, …: older versions saved it.
+COUNTERS = (r"^(\w+\.)?embeddings\.(position_ids|token_type_ids)$",)
+
+FAMILY = Family(
+    model_type="bert",
+    architectures=architectures(
+        "Bert", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL
+    ),
+    prefix="bert.",
+    read=read,
+    weights=weights,
+    heads=heads("bert."),
+    companions=("mlm", "nsp", "pooler"),
+    dropped=COUNTERS,
+    tokenizer=RECIPES["bert"],
+    renamed=OLD_NORMS,
+)

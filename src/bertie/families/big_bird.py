@@ -1,0 +1,99 @@
+"""BigBird: BERT with block-sparse attention for long texts, and full attention for short ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bertie.config import BlockSparse, EncoderConfig, Full, HeadConfig
+from bertie.families import bert
+from bertie.families._tokenizers import RECIPES
+from bertie.families.common import (
+    USUAL,
+    architectures,
+    bert_fields,
+    classifier_dropout,
+    head,
+    hidden_act,
+    hidden_dropout,
+    pooler,
+)
+from bertie.families.convert import Rule, linear
+from bertie.families.family import Family, HeadTable
+from bertie.families.keys import Keys
+
+
+def read(k: Keys) -> EncoderConfig:
+    """BERT's keys and the blocks'."""
+    cfg = bert.read(k)
+    sparse = k.choice("attention_type", ("block_sparse", "original_full"), "block_sparse") == "block_sparse"
+    blocks = BlockSparse(k.integer("block_size", 64), k.integer("num_random_blocks", 3, least=0))
+    scale = cfg.width**0.5 if k.boolean("rescale_embeddings", False) else 1.0
+    k.integer("sep_token_id", 66, least=0)
+    return replace(
+        cfg,
+        activation=k.activation("hidden_act", "gelu_new"),
+        patterns=((blocks if sparse else Full()),) * cfg.depth,
+        qkv_bias="qkv" if k.boolean("use_bias", True) else "",
+        embeddings=replace(cfg.embeddings, scale=scale),
+    )
+
+
+def _answer() -> HeadTable:
+    """A feed-forward with residual under the span scores. (The original also lowers the question's scores by a
+    million; which tokens may answer is decided when spans are decoded.)"""
+
+    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+        return HeadConfig(
+            kind="token",
+            outputs=2,
+            residual=bert_fields(k)["ff_width"],
+            activation=k.activation("hidden_act", "gelu_new"),
+            norm=cfg.norm,
+            dropout=hidden_dropout(k),
+        )
+
+    def weights(_: HeadConfig) -> Iterator[Rule]:
+        yield from linear("heads.answer.residual.up", "qa_classifier.intermediate.dense")
+        yield from linear("heads.answer.residual.down", "qa_classifier.output.dense")
+        yield from linear("heads.answer.residual.norm", "qa_classifier.output.LayerNorm")
+        yield from linear("heads.answer.out", "qa_classifier.qa_outputs")
+
+    return HeadTable(config, weights)
+
+
+FAMILY = Family(
+    model_type="big_bird",
+    architectures=architectures("BigBird", ForPreTraining=("mlm", "nsp"), **USUAL),
+    prefix="bert.",
+    read=read,
+    weights=bert.weights,
+    heads={
+        **bert.heads("bert."),
+        "nsp": head("nsp", "text", 2, dense="bert.pooler", activation="tanh", out="cls.seq_relationship"),
+        "classify": head(
+            "classify",
+            "text",
+            "labels",
+            dense="classifier.dense",
+            activation=hidden_act,
+            out="classifier.out_proj",
+            dropout=classifier_dropout,
+            dense_dropout=classifier_dropout,
+        ),
+        "answer": _answer(),
+        "choice": head(
+            "choice",
+            "text",
+            1,
+            dense="bert.pooler",
+            activation="tanh",
+            out="classifier",
+            dropout=classifier_dropout,
+        ),
+        "pooler": pooler("bert.pooler"),
+    },
+    companions=("mlm", "nsp", "pooler"),
+    dropped=bert.COUNTERS,
+    tokenizer=RECIPES["big_bird"],
+)

@@ -1,0 +1,159 @@
+"""From a config.json and the names of a checkpoint's tensors to what must be built, and where each tensor goes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bertie.config import EncoderConfig, HeadConfig, HeadName
+from bertie.errors import ConfigError
+from bertie.families import (
+    albert,
+    bert,
+    big_bird,
+    deberta,
+    deberta_v2,
+    distilbert,
+    electra,
+    ernie,
+    eurobert,
+    longformer,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
+from bertie.families.convert import Plan, Rule, Tie, resolve_ties
+from bertie.families.family import Family, HeadTable
+from bertie.families.keys import Keys
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        albert.FAMILY,
+        bert.FAMILY,
+        big_bird.FAMILY,
+        roberta.CAMEMBERT,
+        deberta.FAMILY,
+        deberta_v2.FAMILY,
+        distilbert.FAMILY,
+        electra.FAMILY,
+        ernie.FAMILY,
+        eurobert.FAMILY,
+        longformer.FAMILY,
+        modernbert.FAMILY,
+        mpnet.FAMILY,
+        nomic_bert.FAMILY,
+        roberta.ROBERTA,
+        roberta.XLM_ROBERTA,
+    )
+}
+
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """All that is needed to build a model and to fill it."""
+
+    family: Family
+    encoder: EncoderConfig
+    heads: dict[HeadName, HeadConfig]
+    labels: dict[int, str]
+    problem: str | None  # what the classes mean, if the config says so
+    plan: Plan
+    ignored: list[str]  # config keys, by name
+
+
+def blueprint(
+    raw: Mapping[str, Any],
+    tensors: Collection[str] | None,
+    *,
+    head: HeadName | None = None,
+    ignore: Iterable[str] = (),
+) -> Blueprint:
+    """Account for every key of a config.json. `tensors` are the checkpoint's names; None: there is no checkpoint yet.
+
+    `head` says what the checkpoint's head is where config.json does not, or not rightly.
+    """
+    family = _family(raw)
+    keys = Keys(raw, ignore)
+    labels = keys.labels()
+    problem = keys.choice("problem_type", PROBLEMS) if raw.get("problem_type") is not None else None
+    keys.used.add("problem_type")
+    encoder = family.read(keys)
+    # Every head is read, present or not, so that every key is accounted for.
+    configs = {name: table.config(keys, encoder) for name, table in family.heads.items()}
+    wanted = _wanted(family, raw, head)
+    keys.finish()
+
+    found = set(tensors or ())
+    bare = not any(name.startswith(family.prefix) for name in found) and (bool(found) or not wanted)
+    rename = _Rename(family, bare, found)
+    heads: dict[HeadName, HeadConfig] = {}
+    rules: list[Rule | Tie] = [_prefixed(rule, family.prefix) for rule in family.weights(encoder)]
+    for name in (*wanted, *(c for c in family.companions if c not in wanted)):
+        table, config = family.heads[name], configs[name]
+        other = family.alternatives.get(name)
+        if other is not None and _told(name, other, config, rules, rename):
+            table, config = other, other.config(keys, encoder)
+        if name in wanted or _told(name, table, config, rules, rename):
+            heads[name] = config
+            rules += table.weights(config)
+    plan = Plan(resolve_ties(rules), rename)
+    return Blueprint(family, encoder, heads, labels, problem, plan, sorted(keys.ignored))
+
+
+def _family(raw: Mapping[str, Any]) -> Family:
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ConfigError(f"config.json: model_type={model_type!r} is not supported; allowed: {', '.join(FAMILIES)}")
+    return FAMILIES[model_type]
+
+
+def _wanted(family: Family, raw: Mapping[str, Any], head: HeadName | None) -> tuple[HeadName, ...]:
+    """The heads that the checkpoint says it has."""
+    if head is not None:
+        if head not in family.heads:
+            raise ConfigError(f"head={head!r} is not one of {family.model_type}'s: {', '.join(family.heads)}")
+        return (head,)
+    named = raw.get("architectures")
+    if named is None:
+        return ()
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in family.architectures:
+        raise ConfigError(
+            f"config.json: architectures={named!r} is not supported; allowed: one of "
+            f"{', '.join(family.architectures)}, or pass head= with one of {', '.join(family.heads)}"
+        )
+    return family.architectures[named[0]]
+
+
+class _Rename:
+    """From a canonical tensor name, prefix and all, to that of this checkpoint."""
+
+    def __init__(self, family: Family, bare: bool, found: set[str]) -> None:
+        self.prefix, self.bare, self.found, self.renamed = family.prefix, bare, found, family.renamed
+
+    def __call__(self, name: str) -> str:
+        if self.bare:
+            name = name.removeprefix(self.prefix)
+        if name not in self.found:
+            for old, new in self.renamed.items():
+                if name.endswith(new) and (spelled := name.removesuffix(new) + old) in self.found:
+                    return spelled
+        return name
+
+
+def _prefixed(rule: Rule, prefix: str) -> Rule:
+    return replace(rule, theirs=tuple(prefix + name for name in rule.theirs))
+
+
+def _told(
+    name: HeadName, table: HeadTable, config: HeadConfig, rules: list[Rule | Tie], rename: _Rename
+) -> bool:
+    """Whether the checkpoint holds any tensor that only this head has: its output, if it has one of its own."""
+    claimed = {theirs for rule in rules if isinstance(rule, Rule) for theirs in rule.theirs}
+    mine = [rule for rule in table.weights(config) if isinstance(rule, Rule)]
+    own = [rule for rule in mine if rule.ours.startswith(f"heads.{name}.out.")] or mine
+    return any(rename(theirs) in rename.found for rule in own for theirs in rule.theirs if theirs not in claimed)

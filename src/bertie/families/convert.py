@@ -1,0 +1,188 @@
+"""The rule engine between a checkpoint's tensors and ours. A rule is read in both directions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bertie.errors import CheckpointError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name under which some checkpoints hold the same tensor."""
+
+    name: str
+    dead: bool = False  # the original ignores what it holds: it need not be equal, and never stands in
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Our tensor `ours` is their tensors `theirs`, one below the other."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    sizes: tuple[int, ...] = ()  # rows of each of `theirs`, if they are several
+    aliases: tuple[Alias, ...] = ()
+    # Their rows go head by head, each with its query, key and value; ours go query, key, value. 0: they do not.
+    interleaved_heads: int = 0
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """The shapes that theirs must have."""
+        if not self.sizes:
+            return [ours]
+        return [(size, *ours[1:]) for size in self.sizes]
+
+    def read(self, parts: Sequence[Tensor]) -> Tensor:
+        """Theirs to ours."""
+        x = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        if self.interleaved_heads:
+            x = x.unflatten(0, (self.interleaved_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return x
+
+    def write(self, x: Tensor) -> list[Tensor]:
+        """Ours to theirs."""
+        if self.interleaved_heads:
+            x = x.unflatten(0, (3, self.interleaved_heads, -1)).transpose(0, 1).flatten(0, 2)
+        return [x] if not self.sizes else list(x.split(list(self.sizes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """`name` is another name of our tensor `ours`, whose rule stands elsewhere."""
+
+    ours: str
+    name: str
+
+
+def resolve_ties(rules: Iterable[Rule | Tie]) -> list[Rule]:
+    """Give each tie to the rule it is about."""
+    ties: dict[str, list[Alias]] = {}
+    kept: list[Rule] = []
+    for rule in rules:
+        if isinstance(rule, Tie):
+            ties.setdefault(rule.ours, []).append(Alias(rule.name))
+        else:
+            kept.append(rule)
+    return [replace(r, aliases=(*r.aliases, *ties[r.ours])) if r.ours in ties else r for r in kept]
+
+
+def same(ours: str, theirs: str, *aliases: Alias) -> Rule:
+    """One tensor under another name."""
+    return Rule(ours, (theirs,), aliases=aliases)
+
+
+def linear(ours: str, theirs: str, bias: bool = True) -> Iterator[Rule]:
+    """A weight and, mostly, a bias."""
+    yield same(f"{ours}.weight", f"{theirs}.weight")
+    if bias:
+        yield same(f"{ours}.bias", f"{theirs}.bias")
+
+
+def stacked(ours: str, theirs: Sequence[str], sizes: Sequence[int], bias: bool = True) -> Iterator[Rule]:
+    """Several linears that are one product here."""
+    for part in ("weight", "bias") if bias else ("weight",):
+        yield Rule(f"{ours}.{part}", tuple(f"{name}.{part}" for name in theirs), tuple(sizes))
+
+
+class Source(Protocol):
+    """A checkpoint's tensors, read one at a time."""
+
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every name with its shape, without reading the data."""
+
+    def get(self, name: str) -> Tensor:
+        """One tensor."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """Which tensors of a checkpoint become which of ours, worked out before any of them is read."""
+
+    rules: list[Rule]
+    rename: Callable[[str], str]  # from canonical names to the checkpoint's own
+    dropped: list[str] = field(default_factory=list)  # by name
+
+    def check(self, model: nn.Module, found: Mapping[str, Shape], droppable: Iterable[str]) -> None:
+        """Refuse missing, left over and reshaped tensors, by name."""
+        ours = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        unmapped = {rule.ours for rule in self.rules} ^ set(ours)
+        assert not unmapped, f"the family's table and the model disagree on {sorted(unmapped)}"
+
+        wanted: dict[str, Shape] = {}
+        known: set[str] = set()
+        for rule in self.rules:
+            for name, shape in zip(rule.theirs, rule.shapes(ours[rule.ours]), strict=True):
+                stand_in = next((a.name for a in rule.aliases if not a.dead and self.rename(a.name) in found), name)
+                wanted[name if self.rename(name) in found else stand_in] = shape
+            for alias in rule.aliases:
+                if self.rename(alias.name) in found:
+                    known.add(self.rename(alias.name))
+                    if not alias.dead:
+                        wanted[alias.name] = ours[rule.ours]
+        wanted = {self.rename(name): shape for name, shape in wanted.items()}
+        left = sorted(set(found) - set(wanted) - known)
+        patterns = [re.compile(p) for p in droppable]
+        self.dropped = [name for name in left if any(p.search(name) for p in patterns)]
+        left = [name for name in left if name not in self.dropped]
+        missing = sorted(set(wanted) - set(found))
+        problems = [f"missing: {_some(missing)}"] * bool(missing) + [f"left over: {_some(left)}"] * bool(left)
+        problems += [
+            f"{name} has shape {tuple(found[name])}, the config asks for {shape}"
+            for name, shape in sorted(wanted.items())
+            if name in found and tuple(found[name]) != tuple(shape)
+        ][:8]
+        if problems:
+            raise CheckpointError("the weights do not fit the config: " + "; ".join(problems))
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, source: Source) -> None:
+        """Copy every tensor into its place."""
+        names = source.shapes()
+        ours = dict(model.named_parameters())
+        for rule in self.rules:
+            theirs = [self.rename(name) for name in rule.theirs]
+            others = [self.rename(a.name) for a in rule.aliases if not a.dead and self.rename(a.name) in names]
+            if theirs[0] not in names:
+                theirs = [others.pop(0)]
+            target = ours[rule.ours]
+            start = 0
+            if rule.sizes and not rule.interleaved_heads:  # part by part: no second copy of the whole
+                for name, size in zip(theirs, rule.sizes, strict=True):
+                    target[start : start + size].copy_(_float(source.get(name), name))
+                    start += size
+            else:
+                target.copy_(rule.read([_float(source.get(name), name) for name in theirs]))
+            for other in others:
+                if not torch.equal(target, _float(source.get(other), other).to(target.dtype)):
+                    raise CheckpointError(
+                        f"{other} differs from {theirs[0]}, though the config ties them; "
+                        'set "tie_word_embeddings": false in config.json if they are meant to differ'
+                    )
+
+    def store(self, model: nn.Module) -> dict[str, Tensor]:
+        """Our tensors under their names."""
+        ours = dict(model.named_parameters())
+        out: dict[str, Tensor] = {}
+        for rule in self.rules:
+            parts = rule.write(ours[rule.ours].detach())
+            out |= {self.rename(n): part.contiguous() for n, part in zip(rule.theirs, parts, strict=True)}
+            out |= {self.rename(a.name): parts[0].clone() for a in rule.aliases if a.dead}
+        return out
+
+
+def _float(x: Tensor, name: str) -> Tensor:
+    if not x.is_floating_point():
+        raise CheckpointError(f"{name} holds {x.dtype}; weights must be floating point numbers")
+    return x
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

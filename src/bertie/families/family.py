@@ -1,0 +1,43 @@
+"""What a checkpoint family is: one table that says what every config key and every tensor name means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bertie.config import EncoderConfig, HeadConfig, HeadName
+from bertie.families.convert import Rule, Tie
+from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTable:
+    """A head of a family: its shape from the config, and its tensors. Names of tensors are the checkpoint's."""
+
+    config: Callable[[Keys, EncoderConfig], HeadConfig]
+    weights: Callable[[HeadConfig], Iterable[Rule | Tie]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All that sets a family apart. See CONTRIBUTING: a new family is one file with one of these."""
+
+    model_type: str
+    # Heads by the name of the original's class: {"BertForMaskedLM": ("mlm",), "BertModel": ()}.
+    architectures: Mapping[str, tuple[HeadName, ...]]
+    prefix: str  # of the encoder's tensors in a checkpoint with heads; absent where there is only the encoder
+    read: Callable[[Keys], EncoderConfig]
+    weights: Callable[[EncoderConfig], Iterable[Rule]]  # names without the prefix
+    heads: Mapping[HeadName, HeadTable]
+    # Another layout of a head, taken where the checkpoint holds its tensors.
+    alternatives: Mapping[HeadName, HeadTable] = field(default_factory=dict)
+    # Heads that may come along with others, recognized by their tensors alone.
+    companions: tuple[HeadName, ...] = ()
+    dropped: tuple[str, ...] = ()  # patterns of tensors that are not needed
+    tokenizer: LegacyTokenizer | None = None  # how to read vocabulary files older than tokenizer.json
+    renamed: Mapping[str, str] = field(default_factory=dict)  # endings of old spellings, and the present ones
+
+    def base_class(self) -> str:
+        """The original's class for the bare encoder."""
+        return next(name for name, heads in self.architectures.items() if not heads)

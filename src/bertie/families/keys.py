@@ -1,0 +1,197 @@
+"""Reading config.json so that every key is accounted for: taken, required to equal something, or ignored by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bertie.config import Activation
+from bertie.errors import ConfigError
+
+# Keys that any checkpoint may carry and that change no number an encoder computes.
+IGNORED = frozenset(
+    # where it came from and how it was run
+    "_name_or_path name_or_path transformers_version tokenizer_class finetuning_task task_specific_params torch_dtype "
+    "dtype use_bfloat16 torchscript return_dict output_attentions output_hidden_states output_past use_cache "
+    "gradient_checkpointing chunk_size_feed_forward tf_legacy_loss _commit_hash _attn_implementation "
+    "_attn_implementation_autoset onnx_export attn_implementation keys_to_ignore_at_inference "
+    # left over from generating models, which once shared this file
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
+    "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+    "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
+    "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+    "begin_suppress_tokens prefix decoder_start_token_id cross_attention_hidden_size tie_encoder_decoder "
+    # ids that the tokenizer's own files settle
+    "bos_token_id eos_token_id cls_token_id mask_token_id directionality".split()
+)
+
+# The spellings of activations that agree with ours to the last digit that fp32 holds.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "linear": "identity",
+}
+
+_NONE = object()
+
+
+class Keys:
+    """A config.json of which each key must be used up; `finish` names those that were not."""
+
+    def __init__(self, raw: Mapping[str, Any], ignore: Iterable[str] = ()) -> None:
+        self.raw = raw
+        self.used: set[str] = {"model_type", "architectures"}
+        self.ignored: set[str] = set()
+        self.ignore(*IGNORED, *ignore)
+
+    def ignore(self, *names: str) -> None:
+        """These keys change no number here."""
+        self.used.update(names)
+        self.ignored.update(name for name in names if name in self.raw)
+
+    def finish(self) -> None:
+        """Refuse what is left over."""
+        left = sorted(set(self.raw) - self.used)
+        if left:
+            shown = ", ".join(f"{name}={self.raw[name]!r}"[:80] for name in left)
+            raise ConfigError(
+                f"config.json: nothing here knows what to do with {shown}. If you know that it does not change "
+                f"what the model computes, pass ignore={left}"
+            )
+
+    def _take(self, name: str, default: Any) -> Any:
+        self.used.add(name)
+        value = self.raw.get(name, _NONE)
+        if value is _NONE or (value is None and default is not _NONE):
+            if default is _NONE:
+                raise ConfigError(f"config.json: {name} is missing")
+            return default
+        return value
+
+    @staticmethod
+    def _refuse(name: str, value: Any, allowed: str) -> ConfigError:
+        return ConfigError(f"config.json: {name}={value!r:.80} is not supported; allowed: {allowed}")
+
+    def integer(self, name: str, default: Any = _NONE, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self._take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**40:
+            raise self._refuse(name, value, f"a whole number of at least {least}")
+        return value
+
+    def optional_integer(self, name: str, default: int | None = None, least: int = 0) -> int | None:
+        """A whole number, or null."""
+        if self.raw.get(name, default) is None:
+            self.used.add(name)
+            return None
+        return self.integer(name, default, least)
+
+    def number(self, name: str, default: Any = _NONE, least: float = 0.0, most: float = math.inf) -> float:
+        """A number between `least` and `most`."""
+        value = self._take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self._refuse(name, value, f"a number from {least:g} to {most:g}")
+        if not math.isfinite(value):
+            raise self._refuse(name, value, "a finite number")
+        return float(value)
+
+    def share(self, name: str, default: Any = _NONE) -> float:
+        """A dropout: a number from 0 to under 1."""
+        value = self.number(name, default, 0.0, 1.0)
+        if value == 1:
+            raise self._refuse(name, value, "a number from 0 to under 1")
+        return value
+
+    def boolean(self, name: str, default: Any = _NONE) -> bool:
+        """True or false."""
+        value = self._take(name, default)
+        if not isinstance(value, bool):
+            raise self._refuse(name, value, "true, false")
+        return value
+
+    def choice(self, name: str, allowed: Iterable[str], default: Any = _NONE) -> str:
+        """One of a few words."""
+        value = self._take(name, default)
+        allowed = tuple(allowed)
+        if not isinstance(value, str) or value not in allowed:
+            raise self._refuse(name, value, ", ".join(allowed))
+        return value
+
+    def activation(self, name: str, default: Any = _NONE) -> Activation:
+        """The name of an activation."""
+        return ACTIVATIONS[self.choice(name, ACTIVATIONS, default)]
+
+    def must(self, name: str, *allowed: Any) -> None:
+        """Absent, or equal to one of these."""
+        value = self._take(name, None)
+        # 1 == True in Python, but not in JSON.
+        if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
+            raise self._refuse(name, value, ", ".join(map(repr, allowed)))
+
+    def mapping(self, name: str, default: Any = _NONE) -> dict[str, Any]:
+        """An object."""
+        value = self._take(name, default)
+        if not isinstance(value, dict):
+            raise self._refuse(name, value, "an object")
+        return value
+
+    def array(self, name: str, default: Any = _NONE) -> list[Any]:
+        """A list."""
+        value = self._take(name, default)
+        if not isinstance(value, list):
+            raise self._refuse(name, value, "a list")
+        return value
+
+    def encoder_only(self) -> None:
+        """The keys by which a checkpoint says that it is something other than a plain encoder."""
+        for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention"):
+            self.must(name, False)
+        self.must("pruned_heads", {})
+        self.must("position_embedding_type", "absolute")
+        if "auto_map" in self.raw and "auto_map" not in self.used:
+            raise ConfigError(
+                "config.json: auto_map names code to run, and code from a checkpoint is never run. If the model is a "
+                "plain one of its model_type, pass ignore=['auto_map']"
+            )
+
+    def labels(self) -> dict[int, str]:
+        """The names of the classes by number; two nameless ones if the file says nothing."""
+        raw = self._take("id2label", None)
+        count = self.optional_integer("num_labels", least=1)
+        self.must("_num_labels", count if count is not None else len(raw or {}))
+        if not isinstance(self._take("label2id", {}), dict):
+            raise self._refuse("label2id", self.raw["label2id"], "an object")
+        if raw is None:
+            return {i: f"LABEL_{i}" for i in range(count or 2)}
+        if not isinstance(raw, dict) or not all(isinstance(label, str) for label in raw.values()):
+            raise self._refuse("id2label", raw, "an object of names by number")
+        if sorted(raw) != sorted(str(i) for i in range(len(raw))) or not raw:
+            raise self._refuse("id2label", raw, "names for the numbers from 0 up")
+        if count is not None and count != len(raw):
+            raise ConfigError(f"config.json: num_labels={count} contradicts the {len(raw)} names of id2label")
+        return {i: raw[str(i)] for i in range(len(raw))}
+
+    def rotary_base(self, name: str, raw: Any, default: float) -> float:
+        """The base frequency of a plain rotary embedding; scaled variants are refused."""
+        if not isinstance(raw, dict):
+            raise self._refuse(name, raw, "an object")
+        part = Keys(raw)
+        part.used.clear()
+        try:
+            part.must("rope_type", "default")
+            part.must("type", "default")
+            part.must("partial_rotary_factor", 1.0, 1)
+            base = part.number("rope_theta", default, least=1.0)
+            part.finish()
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("config.json: ", f"config.json: {name}: ", 1)) from None
+        return base

@@ -1,0 +1,88 @@
+"""`attend()`: softmax attention inside each text of a flat batch.
+
+The score of query i and key j of one text is
+
+    scale · (qᵢ·kⱼ + qᵢ·keys[r] + kⱼ·queries[r]) + scores[r],      r = rows[i − j]
+
+where the three terms in r exist only in models with relative positions, and only over the keys that the pattern lets
+query i see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertie.config import Full, Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """Terms of the score that depend on the distance of query and key."""
+
+    rows: Tensor  # (2 · max_len − 1,) the row for each distance i − j, from −(max_len − 1) up
+    keys: Tensor | None = None  # (R, H, d) met by the content's queries
+    queries: Tensor | None = None  # (R, H, d) met by the content's keys
+    scores: Tensor | None = None  # (R, H)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[int, ...],
+    cu_seqlens: Tensor,
+    *,
+    scale: float,
+    pattern: Pattern,
+    relative: Relative | None = None,
+    global_tokens: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """(T, H, d), (T, G, d), (T, G, d) -> (T, H, d); G key heads serve H query heads, G divides H.
+
+    `global_tokens` (T,) bool are keys that every query of their text sees whatever the pattern. Their own
+    queries are answered elsewhere (nn/attention.py).
+    """
+    from bertie.kernels import gpu, grouped
+
+    if q.is_cuda and gpu.can(q, pattern, relative, global_tokens, dropout):
+        return gpu.attend(q, k, v, lengths, cu_seqlens, scale=scale, pattern=pattern)
+    return grouped.attend(
+        q, k, v, lengths, scale=scale, pattern=pattern, relative=relative, global_tokens=global_tokens, dropout=dropout
+    )
+
+
+def additive_mask(
+    pattern: Pattern, rows: range, keys: range, length: int, global_keys: Tensor | None, like: Tensor
+) -> Tensor | None:
+    """What to add to the scores of `rows` × `keys` of a text: −inf for unseen keys, log n for a key counted n times.
+
+    (rows, keys), or (B, 1, rows, keys) with `global_keys` (B, keys). None: nothing to add.
+    """
+    from bertie.config import BlockSparse, Sliding
+
+    i = torch.arange(rows.start, rows.stop, device=like.device)[:, None]
+    j = torch.arange(keys.start, keys.stop, device=like.device)[None, :]
+    if isinstance(pattern, Sliding):
+        seen = (i - j).abs() <= pattern.reach
+        if global_keys is not None:
+            seen = seen | global_keys[:, None, None, :]
+        elif bool(seen.all()):
+            return None
+        return torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, -torch.inf)
+    if isinstance(pattern, BlockSparse) and length > pattern.full_below:
+        last = (length - 1) // pattern.block
+        bi, bj = i // pattern.block, j // pattern.block
+        sees_all = (bi == 0) | (bi == last)
+        seen = sees_all | (bj == 0) | (bj == last) | ((bi - bj).abs() <= 1)
+        # See BlockSparse: the first block stands in for the random ones too.
+        repeated = ~sees_all & (bj == 0)
+        mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
+        return mask.masked_fill(repeated, float(torch.log(torch.tensor(1.0 + pattern.random)))).masked_fill(
+            ~seen, -torch.inf
+        )
+    assert isinstance(pattern, Full | BlockSparse)
+    return None

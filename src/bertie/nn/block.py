@@ -1,0 +1,39 @@
+"""One block: attention and feed-forward, each with its residual. Which of the four norm slots are filled is config."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertie.config import EncoderConfig
+from bertie.nn.attention import Places, SelfAttention
+from bertie.nn.feedforward import FeedForward
+from bertie.nn.norm import build_norm
+from bertie.text.batch import Batch
+
+
+class Block(nn.Module):
+    """x + attention, then x + feed-forward."""
+
+    def __init__(self, cfg: EncoderConfig, number: int) -> None:
+        super().__init__()
+        self.dropout = cfg.dropout
+        self.attention = SelfAttention(cfg)
+        self.ff = FeedForward(cfg)
+
+        def norm(filled: bool) -> nn.Module:
+            return build_norm(cfg.norm, cfg.width) if filled else nn.Identity()
+
+        self.pre_attention = norm(cfg.pre_norm and (cfg.first_norm or number > 0))
+        self.post_attention = norm(not cfg.pre_norm)
+        self.pre_ff = norm(cfg.pre_norm)
+        self.post_ff = norm(not cfg.pre_norm)
+
+    def forward(self, x: Tensor, batch: Batch, places: Places, layer: int) -> Tensor:
+        """(T, D) -> (T, D)."""
+        x = self.post_attention(x + self._drop(self.attention(self.pre_attention(x), batch, places, layer)))
+        out: Tensor = self.post_ff(x + self._drop(self.ff(self.pre_ff(x))))
+        return out
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)

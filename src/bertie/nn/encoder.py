@@ -1,0 +1,102 @@
+"""The one encoder: a flat batch in, a hidden state a token out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertie.config import Bucketed, Convolution, Disentangled, EncoderConfig, Rotary
+from bertie.nn.attention import QKV, Places
+from bertie.nn.block import Block
+from bertie.nn.embeddings import TokenEmbeddings
+from bertie.nn.norm import activation, build_norm
+from bertie.nn.positions import RelativeTable, relative_rows, rotations
+from bertie.text.batch import Batch
+
+
+class TokenConvolution(nn.Module):
+    """A convolution over neighbours in the same text, added to a residual and normalized."""
+
+    def __init__(self, cfg: EncoderConfig, conv: Convolution) -> None:
+        super().__init__()
+        self.cfg, self.dropout = conv, cfg.dropout
+        self.weight = nn.Parameter(torch.empty(cfg.width, cfg.width // conv.groups, conv.kernel))
+        self.bias = nn.Parameter(torch.empty(cfg.width))
+        self.norm = build_norm(cfg.norm, cfg.width)
+        self.activation = activation(conv.activation)
+
+    def forward(self, x: Tensor, residual: Tensor, batch: Batch) -> Tensor:
+        """(T, D), (T, D) -> (T, D)."""
+        half = self.cfg.kernel // 2
+        offsets = torch.arange(-half, half + 1, device=x.device)
+        at = torch.arange(len(x), device=x.device)[:, None] + offsets  # (T, K)
+        owner = batch.text_of_token()
+        inside = (at >= 0) & (at < len(x))
+        at = at.clamp(0, len(x) - 1)
+        inside &= owner[at] == owner[:, None]
+        neighbours = x[at] * inside[..., None]  # (T, K, D); zero past a text's ends
+        y = F.conv1d(neighbours.transpose(1, 2), self.weight, self.bias, groups=self.cfg.groups)  # (T, D, 1)
+        y = self.activation(F.dropout(y.squeeze(-1), self.dropout, self.training))
+        out: Tensor = self.norm(residual + y)
+        return out
+
+
+class Encoder(nn.Module):
+    """Embeddings, then `depth` layers of `blocks` distinct blocks.
+
+    >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
+    >>> cfg = EncoderConfig(
+    ...     vocab=100, width=8, layer_map=(0, 1), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(), Full()), reach=32)
+    >>> Encoder(cfg)(Batch.from_ids([[1, 2, 3], [4]])).shape
+    torch.Size([4, 8])
+    """
+
+    def __init__(self, cfg: EncoderConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.embeddings = TokenEmbeddings(cfg)
+        self.blocks = nn.ModuleList(Block(cfg, number) for number in range(cfg.blocks))
+        self.norm = build_norm(cfg.norm, cfg.width) if cfg.pre_norm else None
+        self.conv = TokenConvolution(cfg, cfg.conv) if cfg.conv else None
+        scheme = next((p for p in cfg.positions if isinstance(p, Bucketed | Disentangled)), None)
+        self.relative = RelativeTable(cfg, scheme) if scheme else None
+        self.rotary = next((p for p in cfg.positions if isinstance(p, Rotary)), None)
+        self.initialize(self)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """-> (T, D), the last hidden state."""
+        *_, last = self.hidden_states(batch)
+        return last
+
+    def hidden_states(self, batch: Batch) -> Iterator[Tensor]:
+        """The embedding, then each layer's output; the last one is what `forward` returns."""
+        self.embeddings.check(batch)
+        places = self._places(batch)
+        x = embedded = self.embeddings(batch)
+        yield x
+        for layer, number in enumerate(self.cfg.layer_map):
+            x = self.blocks[number](x, batch, places, layer)
+            if layer == 0 and self.conv is not None:
+                x = self.conv(embedded, x, batch)
+            if layer == self.cfg.depth - 1 and self.norm is not None:
+                x = self.norm(x)
+            yield x
+
+    def _places(self, batch: Batch) -> Places:
+        turned = rotations(self.rotary, batch.positions, self.cfg.head_width) if self.rotary else {}
+        if self.relative is None:
+            return Places(turned)
+        rows = relative_rows(self.relative.scheme, batch.max_len, batch.ids.device)
+        return Places(turned, rows, self.relative())
+
+    def initialize(self, module: nn.Module) -> None:
+        """Fresh weights: normal with the config's deviation, zero biases, unit norms."""
+        for part in module.modules():
+            if isinstance(part, nn.Linear | nn.Embedding | QKV | TokenConvolution):
+                nn.init.normal_(part.weight, std=self.cfg.init_std)
+            if isinstance(part, nn.Linear | QKV | TokenConvolution) and part.bias is not None:
+                nn.init.zeros_(part.bias)

@@ -1,0 +1,91 @@
+"""Positions inside attention: rotation of queries and keys, and scores that depend on relative distance.
+
+(Learned absolute positions are rows of a table, added in `embeddings.py`.)
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from bertie.config import Bucketed, Disentangled, EncoderConfig, Rotary
+from bertie.nn.norm import build_norm
+
+
+class RelativeTable(nn.Module):
+    """The learned rows that relative distances look up; shared by all layers."""
+
+    def __init__(self, cfg: EncoderConfig, scheme: Bucketed | Disentangled) -> None:
+        super().__init__()
+        self.scheme = scheme
+        if isinstance(scheme, Bucketed):
+            self.rows = nn.Embedding(scheme.buckets, cfg.heads)
+            self.norm = None
+        else:
+            self.rows = nn.Embedding(2 * scheme.span, cfg.width)
+            self.norm = build_norm(scheme.norm, cfg.width) if scheme.norm else None
+
+    def forward(self) -> Tensor:
+        """-> (R, H) scores, or (R, D) vectors."""
+        rows: Tensor = self.rows.weight
+        return rows if self.norm is None else self.norm(rows)
+
+
+def relative_rows(scheme: Bucketed | Disentangled, max_len: int, device: torch.device) -> Tensor:
+    """(2 · max_len − 1,) the table's row for each distance i − j of query i from key j, from −(max_len − 1) up."""
+    # Built once for the next power of two and cut, so that serving many lengths keeps few tables.
+    size = 1 << max(0, max_len - 1).bit_length()
+    rows = _rows(scheme, size)[size - max_len : size + max_len - 1]
+    return rows.to(device)
+
+
+@lru_cache(maxsize=64)
+def _rows(scheme: Bucketed | Disentangled, max_len: int) -> Tensor:
+    distance = torch.arange(-(max_len - 1), max_len)
+    if isinstance(scheme, Bucketed):
+        return _t5_buckets(distance, scheme.buckets, scheme.max_distance)
+    span = scheme.span
+    if scheme.buckets is not None:
+        distance = _log_buckets(distance, scheme.buckets, scheme.max_distance)
+    return (distance + span).clamp(0, 2 * span - 1)
+
+
+def _t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """T5's bidirectional buckets: near distances one by one, far ones by their logarithm."""
+    half = buckets // 2
+    exact = half // 2
+    far = distance.abs()
+    # fp32 throughout: which bucket a far distance falls in depends on the rounding of the original.
+    log = exact + (torch.log(far.float() / exact) / math.log(max_distance / exact) * (half - exact)).long()
+    return (distance < 0).long() * half + torch.where(far < exact, far, log.clamp(max=half - 1))
+
+
+def _log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """DeBERTa's signed buckets: distances up to buckets / 2 one by one, farther ones by their logarithm."""
+    middle = buckets // 2
+    near = (distance < middle) & (distance > -middle)
+    far = torch.where(near, torch.tensor(middle - 1), distance.abs())
+    log = torch.ceil(torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle)) * (middle - 1))
+    return torch.where(far <= middle, distance.float(), (log + middle) * distance.sign()).long()
+
+
+def rotations(rotary: Rotary, positions: Tensor, head_width: int) -> dict[float, tuple[Tensor, Tensor]]:
+    """cos and sin, each (T, d), for each base frequency in use."""
+    exponents = torch.arange(0, head_width, 2, dtype=torch.float, device=positions.device) / head_width
+    out = {}
+    for base in set(rotary.bases):
+        angles = positions[:, None].float() * (1.0 / base**exponents)  # (T, d / 2)
+        angles = torch.cat((angles, angles), dim=-1)  # (T, d)
+        out[base] = (angles.cos(), angles.sin())
+    return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(T, H, d) turned by its positions, in fp32."""
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (wide * cos[:, None] + turned * sin[:, None]).to(x.dtype)

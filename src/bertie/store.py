@@ -1,0 +1,214 @@
+"""Files of a model folder: tensors read one at a time, JSON read with care, folders written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from bertie.errors import CheckpointError
+from bertie.families.convert import Shape, Source
+
+CHECKSUMS = "checksums.json"
+SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} holds {type(value).__name__}; it must hold an object")
+    return value
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """As the field writes it: two spaces, keys in order."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+# --- reading tensors ---
+
+
+class SafetensorsSource:
+    """Tensors of one or more safetensors files.
+
+    A file is opened anew for each tensor, so that the pages of the last one are let go: the peak stays near one copy
+    of the weights instead of two.
+    """
+
+    def __init__(self, files: Mapping[Path, list[str] | None]) -> None:
+        self._file: dict[str, Path] = {}
+        self._shapes: dict[str, Shape] = {}
+        for path, listed in files.items():
+            try:
+                with safe_open(path, framework="pt") as f:
+                    names = list(f.keys())
+                    self._shapes |= {name: tuple(f.get_slice(name).get_shape()) for name in names}
+            except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+                raise CheckpointError(f"{path.name} is not a whole safetensors file: {error}") from None
+            if listed is not None and sorted(listed) != sorted(names):
+                odd = sorted(set(listed) ^ set(names))
+                raise CheckpointError(f"{path.name} and the index disagree on {', '.join(odd[:8])}")
+            self._file |= dict.fromkeys(names, path)
+
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every name with its shape."""
+        return self._shapes
+
+    def get(self, name: str) -> Tensor:
+        """One tensor."""
+        path = self._file[name]
+        try:
+            with safe_open(path, framework="pt") as f:
+                tensor: Tensor = f.get_tensor(name)
+        except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"{path.name}: {name} cannot be read: {error}") from None
+        return tensor
+
+
+class PickleSource:
+    """Tensors of .bin files, through the unpickler that knows tensors and nothing else."""
+
+    def __init__(self, files: Mapping[Path, list[str] | None]) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        for path, listed in files.items():
+            try:
+                part = torch.load(path, map_location="cpu", weights_only=True)
+            except (
+                *(pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError),
+                *(AttributeError, IndexError, AssertionError, MemoryError, OverflowError, UnicodeDecodeError),
+            ) as error:
+                raise CheckpointError(f"{path.name} cannot be read as plain tensors: {str(error)[:300]}") from None
+            if not isinstance(part, dict) or not all(
+                isinstance(k, str) and isinstance(v, Tensor) for k, v in part.items()
+            ):
+                raise CheckpointError(f"{path.name} must hold tensors by name and nothing else")
+            if listed is not None and sorted(listed) != sorted(part):
+                raise CheckpointError(f"{path.name} and the index disagree on which tensors it holds")
+            self._tensors |= part
+
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every name with its shape."""
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def get(self, name: str) -> Tensor:
+        """One tensor."""
+        return self._tensors[name]
+
+
+def open_weights(folder: Path) -> Source:
+    """The weights of a folder: safetensors before .bin, one file before several."""
+    for single, source in ((SAFETENSORS, SafetensorsSource), (BIN, PickleSource)):
+        if (folder / single).is_file():
+            return source({folder / single: None})
+        index = folder / f"{single}.index.json"
+        if index.is_file():
+            return source(_shards(folder, index, Path(single).suffix))
+    raise CheckpointError(f"{folder.name} holds no weights: neither {SAFETENSORS} nor {BIN}, nor an index of either")
+
+
+def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | None]:
+    where = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise CheckpointError(f"{index.name}: weight_map={where!r:.80} must name a file for each tensor")
+    files: dict[Path, list[str] | None] = {}
+    for name, file in where.items():
+        # A shard is a plain name in the same folder: anything else could reach files that are none of ours.
+        if not isinstance(file, str) or Path(file).name != file or "\\" in file or not file.endswith(suffix):
+            raise CheckpointError(f"{index.name}: {name} names the file {file!r:.80}; allowed: plain {suffix} names")
+        path = folder / file
+        if path not in files:
+            if "\0" in file or not path.is_file():
+                raise CheckpointError(f"{index.name} names {file!r}, which is not there")
+            files[path] = []
+        listed = files[path]
+        assert listed is not None
+        listed.append(name)
+    return files
+
+
+# --- checksums ---
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def verify(folder: Path) -> None:
+    """Compare a folder that carries checksums with them; one that carries none passes."""
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return
+    listed = read_json(path)
+    for name, digest in listed.items():
+        if not isinstance(digest, str) or ".." in Path(name).parts or Path(name).is_absolute() or "\0" in name:
+            raise CheckpointError(f"{CHECKSUMS}: the entry {name!r:.80} is not a file's checksum")
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{CHECKSUMS} names {name!r}, which is not there")
+        if _digest(file) != digest:
+            raise CheckpointError(
+                f"{name} has changed since the folder was saved. If you changed it on purpose, delete {CHECKSUMS}"
+            )
+    if "config.json" not in listed:
+        raise CheckpointError(f"{CHECKSUMS} does not cover config.json")
+
+
+# --- writing ---
+
+
+def save_folder(
+    folder: Path, files: Mapping[str, bytes], tensors: Mapping[str, Tensor], *, overwrite: bool = False
+) -> None:
+    """Write a folder under a temporary name with checksums, then rename it: it is there whole, or not at all."""
+    folder = Path(os.path.abspath(folder))
+    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already; pass overwrite=True to replace it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        for name, data in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            (draft / name).write_bytes(data)
+        _write_safetensors(draft / SAFETENSORS, tensors)
+        names = sorted(str(p.relative_to(draft)) for p in draft.rglob("*") if p.is_file())
+        (draft / CHECKSUMS).write_bytes(to_json({name: _digest(draft / name) for name in names}))
+        draft.chmod(0o755)
+        if folder.exists():
+            # The old folder keeps existing under another name until the new one stands in its place.
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+            os.rename(folder, old / folder.name)
+            os.rename(draft, folder)
+            shutil.rmtree(old)
+        else:
+            os.rename(draft, folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    # The field's readers look for this mark.
+    save_file({name: t.cpu() for name, t in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """A small safetensors file in memory."""
+    return to_safetensors(dict(tensors), metadata={"format": "pt"})

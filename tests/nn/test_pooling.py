@@ -1,0 +1,146 @@
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from bertie.errors import ConfigError, InputError
+from bertie.nn.pooling import MODES, Pooling
+from bertie.text.batch import Batch
+
+WIDTH = 5
+SETS = [*((mode,) for mode in MODES), MODES, ("mean", "cls")]
+
+
+def ragged(texts: int, seed: int = 0) -> tuple[torch.Tensor, Batch]:
+    draw = random.Random(seed + texts)
+    batch = Batch.from_ids([[1] * draw.randint(4, 12) for _ in range(texts)])
+    return torch.randn(len(batch.ids), WIDTH, generator=torch.Generator().manual_seed(seed)), batch
+
+
+def one_by_one(hidden: torch.Tensor, batch: Batch, modes: tuple[str, ...], skips: list[int]) -> torch.Tensor:
+    """The definition of each mode, text by text."""
+    rows = []
+    for (start, end), skip in zip(pairwise(batch.cu_seqlens.tolist()), skips, strict=True):
+        x = hidden[start + skip : end]
+        n = torch.arange(skip + 1, end - start + 1, dtype=x.dtype)[:, None]
+        each = {
+            "cls": x[0],
+            "max": x.max(dim=0).values,
+            "mean": x.mean(dim=0),
+            "mean_sqrt_len_tokens": x.sum(dim=0) / len(x) ** 0.5,
+            "weightedmean": (x * n).sum(dim=0) / n.sum(),
+            "lasttoken": x[-1],
+        }
+        rows.append(torch.cat([each[mode] for mode in modes]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("modes", SETS, ids="+".join)
+@pytest.mark.parametrize("texts", range(1, 8))
+def test_equals_the_definition(modes: tuple[str, ...], texts: int) -> None:
+    hidden, batch = ragged(texts)
+    assert_close(Pooling(modes)(hidden, batch), one_by_one(hidden, batch, modes, [0] * texts), atol=1e-6, rtol=1e-6)
+    skips = [b % 4 for b in range(texts)]
+    pooled = Pooling(modes, include_prompt=False)(hidden, batch, skips)
+    assert_close(pooled, one_by_one(hidden, batch, modes, skips), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("modes", SETS, ids="+".join)
+@pytest.mark.parametrize("texts", range(1, 8))
+@pytest.mark.parametrize("prompt", [None, 0, 3])
+def test_equals_sentence_transformers(modes: tuple[str, ...], texts: int, prompt: int | None) -> None:
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    hidden, batch = ragged(texts)
+    padded = torch.full((texts, batch.max_len + 2, WIDTH), 9.0)
+    mask = torch.zeros(padded.shape[:2], dtype=torch.int64)
+    for b, one in enumerate(hidden.split(batch.lengths)):
+        padded[b, : len(one)], mask[b, : len(one)] = one, 1
+    features = {"token_embeddings": padded, "attention_mask": mask}
+    if prompt is not None:
+        features["prompt_length"] = prompt
+    theirs = modules.Pooling(WIDTH, modes, include_prompt=prompt is None)(features)["sentence_embedding"]
+    ours = Pooling(modes, include_prompt=prompt is None)(hidden, batch, None if prompt is None else [prompt] * texts)
+    assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_text_does_not_feel_its_neighbours(mode: str) -> None:
+    hidden, batch = ragged(7)
+    together = Pooling(mode)(hidden, batch)
+    for b, one in enumerate(hidden.split(batch.lengths)):
+        alone = Pooling(mode)(one, Batch.from_ids([[1] * len(one)]))
+        assert torch.equal(alone[0], together[b])
+    hidden[: batch.lengths[0]] = 1e8  # a huge neighbour must not eat the digits of the others
+    assert torch.equal(Pooling(mode)(hidden, batch)[1:], together[1:])
+
+
+@pytest.mark.parametrize("modes", SETS, ids="+".join)
+def test_gradients(modes: tuple[str, ...]) -> None:
+    hidden, batch = ragged(4)
+    skips = [0, 1, 2, 3]
+    weights = torch.randn(4, WIDTH * len(modes), generator=torch.Generator().manual_seed(1))
+    fast = hidden.clone().requires_grad_()
+    slow = hidden.clone().requires_grad_()
+    (Pooling(modes, include_prompt=False)(fast, batch, skips) * weights).sum().backward()
+    (one_by_one(slow, batch, modes, skips) * weights).sum().backward()
+    assert fast.grad is not None
+    assert_close(fast.grad, slow.grad, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("modes", SETS, ids="+".join)
+def test_the_gpu_agrees_and_repeats_itself(modes: tuple[str, ...]) -> None:
+    hidden, batch = ragged(7)
+    skips = [b % 4 for b in range(7)]
+    pool = Pooling(modes, include_prompt=False)
+    slow, fast = hidden.clone().requires_grad_(), hidden.cuda().requires_grad_()
+    expected, pooled = pool(slow, batch, skips), pool(fast, batch.to("cuda"), skips)
+    assert_close(pooled.cpu(), expected, atol=1e-6, rtol=1e-6)
+    assert torch.equal(pooled, pool(fast, batch.to("cuda"), skips))
+    expected.square().sum().backward()
+    pooled.square().sum().backward()
+    assert slow.grad is not None
+    assert fast.grad is not None
+    assert_close(fast.grad.cpu(), slow.grad, atol=1e-5, rtol=1e-5)
+    for b, one in enumerate(hidden.cuda().split(batch.lengths)):
+        alone = pool(one, Batch.from_ids([[1] * len(one)]).to("cuda"), skips[b : b + 1])
+        assert torch.equal(alone[0], pooled[b])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_keeps_the_dtype_and_adds_up_in_float32(dtype: torch.dtype) -> None:
+    batch = Batch.from_ids([[1] * 3000])
+    hidden = torch.ones(3000, 1, dtype=dtype)
+    for mode in MODES:
+        pooled = Pooling(mode)(hidden, batch)
+        assert pooled.dtype == dtype
+        expected = 3000**0.5 if mode == "mean_sqrt_len_tokens" else 1.0
+        assert pooled.item() == pytest.approx(expected, rel=4e-3)
+
+
+def test_prompt_lengths_count_only_when_prompts_are_left_out() -> None:
+    hidden, batch = ragged(3)
+    assert torch.equal(Pooling("mean")(hidden, batch, [1, 2, 3]), Pooling("mean")(hidden, batch))
+
+
+@pytest.mark.parametrize("modes", ["", "average", ("mean", "cls_token"), ()])
+def test_refuses_other_modes(modes: str | tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="one or more of cls, max, mean"):
+        Pooling(modes)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "match"),
+    [([1], "1 prompt_lengths for 2 texts"), ([3, 2], r"prompt_lengths\[1\]=2 must be"), ([-1, 0], r"\[0\]=-1")],
+)
+def test_refuses_prompts_that_do_not_fit(prompts: list[int], match: str) -> None:
+    batch = Batch.from_ids([[1] * 4, [1] * 2])
+    with pytest.raises(InputError, match=match):
+        Pooling("mean", include_prompt=False)(torch.zeros(6, WIDTH), batch, prompts)
+
+
+def test_refuses_hidden_states_of_another_batch() -> None:
+    with pytest.raises(InputError, match=r"the batch needs \(3, D\)"):
+        Pooling("mean")(torch.zeros(4, WIDTH), Batch.from_ids([[1, 2, 3]]))
