@@ -5,6 +5,7 @@
     ├── CheckpointError          files that cannot be read as a checkpoint, or weights that do not fit it
     ├── InputError               texts, ids or batches that the model cannot take
     ├── NotFoundError            a model, file or head that is not there
+    ├── ExistsError              a file or folder that is there and would be overwritten
     └── MissingPackageError      an optional package is needed; the message holds the line that installs it
 
 A message names the field, the value and what is allowed.
@@ -29,6 +30,10 @@ class InputError(BertieError, ValueError):
 
 class NotFoundError(BertieError, LookupError):
     """A model, file or head that is not there."""
+
+
+class ExistsError(BertieError, FileExistsError):
+    """A file or folder that is there and would be overwritten."""
 
 
 class MissingPackageError(BertieError, ImportError):

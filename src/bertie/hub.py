@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 import torch
 
 from bertie import store
 from bertie.config import HeadName
-from bertie.cross_encoder import CrossEncoderConfig
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
-from bertie.families import FAMILIES, Blueprint, blueprint
+from bertie.families import Blueprint, blueprint
+from bertie.families._tokenizers import recipe_for
 from bertie.model import Model
-from bertie.sentence import SentenceModules
+from bertie.sentence import CrossEncoderConfig, SentenceModules
 from bertie.text.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).parent / "models"
-# What a checkpoint is made of. Weights in .bin come only where there are no safetensors.
-_PATTERNS = ["*.json", "*.txt", "*.model", "*/*.json", "*.safetensors", "*/*.safetensors"]
-_PICKLES = ["*.bin", "*/*.bin"]
+# What a checkpoint is made of, by name: a repository may also hold training states, and the same weights in formats of
+# other tools. Modules of sentence-transformers lie in numbered folders (1_Pooling, 2_Dense).
+_NAMES = (
+    *("config.json", "model.safetensors", "model-*-of-*.safetensors", "*model.*.index.json", "checksums.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
+)
+_PATTERNS = [*_NAMES, *(f"[0-9]*_*/{name}" for name in _NAMES)]
+_PICKLES = "pytorch_model*.bin"  # wanted only where there are no safetensors
+VOCABULARIES = ("vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 @dataclass(slots=True)
@@ -64,47 +73,68 @@ class Checkpoint:
         name: str | Path,
         *,
         revision: str | None = None,
-        head: HeadName | None = None,
+        head: HeadName | Literal["none"] | None = None,
         ignore: Iterable[str] = (),
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Checkpoint:
         """Read a checkpoint, in evaluation mode. Whatever does not fit is an error that names it.
 
-        `head` says what the head is where config.json does not; `ignore` lists config keys known not to matter.
+        `head` says what the head is where config.json does not; `ignore` lists config keys, and tensors or their
+        leading names, known not to matter.
         """
         return _read(name, revision, head, ignore, device, dtype)
 
     @classmethod
     def inspect(
-        cls, name: str | Path, *, revision: str | None = None, head: HeadName | None = None, ignore: Iterable[str] = ()
+        cls,
+        name: str | Path,
+        *,
+        revision: str | None = None,
+        head: HeadName | Literal["none"] | None = None,
+        ignore: Iterable[str] = (),
     ) -> Checkpoint:
         """As `load`, checking every name and shape, but without reading the weights: the model stays empty."""
         return _read(name, revision, head, ignore, None, torch.float32)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a folder that Bertie, transformers and, where it applies, sentence-transformers load."""
-        prefix = "" if self.sentence is None else self.sentence.transformer_path
-        if prefix not in ("", "."):
-            raise ConfigError(f"a transformer in a folder of its own ({prefix!r}) cannot be written yet")
-        files = {"config.json": store.to_json(self.config)}
-        for part in (self.tokenizer, self.sentence, self.cross_encoder):
-            if part is not None:
-                files |= part.files()
-        store.save_folder(Path(folder), files, self.blueprint.plan.store(self.model), overwrite=overwrite)
+        config = dict(self.config)
+        named = next((key for key in ("dtype", "torch_dtype") if key in config), None)
+        if named:  # others load in the precision named here, whatever that of the weights is
+            config[named] = str(self.model.dtype).removeprefix("torch.")
+        if self.cross_encoder is not None:
+            config |= self.cross_encoder.config_entries()
+        # Both parts behind a transformer know where it lies, and give their files by paths from the top.
+        parts = [part for part in (self.sentence, self.cross_encoder) if part is not None]
+        at = PurePosixPath(next((part.transformer_path for part in parts), ""))
+        inner = {"config.json": store.to_json(config)} | ({} if self.tokenizer is None else self.tokenizer.files())
+        files = {str(at / name): data for name, data in inner.items()}
+        for part in parts:
+            files |= part.files()
+        tensors = self.blueprint.plan.store(self.model)
+        store.save_folder(Path(folder), files, tensors, weights=str(at / store.SAFETENSORS), overwrite=overwrite)
 
 
 def resolve(name: str | Path, revision: str | None = None) -> Path:
     """The folder behind a path, a built-in name or a hub id."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    text = str(name)
+    try:
+        folder = Path(name).expanduser()
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such user's home
+        raise NotFoundError(f"{text[:200]!r} cannot be looked up: {error}") from None
+    if not text.strip():
+        raise NotFoundError(f"name={name!r} is empty; pass a folder, a built-in model ({_known()}) or a hub id")
+    if is_folder:
         if revision is not None:
             raise NotFoundError(f"revision={revision!r} was asked of the folder {name}; only hub ids have revisions")
         return folder
-    if folder.is_file():
+    if is_file:
         raise NotFoundError(f"{name} is a file; a model is a folder")
-    text = str(name)
-    if (BUILT_IN / text / "config.json").is_file() and Path(text).name == text:
+    if text in built_in():
+        if revision is not None:
+            raise NotFoundError(f"revision={revision!r} was asked of the built-in {name}; only hub ids have revisions")
         return BUILT_IN / text
     return _download(text, revision)
 
@@ -114,52 +144,70 @@ def built_in() -> list[str]:
     return sorted(p.parent.name for p in BUILT_IN.glob("*/config.json"))
 
 
+def _known() -> str:
+    return ", ".join(built_in()) or "none"
+
+
 def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
-    known = ", ".join(built_in()) or "none"
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
-        if not any(folder.glob("*.safetensors*")):
-            snapshot_download(name, revision=revision, allow_patterns=_PICKLES)
+        bare = [file.parent for file in folder.rglob("config.json") if not any(file.parent.glob("*.safetensors"))]
+        if bare:
+            pickles = [(at.relative_to(folder) / _PICKLES).as_posix() for at in bare]
+            snapshot_download(name, revision=revision, allow_patterns=pickles)
         return folder
     except HFValidationError:
         raise NotFoundError(
-            f"{name!r} is no folder, no built-in model ({known}) and no hub id (owner/name)"
+            f"{name[:200]!r} is no folder, no built-in model ({_known()}) and no hub id (owner/name)"
         ) from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # of the hub, of the net, of the disk: a class of its own for each
         at = "" if revision is None else f" at revision {revision!r}"
+        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise NotFoundError(
-            f"{name!r} is no folder and no built-in model ({known}), and the hub did not give it{at}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+            f"{name[:200]!r} is no folder and no built-in model ({_known()}), and the hub did not give it{at}: "
+            f"{reason[0]}"
         ) from None
 
 
 def _read(
     name: str | Path,
     revision: str | None,
-    head: HeadName | None,
+    head: HeadName | Literal["none"] | None,
     ignore: Iterable[str],
     device: torch.device | str | None,
     dtype: torch.dtype,
 ) -> Checkpoint:
+    if isinstance(ignore, str):
+        raise ConfigError(f"ignore={ignore!r} must be a list of names")
+    ignore = list(ignore)
     folder = resolve(name, revision)
     if device is not None:
         store.verify(folder)
     at = folder
-    if (folder / "modules.json").is_file():
+    is_sentence = store.is_file(folder / "modules.json")
+    if is_sentence:
         at = folder / SentenceModules.transformer_folder(folder)
-    if not (at / "config.json").is_file():
+    if not store.is_file(at / "config.json"):
         raise NotFoundError(f"{name} holds no config.json; a model folder does")
     config = store.read_json(at / "config.json")
     weights = store.open_weights(at)
     shapes = weights.shapes()
+    cross_encoder = CrossEncoderConfig.from_folder(folder, config)
+    if head is None and cross_encoder is None and is_sentence:
+        # Sentence models often name the class they were made from, whose head they left behind.
+        head = "none"
     plan = blueprint(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
     model = build(plan)
-    plan.plan.check(model, shapes, plan.family.dropped)
+    asked = [rf"^{re.escape(one)}(\.|$)" for one in ignore]
+    plan.plan.check(model, shapes, [*plan.family.dropped, *asked])
     if device is not None:
-        model = model.to(dtype).to_empty(device=device)
+        try:
+            model = model.to(dtype).to_empty(device=device)
+        except RuntimeError as error:
+            raise CheckpointError(f"there is no room for the model on {device}: {error}") from None
         plan.plan.load(model, weights)
     return Checkpoint(
         model=model.eval(),
@@ -167,7 +215,7 @@ def _read(
         blueprint=plan,
         tokenizer=_tokenizer(at, plan),
         sentence=SentenceModules.from_folder(folder, plan.encoder.width),
-        cross_encoder=CrossEncoderConfig.from_folder(folder, config),
+        cross_encoder=cross_encoder,
         source=str(name),
     )
 
@@ -179,3 +227,21 @@ def build(plan: Blueprint) -> Model:
             return Model(plan.encoder, plan.heads)
     except RuntimeError as error:
         raise ConfigError(f"config.json describes a model that no machine can hold: {error}") from None
+
+
+def _tokenizer(folder: Path, plan: Blueprint) -> Tokenizer | None:
+    """The folder's tokenizer; None if it has no vocabulary at all, as some encoders of proteins or genes."""
+    settings = folder / "tokenizer_config.json"
+    named = store.read_json(settings).get("tokenizer_class") if store.is_file(settings) else None
+    if not isinstance(named, str | None):
+        raise CheckpointError(f"tokenizer_config.json: tokenizer_class={named!r:.80} must be a name")
+    recipe = recipe_for(plan.family.model_type, named)
+    if not any(store.is_file(folder / file) for file in ("tokenizer.json", *VOCABULARIES)):
+        return None
+    tokenizer = Tokenizer.from_folder(folder, recipe)
+    if tokenizer.vocab_size > plan.encoder.vocab:
+        raise CheckpointError(
+            f"the tokenizer knows {tokenizer.vocab_size} tokens, the model only {plan.encoder.vocab}: they do not "
+            "belong together"
+        )
+    return tokenizer

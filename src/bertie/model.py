@@ -34,6 +34,11 @@ class Model(nn.Module):
         """Where the weights are."""
         return self.encoder.embeddings.words.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' precision."""
+        return self.encoder.embeddings.words.weight.dtype
+
     def head(self, name: HeadName) -> Head:
         """A head by name."""
         if name not in self.heads:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
+import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,38 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from bertie.errors import CheckpointError
+from bertie.errors import CheckpointError, ExistsError
 from bertie.families.convert import Shape, Source
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; one that cannot be asked about (no permission, no possible name) is an error."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise CheckpointError(f"{path.name:.80} cannot be read: {error.strerror}") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_once)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} holds {type(value).__name__}; it must hold an object")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which each key is there once: of two, no reader can know which one was meant."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r:.80} is there twice")
     return value
 
 
@@ -87,15 +105,11 @@ class PickleSource:
         self._tensors: dict[str, Tensor] = {}
         for path, listed in files.items():
             try:
+                _check_zip(path)
                 part = torch.load(path, map_location="cpu", weights_only=True)
-            except (
-                *(pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError),
-                *(AttributeError, IndexError, AssertionError, MemoryError, OverflowError, UnicodeDecodeError),
-            ) as error:
+            except Exception as error:  # whatever an unpickler meets in a broken file
                 raise CheckpointError(f"{path.name} cannot be read as plain tensors: {str(error)[:300]}") from None
-            if not isinstance(part, dict) or not all(
-                isinstance(k, str) and isinstance(v, Tensor) for k, v in part.items()
-            ):
+            if not isinstance(part, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in part.items()):
                 raise CheckpointError(f"{path.name} must hold tensors by name and nothing else")
             if listed is not None and sorted(listed) != sorted(part):
                 raise CheckpointError(f"{path.name} and the index disagree on which tensors it holds")
@@ -110,13 +124,35 @@ class PickleSource:
         return self._tensors[name]
 
 
+def _check_zip(path: Path) -> None:
+    """Compare the parts of a .bin with the checksums inside it, which torch itself does not; old ones have none."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            # torch stores and never packs. What is packed might unpack to more than any machine holds.
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise ValueError("its parts are compressed")
+            if (broken := archive.testzip()) is not None:
+                raise ValueError(f"the part {broken} is damaged")
+
+
+def _is_plain(value: object) -> bool:
+    """A dense tensor on the CPU whose numbers are all there: a few bytes can claim to be stretched over terabytes."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
+
+
 def open_weights(folder: Path) -> Source:
     """The weights of a folder: safetensors before .bin, one file before several."""
     for single, source in ((SAFETENSORS, SafetensorsSource), (BIN, PickleSource)):
-        if (folder / single).is_file():
+        if is_file(folder / single):
             return source({folder / single: None})
         index = folder / f"{single}.index.json"
-        if index.is_file():
+        if is_file(index):
             return source(_shards(folder, index, Path(single).suffix))
     raise CheckpointError(f"{folder.name} holds no weights: neither {SAFETENSORS} nor {BIN}, nor an index of either")
 
@@ -132,8 +168,8 @@ def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | No
             raise CheckpointError(f"{index.name}: {name} names the file {file!r:.80}; allowed: plain {suffix} names")
         path = folder / file
         if path not in files:
-            if "\0" in file or not path.is_file():
-                raise CheckpointError(f"{index.name} names {file!r}, which is not there")
+            if "\0" in file or not is_file(path):
+                raise CheckpointError(f"{index.name} names {file!r:.80}, which is not there")
             files[path] = []
         listed = files[path]
         assert listed is not None
@@ -142,6 +178,13 @@ def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | No
 
 
 # --- checksums ---
+
+# What any reader here opens. Other files (a model card, a training log) may be added to a folder and changed in it.
+_READ = re.compile(
+    r"(config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|modules|sentence_\S+_config"
+    r"|config_sentence_transformers|.*\.index)\.json|model.*\.safetensors|pytorch_model.*\.bin|.*\.model"
+    r"|vocab\.txt|merges\.txt"
+)
 
 
 def _digest(path: Path) -> str:
@@ -152,54 +195,85 @@ def _digest(path: Path) -> str:
 def verify(folder: Path) -> None:
     """Compare a folder that carries checksums with them; one that carries none passes."""
     path = folder / CHECKSUMS
-    if not path.is_file():
+    if not is_file(path):
         return
     listed = read_json(path)
-    for name, digest in listed.items():
-        if not isinstance(digest, str) or ".." in Path(name).parts or Path(name).is_absolute() or "\0" in name:
-            raise CheckpointError(f"{CHECKSUMS}: the entry {name!r:.80} is not a file's checksum")
-        file = folder / name
-        if not file.is_file():
-            raise CheckpointError(f"{CHECKSUMS} names {name!r}, which is not there")
-        if _digest(file) != digest:
-            raise CheckpointError(
-                f"{name} has changed since the folder was saved. If you changed it on purpose, delete {CHECKSUMS}"
-            )
-    if "config.json" not in listed:
-        raise CheckpointError(f"{CHECKSUMS} does not cover config.json")
+    try:
+        # It is written in one way only, so that a damage to itself is seen as well.
+        if path.read_bytes() != to_json(listed):
+            raise CheckpointError(f"{CHECKSUMS} is not as it was written; delete it if you changed the folder yourself")
+        for name, digest in listed.items():
+            if not isinstance(digest, str) or ".." in Path(name).parts or Path(name).is_absolute() or "\0" in name:
+                raise CheckpointError(f"{CHECKSUMS}: the entry {name!r:.80} is not a file's checksum")
+            if not is_file(folder / name):
+                raise CheckpointError(f"{CHECKSUMS} names {name!r:.80}, which is not there")
+            if _digest(folder / name) != digest:
+                raise CheckpointError(
+                    f"{name} has changed since the folder was saved. If you changed it on purpose, delete {CHECKSUMS}"
+                )
+        for inside in sorted({Path(name).parent for name in ("config.json", *listed)}):
+            for file in sorted((folder / inside).iterdir()):
+                if _READ.fullmatch(file.name) and (inside / file.name).as_posix() not in listed:
+                    raise CheckpointError(
+                        f"{inside / file.name} was added since the folder was saved. If you did so on purpose, delete "
+                        f"{CHECKSUMS}"
+                    )
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise CheckpointError(f"{CHECKSUMS} cannot be compared with the folder: {error}") from None
 
 
 # --- writing ---
 
 
 def save_folder(
-    folder: Path, files: Mapping[str, bytes], tensors: Mapping[str, Tensor], *, overwrite: bool = False
+    folder: Path,
+    files: Mapping[str, bytes],
+    tensors: Mapping[str, Tensor],
+    *,
+    weights: str = SAFETENSORS,
+    overwrite: bool = False,
 ) -> None:
-    """Write a folder under a temporary name with checksums, then rename it: it is there whole, or not at all."""
+    """Write a folder under a temporary name with checksums, then rename it: it is there whole, or not at all.
+
+    `weights` is where in it the tensors go.
+    """
     folder = Path(os.path.abspath(folder))
-    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there already; pass overwrite=True to replace it")
+    if folder.exists() and not folder.is_dir():
+        raise ExistsError(f"{folder} is a file; a model is saved as a folder")
+    if folder.exists() and not overwrite and any(folder.iterdir()):
+        raise ExistsError(f"{folder} is there already; pass overwrite=True to replace it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for name, data in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(data)
-        _write_safetensors(draft / SAFETENSORS, tensors)
-        names = sorted(str(p.relative_to(draft)) for p in draft.rglob("*") if p.is_file())
+        (draft / weights).parent.mkdir(parents=True, exist_ok=True)
+        _write_safetensors(draft / weights, tensors)
+        names = sorted(p.relative_to(draft).as_posix() for p in draft.rglob("*") if p.is_file())
         (draft / CHECKSUMS).write_bytes(to_json({name: _digest(draft / name) for name in names}))
-        draft.chmod(0o755)
-        if folder.exists():
-            # The old folder keeps existing under another name until the new one stands in its place.
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            os.rename(folder, old / folder.name)
-            os.rename(draft, folder)
-            shutil.rmtree(old)
-        else:
-            os.rename(draft, folder)
+        draft.chmod(0o755)  # a temporary folder is closed to others
+        _put(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _put(draft: Path, folder: Path) -> None:
+    """Rename a draft to its place. What stands there is set aside, and comes back if the renaming fails."""
+    if not folder.exists():
+        os.rename(draft, folder)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        os.rename(folder, aside / folder.name)
+        try:
+            os.rename(draft, folder)
+        except BaseException:
+            os.rename(aside / folder.name, folder)
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -207,6 +281,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     # The field's readers look for this mark.
     save_file({name: t.cpu() for name, t in tensors.items()}, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the library makes it unreadable for others
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers.core_model_loading import revert_weight_conversion
 
 from bertie.families import blueprint
 from bertie.model import Model
@@ -29,9 +30,15 @@ class Memory:
         return self.tensors[name]
 
 
+def as_saved(theirs: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Under the names that files have: for some families transformers has others in memory."""
+    named: dict[str, torch.Tensor] = revert_weight_conversion(theirs, tensors)
+    return named
+
+
 def ours(theirs: Any) -> tuple[Model, Any]:
     config = json.loads(theirs.config.to_json_string()) | {"architectures": [type(theirs).__name__]}
-    source = Memory(theirs.state_dict())
+    source = Memory(as_saved(theirs, theirs.state_dict()))
     plan = blueprint(config, source.shapes())
     model = Model(plan.encoder, plan.heads).eval()
     plan.plan.check(model, source.shapes(), plan.family.dropped)
@@ -106,6 +113,7 @@ def check_gradients(theirs: Any, model: Model, plan: Any) -> None:
         key: torch.zeros_like(p) if p.grad is None else p.grad
         for key, p in theirs.named_parameters(remove_duplicate=False)
     }
+    gradients = as_saved(theirs, gradients)
     parameters = dict(model.named_parameters())
     moved = 0
     for rule in plan.plan.rules:

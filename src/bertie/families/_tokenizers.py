@@ -158,6 +158,7 @@ RECIPES: dict[str, LegacyTokenizer] = {
         mask="<mask>",
         bos="<s>",
         eos="</s>",
+        extra=("<unk>",),  # fairseq's, in the vocabulary and in the published tokenizer.json, beside [UNK]
         mask_takes_space=True,
         pair=_FAIRSEQ_PAIR,
         segments=False,

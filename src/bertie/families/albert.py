@@ -27,12 +27,12 @@ def read(k: Keys) -> EncoderConfig:
     """BERT's keys and the grouping of layers."""
     k.encoder_only()
     fields = bert_fields(k)
-    depth, groups = k.integer("num_hidden_layers", 12), k.integer("num_hidden_groups", 1)
+    depth, groups = k.layers("num_hidden_layers", 12), k.integer("num_hidden_groups", 1)
     k.must("inner_group_num", 1)
     if groups > depth:
         raise ConfigError(f"config.json: num_hidden_groups={groups} must not exceed num_hidden_layers={depth}")
     layer_map = tuple(int(i / (depth / groups)) for i in range(depth))
-    size = k.integer("max_position_embeddings", 512)
+    size = k.tokens("max_position_embeddings", 512)
     # Keys of the original TensorFlow code that its port never read.
     k.ignore("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor", "layers_to_keep")
     return EncoderConfig(
@@ -103,4 +103,11 @@ FAMILY = Family(
     companions=("mlm", "sop", "pooler"),
     dropped=COUNTERS,
     tokenizer=RECIPES["albert"],
+    defaults={
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
 )

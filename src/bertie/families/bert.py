@@ -25,9 +25,12 @@ from bertie.families.keys import Keys
 def read(k: Keys) -> EncoderConfig:
     """BERT's config keys."""
     k.encoder_only()
+    # Google's multilingual and Chinese checkpoints describe a pooler of their own that no code ever had.
+    k.ignore("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
+    k.ignore("pooler_type")
     fields = bert_fields(k)
-    depth = k.integer("num_hidden_layers", 12)
-    size = k.integer("max_position_embeddings", 512)
+    depth = k.layers("num_hidden_layers", 12)
+    size = k.tokens("max_position_embeddings", 512)
     return EncoderConfig(
         **fields,
         layer_map=tuple(range(depth)),
@@ -75,9 +78,7 @@ COUNTERS = (r"^(\w+\.)?embeddings\.(position_ids|token_type_ids)$",)
 
 FAMILY = Family(
     model_type="bert",
-    architectures=architectures(
-        "Bert", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL
-    ),
+    architectures=architectures("Bert", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL),
     prefix="bert.",
     read=read,
     weights=weights,

@@ -27,12 +27,11 @@ def read(k: Keys) -> EncoderConfig:
     """BERT's keys and the blocks'."""
     cfg = bert.read(k)
     sparse = k.choice("attention_type", ("block_sparse", "original_full"), "block_sparse") == "block_sparse"
-    blocks = BlockSparse(k.integer("block_size", 64), k.integer("num_random_blocks", 3, least=0))
+    blocks = BlockSparse(k.tokens("block_size", 64), k.tokens("num_random_blocks", 3, least=0))
     scale = cfg.width**0.5 if k.boolean("rescale_embeddings", False) else 1.0
     k.integer("sep_token_id", 66, least=0)
     return replace(
         cfg,
-        activation=k.activation("hidden_act", "gelu_new"),
         patterns=((blocks if sparse else Full()),) * cfg.depth,
         qkv_bias="qkv" if k.boolean("use_bias", True) else "",
         embeddings=replace(cfg.embeddings, scale=scale),
@@ -48,7 +47,7 @@ def _answer() -> HeadTable:
             kind="token",
             outputs=2,
             residual=bert_fields(k)["ff_width"],
-            activation=k.activation("hidden_act", "gelu_new"),
+            activation=hidden_act(k),
             norm=cfg.norm,
             dropout=hidden_dropout(k),
         )
@@ -96,4 +95,5 @@ FAMILY = Family(
     companions=("mlm", "nsp", "pooler"),
     dropped=bert.COUNTERS,
     tokenizer=RECIPES["big_bird"],
+    defaults={"hidden_act": "gelu_new", "max_position_embeddings": 4096},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.errors import ConfigError
@@ -70,21 +70,25 @@ def blueprint(
     raw: Mapping[str, Any],
     tensors: Collection[str] | None,
     *,
-    head: HeadName | None = None,
+    head: HeadName | Literal["none"] | None = None,
     ignore: Iterable[str] = (),
 ) -> Blueprint:
     """Account for every key of a config.json. `tensors` are the checkpoint's names; None: there is no checkpoint yet.
 
-    `head` says what the checkpoint's head is where config.json does not, or not rightly.
+    `head` says what the checkpoint's head is where config.json does not, or not rightly; "none": only the encoder,
+    and whatever else its tensors tell of.
     """
     family = _family(raw)
-    keys = Keys(raw, ignore)
+    keys = Keys({**family.defaults, **raw}, ignore)
     labels = keys.labels()
     problem = keys.choice("problem_type", PROBLEMS) if raw.get("problem_type") is not None else None
     keys.used.add("problem_type")
-    encoder = family.read(keys)
-    # Every head is read, present or not, so that every key is accounted for.
-    configs = {name: table.config(keys, encoder) for name, table in family.heads.items()}
+    try:
+        encoder = family.read(keys)
+        # Every head is read, present or not, so that every key is accounted for.
+        configs = {name: table.config(keys, encoder) for name, table in family.heads.items()}
+    except ConfigError as error:
+        raise ConfigError(_in_their_words(str(error))) from None
     wanted = _wanted(family, raw, head)
     keys.finish()
 
@@ -101,6 +105,8 @@ def blueprint(
         if name in wanted or _told(name, table, config, rules, rename):
             heads[name] = config
             rules += table.weights(config)
+    if head is None and raw.get("architectures") is None:
+        _refuse_unnamed(family, configs, heads, rules, rename)
     plan = Plan(resolve_ties(rules), rename)
     return Blueprint(family, encoder, heads, labels, problem, plan, sorted(keys.ignored))
 
@@ -108,12 +114,16 @@ def blueprint(
 def _family(raw: Mapping[str, Any]) -> Family:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ConfigError(f"config.json: model_type={model_type!r} is not supported; allowed: {', '.join(FAMILIES)}")
+        raise ConfigError(
+            f"config.json: model_type={model_type!r:.80} is not supported; allowed: {', '.join(FAMILIES)}"
+        )
     return FAMILIES[model_type]
 
 
-def _wanted(family: Family, raw: Mapping[str, Any], head: HeadName | None) -> tuple[HeadName, ...]:
+def _wanted(family: Family, raw: Mapping[str, Any], head: HeadName | Literal["none"] | None) -> tuple[HeadName, ...]:
     """The heads that the checkpoint says it has."""
+    if head == "none":
+        return ()
     if head is not None:
         if head not in family.heads:
             raise ConfigError(f"head={head!r} is not one of {family.model_type}'s: {', '.join(family.heads)}")
@@ -121,12 +131,47 @@ def _wanted(family: Family, raw: Mapping[str, Any], head: HeadName | None) -> tu
     named = raw.get("architectures")
     if named is None:
         return ()
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in family.architectures:
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in list(family.architectures):
         raise ConfigError(
-            f"config.json: architectures={named!r} is not supported; allowed: one of "
+            f"config.json: architectures={named!r:.80} is not supported; allowed: one of "
             f"{', '.join(family.architectures)}, or pass head= with one of {', '.join(family.heads)}"
         )
     return family.architectures[named[0]]
+
+
+# Our fields, where it is they that find a contradiction, and the keys that fill them.
+_KEYS = {
+    "pad_id": "pad_token_id",
+    "Learned.skip_id": "pad_token_id",
+    "Disentangled.buckets": "position_buckets",
+    "Convolution.kernel": "conv_kernel_size",
+    "conv.groups": "conv_groups",
+    "head_width": "head_dim",
+}
+
+
+def _in_their_words(message: str) -> str:
+    """An error about one of our fields, naming the key of config.json, too."""
+    if message.startswith("config.json"):
+        return message
+    key = next((theirs for ours, theirs in _KEYS.items() if message.startswith(ours)), None)
+    return f"config.json: {message}" + (f" (it comes from {key})" if key else "")
+
+
+def _refuse_unnamed(
+    family: Family,
+    configs: Mapping[HeadName, HeadConfig],
+    heads: Collection[HeadName],
+    rules: list[Rule | Tie],
+    rename: _Rename,
+) -> None:
+    """Without a class name, several heads may fit the same tensors: ask which."""
+    others = [n for n in family.heads if n not in heads and _told(n, family.heads[n], configs[n], rules, rename)]
+    if others:
+        raise ConfigError(
+            "config.json: architectures is missing, and the weights hold more than the encoder; pass head= with one "
+            f"of {', '.join(others)}"
+        )
 
 
 class _Rename:
@@ -149,9 +194,7 @@ def _prefixed(rule: Rule, prefix: str) -> Rule:
     return replace(rule, theirs=tuple(prefix + name for name in rule.theirs))
 
 
-def _told(
-    name: HeadName, table: HeadTable, config: HeadConfig, rules: list[Rule | Tie], rename: _Rename
-) -> bool:
+def _told(name: HeadName, table: HeadTable, config: HeadConfig, rules: list[Rule | Tie], rename: _Rename) -> bool:
     """Whether the checkpoint holds any tensor that only this head has: its output, if it has one of its own."""
     claimed = {theirs for rule in rules if isinstance(rule, Rule) for theirs in rule.theirs}
     mine = [rule for rule in table.weights(config) if isinstance(rule, Rule)]

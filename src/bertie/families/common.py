@@ -76,7 +76,7 @@ def bert_fields(k: Keys, eps: float = 1e-12) -> dict[str, Any]:
         "norm": Norm(eps=k.number("layer_norm_eps", eps, least=1e-30, most=0.1)),
         "dropout": k.share("hidden_dropout_prob", 0.1),
         "attention_dropout": k.share("attention_probs_dropout_prob", 0.1),
-        "init_std": k.number("initializer_range", 0.02),
+        "init_std": k.number("initializer_range", 0.02, most=100.0),
     }
 
 

@@ -44,14 +44,14 @@ class Rule:
         """Theirs to ours."""
         x = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         if self.interleaved_heads:
-            x = x.unflatten(0, (self.interleaved_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+            x = x.reshape(self.interleaved_heads, 3, -1, *x.shape[1:]).transpose(0, 1).flatten(0, 2)
         return x
 
     def write(self, x: Tensor) -> list[Tensor]:
         """Ours to theirs."""
         if self.interleaved_heads:
-            x = x.unflatten(0, (3, self.interleaved_heads, -1)).transpose(0, 1).flatten(0, 2)
-        return [x] if not self.sizes else list(x.split(list(self.sizes)))
+            x = x.reshape(3, self.interleaved_heads, -1, *x.shape[1:]).transpose(0, 1).flatten(0, 2)
+        return [x] if not self.sizes else list(torch.split(x, list(self.sizes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,18 @@ class Plan:
             start = 0
             if rule.sizes and not rule.interleaved_heads:  # part by part: no second copy of the whole
                 for name, size in zip(theirs, rule.sizes, strict=True):
-                    target[start : start + size].copy_(_float(source.get(name), name))
+                    place = target[start : start + size]
+                    place.copy_(_sound(source.get(name), name, place.shape))
                     start += size
             else:
-                target.copy_(rule.read([_float(source.get(name), name) for name in theirs]))
+                shapes = rule.shapes(tuple(target.shape))
+                parts = [_sound(source.get(n), n, shape) for n, shape in zip(theirs, shapes, strict=True)]
+                target.copy_(rule.read(parts))
+            # In the precision that is asked for, too: what overflows there would answer nan to everything.
+            if not all(x.isfinite() for x in torch.aminmax(target)):
+                raise CheckpointError(f"{' or '.join(theirs)} holds numbers that are not finite in {target.dtype}")
             for other in others:
-                if not torch.equal(target, _float(source.get(other), other).to(target.dtype)):
+                if not torch.equal(target, _sound(source.get(other), other, target.shape).to(target)):
                     raise CheckpointError(
                         f"{other} differs from {theirs[0]}, though the config ties them; "
                         'set "tie_word_embeddings": false in config.json if they are meant to differ'
@@ -178,9 +184,16 @@ class Plan:
         return out
 
 
-def _float(x: Tensor, name: str) -> Tensor:
-    if not x.is_floating_point():
-        raise CheckpointError(f"{name} holds {x.dtype}; weights must be floating point numbers")
+# Others of torch's floating types are codes that need a scale to be read.
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _sound(x: Tensor, name: str, shape: Sequence[int]) -> Tensor:
+    """A tensor that may be copied: `copy_` alone would stretch a wrong shape to fit."""
+    if x.dtype not in _FLOATS:
+        raise CheckpointError(f"{name} holds {x.dtype}; weights must be floating point numbers of 16 to 64 bits")
+    if tuple(x.shape) != tuple(shape):
+        raise CheckpointError(f"{name} has shape {tuple(x.shape)}, the config asks for {tuple(shape)}")
     return x
 
 

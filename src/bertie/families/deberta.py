@@ -20,7 +20,7 @@ from bertie.families.common import (
     hidden_dropout,
     mlm,
 )
-from bertie.families.convert import Rule, linear, same
+from bertie.families.convert import Rule, Tie, linear, same
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
 
@@ -31,14 +31,14 @@ def read_any(k: Keys, relative: Callable[[Terms, int], Disentangled]) -> Encoder
     """The keys of all DeBERTas; `relative` makes the position scheme from its terms and its farthest distance."""
     k.encoder_only()
     fields = bert_fields(k, eps=1e-7)
-    depth, size = k.integer("num_hidden_layers", 12), k.integer("max_position_embeddings", 512)
+    depth, size = k.layers("num_hidden_layers", 12), k.tokens("max_position_embeddings", 512)
     width = k.integer("embedding_size", fields["width"])
     k.must("attention_head_size", fields["head_width"])
     k.must("pooler_hidden_size", fields["width"])
     k.ignore("padding_idx")
     positions: list[Position] = [Learned(size)] if k.boolean("position_biased_input", True) else []
     terms = _terms(k)
-    farthest = k.integer("max_relative_positions", -1, least=-1)
+    farthest = k.tokens("max_relative_positions", -1, least=-1)
     if k.boolean("relative_attention", False) != bool(terms):
         raise ConfigError(
             f"config.json: pos_att_type={k.raw.get('pos_att_type')!r} contradicts relative_attention="
@@ -66,10 +66,10 @@ def _terms(k: Keys) -> Terms:
     """`"c2p|p2c"`, or a list of the same."""
     raw = k.raw.get("pos_att_type")
     k.used.add("pos_att_type")
-    named = raw.lower().split("|") if isinstance(raw, str) else raw or []
+    named = [] if raw is None else raw.lower().split("|") if isinstance(raw, str) else raw
     terms = [t.strip() if isinstance(t, str) else t for t in named] if isinstance(named, list) else [None]
     found: list[Literal["c2p", "p2c"]] = [t for t in ("c2p", "p2c") if t in terms]
-    if set(terms) - {"c2p", "p2c", ""}:
+    if not all(t in ("c2p", "p2c", "") for t in terms):
         raise ConfigError(f"config.json: pos_att_type={raw!r:.80} is not supported; allowed: c2p, p2c, c2p|p2c, null")
     return tuple(found)
 
@@ -122,10 +122,11 @@ def _new_mlm() -> HeadTable:
     def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
         return replace(usual.config(k, cfg), tied=True, dense=cfg.width)
 
-    def weights(_: HeadConfig) -> Iterator[Rule]:
+    def weights(_: HeadConfig) -> Iterator[Rule | Tie]:
         yield from linear("heads.mlm.dense", "lm_predictions.lm_head.dense")
         yield from linear("heads.mlm.norm", "lm_predictions.lm_head.LayerNorm")
         yield same("heads.mlm.bias", "lm_predictions.lm_head.bias")
+        yield Tie("encoder.embeddings.words.weight", "lm_predictions.lm_head.weight")  # some versions save it twice
 
     return HeadTable(config, weights)
 
@@ -133,7 +134,7 @@ def _new_mlm() -> HeadTable:
 ALTERNATIVES: Mapping[HeadName, HeadTable] = {"mlm": _new_mlm()}
 # mask_predictions: the discriminator of v3's pretraining, which nothing downstream uses. Position tables are
 # stored even where the config does not add them.
-DROPPED = (*COUNTERS, r"^mask_predictions\.", r"embeddings\.position_embeddings\.weight$")
+DROPPED = (*COUNTERS, r"^mask_predictions\.", r"^(deberta\.)?embeddings\.position_embeddings\.weight$")
 
 
 def read(k: Keys) -> EncoderConfig:

@@ -16,7 +16,7 @@ from bertie.families.keys import Keys
 
 def read(k: Keys) -> EncoderConfig:
     """The first DeBERTa's keys and what v2 added."""
-    buckets = k.integer("position_buckets", -1, least=-1)
+    buckets = k.tokens("position_buckets", -1, least=-1)
     normed = k.choice("norm_rel_ebd", ("none", "layer_norm"), "none") == "layer_norm"
     shared = k.boolean("share_att_key", False)
     eps = k.number("layer_norm_eps", 1e-7, least=1e-30, most=0.1)
@@ -66,4 +66,5 @@ FAMILY = Family(
     companions=("mlm",),
     dropped=deberta.DROPPED,
     tokenizer=RECIPES["deberta-v2"],
+    defaults={"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 24},
 )

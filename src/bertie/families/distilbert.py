@@ -20,8 +20,8 @@ def read(k: Keys) -> EncoderConfig:
     width, heads = k.integer("dim", 768), k.integer("n_heads", 12)
     if width % heads:
         raise ConfigError(f"config.json: n_heads={heads} must divide dim={width}")
-    depth = k.integer("n_layers", 6)
-    size = k.integer("max_position_embeddings", 512)
+    depth = k.layers("n_layers", 6)
+    size = k.tokens("max_position_embeddings", 512)
     # Sinusoids are stored as a table like any other.
     k.boolean("sinusoidal_pos_embds", False)
     k.must("tie_weights_", True)
@@ -42,7 +42,7 @@ def read(k: Keys) -> EncoderConfig:
         dropout=k.share("dropout", 0.1),
         attention_dropout=k.share("attention_dropout", 0.1),
         pad_id=k.optional_integer("pad_token_id", 0),
-        init_std=k.number("initializer_range", 0.02),
+        init_std=k.number("initializer_range", 0.02, most=100.0),
     )
 
 
@@ -75,9 +75,7 @@ FAMILY = Family(
     read=read,
     weights=weights,
     heads={
-        "mlm": mlm(
-            dense="vocab_transform", norm="vocab_layer_norm", decoder="vocab_projector", activation=_activation
-        ),
+        "mlm": mlm(dense="vocab_transform", norm="vocab_layer_norm", decoder="vocab_projector", activation=_activation),
         "classify": head(
             "classify",
             "text",

@@ -21,8 +21,9 @@ def read(k: Keys) -> EncoderConfig:
     k.must("summary_type", "first")
     k.must("summary_use_proj", True)
     k.ignore("summary_first_dropout", "summary_proj_to_labels")
-    project = "after_norm" if width != cfg.width else None
-    return replace(cfg, embeddings=replace(cfg.embeddings, width=width, project=project))
+    if width == cfg.width:
+        return cfg
+    return replace(cfg, embeddings=replace(cfg.embeddings, width=width, project="after_norm"))
 
 
 def weights(cfg: EncoderConfig) -> Iterator[Rule]:
@@ -82,5 +83,6 @@ FAMILY = Family(
     companions=("mlm", "rtd"),
     dropped=bert.COUNTERS,
     tokenizer=RECIPES["electra"],
+    defaults={"hidden_size": 256, "intermediate_size": 1024},
     renamed=bert.OLD_NORMS,
 )

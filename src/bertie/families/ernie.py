@@ -32,9 +32,7 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
 
 FAMILY = Family(
     model_type="ernie",
-    architectures=architectures(
-        "Ernie", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL
-    ),
+    architectures=architectures("Ernie", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL),
     prefix="ernie.",
     read=read,
     weights=weights,

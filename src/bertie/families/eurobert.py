@@ -15,7 +15,7 @@ from bertie.families.keys import Keys
 def read(k: Keys) -> EncoderConfig:
     """EuroBERT's keys; rotary's in both generations of spelling."""
     k.encoder_only()
-    width, depth = k.integer("hidden_size", 768), k.integer("num_hidden_layers", 12)
+    width, depth = k.integer("hidden_size", 768), k.layers("num_hidden_layers", 12)
     fields = width_and_heads(k, width)
     heads = fields["heads"]
     fields["head_width"] = k.integer("head_dim", fields["head_width"])
@@ -25,11 +25,12 @@ def read(k: Keys) -> EncoderConfig:
             f"config.json: num_key_value_heads={fields['kv_heads']} must divide num_attention_heads={heads}"
         )
     k.must("pretraining_tp", 1)
+    # Of the published checkpoints; the special tokens are spelled out in the tokenizer's files.
+    k.must("hidden_dropout", 0.0, 0)
+    k.ignore("bos_token", "eos_token", "pad_token", "mask_token")
     # Null is written by early versions.
     k.must("rope_scaling", None)
-    base = k.rotary_base(
-        "rope_parameters", k.mapping("rope_parameters", {}), k.number("rope_theta", 10_000.0, least=1.0)
-    )
+    base = k.rotary_base("rope_parameters", k.mapping("rope_parameters", {}), k.base("rope_theta", 10_000.0))
     attention_bias = k.boolean("attention_bias", False)
     return EncoderConfig(
         vocab=k.integer("vocab_size"),
@@ -47,10 +48,10 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=width, norm=False),
         positions=(Rotary((base,) * depth),),
         patterns=(Full(),) * depth,
-        reach=k.integer("max_position_embeddings", 8192),
+        reach=k.tokens("max_position_embeddings", 8192),
         attention_dropout=k.share("attention_dropout", 0.0),
         pad_id=k.optional_integer("pad_token_id", 128001),
-        init_std=k.number("initializer_range", 0.02),
+        init_std=k.number("initializer_range", 0.02, most=100.0),
     )
 
 

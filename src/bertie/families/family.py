@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.families.convert import Rule, Tie
@@ -37,6 +38,8 @@ class Family:
     dropped: tuple[str, ...] = ()  # patterns of tensors that are not needed
     tokenizer: LegacyTokenizer | None = None  # how to read vocabulary files older than tokenizer.json
     renamed: Mapping[str, str] = field(default_factory=dict)  # endings of old spellings, and the present ones
+    # What the original takes for a config key that is not there, where that is not what `read` would take.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def base_class(self) -> str:
         """The original's class for the bare encoder."""

@@ -1,9 +1,10 @@
-"""Reading config.json so that every key is accounted for: taken, required to equal something, or ignored by name."""
+"""Reading config.json and its like: every key is taken, required to equal something, or ignored by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bertie.config import Activation
@@ -41,17 +42,41 @@ ACTIVATIONS: dict[str, Activation] = {
     "linear": "identity",
 }
 
+# Where null means the same as leaving the key out. Elsewhere it is refused: the original would fail on it, or read it
+# as a choice of its own (no activation, no positions), and a default in its place would be a silent mistake.
+NULLABLE = frozenset(
+    "id2label label2id num_labels _num_labels classifier_dropout cls_dropout sep_token_id head_dim "
+    "num_key_value_heads layer_types rope_parameters rope_scaling pos_att_type "
+    "sentence_transformers sbert_ce_default_activation_function".split()
+)
+MOST_LABELS = 2**20
+MOST_BASE = 1e12  # of rotary positions; the largest known is ten million
+MOST_TOKENS = 2**24  # that a text, a window or a table of positions may have
+MOST_LAYERS = 1024  # the deepest known encoder has 48; a number from a broken file must not be built
+
 _NONE = object()
 
 
 class Keys:
-    """A config.json of which each key must be used up; `finish` names those that were not."""
+    """A config.json of which each key must be used up; `finish` names those that were not.
 
-    def __init__(self, raw: Mapping[str, Any], ignore: Iterable[str] = ()) -> None:
+    `file` is what the messages call it; `common` are keys that such a file may always carry.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        ignore: Iterable[str] = (),
+        *,
+        file: str = "config.json",
+        common: Collection[str] = IGNORED,
+    ) -> None:
         self.raw = raw
-        self.used: set[str] = {"model_type", "architectures"}
+        self.file = file
+        self.strict = bool(common)
+        self.used: set[str] = {"model_type", "architectures"} if common else set()
         self.ignored: set[str] = set()
-        self.ignore(*IGNORED, *ignore)
+        self.ignore(*common, *ignore)
 
     def ignore(self, *names: str) -> None:
         """These keys change no number here."""
@@ -63,46 +88,64 @@ class Keys:
         left = sorted(set(self.raw) - self.used)
         if left:
             shown = ", ".join(f"{name}={self.raw[name]!r}"[:80] for name in left)
-            raise ConfigError(
-                f"config.json: nothing here knows what to do with {shown}. If you know that it does not change "
-                f"what the model computes, pass ignore={left}"
-            )
+            message = f"{self.file}: nothing here knows what to do with {shown}"
+            if self.file == "config.json":  # the one file that `ignore` reaches
+                message += f". If you know that it does not change what the model computes, pass ignore={left}"
+            raise ConfigError(message)
+
+    def _absent(self, name: str, default: Any) -> bool:
+        """Left out, or null where that means the same: anywhere but in config.json, where it is said by name."""
+        value = self.raw.get(name, _NONE)
+        null_ok = not self.strict or default is None or name in NULLABLE
+        return value is _NONE or (value is None and null_ok and default is not _NONE)
 
     def _take(self, name: str, default: Any) -> Any:
         self.used.add(name)
-        value = self.raw.get(name, _NONE)
-        if value is _NONE or (value is None and default is not _NONE):
+        if self._absent(name, default):
             if default is _NONE:
-                raise ConfigError(f"config.json: {name} is missing")
+                raise ConfigError(f"{self.file}: {name} is missing")
             return default
-        return value
+        return self.raw[name]
 
-    @staticmethod
-    def _refuse(name: str, value: Any, allowed: str) -> ConfigError:
-        return ConfigError(f"config.json: {name}={value!r:.80} is not supported; allowed: {allowed}")
+    def _refuse(self, name: str, value: Any, allowed: str) -> ConfigError:
+        return ConfigError(f"{self.file}: {name}={value!r:.80} is not supported; allowed: {allowed}")
 
-    def integer(self, name: str, default: Any = _NONE, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+    def integer(self, name: str, default: Any = _NONE, least: int = 1, most: int = 2**31 - 1) -> int:
+        """A whole number from `least` to `most`."""
         value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**40:
-            raise self._refuse(name, value, f"a whole number of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._refuse(name, value, f"a whole number from {least} to {most}")
         return value
 
-    def optional_integer(self, name: str, default: int | None = None, least: int = 0) -> int | None:
+    def optional_integer(
+        self, name: str, default: int | None = None, least: int = 0, most: int = 2**31 - 1
+    ) -> int | None:
         """A whole number, or null."""
         if self.raw.get(name, default) is None:
             self.used.add(name)
             return None
-        return self.integer(name, default, least)
+        return self.integer(name, default, least, most)
+
+    def layers(self, name: str, default: Any = _NONE) -> int:
+        """How many layers there are."""
+        return self.integer(name, default, most=MOST_LAYERS)
+
+    def tokens(self, name: str, default: Any = _NONE, least: int = 1) -> int:
+        """How far something reaches."""
+        return self.integer(name, default, least, MOST_TOKENS)
 
     def number(self, name: str, default: Any = _NONE, least: float = 0.0, most: float = math.inf) -> float:
         """A number between `least` and `most`."""
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise self._refuse(name, value, f"a number from {least:g} to {most:g}")
-        if not math.isfinite(value):
+        if value > sys.float_info.max:  # a whole number may be too long for a float, infinity is none
             raise self._refuse(name, value, "a finite number")
         return float(value)
+
+    def base(self, name: str, default: Any = _NONE) -> float:
+        """A base frequency of rotary positions."""
+        return self.number(name, default, 2.0, MOST_BASE)
 
     def share(self, name: str, default: Any = _NONE) -> float:
         """A dropout: a number from 0 to under 1."""
@@ -116,6 +159,13 @@ class Keys:
         value = self._take(name, default)
         if not isinstance(value, bool):
             raise self._refuse(name, value, "true, false")
+        return value
+
+    def text(self, name: str, default: Any = _NONE) -> str:
+        """Any words."""
+        value = self._take(name, default)
+        if not isinstance(value, str):
+            raise self._refuse(name, value, "a string")
         return value
 
     def choice(self, name: str, allowed: Iterable[str], default: Any = _NONE) -> str:
@@ -132,10 +182,13 @@ class Keys:
 
     def must(self, name: str, *allowed: Any) -> None:
         """Absent, or equal to one of these."""
-        value = self._take(name, None)
+        self.used.add(name)
+        if self._absent(name, allowed[0] if allowed else None):
+            return
+        value = self.raw[name]
         # 1 == True in Python, but not in JSON.
-        if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
-            raise self._refuse(name, value, ", ".join(map(repr, allowed)))
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            raise self._refuse(name, value, ", ".join(map(repr, allowed)) or "null")
 
     def mapping(self, name: str, default: Any = _NONE) -> dict[str, Any]:
         """An object."""
@@ -151,12 +204,15 @@ class Keys:
             raise self._refuse(name, value, "a list")
         return value
 
-    def encoder_only(self) -> None:
-        """The keys by which a checkpoint says that it is something other than a plain encoder."""
+    def encoder_only(self, *positions: str) -> None:
+        """The keys by which a checkpoint says that it is something other than a plain encoder.
+
+        `positions` are what a family without absolute positions may call its own.
+        """
         for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention"):
             self.must(name, False)
         self.must("pruned_heads", {})
-        self.must("position_embedding_type", "absolute")
+        self.must("position_embedding_type", "absolute", *positions)
         if "auto_map" in self.raw and "auto_map" not in self.used:
             raise ConfigError(
                 "config.json: auto_map names code to run, and code from a checkpoint is never run. If the model is a "
@@ -166,32 +222,28 @@ class Keys:
     def labels(self) -> dict[int, str]:
         """The names of the classes by number; two nameless ones if the file says nothing."""
         raw = self._take("id2label", None)
-        count = self.optional_integer("num_labels", least=1)
-        self.must("_num_labels", count if count is not None else len(raw or {}))
+        count = self.optional_integer("num_labels", least=1, most=MOST_LABELS)
         if not isinstance(self._take("label2id", {}), dict):
             raise self._refuse("label2id", self.raw["label2id"], "an object")
-        if raw is None:
-            return {i: f"LABEL_{i}" for i in range(count or 2)}
-        if not isinstance(raw, dict) or not all(isinstance(label, str) for label in raw.values()):
-            raise self._refuse("id2label", raw, "an object of names by number")
-        if sorted(raw) != sorted(str(i) for i in range(len(raw))) or not raw:
-            raise self._refuse("id2label", raw, "names for the numbers from 0 up")
-        if count is not None and count != len(raw):
-            raise ConfigError(f"config.json: num_labels={count} contradicts the {len(raw)} names of id2label")
-        return {i: raw[str(i)] for i in range(len(raw))}
+        if raw is not None:
+            if not isinstance(raw, dict) or not all(isinstance(label, str) for label in raw.values()):
+                raise self._refuse("id2label", raw, "an object of names by number")
+            if sorted(raw) != sorted(str(i) for i in range(len(raw))) or not raw:
+                raise self._refuse("id2label", raw, "names for the numbers from 0 up")
+            if count is not None and count != len(raw):
+                raise ConfigError(f"config.json: num_labels={count} contradicts the {len(raw)} names of id2label")
+        names = raw or {str(i): f"LABEL_{i}" for i in range(count or 2)}
+        self.must("_num_labels", len(names), None)
+        return {i: names[str(i)] for i in range(len(names))}
 
     def rotary_base(self, name: str, raw: Any, default: float) -> float:
         """The base frequency of a plain rotary embedding; scaled variants are refused."""
-        if not isinstance(raw, dict):
-            raise self._refuse(name, raw, "an object")
-        part = Keys(raw)
-        part.used.clear()
-        try:
-            part.must("rope_type", "default")
-            part.must("type", "default")
-            part.must("partial_rotary_factor", 1.0, 1)
-            base = part.number("rope_theta", default, least=1.0)
-            part.finish()
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("config.json: ", f"config.json: {name}: ", 1)) from None
+        if not isinstance(raw, dict) or None in raw.values():
+            raise self._refuse(name, raw, "an object without nulls")
+        part = Keys(raw, file=f"{self.file}: {name}", common=())
+        part.must("rope_type", "default")
+        part.must("type", "default")
+        part.must("partial_rotary_factor", 1.0, 1)
+        base = part.base("rope_theta", default)
+        part.finish()
         return base

@@ -18,14 +18,14 @@ from bertie.families.keys import Keys
 def read(k: Keys) -> EncoderConfig:
     """RoBERTa's keys and the windows, whole (both sides) in the config."""
     cfg = roberta.read(k)
-    raw = k.raw.get("attention_window", 512)
-    if not isinstance(raw, list):
-        raw = [k.integer("attention_window", 512)] * cfg.depth
-    windows = raw if k.used.add("attention_window") is None else []
+    if isinstance(k.raw.get("attention_window"), list):
+        windows = k.array("attention_window")
+    else:
+        windows = [k.tokens("attention_window", 512)] * cfg.depth
     if len(windows) != cfg.depth or not all(type(w) is int and w > 0 and w % 2 == 0 for w in windows):
         raise ConfigError(
-            f"config.json: attention_window={raw!r:.80} is not supported; allowed: an even whole number, or one for "
-            f"each of the {cfg.depth} layers"
+            f"config.json: attention_window={k.raw.get('attention_window')!r:.80} is not supported; allowed: an even "
+            f"whole number, or one for each of the {cfg.depth} layers"
         )
     k.integer("sep_token_id", 2, least=0)
     k.ignore("attention_mode", "attention_dilation", "autoregressive", "ignore_attention_mask")

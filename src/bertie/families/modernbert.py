@@ -27,18 +27,18 @@ def _layer_kinds(k: Keys, depth: int) -> list[str]:
 
 def read(k: Keys) -> EncoderConfig:
     """ModernBERT's keys, in both generations of spelling."""
-    k.encoder_only()
-    width, depth = k.integer("hidden_size", 768), k.integer("num_hidden_layers", 22)
+    k.encoder_only("sans_pos")
+    width, depth = k.integer("hidden_size", 768), k.layers("num_hidden_layers", 22)
     kinds = _layer_kinds(k, depth)
     rope = k.mapping("rope_parameters", {})
     if set(rope) - set(KINDS):
         raise ConfigError(f"config.json: rope_parameters={rope!r:.80} must hold {' and '.join(KINDS)}")
-    old = (k.number("global_rope_theta", 160_000.0, least=1.0), k.number("local_rope_theta", 10_000.0, least=1.0))
+    old = (k.base("global_rope_theta", 160_000.0), k.base("local_rope_theta", 10_000.0))
     base = {
-        kind: k.rotary_base("rope_parameters", rope.get(kind) or {}, theta)
+        kind: k.rotary_base("rope_parameters", {} if rope.get(kind) is None else rope[kind], theta)
         for kind, theta in zip(KINDS, old, strict=True)
     }
-    window = k.integer("local_attention", 128, least=2)
+    window = k.tokens("local_attention", 128, least=2)
     if window % 2:
         raise ConfigError(f"config.json: local_attention={window} must be even: it counts both sides")
     attention_bias = k.boolean("attention_bias", False)
@@ -49,6 +49,8 @@ def read(k: Keys) -> EncoderConfig:
     k.ignore(
         *("initializer_cutoff_factor deterministic_flash_attn sparse_prediction sparse_pred_ignore_index").split(),
         *("reference_compile repad_logits_with_grad compile_model").split(),
+        # The first checkpoints repeat norm_eps under BERT's name, which nothing ever read.
+        "layer_norm_eps",
     )
     return EncoderConfig(
         vocab=k.integer("vocab_size"),
@@ -67,11 +69,11 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=width),
         positions=(Rotary(tuple(base[kind] for kind in kinds)),),
         patterns=tuple(Full() if kind == "full_attention" else Sliding(window // 2) for kind in kinds),
-        reach=k.integer("max_position_embeddings", 8192),
+        reach=k.tokens("max_position_embeddings", 8192),
         dropout=dropout,
         attention_dropout=k.share("attention_dropout", 0.0),
         pad_id=pad_id,
-        init_std=k.number("initializer_range", 0.02),
+        init_std=k.number("initializer_range", 0.02, most=100.0),
     )
 
 

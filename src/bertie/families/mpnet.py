@@ -27,9 +27,9 @@ def read(k: Keys) -> EncoderConfig:
     """RoBERTa's keys, without segments."""
     k.encoder_only()
     fields = bert_fields(k)
-    depth = k.integer("num_hidden_layers", 12)
+    depth = k.layers("num_hidden_layers", 12)
     # The padding id is 1 in the code, whatever the config says of it.
-    positions = Learned(k.integer("max_position_embeddings", 512), skip_id=1)
+    positions = Learned(k.tokens("max_position_embeddings", 512), skip_id=1)
     k.must("pad_token_id", 1)
     # So is the number of buckets.
     k.must("relative_attention_num_buckets", 32)

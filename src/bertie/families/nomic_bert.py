@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Rotary
 from bertie.families import bert
 from bertie.families._tokenizers import RECIPES
-from bertie.families.common import architectures, bert_embeddings, bert_fields, mlm, qkv_sizes
-from bertie.families.convert import Rule, linear, stacked
+from bertie.families.common import architectures, bert_fields, mlm
+from bertie.families.convert import Rule, linear, same, stacked
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
 
@@ -17,11 +17,8 @@ def read(k: Keys) -> EncoderConfig:
     """BERT's keys and rotary's."""
     k.encoder_only()
     fields = bert_fields(k)
-    depth = k.integer("num_hidden_layers", 12)
+    depth = k.layers("num_hidden_layers", 12)
     fields["head_width"] = k.integer("head_dim", fields["head_width"])
-    fields["activation"] = k.activation("hidden_act", "silu")
-    fields["dropout"] = k.share("hidden_dropout_prob", 0.0)
-    fields["attention_dropout"] = k.share("attention_probs_dropout_prob", 0.0)
     base = k.rotary_base("rope_parameters", k.mapping("rope_parameters", {}), 1000.0)
     return EncoderConfig(
         **fields,
@@ -33,24 +30,26 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
         positions=(Rotary((base,) * depth),),
         patterns=(Full(),) * depth,
-        reach=k.integer("max_position_embeddings", 2048),
+        reach=k.tokens("max_position_embeddings", 2048),
         pad_id=k.optional_integer("pad_token_id", 0),
     )
 
 
 def weights(cfg: EncoderConfig) -> Iterator[Rule]:
-    """Nomic's tensor names."""
-    yield from bert_embeddings(cfg)
+    """Nomic's tensor names: those of the files. In memory, transformers has others."""
+    yield same("encoder.embeddings.words.weight", "embeddings.word_embeddings.weight")
+    yield same("encoder.embeddings.segments.weight", "embeddings.token_type_embeddings.weight")
+    yield from linear("encoder.embeddings.norm", "emb_ln")
     for i in range(cfg.blocks):
-        ours, theirs = f"encoder.blocks.{i}", f"layers.{i}"
-        names = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
-        yield from stacked(f"{ours}.attention.qkv", names, qkv_sizes(cfg), bias=False)
-        yield from linear(f"{ours}.attention.out", f"{theirs}.self_attn.o_proj", bias=False)
-        yield from linear(f"{ours}.post_attention", f"{theirs}.post_attention_layernorm")
-        gate = [f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj"]
+        ours, theirs = f"encoder.blocks.{i}", f"encoder.layers.{i}"
+        yield from linear(f"{ours}.attention.qkv", f"{theirs}.attn.Wqkv", bias=False)
+        yield from linear(f"{ours}.attention.out", f"{theirs}.attn.out_proj", bias=False)
+        yield from linear(f"{ours}.post_attention", f"{theirs}.norm1")
+        # The activation is on the second of the two.
+        gate = [f"{theirs}.mlp.fc12", f"{theirs}.mlp.fc11"]
         yield from stacked(f"{ours}.ff.up", gate, (cfg.ff_width, cfg.ff_width), bias=False)
-        yield from linear(f"{ours}.ff.down", f"{theirs}.mlp.down_proj", bias=False)
-        yield from linear(f"{ours}.post_ff", f"{theirs}.post_mlp_layernorm")
+        yield from linear(f"{ours}.ff.down", f"{theirs}.mlp.fc2", bias=False)
+        yield from linear(f"{ours}.post_ff", f"{theirs}.norm2")
 
 
 _BERT = bert.heads("nomic_bert.")
@@ -60,7 +59,6 @@ HEADS: Mapping[HeadName, HeadTable] = {
         norm="cls.predictions.transform.layer_norm",
         decoder="cls.predictions.decoder",
         bias="cls.predictions.bias",
-        activation=lambda k: k.activation("hidden_act", "silu"),
     ),
     "classify": _BERT["classify"],
     "tag": _BERT["tag"],
@@ -82,4 +80,5 @@ FAMILY = Family(
     companions=("mlm", "pooler"),
     dropped=(r"rotary_emb\.\w*inv_freq$", *bert.COUNTERS),
     tokenizer=RECIPES["nomic_bert"],
+    defaults={"hidden_act": "silu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
 )

@@ -24,9 +24,9 @@ def read(k: Keys) -> EncoderConfig:
     """BERT's keys; positions count from the padding id + 1, which fairseq reserved."""
     k.encoder_only()
     fields = bert_fields(k)
-    depth = k.integer("num_hidden_layers", 12)
+    depth = k.layers("num_hidden_layers", 12)
     pad_id = k.integer("pad_token_id", 1, least=0)
-    positions = Learned(k.integer("max_position_embeddings", 512), skip_id=pad_id)
+    positions = Learned(k.tokens("max_position_embeddings", 512), skip_id=pad_id)
     return EncoderConfig(
         **fields,
         layer_map=tuple(range(depth)),

@@ -26,8 +26,9 @@ def _varlen() -> tuple[Any, bool] | None:
 def can(q: Tensor, pattern: Pattern, relative: Relative | None, global_tokens: Tensor | None, dropout: float) -> bool:
     """Whether this path can take the call."""
     found = _varlen()
-    plain = relative is None and global_tokens is None and dropout == 0.0 and q.dtype in (torch.float16, torch.bfloat16)
-    if found is None or not plain:
+    plain = relative is None and global_tokens is None and dropout == 0.0
+    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    if found is None or not plain or not fits:
         return False
     return isinstance(pattern, Full) or (isinstance(pattern, Sliding) and found[1])
 

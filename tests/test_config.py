@@ -1,0 +1,100 @@
+"""A config that contradicts itself cannot be written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bertie.config import (
+    BlockSparse,
+    Bucketed,
+    Convolution,
+    Disentangled,
+    Embeddings,
+    EncoderConfig,
+    Full,
+    HeadConfig,
+    Learned,
+    Norm,
+    Rotary,
+    Sliding,
+)
+from bertie.errors import ConfigError
+
+GOOD = EncoderConfig(
+    vocab=50,
+    width=8,
+    layer_map=(0, 1),
+    heads=2,
+    head_width=4,
+    kv_heads=2,
+    ff_width=16,
+    activation="gelu",
+    embeddings=Embeddings(width=8),
+    positions=(Learned(32),),
+    patterns=(Full(), Full()),
+    reach=32,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"vocab": 0}, "vocab=0"),
+        ({"width": -1}, "width=-1"),
+        ({"heads": 1.5}, "heads=1.5"),
+        ({"layer_map": ()}, "layer_map"),
+        ({"layer_map": (0, 2)}, "layer_map"),
+        ({"patterns": (Full(),)}, "patterns"),
+        ({"kv_heads": 3}, "kv_heads=3"),
+        ({"activation": "maxout"}, "activation='maxout'"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
+        ({"pad_id": 50}, "pad_id=50"),
+        ({"embeddings": Embeddings(width=4)}, "embeddings.width=4"),
+        ({"conv": Convolution(kernel=3, groups=3, activation="tanh")}, "conv.groups=3"),
+        ({"positions": (Learned(32), Learned(32))}, "two schemes"),
+        ({"positions": (Rotary((10.0,)),)}, "Rotary.bases"),
+        ({"positions": (Rotary((10.0, 10.0)),), "head_width": 3}, "head_width=3"),
+        ({"reach": 33}, "reach=33"),
+        ({"positions": (Disentangled(("c2p",), 8),), "kv_heads": 1}, "kv_heads=1"),
+    ],
+)
+def test_contradictions_name_the_field(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
+        replace(GOOD, **change)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Norm(eps=0.0),
+        lambda: Norm("rms"),
+        lambda: Learned(0),
+        lambda: Learned(4, skip_id=3),
+        lambda: Rotary(()),
+        lambda: Rotary((0.5,)),
+        lambda: Bucketed(3),
+        lambda: Disentangled((), 8),
+        lambda: Disentangled(("c2p", "c2p"), 8),
+        lambda: Disentangled(("c2p",), 8, buckets=16),
+        lambda: Sliding(0),
+        lambda: BlockSparse(0, 1),
+        lambda: BlockSparse(4, -1),
+        lambda: Convolution(kernel=2, groups=1, activation="tanh"),
+        lambda: HeadConfig(kind="text", outputs=0),
+        lambda: HeadConfig(kind="text", outputs=1, dropout=1.0),
+        lambda: HeadConfig(kind="text", outputs=1, tied=True),
+        lambda: HeadConfig(kind="token", outputs=2, globals="before_separator"),
+    ],
+)
+def test_parts_are_checked(wrong: Any) -> None:
+    with pytest.raises(ConfigError):
+        wrong()
+
+
+def test_reach_of_a_table_that_skips_rows() -> None:
+    assert Learned(514, skip_id=1).reach == 512
+    assert Learned(512).reach == 512

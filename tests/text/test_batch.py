@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertie.errors import InputError
+from bertie.text.batch import Batch, pack
+
+
+def test_flat() -> None:
+    batch = Batch.from_ids([[5, 6, 7], [8]], [[0, 0, 1], [0]])
+    assert batch.ids.tolist() == [5, 6, 7, 8]
+    assert batch.segments.tolist() == [0, 0, 1, 0]
+    assert batch.positions.tolist() == [0, 1, 2, 0]
+    assert batch.cu_seqlens.tolist() == [0, 3, 4]
+    assert (batch.lengths, batch.max_len, len(batch)) == ((3, 1), 3, 2)
+    assert batch.text_of_token().tolist() == [0, 0, 0, 1]
+    assert batch.cu_seqlens.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("ids", "segments", "named"),
+    [
+        ([], None, "empty batch"),
+        ([[1], []], None, "text 1 of the batch has no tokens"),
+        ([[1, 2]], [[0]], "text 0 of the batch has 2 ids but 1 segments"),
+    ],
+)
+def test_refusals(ids: list[list[int]], segments: list[list[int]] | None, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        Batch.from_ids(ids, segments)
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 60))
+def test_packing_keeps_every_text_within_the_budget(lengths: list[int], budget: int) -> None:
+    groups = list(pack(lengths, budget))
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    assert all(len(group) == 1 or sum(lengths[i] for i in group) <= budget for group in groups)
+
+
+def test_a_budget_of_nothing() -> None:
+    with pytest.raises(InputError, match="budget=0"):
+        list(pack([1], 0))
