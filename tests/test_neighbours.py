@@ -26,7 +26,9 @@ def fresh(name: str) -> Model:
     raw = json.loads(AutoConfig.for_model(tiny.model_type, **tiny.config).to_json_string())
     plan = blueprint(raw, None)
     torch.manual_seed(0)
-    model = Model(plan.encoder, {"classify": _text_head(plan.encoder.width), "tag": HeadConfig(kind="token", outputs=3)})
+    model = Model(
+        plan.encoder, {"classify": _text_head(plan.encoder.width), "tag": HeadConfig(kind="token", outputs=3)}
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

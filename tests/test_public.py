@@ -24,7 +24,9 @@ def test_every_public_name_is_there_and_no_other() -> None:
 
 
 def test_importing_costs_no_torch() -> None:
-    code = "import sys, bertie; print([m for m in ('torch', 'tokenizers', 'numpy', 'transformers') if m in sys.modules])"
+    code = (
+        "import sys, bertie; print([m for m in ('torch', 'tokenizers', 'numpy', 'transformers') if m in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.real_models import fetch
 from torch.testing import assert_close
 
-from benchmarks.real_models import fetch
 from bertie import Checkpoint, Embedder
 from bertie.text.batch import Batch
 

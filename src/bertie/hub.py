@@ -13,8 +13,7 @@ import torch
 from bertie import store
 from bertie.config import HeadName
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
-from bertie.families import Blueprint, blueprint
-from bertie.families._tokenizers import recipe_for
+from bertie.families import Blueprint, blueprint, recipe_for
 from bertie.model import Model
 from bertie.sentence import CrossEncoderConfig, SentenceModules
 from bertie.text.tokenizer import Tokenizer
@@ -123,7 +122,8 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
         folder = Path(name).expanduser()
         is_folder, is_file = folder.is_dir(), folder.is_file()
     except (OSError, RuntimeError) as error:  # no permission, too long a name, no such user's home
-        raise NotFoundError(f"{text[:200]!r} cannot be looked up: {error}") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise NotFoundError(f"{text[:200]!r} cannot be looked up: {reason}") from None
     if not text.strip():
         raise NotFoundError(f"name={name!r} is empty; pass a folder, a built-in model ({_known()}) or a hub id")
     if is_folder:

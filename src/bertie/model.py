@@ -50,7 +50,8 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch, head: HeadName) -> Tensor:
         """The head's outputs: a row a token or a row a text."""
-        return self.head(head)(self.hidden(batch, head), batch, self.encoder.embeddings.words.weight)
+        out: Tensor = self.head(head)(self.hidden(batch, head), batch, self.encoder.embeddings.words.weight)
+        return out
 
     def hidden(self, batch: Batch, head: HeadName | None = None) -> Tensor:
         """(T, D) the last hidden state; as `head` wants it, in models with global tokens."""

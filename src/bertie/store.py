@@ -39,9 +39,16 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_once)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} cannot be read as JSON: {error}") from None
+    if not _shallow(value, 64):  # errors show values, and showing a tower of brackets overflows the stack
+        raise CheckpointError(f"{path.name} is nested more than 64 deep")
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} holds {type(value).__name__}; it must hold an object")
     return value
+
+
+def _shallow(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_shallow(one, depth - 1) for one in inner)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -126,7 +133,9 @@ class PickleSource:
 
 def _check_zip(path: Path) -> None:
     """Compare the parts of a .bin with the checksums inside it, which torch itself does not; old ones have none."""
-    if zipfile.is_zipfile(path):
+    with path.open("rb") as f:
+        is_zip = f.read(4) == b"PK\x03\x04"
+    if is_zip:
         with zipfile.ZipFile(path) as archive:
             # torch stores and never packs. What is packed might unpack to more than any machine holds.
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):

@@ -46,7 +46,7 @@ def ours(theirs: Any) -> tuple[Model, Any]:
     return model, plan
 
 
-def their_outputs(theirs: Any, ids: list[int], segments: list[int]) -> dict[str, torch.Tensor]:
+def their_outputs(theirs: Any, ids: list[int], segments: list[int]) -> dict[str, Any]:
     """transformers' outputs for one text alone, under our names."""
     if type(theirs).__name__.startswith("BigBird") and theirs.config.attention_type == "block_sparse":
         # It switches to full attention for a short text, and never back.
@@ -61,6 +61,8 @@ def their_outputs(theirs: Any, ids: list[int], segments: list[int]) -> dict[str,
     named = {}
     if hasattr(out, "last_hidden_state"):
         named["hidden"] = out.last_hidden_state[0]
+        if theirs.config.output_hidden_states:
+            named["layers"] = [state[0, : len(ids)] for state in out.hidden_states]
         if getattr(out, "pooler_output", None) is not None:
             named["pooler"] = out.pooler_output
     elif hasattr(out, "start_logits"):
@@ -101,11 +103,25 @@ def test_outputs_and_gradients(name: str, suffix: str, count: int) -> None:
         wanted = torch.cat([e[key] for e in expected])
         assert_close(found[key], wanted, atol=1e-5, rtol=0)
 
+    if suffix == "Model":
+        check_every_layer(theirs, model, batch, ids, segments)
+
     torch.manual_seed(1)
     weights = {key: torch.randn_like(value) / len(batch.ids) for key, value in found.items()}
     sum((weights[key] * torch.cat([e[key] for e in expected])).sum() for key in found).backward()
     sum((weights[key] * found[key]).sum() for key in found).backward()
     check_gradients(theirs, model, plan)
+
+
+@torch.no_grad()
+def check_every_layer(theirs: Any, model: Model, batch: Batch, ids: list[list[int]], segments: list[list[int]]) -> None:
+    theirs.config.output_hidden_states = True
+    wanted = [their_outputs(theirs, i, s)["layers"] for i, s in zip(ids, segments, strict=True)]
+    theirs.config.output_hidden_states = False
+    found = list(model.encoder.hidden_states(batch))
+    assert len(found) == len(wanted[0]) == model.config.depth + 1
+    for layer, state in enumerate(found):
+        assert_close(state, torch.cat([one[layer] for one in wanted]), atol=1e-5, rtol=0)
 
 
 def check_gradients(theirs: Any, model: Model, plan: Any) -> None:

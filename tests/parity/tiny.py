@@ -41,7 +41,9 @@ _ROBERTA = _SMALL | {"pad_token_id": 1, "type_vocab_size": 2}
 
 TINY: dict[str, Tiny] = {
     "bert": Tiny("bert", "Bert", _SMALL, (*_CHOICE, "ForPreTraining", "ForNextSentencePrediction")),
-    "bert-untied": Tiny("bert", "Bert", _SMALL | {"tie_word_embeddings": False, "hidden_act": "gelu_new"}, ("ForMaskedLM",)),
+    "bert-untied": Tiny(
+        "bert", "Bert", _SMALL | {"tie_word_embeddings": False, "hidden_act": "gelu_new"}, ("ForMaskedLM",)
+    ),
     "roberta": Tiny("roberta", "Roberta", _ROBERTA),
     "roberta-untied": Tiny("roberta", "Roberta", _ROBERTA | {"tie_word_embeddings": False}, ("ForMaskedLM",)),
     "xlm-roberta": Tiny("xlm-roberta", "XLMRoberta", _ROBERTA | {"type_vocab_size": 1}),
@@ -60,7 +62,9 @@ TINY: dict[str, Tiny] = {
             "attention_dropout": 0.2,
         },
     ),
-    "albert": Tiny("albert", "Albert", _SMALL | {"embedding_size": 12, "num_hidden_layers": 3}, (*_CHOICE, "ForPreTraining")),
+    "albert": Tiny(
+        "albert", "Albert", _SMALL | {"embedding_size": 12, "num_hidden_layers": 3}, (*_CHOICE, "ForPreTraining")
+    ),
     "albert-groups": Tiny(
         "albert", "Albert", _SMALL | {"embedding_size": 16, "num_hidden_layers": 3, "num_hidden_groups": 2}, ("Model",)
     ),
@@ -71,7 +75,9 @@ TINY: dict[str, Tiny] = {
     "deberta-near": Tiny(
         "deberta",
         "Deberta",
-        _SMALL | _DEBERTA | {"max_relative_positions": 8, "type_vocab_size": 2, "embedding_size": 12, "pos_att_type": ["c2p"]},
+        _SMALL
+        | _DEBERTA
+        | {"max_relative_positions": 8, "type_vocab_size": 2, "embedding_size": 12, "pos_att_type": ["c2p"]},
         ("Model", "ForMaskedLM"),
     ),
     "deberta-new-head": Tiny("deberta", "Deberta", _SMALL | _DEBERTA | {"legacy": False}, ("ForMaskedLM",)),
@@ -79,7 +85,9 @@ TINY: dict[str, Tiny] = {
     "deberta-v2": Tiny(
         "deberta-v2",
         "DebertaV2",
-        _SMALL | _DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 8, "norm_rel_ebd": "layer_norm"},
+        _SMALL
+        | _DEBERTA
+        | {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 8, "norm_rel_ebd": "layer_norm"},
     ),
     "deberta-v3": Tiny(
         "deberta-v2",
@@ -99,7 +107,9 @@ TINY: dict[str, Tiny] = {
     "deberta-v3-new-head": Tiny(
         "deberta-v2",
         "DebertaV2",
-        _SMALL | _DEBERTA | {"legacy": False, "share_att_key": True, "position_buckets": 8, "conv_kernel_size": 3, "conv_groups": 2},
+        _SMALL
+        | _DEBERTA
+        | {"legacy": False, "share_att_key": True, "position_buckets": 8, "conv_kernel_size": 3, "conv_groups": 2},
         ("ForMaskedLM",),
     ),
     "modernbert": Tiny(

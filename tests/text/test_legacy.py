@@ -15,9 +15,10 @@ from tokenizers import Tokenizer as RustTokenizer
 from transformers.convert_slow_tokenizer import DebertaConverter, DebertaV2Converter
 
 from bertie.errors import BertieError, CheckpointError, ConfigError
-from bertie.families._tokenizers import RECIPES, RECIPES_BY_CLASS, recipe_for
-from bertie.text import legacy
+from bertie.families import recipe_for
+from bertie.text.sentencepiece import read_sentencepiece
 from bertie.text.tokenizer import Tokenizer
+from tests.text.recipes import RECIPES
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog in 1999, and again in 2001, they say.",
@@ -203,7 +204,7 @@ def test_proto_reader(tmp_path: Path, train) -> None:
         path.write_bytes(train(kind, model_type=kind, user_defined_symbols="<x>"))
         want = proto.ModelProto()
         want.ParseFromString(path.read_bytes())
-        got = legacy.read_sentencepiece(path)
+        got = read_sentencepiece(path)
         assert got.kind == kind
         assert got.pieces == [(p.piece, p.score, p.type) for p in want.pieces]
         assert got.charsmap == want.normalizer_spec.precompiled_charsmap
@@ -242,7 +243,7 @@ def test_rules_of_deberta(tmp_path: Path, train) -> None:
     )  # fmt: skip
     (tmp_path / "spm.model").write_bytes(raw)
     mine = ours(tmp_path, "deberta-v2")
-    assert mine.mask_id == mine.vocab_size - 1 == len(legacy.read_sentencepiece(tmp_path / "spm.model").pieces)
+    assert mine.mask_id == mine.vocab_size - 1 == len(read_sentencepiece(tmp_path / "spm.model").pieces)
     # transformers 5's class leaves the model's normalization out; its converter keeps it.
     stand_in = types.SimpleNamespace(
         vocab_file=str(tmp_path / "spm.model"), do_lower_case=False, split_by_punct=False, convert_tokens_to_ids=mine.id
@@ -373,7 +374,6 @@ def test_missing_files(tmp_path: Path) -> None:
 
 
 def test_recipes() -> None:
-    assert set(RECIPES_BY_CLASS.values()) <= set(RECIPES)
     assert recipe_for("bert", "XLMRobertaTokenizer") is RECIPES["xlm-roberta"]
     assert recipe_for("camembert", "PreTrainedTokenizerFast") is RECIPES["camembert"]
     assert recipe_for("roberta", "BertweetTokenizer") is None

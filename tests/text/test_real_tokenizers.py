@@ -18,8 +18,8 @@ from tokenizers import AddedToken
 from transformers.convert_slow_tokenizer import AlbertConverter
 
 from bertie.errors import InputError
-from bertie.families._tokenizers import RECIPES
 from bertie.text.tokenizer import Encoding, Tokenizer
+from tests.text.recipes import RECIPES
 
 SHARED = Path(__file__).parents[3] / "shared"
 FILES = Path(os.environ.get("BERTIE_TOKENIZERS", SHARED / "models/tokenizers"))

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from test_legacy import BERT_IDS, PAIR, TEXTS, bpe_folder, train, wordpiece_folder  # noqa: F401
 from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from bertie.errors import CheckpointError, ConfigError, InputError
-from bertie.families._tokenizers import RECIPES
 from bertie.text.tokenizer import Encoding, Tokenizer
+from tests.text.recipes import RECIPES
+from tests.text.test_legacy import BERT_IDS, PAIR, TEXTS, bpe_folder, train, wordpiece_folder  # noqa: F401
 
 
 @pytest.fixture

@@ -67,9 +67,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             "attention": _runs([repr(p) for p in cfg.patterns]),
         },
         "parameters": {"total": total, "embeddings": embedding, "heads": heads, "blocks": total - embedding - heads},
-        "heads": {
-            name: {"kind": head.kind, "outputs": head.outputs} for name, head in plan.heads.items()
-        },
+        "heads": {name: {"kind": head.kind, "outputs": head.outputs} for name, head in plan.heads.items()},
         "labels": list(checkpoint.labels.values()) if {"classify", "tag"} & set(plan.heads) else None,
         "tokenizer": None
         if tokenizer is None
@@ -85,7 +83,9 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             "pooling": list(checkpoint.sentence.pooling.modes),
             "prompts": dict(checkpoint.sentence.prompts),
         },
-        "cross_encoder": None if checkpoint.cross_encoder is None else {"activation": checkpoint.cross_encoder.activation},
+        "cross_encoder": None
+        if checkpoint.cross_encoder is None
+        else {"activation": checkpoint.cross_encoder.activation},
         "reach_tokens": checkpoint.reach,
         "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
         "ignored": {"config_keys": plan.ignored, "weights": plan.plan.dropped},
@@ -124,7 +124,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         if facts["sentence"] is None
         else f"{facts['sentence']['dimension']} dimensions by {' + '.join(facts['sentence']['pooling'])} pooling",
         "prompts": "" if facts["sentence"] is None else ", ".join(facts["sentence"]["prompts"]),
-        "cross-encoder": "" if facts["cross_encoder"] is None else f"scores through {facts['cross_encoder']['activation']}",
+        "cross-encoder": ""
+        if facts["cross_encoder"] is None
+        else f"scores through {facts['cross_encoder']['activation']}",
         "reach": f"{facts['reach_tokens']:,} tokens",
         "memory": memory,
         "ignored": ", ".join(facts["ignored"]["config_keys"] + facts["ignored"]["weights"]) or "nothing",

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from bertie.config import Embeddings, EncoderConfig, Full, Learned
 from bertie.errors import ConfigError
-from bertie.families._tokenizers import RECIPES
 from bertie.families.bert import COUNTERS
 from bertie.families.common import (
     USUAL,
@@ -21,6 +20,7 @@ from bertie.families.common import (
 from bertie.families.convert import Rule, linear, stacked
 from bertie.families.family import Family
 from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: Keys) -> EncoderConfig:
@@ -68,6 +68,26 @@ def _dropout(k: Keys) -> float:
     return k.share("classifier_dropout_prob", 0.1)
 
 
+TOKENIZER = LegacyTokenizer(
+    kind="sentencepiece",
+    files=("spiece.model",),
+    cls="[CLS]",
+    sep="[SEP]",
+    unk="<unk>",
+    pad="<pad>",
+    mask="[MASK]",
+    bos="[CLS]",
+    eos="[SEP]",
+    mask_takes_space=True,
+    faithful=False,  # transformers 5 feeds it no segment ids
+    lowercase=True,
+    strip_accents=True,
+    prefix_space=True,
+    plain_quotes=True,
+    split_digit_comma=True,
+    split_whitespace=True,
+)
+
 FAMILY = Family(
     model_type="albert",
     architectures=architectures("Albert", ForPreTraining=("mlm", "sop"), **USUAL),
@@ -102,7 +122,8 @@ FAMILY = Family(
     },
     companions=("mlm", "sop", "pooler"),
     dropped=COUNTERS,
-    tokenizer=RECIPES["albert"],
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("AlbertTokenizer",),
     defaults={
         "hidden_size": 4096,
         "intermediate_size": 16384,

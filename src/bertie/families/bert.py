@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Learned
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import (
     USUAL,
     architectures,
@@ -20,6 +19,7 @@ from bertie.families.common import (
 from bertie.families.convert import Rule
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: Keys) -> EncoderConfig:
@@ -76,6 +76,17 @@ OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm
 # A buffer that counts 0, 1, 2, …: older versions saved it.
 COUNTERS = (r"^(\w+\.)?embeddings\.(position_ids|token_type_ids)$",)
 
+TOKENIZER = LegacyTokenizer(
+    kind="wordpiece",
+    files=("vocab.txt",),
+    cls="[CLS]",
+    sep="[SEP]",
+    unk="[UNK]",
+    pad="[PAD]",
+    mask="[MASK]",
+    lowercase=True,
+)
+
 FAMILY = Family(
     model_type="bert",
     architectures=architectures("Bert", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL),
@@ -85,6 +96,7 @@ FAMILY = Family(
     heads=heads("bert."),
     companions=("mlm", "nsp", "pooler"),
     dropped=COUNTERS,
-    tokenizer=RECIPES["bert"],
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("BertTokenizer",),
     renamed=OLD_NORMS,
 )

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from bertie.config import BlockSparse, EncoderConfig, Full, HeadConfig
 from bertie.families import bert
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import (
     USUAL,
     architectures,
@@ -21,6 +20,7 @@ from bertie.families.common import (
 from bertie.families.convert import Rule, linear
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: Keys) -> EncoderConfig:
@@ -61,6 +61,24 @@ def _answer() -> HeadTable:
     return HeadTable(config, weights)
 
 
+TOKENIZER = LegacyTokenizer(
+    kind="sentencepiece",
+    files=("spiece.model",),
+    cls="[CLS]",
+    sep="[SEP]",
+    unk="<unk>",
+    pad="<pad>",
+    mask="[MASK]",
+    bos="<s>",
+    eos="</s>",
+    mask_takes_space=True,
+    segments=False,
+    faithful=False,  # transformers 5 leaves out SentencePiece's own normalization
+    prefix_space=True,
+    strip="right",
+    collapse="▁",
+)
+
 FAMILY = Family(
     model_type="big_bird",
     architectures=architectures("BigBird", ForPreTraining=("mlm", "nsp"), **USUAL),
@@ -94,6 +112,7 @@ FAMILY = Family(
     },
     companions=("mlm", "nsp", "pooler"),
     dropped=bert.COUNTERS,
-    tokenizer=RECIPES["big_bird"],
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("BigBirdTokenizer",),
     defaults={"hidden_act": "gelu_new", "max_position_embeddings": 4096},
 )

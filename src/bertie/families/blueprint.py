@@ -27,6 +27,7 @@ from bertie.families import (
 from bertie.families.convert import Plan, Rule, Tie, resolve_ties
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -49,6 +50,9 @@ FAMILIES: dict[str, Family] = {
         roberta.XLM_ROBERTA,
     )
 }
+
+# These say nothing about the kind of tokenizer.
+_GENERIC_TOKENIZERS = (None, "PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
@@ -200,3 +204,18 @@ def _told(name: HeadName, table: HeadTable, config: HeadConfig, rules: list[Rule
     mine = [rule for rule in table.weights(config) if isinstance(rule, Rule)]
     own = [rule for rule in mine if rule.ours.startswith(f"heads.{name}.out.")] or mine
     return any(rename(theirs) in rename.found for rule in own for theirs in rule.theirs if theirs not in claimed)
+
+
+def recipe_for(model_type: str, tokenizer_class: str | None = None) -> LegacyTokenizer | None:
+    """How to read a folder's old vocabulary files: by the class that its tokenizer_config.json names, which may be that
+    of another family, else by the model's type; None for a class that nobody here knows.
+
+    >>> recipe_for("bert", "XLMRobertaTokenizer").files
+    ('sentencepiece.bpe.model',)
+    >>> recipe_for("bert", "HerbertTokenizer") is None
+    True
+    """
+    if tokenizer_class in _GENERIC_TOKENIZERS:
+        return FAMILIES[model_type].tokenizer
+    stem = tokenizer_class.removesuffix("Fast")
+    return next((family.tokenizer for family in FAMILIES.values() if stem in family.tokenizer_classes), None)

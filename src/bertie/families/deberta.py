@@ -8,7 +8,6 @@ from typing import Literal
 
 from bertie.config import Disentangled, Embeddings, EncoderConfig, Full, HeadConfig, HeadName, Learned, Position
 from bertie.errors import ConfigError
-from bertie.families._tokenizers import RECIPES
 from bertie.families.bert import COUNTERS
 from bertie.families.common import (
     USUAL,
@@ -23,6 +22,7 @@ from bertie.families.common import (
 from bertie.families.convert import Rule, Tie, linear, same
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
 
 Terms = tuple[Literal["c2p", "p2c"], ...]
 
@@ -161,6 +161,22 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
             yield from linear(f"{ours}.position_query", f"{theirs}.pos_q_proj")
 
 
+# GPT-2's vocabulary with BERT's special tokens.
+TOKENIZER = LegacyTokenizer(
+    kind="byte_bpe",
+    files=("vocab.json", "merges.txt"),
+    cls="[CLS]",
+    sep="[SEP]",
+    unk="[UNK]",
+    pad="[PAD]",
+    mask="[MASK]",
+    bos="[CLS]",
+    eos="[SEP]",
+    mask_takes_space=True,
+    faithful=False,  # transformers 5 puts two separators between a pair, and no segment ids
+    prefix_space=False,
+)
+
 FAMILY = Family(
     model_type="deberta",
     architectures=architectures("Deberta", **USUAL),
@@ -171,5 +187,6 @@ FAMILY = Family(
     alternatives=ALTERNATIVES,
     companions=("mlm",),
     dropped=DROPPED,
-    tokenizer=RECIPES["deberta"],
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("DebertaTokenizer",),
 )

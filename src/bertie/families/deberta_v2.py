@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from bertie.config import Convolution, Disentangled, EncoderConfig, Norm
 from bertie.families import deberta
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import USUAL, architectures, bert_blocks
 from bertie.families.convert import Rule, linear
 from bertie.families.family import Family
 from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: Keys) -> EncoderConfig:
@@ -55,6 +55,26 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
         yield from linear("encoder.conv.norm", "encoder.conv.LayerNorm")
 
 
+TOKENIZER = LegacyTokenizer(
+    kind="sentencepiece",
+    files=("spm.model",),
+    cls="[CLS]",
+    sep="[SEP]",
+    unk="[UNK]",
+    pad="[PAD]",
+    mask="[MASK]",
+    bos="[CLS]",
+    eos="[SEP]",
+    appended=("[MASK]",),  # SentencePiece's model has none: it follows the last piece
+    faithful=False,  # transformers 5 leaves out SentencePiece's own normalization
+    lowercase=False,
+    prefix_space=True,
+    strip="both",
+    collapse=" ",
+    # The published tokenizer.json knows no byte pieces, and all fine-tuned models have been fed its ids.
+    ignore_byte_fallback=True,
+)
+
 FAMILY = Family(
     model_type="deberta-v2",
     architectures=architectures("DebertaV2", **USUAL),
@@ -65,6 +85,7 @@ FAMILY = Family(
     alternatives=deberta.ALTERNATIVES,
     companions=("mlm",),
     dropped=deberta.DROPPED,
-    tokenizer=RECIPES["deberta-v2"],
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("DebertaV2Tokenizer",),
     defaults={"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 24},
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bertie.config import Activation, Embeddings, EncoderConfig, Full, Learned, Norm
 from bertie.errors import ConfigError
-from bertie.families._tokenizers import RECIPES
-from bertie.families.bert import COUNTERS
+from bertie.families.bert import COUNTERS, TOKENIZER
 from bertie.families.common import USUAL, architectures, bert_embeddings, head, mlm, qkv_sizes
 from bertie.families.convert import Rule, linear, stacked
 from bertie.families.family import Family
@@ -93,5 +93,6 @@ FAMILY = Family(
     },
     companions=("mlm",),
     dropped=COUNTERS,
-    tokenizer=RECIPES["distilbert"],
+    tokenizer=replace(TOKENIZER, segments=False),
+    tokenizer_classes=("DistilBertTokenizer",),
 )

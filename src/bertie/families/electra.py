@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from bertie.config import Activation, EncoderConfig
 from bertie.families import bert
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import USUAL, architectures, classifier_dropout, head, hidden_act, mlm
 from bertie.families.convert import Rule, linear
 from bertie.families.family import Family
@@ -82,7 +81,8 @@ FAMILY = Family(
     },
     companions=("mlm", "rtd"),
     dropped=bert.COUNTERS,
-    tokenizer=RECIPES["electra"],
+    tokenizer=bert.TOKENIZER,
+    tokenizer_classes=("ElectraTokenizer",),
     defaults={"hidden_size": 256, "intermediate_size": 1024},
     renamed=bert.OLD_NORMS,
 )

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from bertie.config import EncoderConfig
 from bertie.families import bert
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import USUAL, architectures
 from bertie.families.convert import Rule, same
 from bertie.families.family import Family
@@ -39,6 +38,6 @@ FAMILY = Family(
     heads=bert.heads("ernie."),
     companions=("mlm", "nsp", "pooler"),
     dropped=bert.COUNTERS,
-    tokenizer=RECIPES["ernie"],
+    tokenizer=bert.TOKENIZER,
     renamed=bert.OLD_NORMS,
 )

@@ -37,6 +37,7 @@ class Family:
     companions: tuple[HeadName, ...] = ()
     dropped: tuple[str, ...] = ()  # patterns of tensors that are not needed
     tokenizer: LegacyTokenizer | None = None  # how to read vocabulary files older than tokenizer.json
+    tokenizer_classes: tuple[str, ...] = ()  # the original's names for it, without the ending "Fast"
     renamed: Mapping[str, str] = field(default_factory=dict)  # endings of old spellings, and the present ones
     # What the original takes for a config key that is not there, where that is not what `read` would take.
     defaults: Mapping[str, Any] = field(default_factory=dict)

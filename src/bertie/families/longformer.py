@@ -8,7 +8,6 @@ from dataclasses import replace
 from bertie.config import EncoderConfig, HeadName, Sliding
 from bertie.errors import ConfigError
 from bertie.families import bert, roberta
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import USUAL, architectures, head, hidden_dropout, qkv_sizes
 from bertie.families.convert import Rule, stacked
 from bertie.families.family import Family, HeadTable
@@ -79,5 +78,6 @@ FAMILY = Family(
     heads=heads(),
     companions=("mlm", "pooler"),
     dropped=bert.COUNTERS,
-    tokenizer=RECIPES["longformer"],
+    tokenizer=roberta.TOKENIZER,
+    tokenizer_classes=("LongformerTokenizer",),
 )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bertie.config import Bucketed, Embeddings, EncoderConfig, Full, Learned
-from bertie.families import roberta
-from bertie.families._tokenizers import RECIPES
-from bertie.families.bert import COUNTERS
+from bertie.families import bert, roberta
 from bertie.families.common import (
     USUAL,
     architectures,
@@ -60,6 +59,21 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
         yield from linear(f"{ours}.post_ff", f"{theirs}.output.LayerNorm")
 
 
+TOKENIZER = replace(
+    bert.TOKENIZER,
+    cls="<s>",
+    sep="</s>",
+    pad="<pad>",
+    mask="<mask>",
+    bos="<s>",
+    eos="</s>",
+    extra=("<unk>",),  # fairseq's, in the vocabulary and in the published tokenizer.json, beside [UNK]
+    mask_takes_space=True,
+    pair=roberta.FAIRSEQ_PAIR,
+    segments=False,
+    trim_offsets=True,
+)
+
 FAMILY = Family(
     model_type="mpnet",
     architectures=architectures("MPNet", **USUAL),
@@ -91,6 +105,7 @@ FAMILY = Family(
         "pooler": pooler("mpnet.pooler.dense"),
     },
     companions=("mlm", "pooler"),
-    dropped=COUNTERS,
-    tokenizer=RECIPES["mpnet"],
+    dropped=bert.COUNTERS,
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("MPNetTokenizer",),
 )

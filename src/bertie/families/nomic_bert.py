@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Rotary
 from bertie.families import bert
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import architectures, bert_fields, mlm
 from bertie.families.convert import Rule, linear, same, stacked
 from bertie.families.family import Family, HeadTable
@@ -79,6 +78,6 @@ FAMILY = Family(
     heads=HEADS,
     companions=("mlm", "pooler"),
     dropped=(r"rotary_emb\.\w*inv_freq$", *bert.COUNTERS),
-    tokenizer=RECIPES["nomic_bert"],
+    tokenizer=bert.TOKENIZER,
     defaults={"hidden_act": "silu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
 )

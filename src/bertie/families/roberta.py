@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Learned
 from bertie.families import bert
-from bertie.families._tokenizers import RECIPES
 from bertie.families.common import (
     USUAL,
     architectures,
@@ -18,6 +18,7 @@ from bertie.families.common import (
 )
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
+from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: Keys) -> EncoderConfig:
@@ -68,7 +69,54 @@ def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
     }
 
 
-def family(model_type: str, stem: str) -> Family:
+# fairseq closes the first text and opens the second: two separators. It has no segments.
+FAIRSEQ_PAIR = "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0"
+TOKENIZER = LegacyTokenizer(
+    kind="byte_bpe",
+    files=("vocab.json", "merges.txt"),
+    cls="<s>",
+    sep="</s>",
+    unk="<unk>",
+    pad="<pad>",
+    mask="<mask>",
+    bos="<s>",
+    eos="</s>",
+    mask_takes_space=True,
+    pair=FAIRSEQ_PAIR,
+    segments=False,
+    prefix_space=False,
+    trim_offsets=True,
+)
+# fairseq put its own four tokens before SentencePiece's pieces, whose first three (<unk>, <s>, </s>) it threw away.
+XLM_TOKENIZER = LegacyTokenizer(
+    kind="sentencepiece",
+    files=("sentencepiece.bpe.model",),
+    cls="<s>",
+    sep="</s>",
+    unk="<unk>",
+    pad="<pad>",
+    mask="<mask>",
+    bos="<s>",
+    eos="</s>",
+    mask_takes_space=True,
+    pair=FAIRSEQ_PAIR,
+    segments=False,
+    prefix_space=True,
+    head=(("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)),
+    skip=3,
+    tail=("<mask>",),
+    split_whitespace=True,
+)
+# Here fairseq's four were put before a model whose <s> and </s> stayed in use (ids 5 and 6).
+CAMEMBERT_TOKENIZER = replace(
+    XLM_TOKENIZER,
+    head=(("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)),
+    skip=1,
+    extra=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
+)
+
+
+def family(model_type: str, stem: str, tokenizer: LegacyTokenizer) -> Family:
     """One of the three that differ in name and tokenizer only."""
     return Family(
         model_type=model_type,
@@ -79,11 +127,12 @@ def family(model_type: str, stem: str) -> Family:
         heads=heads("roberta."),
         companions=("mlm", "pooler"),
         dropped=bert.COUNTERS,
-        tokenizer=RECIPES[model_type],
+        tokenizer=tokenizer,
+        tokenizer_classes=(f"{stem}Tokenizer",),
         renamed=bert.OLD_NORMS,
     )
 
 
-ROBERTA = family("roberta", "Roberta")
-XLM_ROBERTA = family("xlm-roberta", "XLMRoberta")
-CAMEMBERT = family("camembert", "Camembert")
+ROBERTA = family("roberta", "Roberta", TOKENIZER)
+XLM_ROBERTA = family("xlm-roberta", "XLMRoberta", XLM_TOKENIZER)
+CAMEMBERT = family("camembert", "Camembert", CAMEMBERT_TOKENIZER)

@@ -35,10 +35,9 @@ def attend(
     pieces, order = [], []
     for n, starts in _groups(lengths, heads):
         tokens = torch.tensor([s + t for s in starts for t in range(n)], device=q.device)
-        stack = (len(starts), n)
         # (T, H, d) -> (b, H, n, d)
-        qs, ks, vs = (x[tokens].unflatten(0, stack).transpose(1, 2) for x in (q, k, v))
-        global_keys = None if global_tokens is None else global_tokens[tokens].unflatten(0, stack)  # (b, n)
+        qs, ks, vs = (x[tokens].view(len(starts), n, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        global_keys = None if global_tokens is None else global_tokens[tokens].view(len(starts), n)  # (b, n)
         out = _attend_stack(qs, ks, vs, scale, pattern, relative, global_keys, dropout)
         pieces.append(out.transpose(1, 2).flatten(0, 1))  # (b, H, n, d) -> (b · n, H, d)
         order.append(tokens)

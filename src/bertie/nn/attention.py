@@ -39,14 +39,15 @@ class QKV(nn.Module):
         """The bias over all three, zero where there is none."""
         if self.bias is None or self.with_bias == "qkv":
             return self.bias
-        query, value = self.bias.split((self.sizes[0], self.sizes[2]))
+        query, value = self.bias[: self.sizes[0]], self.bias[self.sizes[0] :]
         return torch.cat((query, query.new_zeros(self.sizes[1]), value))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(T, D) -> (T, H, d), (T, G, d), (T, G, d)."""
-        parts = F.linear(x, self.weight, self.full_bias()).split(self.sizes, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_width)) for part in parts)
-        return q, k, v
+        y = F.linear(x, self.weight, self.full_bias())
+        y = y.view(len(x), -1, self.head_width)  # (T, (H + 2G) · d) -> (T, H + 2G, d)
+        heads, key_heads = self.sizes[0] // self.head_width, self.sizes[1] // self.head_width
+        return y[:, :heads], y[:, heads : heads + key_heads], y[:, heads + key_heads :]
 
 
 class SelfAttention(nn.Module):
@@ -103,7 +104,7 @@ class SelfAttention(nn.Module):
             queries, keys, _ = self.qkv(table)  # (R, D) -> (R, H, d)
         else:
             keys, queries = (
-                None if layer is None else layer(table).unflatten(-1, (self.cfg.heads, -1))
+                None if layer is None else layer(table).view(len(table), self.cfg.heads, -1)
                 for layer in (self.position_key, self.position_query)
             )
         return Relative(
@@ -114,7 +115,8 @@ class SelfAttention(nn.Module):
 
     def _answer_globals(self, x: Tensor, y: Tensor, batch: Batch, dropout: float) -> Tensor:
         """Global tokens see the whole text, through projections of their own."""
-        assert self.global_qkv is not None and batch.global_tokens is not None
+        assert self.global_qkv is not None
+        assert batch.global_tokens is not None
         q, k, v = self.global_qkv(x)
         chosen = batch.global_tokens.nonzero()[:, 0]
         answers, start = [], 0

@@ -72,7 +72,10 @@ class TokenEmbeddings(nn.Module):
                 f"text {text} of the batch has {batch.max_len} tokens; the model's position table reaches "
                 f"{self.learned.reach}"
             )
-        for name, values, size in (("ids", batch.ids, cfg.vocab), ("segments", batch.segments, cfg.embeddings.segments)):
+        for name, values, size in (
+            ("ids", batch.ids, cfg.vocab),
+            ("segments", batch.segments, cfg.embeddings.segments),
+        ):
             # A model without segments ignores them, as the original does.
             if size and (int(values.min()) < 0 or int(values.max()) >= size):
                 bad = int(values[(values < 0) | (values >= size)][0])

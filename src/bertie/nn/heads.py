@@ -35,7 +35,7 @@ class Residual(nn.Module):
 class Head(nn.Module):
     """Pool (of a text), transform, project: each step only where the config has it."""
 
-    def __init__(self, cfg: HeadConfig, encoder: EncoderConfig, words: nn.Parameter) -> None:
+    def __init__(self, cfg: HeadConfig, encoder: EncoderConfig, words: Tensor) -> None:
         super().__init__()
         self.cfg = cfg
         width = encoder.width

@@ -88,7 +88,9 @@ class Batch:
     def text_of_token(self) -> Tensor:
         """(T,) the number of the text that each token belongs to."""
         lengths = self.cu_seqlens.diff().long()
-        return torch.repeat_interleave(torch.arange(len(self), device=lengths.device), lengths, output_size=len(self.ids))
+        return torch.repeat_interleave(
+            torch.arange(len(self), device=lengths.device), lengths, output_size=len(self.ids)
+        )
 
 
 def pack(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

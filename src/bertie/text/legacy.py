@@ -3,17 +3,11 @@
 Three kinds of files are read: `vocab.txt` (WordPiece), `vocab.json` with `merges.txt` (byte-level BPE) and a
 SentencePiece model. What a file does not say (special tokens, template, id layout, text rules) is the checkpoint
 family's knowledge and comes in as a `LegacyTokenizer`, a recipe of plain facts. No family is named here.
-
-SentencePiece's protobuf is read by the forty lines at the end, so that neither protobuf nor sentencepiece is needed.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,11 +24,11 @@ from tokenizers import (
 )
 
 from bertie.errors import CheckpointError, ConfigError
+from bertie.text.files import parse_json, read_bytes, read_text, rust_errors, typed
+from bertie.text.sentencepiece import CONTROL, NORMAL, USER, read_sentencepiece
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which transformers adds what is missing
 LOW_LINE = "▁"  # SentencePiece's visible space
-MAX_BYTES = 1 << 28  # the largest known vocabulary file has 17 MB; beyond this it is an accident or an attack
-MAX_PIECES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +116,7 @@ def read_settings(folder: Path) -> Settings:
     declared: dict[int, AddedToken] = {}
     if "added_tokens_decoder" in options:
         # The newer form: it holds everything, and transformers reads neither of the other two files beside it.
-        table = _typed(options["added_tokens_decoder"], dict, "tokenizer_config.json: added_tokens_decoder")
+        table = typed(options["added_tokens_decoder"], dict, "tokenizer_config.json: added_tokens_decoder")
         for key, value in table.items():
             if not key.isascii() or not key.isdigit() or len(key) > 9:
                 raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder has the key {key!r}, not an id")
@@ -143,7 +137,7 @@ def read_settings(folder: Path) -> Settings:
                 extra.append(token)  # a model's own token, such as "image_token"
     for key in ("additional_special_tokens", "extra_special_tokens"):
         more = values.get(key) or []
-        for value in more.values() if isinstance(more, dict) else _typed(more, list, key):
+        for value in more.values() if isinstance(more, dict) else typed(more, list, key):
             extra.append(_added(value, key, special=True))
     if "added_tokens_decoder" not in options:
         specials = {t.content for t in (*named.values(), *extra)}
@@ -164,7 +158,7 @@ def _added(value: Any, where: str, special: bool | None = None) -> AddedToken:
     """An AddedToken from its two JSON forms: a string, or an object of flags."""
     if isinstance(value, str):
         value = {"content": value}
-    flags = {k: v for k, v in _typed(value, dict, where).items() if k not in ("content", "__type", "id")}
+    flags = {k: v for k, v in typed(value, dict, where).items() if k not in ("content", "__type", "id")}
     content = value.get("content")
     known = {"lstrip", "rstrip", "single_word", "normalized", "special"}
     if not isinstance(content, str) or not content or not _encodable(content):
@@ -293,7 +287,7 @@ def _sentencepiece(
     if model.kind == "unigram":
         tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocab[unk], byte_fallback=False))
     else:
-        outside = {text for text, _, kind in model.pieces if kind not in (_NORMAL, _USER)}
+        outside = {text for text, _, kind in model.pieces if kind not in (NORMAL, USER)}
         merges = _merges([(text, score) for text, score in pieces if text not in outside])
         tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unk, fuse_unk=True))
     rules = normalizer(recipe, settings, model.charsmap, model.trims_spaces)
@@ -306,9 +300,9 @@ def _sentencepiece(
     for text, _, kind in model.pieces[recipe.skip :]:
         # SentencePiece finds user-defined symbols as it finds pieces, and so does the model here. Only one that the
         # normalizer would change must be taken out of the text before it.
-        changed = kind == _USER and rules is not None and rules.normalize_str(text) != text
-        if kind == _CONTROL or changed or (kind == _USER and any(c.isspace() for c in text)):
-            odd.append(AddedToken(text, normalized=False, special=kind == _CONTROL))
+        changed = kind == USER and rules is not None and rules.normalize_str(text) != text
+        if kind == CONTROL or changed or (kind == USER and any(c.isspace() for c in text)):
+            odd.append(AddedToken(text, normalized=False, special=kind == CONTROL))
     roles = {t.content for t in named.values()}  # these come later, with their own flags
     tokenizer.add_tokens([t for t in odd if t.content not in roles])
     return tokenizer
@@ -477,188 +471,9 @@ def _template(
     return processors.Sequence([trim, template])
 
 
-# ── reading files ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextmanager
-def rust_errors(what: str) -> Iterator[None]:
-    """Turn what the Rust library raises into a CheckpointError: bare Exceptions, and panics that are not even those.
-
-    >>> with rust_errors("tokenizer.json"):
-    ...     Tokenizer.from_str("{")
-    Traceback (most recent call last):
-    bertie.errors.CheckpointError: tokenizer.json is broken: EOF while parsing an object at line 1 column 1
-    """
-    try:
-        yield
-    except (CheckpointError, ConfigError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise CheckpointError(f"{what} is broken: {str(error)[:300]}") from error
-
-
-def read_bytes(path: Path) -> bytes:
-    """A file's bytes; a file that cannot be read or is absurdly big is a CheckpointError."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes; a tokenizer file may have {MAX_BYTES}")
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def read_text(path: Path) -> str:
-    """A file's text; anything but UTF-8 is a CheckpointError."""
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path} is not UTF-8 text: {error}") from error
-
-
-def parse_json(raw: bytes, name: str) -> dict[str, Any]:
-    """A JSON object; anything else is a CheckpointError.
-
-    >>> parse_json(b'{"a": 1}', "a.json")
-    {'a': 1}
-    """
-    try:
-        value = json.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not JSON: {error}") from error
-    result: dict[str, Any] = _typed(value, dict, name)
-    return result
-
-
-def _typed(value: Any, kind: type, where: str) -> Any:
-    if not isinstance(value, kind):
-        raise CheckpointError(f"{where} must hold a JSON {kind.__name__}, not {type(value).__name__}")
-    return value
-
-
 def _encodable(text: str) -> bool:
     try:
         text.encode("utf-8")  # "\\ud800" is legal JSON and no text
     except UnicodeEncodeError:
         return False
     return True
-
-
-# ── SentencePiece's ModelProto ────────────────────────────────────────────────────────────────────────────────────────
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # sentencepiece_model.proto, SentencePiece.Type
-
-
-@dataclass(frozen=True, slots=True)
-class SentencePieceModel:
-    """The parts of a SentencePiece model that decide about ids."""
-
-    pieces: list[tuple[str, float, int]]  # text, score, type
-    kind: Literal["unigram", "bpe"]
-    unk_id: int
-    byte_fallback: bool
-    charsmap: bytes
-    prefix_space: bool
-    trims_spaces: bool
-
-
-def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a SentencePiece model file, checking everything that a broken or hostile file could get wrong."""
-    try:
-        model = _parse_model(memoryview(read_bytes(path)), str(path))
-    except (ValueError, TypeError, IndexError, struct.error) as error:  # UnicodeDecodeError is a ValueError
-        if isinstance(error, ConfigError):
-            raise
-        raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from error
-    return model
-
-
-def _parse_model(data: memoryview, path: str) -> SentencePieceModel:
-    pieces: list[tuple[str, float, int]] = []
-    # The proto's defaults, which a file leaves out.
-    trainer: dict[int, Any] = {}
-    rules: dict[int, Any] = {}
-    for number, value in _fields(data):
-        if number == 1:
-            if len(pieces) == MAX_PIECES:
-                raise ValueError(f"more than {MAX_PIECES} pieces")
-            pieces.append(_piece(value))
-        elif number == 2:
-            trainer.update(_fields(value))
-        elif number == 3:
-            rules.update(_fields(value))
-    kind = {1: "unigram", 2: "bpe"}.get(trainer.get(3, 1))
-    if kind is None:
-        raise ConfigError(f"{path}: SentencePiece model_type={trainer[3]}; supported: 1 (unigram) and 2 (bpe)")
-    if trainer.get(24, 0):
-        raise ConfigError(f"{path}: treat_whitespace_as_suffix is not supported")
-    if any(kind == _UNUSED for _, _, kind in pieces):
-        raise ConfigError(f"{path}: unused pieces (a restricted vocabulary) are not supported")
-    unk_id = trainer.get(40, 0)
-    if not isinstance(unk_id, int) or unk_id >= len(pieces) or pieces[unk_id][2] != _UNKNOWN:
-        raise ValueError(f"unk_id={unk_id!r} is not the unknown piece of {len(pieces)}")
-    charsmap = rules.get(2, b"")
-    if not isinstance(charsmap, bytes | memoryview):
-        raise ValueError("precompiled_charsmap must be bytes")
-    return SentencePieceModel(
-        pieces=pieces,
-        kind="unigram" if kind == "unigram" else "bpe",
-        unk_id=unk_id,
-        byte_fallback=bool(trainer.get(35, 0)),
-        charsmap=bytes(charsmap),
-        prefix_space=bool(rules.get(3, 1)),
-        trims_spaces=bool(rules.get(4, 1)),
-    )
-
-
-def _piece(data: memoryview) -> tuple[str, float, int]:
-    text, score, kind = "", 0.0, _NORMAL
-    for number, value in _fields(data):
-        if number == 1:
-            text = str(value, "utf-8")  # of a number this is a TypeError, where bytes(value) would fill the memory
-        elif number == 2:
-            score = struct.unpack("<f", value)[0]
-        elif number == 3:
-            kind = value
-    if not text:
-        raise ValueError("a piece has no text")
-    if not math.isfinite(score) or kind not in range(1, 7):
-        raise ValueError(f"piece {text!r} has score={score} and type={kind}")
-    return text, score, kind
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """A message's fields: varints as int, everything else as its bytes. Nothing is sized by what a file claims."""
-    if not isinstance(data, memoryview):
-        raise ValueError("a message was expected")
-    at, end = 0, len(data)
-    while at < end:
-        key, at = _varint(data, at)
-        wire = key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        if wire == 2:
-            size, at = _varint(data, at)
-        elif wire == 5:
-            size = 4
-        elif wire == 1:
-            size = 8
-        else:
-            raise ValueError(f"wire type {wire}")
-        if size > end - at:
-            raise ValueError(f"a field of {size} bytes where {end - at} are left")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-    raise ValueError("a number of more than ten bytes")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bertie.errors import CheckpointError, ConfigError, InputError
 from bertie.text import legacy as old
+from bertie.text.files import read_text, rust_errors
 from bertie.text.legacy import LegacyTokenizer, Settings
 
 IntArray = NDArray[np.int64]
@@ -108,8 +109,8 @@ class Tokenizer:
         settings = old.read_settings(folder)
         file = folder / "tokenizer.json"
         if file.is_file():
-            text = old.read_text(file)
-            with old.rust_errors(str(file)):
+            text = read_text(file)
+            with rust_errors(str(file)):
                 backend = tokenizers.Tokenizer.from_str(text)
                 # As transformers does: what the other files declare and tokenizer.json lacks is added behind it.
                 old.add_declared(backend, settings)
@@ -124,7 +125,7 @@ class Tokenizer:
                 "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
         backend = old.build(folder, legacy)
-        with old.rust_errors(f"the tokenizer in {folder}"):
+        with rust_errors(f"the tokenizer in {folder}"):
             return cls(backend, legacy, settings)
 
     # ── text to ids ──
@@ -169,7 +170,7 @@ class Tokenizer:
             raise InputError(f"ids must be one row of integers, not {numbers.dtype} of shape {numbers.shape}")
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < 1 << 32:
             raise InputError(f"ids range from {numbers.min()} to {numbers.max()}; allowed: 0 to {self.vocab_size - 1}")
-        with old.rust_errors("the tokenizer's decoder"):
+        with rust_errors("the tokenizer's decoder"):
             return self._backend.decode(numbers.tolist(), skip_special_tokens=skip_special)
 
     # ── facts ──

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertie import Embedder
+from bertie.errors import InputError
+from tests.sentence.tiny import old_folder, save_bert
+
+TEXTS = ["the cat sat", "a dog ran on the mat", "", "dog", "a " * 30, "find the dog"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    base = save_bert(tmp_path_factory.mktemp("base"), limit=10)
+    modules = [Transformer(str(base)), Pooling(16, "mean", include_prompt=False), Normalize()]
+    saved = tmp_path_factory.mktemp("sentence")
+    SentenceTransformer(modules=modules, device="cpu", prompts={"query": "find : "}).save(str(saved))
+    return saved
+
+
+@pytest.mark.parametrize("prompt", [None, "query"])
+def test_same_vectors_as_sentence_transformers(folder: Path, prompt: str | None) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    texts = [text for text in TEXTS if text or not prompt]
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(texts, prompt_name=prompt)
+    ours = Embedder.load(folder, long="truncate").embed(texts, prompt=prompt)
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_old_folder_with_the_transformer_in_a_folder(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    old = old_folder(save_bert(tmp_path / "base"), tmp_path / "old")
+    theirs = SentenceTransformer(str(old), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(Embedder.load(old, long="truncate").embed(TEXTS), theirs, atol=1e-6)
+
+
+def test_a_text_beyond_reach_is_an_error_unless_cutting_was_asked_for(folder: Path) -> None:
+    with pytest.raises(InputError, match="text 1 has 32 tokens and the model reads 10"):
+        Embedder.load(folder).embed(["dog", "a " * 30])
+
+
+def test_a_plain_encoder_is_pooled_by_the_mean(tmp_path: Path) -> None:
+    embedder = Embedder.load(save_bert(tmp_path))
+    assert embedder.embed(["the cat", "dog"]).shape == (2, 16)
+    assert embedder.embed([]).shape == (0, 16)
+
+
+def test_refusals(folder: Path) -> None:
+    embedder = Embedder.load(folder)
+    with pytest.raises(InputError, match="list of texts"):
+        embedder.embed("the cat")
+    with pytest.raises(InputError, match="prompt='passage' is not one of the checkpoint's prompts: .*query"):
+        embedder.embed(["dog"], prompt="passage")
+    with pytest.raises(InputError, match="long='window'"):
+        Embedder(embedder.checkpoint, long="window")  # type: ignore[arg-type]
