@@ -1,7 +1,7 @@
 """Bertie: one toolkit for encoder-only transformers.
 
 >>> import bertie
->>> checkpoint = bertie.Checkpoint.load("path, built-in name or hub id")    # doctest: +SKIP
+>>> model = bertie.load("path, built-in name or hub id")    # the right task object    # doctest: +SKIP
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from bertie.errors import (
     BertieError,
     CheckpointError,
     ConfigError,
+    ExistsError,
     InputError,
     MissingPackageError,
     NotFoundError,
@@ -19,7 +20,7 @@ from bertie.errors import (
 if TYPE_CHECKING:
     from bertie.config import EncoderConfig
     from bertie.hub import Checkpoint
-    from bertie.tasks.embed import Embedder
+    from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot, load
     from bertie.text.batch import Batch
     from bertie.text.tokenizer import Tokenizer
 
@@ -28,23 +29,33 @@ __all__ = [
     "BertieError",
     "Checkpoint",
     "CheckpointError",
+    "Classifier",
     "ConfigError",
     "Embedder",
     "EncoderConfig",
+    "ExistsError",
     "InputError",
+    "MaskedLM",
     "MissingPackageError",
     "NotFoundError",
+    "Reader",
+    "Reranker",
+    "Tagger",
     "Tokenizer",
+    "ZeroShot",
     "__version__",
+    "load",
 ]
 
 # Where each public name lives. They are imported when first used, so that `import bertie` costs no torch.
 _HOME = {
     "Batch": "bertie.text.batch",
     "Checkpoint": "bertie.hub",
-    "Embedder": "bertie.tasks.embed",
     "EncoderConfig": "bertie.config",
     "Tokenizer": "bertie.text.tokenizer",
+    **dict.fromkeys(
+        ("Classifier", "Embedder", "MaskedLM", "Reader", "Reranker", "Tagger", "ZeroShot", "load"), "bertie.tasks"
+    ),
 }
 
 

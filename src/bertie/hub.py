@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from bertie import store
 from bertie.config import HeadName
@@ -220,10 +221,22 @@ def _read(
     )
 
 
+class _Unfilled(TorchFunctionMode):
+    """Leaves out the first filling of weights: there is no memory to fill, and torch would load its compiler for it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def build(plan: Blueprint) -> Model:
     """The model of a blueprint, with shapes but without memory."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Unfilled():
             return Model(plan.encoder, plan.heads)
     except RuntimeError as error:
         raise ConfigError(f"config.json describes a model that no machine can hold: {error}") from None

@@ -112,8 +112,7 @@ class PickleSource:
         self._tensors: dict[str, Tensor] = {}
         for path, listed in files.items():
             try:
-                _check_zip(path)
-                part = torch.load(path, map_location="cpu", weights_only=True)
+                part = torch.load(path, map_location="cpu", weights_only=True, mmap=_check_zip(path))
             except Exception as error:  # whatever an unpickler meets in a broken file
                 raise CheckpointError(f"{path.name} cannot be read as plain tensors: {str(error)[:300]}") from None
             if not isinstance(part, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in part.items()):
@@ -131,8 +130,11 @@ class PickleSource:
         return self._tensors[name]
 
 
-def _check_zip(path: Path) -> None:
-    """Compare the parts of a .bin with the checksums inside it, which torch itself does not; old ones have none."""
+def _check_zip(path: Path) -> bool:
+    """Compare the parts of a .bin with the checksums inside it, which torch itself does not; old ones have none.
+
+    Whether it has any, which also means that it can be read in place.
+    """
     with path.open("rb") as f:
         is_zip = f.read(4) == b"PK\x03\x04"
     if is_zip:
@@ -142,6 +144,7 @@ def _check_zip(path: Path) -> None:
                 raise ValueError("its parts are compressed")
             if (broken := archive.testzip()) is not None:
                 raise ValueError(f"the part {broken} is damaged")
+    return is_zip
 
 
 def _is_plain(value: object) -> bool:

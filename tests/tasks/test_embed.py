@@ -43,9 +43,9 @@ def test_old_folder_with_the_transformer_in_a_folder(tmp_path: Path) -> None:
     np.testing.assert_allclose(Embedder.load(old, long="truncate").embed(TEXTS), theirs, atol=1e-6)
 
 
-def test_a_text_beyond_reach_is_an_error_unless_cutting_was_asked_for(folder: Path) -> None:
+def test_a_text_beyond_reach_is_an_error_if_so_asked(folder: Path) -> None:
     with pytest.raises(InputError, match="text 1 has 32 tokens and the model reads 10"):
-        Embedder.load(folder).embed(["dog", "a " * 30])
+        Embedder.load(folder, long="error").embed(["dog", "a " * 30])
 
 
 def test_a_plain_encoder_is_pooled_by_the_mean(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_refusals(folder: Path) -> None:
     embedder = Embedder.load(folder)
     with pytest.raises(InputError, match="list of texts"):
         embedder.embed("the cat")
-    with pytest.raises(InputError, match="prompt='passage' is not one of the checkpoint's prompts: .*query"):
+    with pytest.raises(InputError, match=r"prompt='passage' is not one of the checkpoint's prompts: .*query"):
         embedder.embed(["dog"], prompt="passage")
-    with pytest.raises(InputError, match="long='window'"):
-        Embedder(embedder.checkpoint, long="window")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="long='cut' must be one of window, error, truncate"):
+        Embedder(embedder.checkpoint, long="cut")  # type: ignore[arg-type]

@@ -109,7 +109,10 @@ class SentenceModules(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, prompt_lengths: Sequence[int] | None = None) -> Tensor:
         """(T, D) -> (B, dimension). See `Pooling.forward` for how prompt_lengths are counted."""
-        vectors: Tensor = self.pooling(hidden, batch, prompt_lengths)
+        return self.project(self.pooling(hidden, batch, prompt_lengths))
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """(B, pooled width) -> (B, dimension): all that follows the pooling."""
         for layer in self.layers:
             vectors = layer(vectors)
         return vectors[:, : self.truncate_dim]

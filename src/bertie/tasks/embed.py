@@ -1,99 +1,147 @@
-"""Texts to vectors."""
+"""Texts to vectors.
+
+Over several windows, the pooled vectors are averaged with the tokens that each window answers for as weights, before
+whatever follows the pooling (a dense layer, the scaling to length 1).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from bertie.errors import InputError
 from bertie.hub import Checkpoint
 from bertie.sentence import SentenceModules
-from bertie.text.batch import Batch, pack
-from bertie.text.tokenizer import Encoding
+from bertie.tasks.base import FloatArray, Long, Task, pooled, reading
+from bertie.text.batch import Batch
+from bertie.text.windows import Window
 
-TOKENS_A_BATCH = 8192
+POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
 
 
-class Embedder:
-    """A checkpoint that turns each text into one vector, as its sentence-transformers modules say.
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """A text's vector."""
 
-    A checkpoint without such modules is pooled by the mean over tokens.
+    vector: NDArray[np.float32]
+    tokens_total: int
+    tokens_read: int
+    windows: int
 
-    >>> embedder = Embedder.load("path/to/all-MiniLM-L6-v2")                    # doctest: +SKIP
-    >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape   # doctest: +SKIP
+
+class Embedder(Task[str, Embedding]):
+    """Turns each text into one vector, as the checkpoint's sentence-transformers modules say.
+
+    A checkpoint without such modules is pooled by the mean over tokens, unless `pooling` says otherwise: cls, mean,
+    max, last or weighted-mean. `normalize` scales vectors to length 1; `dimensions` keeps their first numbers, as
+    models trained for it allow, before the scaling.
+
+    >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")       # doctest: +SKIP
+    >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape    # doctest: +SKIP
     (2, 384)
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, long: Literal["error", "truncate"] = "error") -> None:
-        if long not in ("error", "truncate"):
-            raise InputError(f"long={long!r} must be 'error' or 'truncate'")
-        if checkpoint.tokenizer is None:
-            raise InputError(f"{checkpoint.source} has no tokenizer, and embedding texts needs one")
-        self.checkpoint = checkpoint
-        self.tokenizer = checkpoint.tokenizer
-        self.modules = checkpoint.sentence or SentenceModules.fresh(checkpoint.model.config.width, normalize=False)
-        self.long = long
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        long: Long = "window",
+        pooling: Literal["cls", "mean", "max", "last", "weighted-mean"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+    ) -> None:
+        super().__init__(checkpoint, long=long)
+        if pooling is not None and pooling not in POOLING:
+            raise InputError(f"pooling={pooling!r} must be one of {', '.join(POOLING)}")
+        width = checkpoint.model.config.width
+        if pooling is None:
+            self.modules = checkpoint.sentence or SentenceModules.fresh(width, normalize=False)
+        else:
+            self.modules = SentenceModules.fresh(width, pooling=POOLING[pooling], normalize=False)
+            if checkpoint.sentence is not None:
+                self.modules.prompts = checkpoint.sentence.prompts
+                self.modules.default_prompt = checkpoint.sentence.default_prompt
+                self.modules.lower_case = checkpoint.sentence.lower_case
+        if dimensions is not None and not 1 <= dimensions <= self.modules.dimension:
+            raise InputError(f"dimensions={dimensions} must lie between 1 and {self.modules.dimension}")
+        self.normalize, self.dimensions = normalize, dimensions
+        self._prompt = ""
 
     @classmethod
-    def load(cls, name: str | Path, *, long: Literal["error", "truncate"] = "error", **options: Any) -> Embedder:
-        """Load a checkpoint; `options` are those of `Checkpoint.load`."""
-        return cls(Checkpoint.load(name, **options), long=long)
+    def load(cls, name: str | Path, *, long: Long = "window", **options: Any) -> Self:
+        """Load a checkpoint; `options` are `pooling`, `normalize`, `dimensions`, and those of `Checkpoint.load`."""
+        mine = {key: options.pop(key) for key in ("pooling", "normalize", "dimensions") if key in options}
+        return cls(Checkpoint.load(name, **options), long=long, **mine)
 
     @property
     def dimension(self) -> int:
         """The length of a vector."""
-        return self.modules.dimension
+        return self.dimensions or self.modules.dimension
 
-    @torch.inference_mode()
-    def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> NDArray[np.float32]:
-        """(N, dimension) one vector a text, in the order given. `prompt` names one of the checkpoint's prompts.
+    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
+        """(N, dimension) one vector a text, in order. `prompt` names one of the checkpoint's prompts."""
+        vectors = [one.vector for one in self.embed_each(texts, prompt=prompt)]
+        return np.stack(vectors) if vectors else np.empty((0, self.dimension), dtype=np.float32)
 
-        A text beyond the model's reach is an error, or, if the embedder was made so, cut; never cut unasked.
-        """
+    def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
+        """As `embed`, one by one, each with how much of its text was read."""
         if isinstance(texts, str):
             raise InputError("embed takes a list of texts; put a single text into a list")
-        prefix = self._prefix(prompt)
-        if self.modules.lower_case:
-            texts = [text.lower() for text in texts]
-        encodings = [self._fit(i, e) for i, e in enumerate(self.tokenizer.encode_batch([prefix + t for t in texts]))]
-        # The prompt with what precedes it and without what follows: tokens that pooling may be told to leave out.
-        skip = len(self.tokenizer.encode(prefix)) - 1 if prefix else 0
-        out = np.empty((len(encodings), self.dimension), dtype=np.float32)
-        for group in pack([len(e) for e in encodings], TOKENS_A_BATCH):
-            batch = Batch.from_encodings([encodings[i] for i in group]).to(self.checkpoint.model.device)
-            vectors = self.modules(self.checkpoint.model.hidden(batch), batch, [skip] * len(group))
-            out[group] = vectors.float().cpu().numpy()
-        return out
-
-    def _prefix(self, name: str | None) -> str:
-        name = name if name is not None else self.modules.default_prompt
-        if name is None:
-            return ""
-        if name not in self.modules.prompts:
+        name = prompt if prompt is not None else self.modules.default_prompt
+        if name is not None and name not in self.modules.prompts:
             known = ", ".join(self.modules.prompts) or "none"
             raise InputError(f"prompt={name!r} is not one of the checkpoint's prompts: {known}")
-        return self.modules.prompts[name]
+        self._prompt = self.modules.prompts[name] if name is not None else ""
+        return self.run(texts)
 
-    def _fit(self, index: int, encoding: Encoding) -> Encoding:
-        reach = self.checkpoint.reach
-        if len(encoding) <= reach:
-            return encoding
-        if self.long == "error":
-            raise InputError(
-                f"text {index} has {len(encoding)} tokens and the model reads {reach}; "
-                "shorten it, or make the embedder with long='truncate' to read its beginning only"
-            )
-        return cut(encoding, reach)
+    def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> NDArray[np.float32]:
+        """(N, M) how alike each of `a` is to each of `b`, or of `a` itself: by cosine, or as the checkpoint says."""
+        one = self.embed(a)
+        two = one if b is None else self.embed(b)
+        name = self.modules.similarity or "cosine"
+        if name in ("euclidean", "manhattan"):
+            distance = torch.cdist(torch.from_numpy(one), torch.from_numpy(two), p=2.0 if name == "euclidean" else 1.0)
+            found: NDArray[np.float32] = -distance.numpy()
+            return found
+        if name == "cosine":
+            one, two = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (one, two))
+        return one @ two.T
 
+    def texts(self, item: str) -> tuple[str, ...]:
+        """A text with its prompt before it."""
+        text = self._prompt + item if isinstance(item, str) else item
+        return (text.lower(),) if self.modules.lower_case else (text,)
 
-def cut(encoding: Encoding, length: int) -> Encoding:
-    """The first tokens of an encoding, with the special tokens that close it."""
-    closing = int(np.argmin(encoding.special[::-1])) if not encoding.special.all() else 0
-    keep = np.r_[0 : length - closing, len(encoding) - closing : len(encoding)]
-    return Encoding(**{f.name: getattr(encoding, f.name)[keep] for f in fields(encoding)})
+    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
+        """(width,) the pooled state of each window."""
+        # The prompt with what precedes it and without what follows: tokens that pooling may be told to leave out.
+        skip = len(self.tokenizer.encode(self._prompt)) - 1 if self._prompt else 0
+        # Of several windows only the first begins with it.
+        skips = [skip if skip and len(w) > skip and w.places[skip - 1] == skip - 1 else 0 for w in group]
+        return self.by_text(self.modules.pooling(hidden, batch, skips).float())
+
+    def decode(self, item: str, found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
+        """Average the windows; what follows the pooling is done for many at once, in `run`."""
+        return Embedding(pooled(found, outputs), **reading(found))
+
+    def run(self, items: Iterable[str]) -> Iterator[Embedding]:
+        """As all tasks run, with what follows the pooling at the end."""
+        found = super().run(items)
+        while some := list(islice(found, 256)):
+            for one, vector in zip(some, self._finish([one.vector for one in some]), strict=True):
+                yield replace(one, vector=vector)
+
+    @torch.inference_mode()
+    def _finish(self, vectors: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        rows = torch.from_numpy(np.stack(vectors)).to(self.model.device)
+        rows = self.modules.to(rows.device).project(rows)[:, : self.dimensions]
+        return self.by_text(F.normalize(rows, dim=-1) if self.normalize else rows)
