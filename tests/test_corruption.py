@@ -5,6 +5,7 @@ The whole batch runs in one process of its own (`python -m tests.test_corruption
 
 from __future__ import annotations
 
+import atexit
 import copy
 import faulthandler
 import json
@@ -45,6 +46,7 @@ def folders() -> dict[str, Path]:
     from tests.test_roundtrip import _bin, _old_bin, _sharded, _sharded_bin, sentence_folder, with_tokenizer
 
     root = Path(tempfile.mkdtemp(prefix="bertie-corruption-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
     theirs = build("bert", "ForMaskedLM")
     with_tokenizer(root / "plain")
     for name, write in (("sharded", _sharded), ("bin", _bin), ("old-bin", _old_bin), ("sharded-bin", _sharded_bin)):
@@ -436,12 +438,14 @@ def test_folders(tmp_path: Path) -> None:
             Checkpoint.load(folder)
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    shutil.copytree(folders()["saved"], folder)
-    tmp_path.chmod(0o755)
-    for parent in [p for p in folder.parents if p != Path("/tmp") and Path("/tmp") in p.parents]:
-        parent.chmod(0o755)
+def test_unreadable_files() -> None:
+    with tempfile.TemporaryDirectory() as place:  # pytest's own is closed to others, who are to read all but one file
+        os.chmod(place, 0o755)
+        shutil.copytree(folders()["saved"], Path(place) / "m")
+        unreadable(Path(place) / "m")
+
+
+def unreadable(folder: Path) -> None:
     root = os.geteuid() == 0
     for target in (*sorted(folder.iterdir()), folder):
         target.chmod(0)
@@ -454,6 +458,22 @@ def test_unreadable_files(tmp_path: Path) -> None:
             if root:
                 os.seteuid(0)
             target.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"{\n", b"{\n\n"), (b'": "', b'":  "'), (b"}\n", b"}"), (b'  "config.json"', b'\t"config.json"')]
+)
+def test_checksums_guard_themselves(old: bytes, new: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(folders()["saved"], folder)
+    raw = (folder / "checksums.json").read_bytes()
+    assert old in raw
+    (folder / "checksums.json").write_bytes(raw.replace(old, new, 1))
+    with pytest.raises(BertieError, match=r"checksums\.json is not as it was written"):
+        Checkpoint.load(folder)
+    (folder / "checksums.json").write_bytes(b"{}\n")
+    with pytest.raises(BertieError, match="was added since"):
+        Checkpoint.load(folder)
 
 
 def test_files_that_were_added_to_a_saved_folder(tmp_path: Path) -> None:

@@ -263,6 +263,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.load(with_tokenizer(tmp_path_factory.mktemp("model") / "m"))
 
 
+def test_an_inspected_model_has_nothing_to_save(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "m")
+    inspected = Checkpoint.inspect(tmp_path / "m")
+    assert inspected.model.device.type == "meta"
+    with pytest.raises(CheckpointError, match="inspected, not loaded"):
+        inspected.save(tmp_path / "n")
+    assert not (tmp_path / "n").exists()
+
+
 def test_modes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "new" / "parents" / "m")
     folder = tmp_path / "new" / "parents" / "m"

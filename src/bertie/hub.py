@@ -99,6 +99,8 @@ class Checkpoint:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a folder that Bertie, transformers and, where it applies, sentence-transformers load."""
+        if self.model.device.type == "meta":
+            raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
         config = dict(self.config)
         named = next((key for key in ("dtype", "torch_dtype") if key in config), None)
         if named:  # others load in the precision named here, whatever that of the weights is

@@ -224,7 +224,6 @@ FINE: dict[str, Callable[[Any], bool]] = {
     "rope_theta": lambda v: v in (3.7, 10**9),  # a base
     "global_rope_theta": lambda v: v in (3.7, 10**9),
     "local_rope_theta": lambda v: v in (3.7, 10**9),
-    "pretraining_tp": lambda v: False,
 }
 
 
@@ -517,6 +516,14 @@ def test_companions() -> None:
     # A head that is not named and is no companion is left over, not lost.
     extra = {"classifier.weight": torch.zeros(3, 16), "classifier.bias": torch.zeros(3)}
     assert "left over: classifier.bias, classifier.weight" in refused(config, {**tensors, **extra})
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), True, "1", None])
+def test_numbers_that_are_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match="x="):
+        Keys({"x": value}).number("x")
+    with pytest.raises(ConfigError, match="x="):
+        Keys({"x": value}).integer("x", 3)
 
 
 # --- JSON itself ---

@@ -25,9 +25,8 @@ from bertie.text.legacy import LegacyTokenizer
 def read(k: Keys) -> EncoderConfig:
     """BERT's config keys."""
     k.encoder_only()
-    # Google's multilingual and Chinese checkpoints describe a pooler of their own that no code ever had.
-    k.ignore("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
-    k.ignore("pooler_type")
+    # TinyBERT's, and so in what was distilled or fine-tuned from it; its emb_size may be that of another model.
+    k.ignore("cell", "emb_size", "pre_trained", "structure", "training")
     fields = bert_fields(k)
     depth = k.layers("num_hidden_layers", 12)
     size = k.tokens("max_position_embeddings", 512)
@@ -40,6 +39,13 @@ def read(k: Keys) -> EncoderConfig:
         reach=size,
         pad_id=k.optional_integer("pad_token_id", 0),
     )
+
+
+def _read(k: Keys) -> EncoderConfig:
+    """As `read`. MuRIL says how wide its embeddings are: in BERT itself, as wide as the rest."""
+    cfg = read(k)
+    k.must("embedding_size", cfg.width)
+    return cfg
 
 
 def weights(cfg: EncoderConfig) -> Iterator[Rule]:
@@ -91,7 +97,7 @@ FAMILY = Family(
     model_type="bert",
     architectures=architectures("Bert", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL),
     prefix="bert.",
-    read=read,
+    read=_read,
     weights=weights,
     heads=heads("bert."),
     companions=("mlm", "nsp", "pooler"),

@@ -63,13 +63,13 @@ def read_any(k: Keys, relative: Callable[[Terms, int], Disentangled]) -> Encoder
 
 
 def _terms(k: Keys) -> Terms:
-    """`"c2p|p2c"`, or a list of the same."""
+    """`"c2p|p2c"`, or a list of the same; none twice or empty: the original scales by how many it finds there."""
     raw = k.raw.get("pos_att_type")
     k.used.add("pos_att_type")
-    named = [] if raw is None else raw.lower().split("|") if isinstance(raw, str) else raw
-    terms = [t.strip() if isinstance(t, str) else t for t in named] if isinstance(named, list) else [None]
+    named = [] if raw is None else [t.strip() for t in raw.lower().split("|")] if isinstance(raw, str) else raw
+    terms = named if isinstance(named, list) else [None]
     found: list[Literal["c2p", "p2c"]] = [t for t in ("c2p", "p2c") if t in terms]
-    if not all(t in ("c2p", "p2c", "") for t in terms):
+    if len(found) != len(terms):
         raise ConfigError(f"config.json: pos_att_type={raw!r:.80} is not supported; allowed: c2p, p2c, c2p|p2c, null")
     return tuple(found)
 
@@ -120,6 +120,11 @@ def _new_mlm() -> HeadTable:
     usual = mlm(dense="", norm="", decoder="")
 
     def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+        if cfg.embeddings.width != cfg.width:
+            raise ConfigError(
+                f"config.json: embedding_size={cfg.embeddings.width} must equal hidden_size={cfg.width} with the head "
+                "that lm_predictions holds: its output matrix is that of the word embeddings"
+            )
         return replace(usual.config(k, cfg), tied=True, dense=cfg.width)
 
     def weights(_: HeadConfig) -> Iterator[Rule | Tie]:

@@ -80,6 +80,7 @@ def _mlm(k: Keys, cfg: EncoderConfig) -> HeadConfig:
 
 def _classify(k: Keys, cfg: EncoderConfig) -> HeadConfig:
     pooling = k.choice("classifier_pooling", ("bos", "mean", "late"), "late")
+    k.must("clf_pooling", pooling)  # what the published checkpoints call it, and transformers does not read
     return HeadConfig(
         kind="text",
         outputs=len(k.labels()),

@@ -24,7 +24,11 @@ IGNORED = frozenset(
     "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
     "begin_suppress_tokens prefix decoder_start_token_id cross_attention_hidden_size tie_encoder_decoder "
     # ids that the tokenizer's own files settle
-    "bos_token_id eos_token_id cls_token_id mask_token_id directionality".split()
+    "bos_token_id eos_token_id cls_token_id mask_token_id directionality "
+    # a pooler that Google's multilingual and Chinese checkpoints describe, and that no code ever had
+    "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
+    # notes of deepset's FARM, and of exports for the browser
+    "language name transformers.js_config".split()
 )
 
 # The spellings of activations that agree with ours to the last digit that fp32 holds.
@@ -101,6 +105,7 @@ class Keys:
 
     def _take(self, name: str, default: Any) -> Any:
         self.used.add(name)
+        self.ignored.discard(name)
         if self._absent(name, default):
             if default is _NONE:
                 raise ConfigError(f"{self.file}: {name} is missing")
@@ -212,6 +217,7 @@ class Keys:
         for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention"):
             self.must(name, False)
         self.must("pruned_heads", {})
+        self.ignore("sep_token_id")  # the families that it matters to ask for it after this
         self.must("position_embedding_type", "absolute", *positions)
         if "auto_map" in self.raw and "auto_map" not in self.used:
             raise ConfigError(

@@ -45,6 +45,9 @@ def read(k: Keys) -> EncoderConfig:
     pad_id = k.optional_integer("pad_token_id", 50283)
     dropout = k.share("mlp_dropout", 0.0)
     k.share("embedding_dropout", 0.0)
+    k.must("causal_mask", False)  # Ettin's, whose decoders share the file
+    k.must("is_causal", False)
+    k.must("rope_scaling", None)
     k.integer("sep_token_id", 50282, least=0)
     k.ignore(
         *("initializer_cutoff_factor deterministic_flash_attn sparse_prediction sparse_pred_ignore_index").split(),

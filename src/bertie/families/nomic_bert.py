@@ -18,7 +18,7 @@ def read(k: Keys) -> EncoderConfig:
     fields = bert_fields(k)
     depth = k.layers("num_hidden_layers", 12)
     fields["head_width"] = k.integer("head_dim", fields["head_width"])
-    base = k.rotary_base("rope_parameters", k.mapping("rope_parameters", {}), 1000.0)
+    base = k.rotary_base("rope_parameters", k.mapping("rope_parameters", {}), k.base("rope_theta", 1000.0))
     return EncoderConfig(
         **fields,
         layer_map=tuple(range(depth)),
