@@ -7,6 +7,8 @@ import json
 import lzma
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +91,10 @@ def test_hidden_states_of_m3e_small() -> None:
         together = checkpoint.model.hidden(batch)
         alone = [theirs(**tokenizer(*pair, return_tensors="pt")).last_hidden_state[0] for pair in pairs]
     assert_close(together, torch.cat(alone), atol=2e-5, rtol=0)
+
+
+def test_loading_takes_little_more_than_one_copy() -> None:
+    folder = fetch("all-mpnet-base-v2")
+    command = [sys.executable, str(Path(__file__).parents[1] / "benchmarks" / "load_memory.py"), str(folder), "--json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert report["ratio"] < 1.4, report
