@@ -289,6 +289,8 @@ class HeadConfig:
     dropout: float = 0.0  # before the output
     dense_dropout: float = 0.0  # before the transform
     globals: Globals = "none"  # which tokens are global, in models that have such tokens
+    # of texts that come without any: all 0 as they are given, or 1 past the first separator
+    segments: Literal["given", "after_separator"] = "given"
     separator_id: int | None = None
 
     def __post_init__(self) -> None:
@@ -299,5 +301,6 @@ class HeadConfig:
                 raise ConfigError(f"{field}={getattr(self, field)} must lie in [0, 1)")
         if self.tied and self.kind != "vocabulary":
             raise ConfigError(f"tied=True is for kind='vocabulary', not {self.kind!r}")
-        if self.globals.endswith("separator") and self.separator_id is None:
-            raise ConfigError(f"globals={self.globals!r} needs separator_id")
+        for field in ("globals", "segments"):
+            if getattr(self, field).endswith("separator") and self.separator_id is None:
+                raise ConfigError(f"{field}={getattr(self, field)!r} needs separator_id")

@@ -63,6 +63,8 @@ class Checkpoint:
         limits = [self.model.config.reach]
         if self.sentence is not None and self.sentence.max_seq_length is not None:
             limits.append(self.sentence.max_seq_length)
+        elif self.cross_encoder is not None and self.cross_encoder.max_length is not None:
+            limits.append(self.cross_encoder.max_length)
         elif self.tokenizer is not None and self.tokenizer.model_max_length is not None:
             limits.append(self.tokenizer.model_max_length)
         return min(limits)

@@ -54,7 +54,9 @@ class Model(nn.Module):
         return out
 
     def hidden(self, batch: Batch, head: HeadName | None = None) -> Tensor:
-        """(T, D) the last hidden state; as `head` wants it, in models with global tokens."""
+        """(T, D) the last hidden state; as `head` wants it, where heads differ in global tokens or in segments."""
+        if head is not None:
+            batch = self.head(head).segmented(batch)
         if self.config.global_tokens and head is not None and batch.global_tokens is None:
             batch = batch.with_globals(self.head(head).global_tokens(batch))
         out: Tensor = self.encoder(batch)

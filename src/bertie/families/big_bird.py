@@ -15,6 +15,7 @@ from bertie.families.common import (
     head,
     hidden_act,
     hidden_dropout,
+    own_classifier,
     pooler,
 )
 from bertie.families.convert import Rule, linear
@@ -40,7 +41,8 @@ def read(k: Keys) -> EncoderConfig:
 
 def _answer() -> HeadTable:
     """A feed-forward with residual under the span scores. (The original also lowers the question's scores by a
-    million; which tokens may answer is decided when spans are decoded.)"""
+    million; which tokens may answer is decided when spans are decoded.) Its tokenizer gives no segments; this head
+    alone tells the document from the question by them."""
 
     def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
         return HeadConfig(
@@ -50,6 +52,8 @@ def _answer() -> HeadTable:
             activation=hidden_act(k),
             norm=cfg.norm,
             dropout=hidden_dropout(k),
+            segments="after_separator",
+            separator_id=k.integer("sep_token_id", 66, least=0),
         )
 
     def weights(_: HeadConfig) -> Iterator[Rule]:
@@ -88,16 +92,7 @@ FAMILY = Family(
     heads={
         **bert.heads("bert."),
         "nsp": head("nsp", "text", 2, dense="bert.pooler", activation="tanh", out="cls.seq_relationship"),
-        "classify": head(
-            "classify",
-            "text",
-            "labels",
-            dense="classifier.dense",
-            activation=hidden_act,
-            out="classifier.out_proj",
-            dropout=classifier_dropout,
-            dense_dropout=classifier_dropout,
-        ),
+        "classify": own_classifier(hidden_act),
         "answer": _answer(),
         "choice": head(
             "choice",

@@ -216,6 +216,10 @@ def recipe_for(model_type: str, tokenizer_class: str | None = None) -> LegacyTok
     True
     """
     if tokenizer_class in _GENERIC_TOKENIZERS:
-        return FAMILIES[model_type].tokenizer
+        recipe = FAMILIES[model_type].tokenizer
+        # transformers 5, which alone has this class, feeds no segments with it unless model_input_names says so.
+        if recipe is not None and tokenizer_class == "TokenizersBackend":
+            return replace(recipe, segments=False)
+        return recipe
     stem = tokenizer_class.removesuffix("Fast")
     return next((family.tokenizer for family in FAMILIES.values() if stem in family.tokenizer_classes), None)

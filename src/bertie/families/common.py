@@ -140,6 +140,25 @@ def head(
     return HeadTable(config, weights)
 
 
+def own_classifier(
+    activation: Activation | Callable[[Keys], Activation],
+    dropout: Callable[[Keys], float] = classifier_dropout,
+    globals: Globals = "none",
+) -> HeadTable:
+    """A classifier over the first token with a dense layer of its own, as RoBERTa's."""
+    return head(
+        "classify",
+        "text",
+        "labels",
+        dense="classifier.dense",
+        activation=activation,
+        out="classifier.out_proj",
+        dropout=dropout,
+        dense_dropout=dropout,
+        globals=globals,
+    )
+
+
 def mlm_weights(decoder: str, bias: str | None = None) -> Callable[[HeadConfig], Iterator[Rule | Tie]]:
     """The output over the vocabulary, tied to the word embeddings or not."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bertie.config import Activation, EncoderConfig
 from bertie.families import bert
-from bertie.families.common import USUAL, architectures, classifier_dropout, head, hidden_act, mlm
+from bertie.families.common import USUAL, architectures, classifier_dropout, head, hidden_act, mlm, own_classifier
 from bertie.families.convert import Rule, linear
 from bertie.families.family import Family
 from bertie.families.keys import Keys
@@ -57,16 +57,7 @@ FAMILY = Family(
             activation=hidden_act,
             out="discriminator_predictions.dense_prediction",
         ),
-        "classify": head(
-            "classify",
-            "text",
-            "labels",
-            dense="classifier.dense",
-            activation="gelu",
-            out="classifier.out_proj",
-            dropout=classifier_dropout,
-            dense_dropout=classifier_dropout,
-        ),
+        "classify": own_classifier("gelu"),
         "tag": head("tag", "token", "labels", out="classifier", dropout=classifier_dropout),
         "answer": head("answer", "token", 2, out="qa_outputs"),
         "choice": head(

@@ -41,7 +41,3 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # endings of old spellings, and the present ones
     # What the original takes for a config key that is not there, where that is not what `read` would take.
     defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    def base_class(self) -> str:
-        """The original's class for the bare encoder."""
-        return next(name for name, heads in self.architectures.items() if not heads)

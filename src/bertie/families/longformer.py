@@ -8,7 +8,7 @@ from dataclasses import replace
 from bertie.config import EncoderConfig, HeadName, Sliding
 from bertie.errors import ConfigError
 from bertie.families import bert, roberta
-from bertie.families.common import USUAL, architectures, head, hidden_dropout, qkv_sizes
+from bertie.families.common import USUAL, architectures, head, hidden_dropout, own_classifier, qkv_sizes
 from bertie.families.convert import Rule, stacked
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
@@ -43,17 +43,7 @@ def heads() -> Mapping[HeadName, HeadTable]:
     """RoBERTa's heads; a head over texts makes the first token global, one over questions the question."""
     return {
         **roberta.heads("longformer."),
-        "classify": head(
-            "classify",
-            "text",
-            "labels",
-            dense="classifier.dense",
-            activation="tanh",
-            out="classifier.out_proj",
-            dropout=hidden_dropout,
-            dense_dropout=hidden_dropout,
-            globals="first",
-        ),
+        "classify": own_classifier("tanh", hidden_dropout, globals="first"),
         "tag": head("tag", "token", "labels", out="classifier", dropout=hidden_dropout),
         "answer": head("answer", "token", 2, out="qa_outputs", globals="before_separator"),
         "choice": head(

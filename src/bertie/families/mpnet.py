@@ -14,6 +14,7 @@ from bertie.families.common import (
     bert_fields,
     head,
     hidden_dropout,
+    own_classifier,
     pooler,
     qkv_sizes,
 )
@@ -82,16 +83,7 @@ FAMILY = Family(
     weights=weights,
     heads={
         **roberta.heads("mpnet."),
-        "classify": head(
-            "classify",
-            "text",
-            "labels",
-            dense="classifier.dense",
-            activation="tanh",
-            out="classifier.out_proj",
-            dropout=hidden_dropout,
-            dense_dropout=hidden_dropout,
-        ),
+        "classify": own_classifier("tanh", hidden_dropout),
         "tag": head("tag", "token", "labels", out="classifier", dropout=hidden_dropout),
         "choice": head(
             "choice",

@@ -14,6 +14,7 @@ from bertie.families.common import (
     classifier_dropout,
     head,
     mlm,
+    own_classifier,
     pooler,
 )
 from bertie.families.family import Family, HeadTable
@@ -50,16 +51,7 @@ def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
             bias="lm_head.bias",
             activation="gelu",
         ),
-        "classify": head(
-            "classify",
-            "text",
-            "labels",
-            dense="classifier.dense",
-            activation="tanh",
-            out="classifier.out_proj",
-            dropout=classifier_dropout,
-            dense_dropout=classifier_dropout,
-        ),
+        "classify": own_classifier("tanh"),
         "tag": head("tag", "token", "labels", out="classifier", dropout=classifier_dropout),
         "answer": head("answer", "token", 2, out="qa_outputs"),
         "choice": head(

@@ -90,7 +90,8 @@ def _attend_stack(
             terms = _relative(qs, ks, relative, rows, keys, scale)
             bias = terms if bias is None else terms + bias
         if bias is not None and bias.requires_grad:
-            weights = torch.softmax(qs @ ks.transpose(-1, -2) * scale + bias, dim=-1)
+            # Scaled before the product: in half precision, the product alone may be past the largest number.
+            weights = torch.softmax((qs * scale) @ ks.transpose(-1, -2) + bias, dim=-1)
             out.append(F.dropout(weights, dropout) @ vs)
         else:
             out.append(F.scaled_dot_product_attention(qs, ks, vs, attn_mask=bias, dropout_p=dropout, scale=scale))
@@ -104,10 +105,10 @@ def _relative(q: Tensor, k: Tensor, relative: Relative, rows: range, keys: range
     row = relative.rows[i[:, None] - j[None, :] + len(relative.rows) // 2]  # (rows, keys)
     out: Tensor | None = None
     if relative.keys is not None:
-        met = q @ relative.keys.permute(1, 2, 0) * scale  # (b, H, rows, R)
+        met = (q * scale) @ relative.keys.permute(1, 2, 0)  # (b, H, rows, R)
         out = met.gather(-1, row.expand(*met.shape[:2], *row.shape))
     if relative.queries is not None:
-        met = k @ relative.queries.permute(1, 2, 0) * scale  # (b, H, keys, R)
+        met = (k * scale) @ relative.queries.permute(1, 2, 0)  # (b, H, keys, R)
         turned = met.gather(-1, row.T.expand(*met.shape[:2], *row.T.shape)).transpose(-1, -2)
         out = turned if out is None else out + turned
     if relative.scores is not None:

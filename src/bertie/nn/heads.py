@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
 from bertie.nn.norm import activation, build_norm
+from bertie.nn.pooling import Pooling
 from bertie.text.batch import Batch
 
 
@@ -70,6 +73,23 @@ class Head(nn.Module):
             x = self.out(F.dropout(x, cfg.dropout, self.training))
         return mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
 
+    def segmented(self, batch: Batch) -> Batch:
+        """The batch with the segments that this head makes for texts that have none."""
+        if self.cfg.segments == "given":
+            return batch
+        owner = batch.text_of_token()
+        named = batch.segments.new_zeros(len(batch)).scatter_reduce(0, owner, batch.segments, "amax")  # (B,) 0: none
+        at = self._first_separators(batch)
+        at = torch.where(at == batch.max_len, 0, at)  # without a separator, the original takes the first token for it
+        made = (batch.positions > at[owner]).long()
+        return replace(batch, segments=torch.where(named[owner] == 0, made, batch.segments))
+
+    def _first_separators(self, batch: Batch) -> Tensor:
+        """(B,) the place of each text's first separator; `max_len` where there is none."""
+        found = batch.ids == self.cfg.separator_id
+        nowhere = torch.full((len(batch),), batch.max_len, device=batch.ids.device)
+        return nowhere.scatter_reduce(0, batch.text_of_token()[found], batch.positions[found], "amin")
+
     def global_tokens(self, batch: Batch) -> Tensor | None:
         """(T,) which tokens this head wants to be global, in models that have such tokens."""
         cfg = self.cfg
@@ -77,15 +97,12 @@ class Head(nn.Module):
             return None
         if cfg.globals == "first":
             return batch.positions == 0
-        is_separator = batch.ids == cfg.separator_id
-        at = torch.full((len(batch),), batch.max_len, device=batch.ids.device)
-        owner = batch.text_of_token()
-        at = at.scatter_reduce(0, owner[is_separator], batch.positions[is_separator], "amin")  # (B,) the first
+        at = self._first_separators(batch)
         if int(at.max()) == batch.max_len:
             raise InputError(
                 f"text {int(at.argmax())} of the batch has no separator (id {cfg.separator_id}); this head needs pairs"
             )
-        place = batch.positions - at[owner]
+        place = batch.positions - at[batch.text_of_token()]
         # Past the first separator comes a second one, then the second text.
         return place < 0 if cfg.globals == "before_separator" else place > 1
 
@@ -97,5 +114,5 @@ def first(x: Tensor, batch: Batch) -> Tensor:
 
 def mean(x: Tensor, batch: Batch) -> Tensor:
     """(T, D) -> (B, D) the mean over each text's tokens."""
-    total = x.new_zeros(len(batch), x.shape[1]).index_add(0, batch.text_of_token(), x)
-    return total / batch.cu_seqlens.diff()[:, None].to(x.dtype)
+    out: Tensor = Pooling("mean")(x, batch)
+    return out

@@ -229,7 +229,7 @@ class Tokenizer:
 
     def id(self, token: str) -> int | None:
         """The id of a token, spelled as in the vocabulary."""
-        return self._backend.token_to_id(_checked_text(token, "token"))
+        return self._backend.token_to_id(checked_text(token, "token"))
 
     # ── saving ──
 
@@ -351,11 +351,12 @@ def _checked(item: Any, index: int) -> str | tuple[str, str]:
     if isinstance(item, tuple | list):
         if len(item) != 2:
             raise InputError(f"item {index} holds {len(item)} texts; a text or a pair of two texts is allowed")
-        return _checked_text(item[0], f"item {index}, first text"), _checked_text(item[1], f"item {index}, second text")
-    return _checked_text(item, f"item {index}")
+        return checked_text(item[0], f"item {index}, first text"), checked_text(item[1], f"item {index}, second text")
+    return checked_text(item, f"item {index}")
 
 
-def _checked_text(text: Any, where: str) -> str:
+def checked_text(text: Any, where: str) -> str:
+    """The text, if it is one that can be read; an error calls it `where`."""
     if not isinstance(text, str):
         raise InputError(f"{where} must be a str, not {type(text).__name__}")
     try:
