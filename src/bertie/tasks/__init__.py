@@ -18,7 +18,7 @@ from bertie.tasks.tag import Tagger
 
 __all__ = ["Classifier", "Embedder", "MaskedLM", "Reader", "Reranker", "Tagger", "ZeroShot", "load"]
 
-_TASKS: dict[HeadName, type[Task[Any, Any]]] = {
+_TASKS: dict[HeadName, type[Task[Any, Any, Any]]] = {
     "classify": Classifier,
     "tag": Tagger,
     "answer": Reader,
@@ -26,7 +26,7 @@ _TASKS: dict[HeadName, type[Task[Any, Any]]] = {
 }
 
 
-def load(name: str | Path, *, long: Long = "window", **options: Any) -> Task[Any, Any]:
+def load(name: str | Path, *, long: Long = "window", **options: Any) -> Task[Any, Any, Any]:
     """The task object that fits a checkpoint: a reranker, an embedder, or whatever its head is for.
 
     A bare encoder embeds. `options` are those of `Checkpoint.load`.

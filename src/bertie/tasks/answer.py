@@ -2,20 +2,22 @@
 
 A document beyond reach is read in windows with the question in each. All windows are decoded together: the best spans
 over all of them, none crossing into a question; the score against an answer is the lowest over the windows, since a
-window that does not hold the answer rightly says that it has none.
+window that does not hold the answer rightly says that it has none. Several documents are decoded together likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.tasks.base import FloatArray, Task, reading
+from bertie.tasks.base import Ask, FloatArray, Task, at_least_one, listed, reading, trimmed
 from bertie.text.batch import Batch
+from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
 
@@ -47,14 +49,13 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question to one or several documents."""
+class _Options:
+    top_k: int
+    longest: int
+    threshold: float | None
 
-    question: str
-    documents: tuple[str, ...]
 
-
-class Reader(Task[tuple[str, str], Answers]):
+class Reader(Task[_Options, FloatArray, Answers]):
     """Answers questions from documents.
 
     >>> reader = Reader.load("path/to/a/squad/model")                                                 # doctest: +SKIP
@@ -63,9 +64,6 @@ class Reader(Task[tuple[str, str], Answers]):
     """
 
     head = "answer"
-    _top_k = 1
-    _longest = 30
-    _threshold: float | None = None
 
     def answer(
         self,
@@ -91,81 +89,93 @@ class Reader(Task[tuple[str, str], Answers]):
         threshold: float | None = None,
     ) -> Iterator[Answers]:
         """As `answer`, one by one."""
-        for name, value in (("top_k", top_k), ("longest", longest)):
-            if value < 1:
-                raise InputError(f"{name}={value} must be at least 1")
-        self._top_k, self._longest, self._threshold = top_k, longest, threshold
-        counts: list[int] = []
+        at_least_one(top_k=top_k, longest=longest)
+        several = listed(questions, "answer", "pairs of a question and its documents")
+        return self._each(several, _Options(top_k, longest, threshold))
 
-        def pairs() -> Iterator[tuple[str, str]]:
-            for question, documents in questions:
-                several = (documents,) if isinstance(documents, str) else tuple(documents)
-                if not several:
-                    raise InputError(f"the question {question[:60]!r} has no document to be answered from")
-                counts.append(len(several))
-                yield from ((question, document) for document in several)
+    def _each(self, questions: Iterable[tuple[str, str | Sequence[str]]], options: _Options) -> Iterator[Answers]:
+        counts: deque[int] = deque()  # documents of the questions that are under way
+
+        def asks() -> Iterator[Ask[_Options]]:
+            for i, item in enumerate(questions):
+                question, documents = _checked(item, f"question {i}")
+                counts.append(len(documents))
+                for d, document in enumerate(documents):
+                    name = f"question {i}" if len(documents) == 1 else f"question {i}, document {d}"
+                    yield Ask(name, (question, document), options)
 
         waiting: list[Answers] = []
-        for one in self.run(pairs()):
+        for one in self.run(asks()):
             waiting.append(one)
             if len(waiting) == counts[0]:
-                counts.pop(0)
-                yield self._merge(waiting)
+                counts.popleft()
+                yield _merged(waiting, options)
                 waiting = []
 
-    def _merge(self, documents: Sequence[Answers]) -> Answers:
-        """Of several documents: the best spans of all, and no answer only if none has one."""
-        spans = [
-            Answer(one.text, one.start, one.end, one.score, number)
-            for number, document in enumerate(documents)
-            for one in document.answers
-        ]
-        spans.sort(key=lambda one: -one.score)
-        none = min(document.no_answer for document in documents)
-        if self._threshold is not None and (not spans or spans[0].score - none < self._threshold):
-            spans.insert(0, Answer("", None, None, none))
-        return Answers(
-            tuple(spans[: self._top_k]) or (Answer("", None, None, none),),
-            none,
-            sum(d.tokens_total for d in documents),
-            sum(d.tokens_read for d in documents),
-            sum(d.windows for d in documents),
-        )
-
-    def texts(self, item: tuple[str, str]) -> tuple[str, ...]:
-        """The question, then the document."""
-        return item
-
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
         """(n, 2) logits of start and end, of each window."""
         return self.by_token(self.rows(hidden, batch), batch)
 
-    def decode(self, item: tuple[str, str], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Answers:
+    def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Answers:
         """The best spans over all windows; a span that two windows see counts where it scores more."""
         best: dict[tuple[int, int], float] = {}
         for window, logits in zip(found, outputs, strict=True):
-            inside = np.flatnonzero(window.encoding.sources == 1)
-            for score, first, last in self._spans(logits[inside]):
-                place = (
-                    int(window.encoding.offsets[inside[first]][0]),
-                    int(window.encoding.offsets[inside[last]][1]),
-                )
-                best[place] = max(score, best.get(place, -np.inf))
-        ranked = sorted(best.items(), key=lambda one: (-one[1], one[0]))[: self._top_k]
-        answers = tuple(Answer(item[1][start:end], start, end, score) for (start, end), score in ranked)
+            for place, score in _spans(window, logits, ask).items():
+                best[place] = max(score, best.get(place, score))
+        ranked = sorted(best.items(), key=lambda one: (-one[1], one[0]))[: ask.options.top_k]
+        answers = tuple(Answer(ask.texts[1][start:end], start, end, score) for (start, end), score in ranked)
         none = min(float(logits[0].sum()) for logits in outputs)
         return Answers(answers, none, **reading(found))
 
-    def _spans(self, logits: FloatArray) -> Iterator[tuple[float, int, int]]:
-        """The best spans of one window: every start with every end up to `longest` tokens on."""
-        n = len(logits)
-        wide = min(self._longest, n)
-        if not n:
-            return
-        ends = np.concatenate([logits[:, 1], np.full(wide, -np.inf, dtype=np.float32)])
-        table = logits[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, wide)[:n]  # (n, wide)
-        # Two windows may rank the same spans, so that each gives as many as are wanted in all.
-        for flat in np.argsort(-table, axis=None, kind="stable")[: self._top_k]:
-            first, ahead = divmod(int(flat), wide)
-            if np.isfinite(table[first, ahead]):
-                yield float(table[first, ahead]), first, first + ahead
+
+def _checked(item: object, name: str) -> tuple[str, Sequence[str]]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise InputError(f"{name} must be a pair of a question and its document or documents")
+    question = checked_text(item[0], name)
+    if isinstance(item[1], bytes | Mapping) or not isinstance(item[1], Iterable):
+        raise InputError(f"{name}: its document must be a str or a list of them, not {type(item[1]).__name__}")
+    documents = (item[1],) if isinstance(item[1], str) else tuple(item[1])
+    if not documents:
+        raise InputError(f"{name} has no document to be answered from: {question[:60]!r}")
+    return question, [checked_text(text, f"{name}, document {d}") for d, text in enumerate(documents)]
+
+
+def _spans(window: Window, logits: FloatArray, ask: Ask[_Options]) -> dict[tuple[int, int], float]:
+    """The best spans of one window, by their characters: every start with every end up to `longest` tokens on."""
+    options, text = ask.options, ask.texts[1]
+    inside = np.flatnonzero(window.encoding.sources == 1)
+    offsets, logits = window.encoding.offsets[inside], logits[inside]
+    n, wide = len(inside), min(options.longest, len(inside))
+    best: dict[tuple[int, int], float] = {}
+    if not n:
+        return best
+    ends = np.concatenate([logits[:, 1], np.full(wide, -np.inf, dtype=np.float32)])
+    table = logits[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, wide)[:n]  # (n, wide)
+    # As many as are wanted in all: another window may hold none of the best.
+    for flat in np.argsort(-table, axis=None, kind="stable"):
+        first, ahead = divmod(int(flat), wide)
+        score = float(table[first, ahead])
+        if len(best) == options.top_k or not np.isfinite(score):
+            break
+        start, end = trimmed(text, int(offsets[first][0]), int(offsets[first + ahead][1]))
+        if text[start:end].strip():  # some tokenizers have tokens for spaces alone
+            best.setdefault((start, end), score)
+    return best
+
+
+def _merged(documents: Sequence[Answers], options: _Options) -> Answers:
+    """Of several documents: the best spans of all, and no answer only if none has one."""
+    spans = [replace(one, document=number) for number, said in enumerate(documents) for one in said.answers]
+    spans.sort(key=lambda one: -one.score)
+    none = min(said.no_answer for said in documents)
+    if not spans or (options.threshold is not None and spans[0].score - none < options.threshold):
+        spans.insert(0, Answer("", None, None, none))
+    return Answers(
+        tuple(spans[: options.top_k]),
+        none,
+        sum(said.tokens_total for said in documents),
+        sum(said.tokens_read for said in documents),
+        sum(said.windows for said in documents),
+    )

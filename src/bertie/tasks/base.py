@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -17,7 +19,7 @@ from bertie.config import HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.hub import Checkpoint
 from bertie.text.batch import Batch, pack
-from bertie.text.tokenizer import Encoding
+from bertie.text.tokenizer import Encoding, checked_text
 from bertie.text.windows import Window, beginning, windows
 
 Long = Literal["window", "error", "truncate"]
@@ -28,11 +30,22 @@ ITEMS_AT_ONCE = 1024  # read ahead, so that texts of like length can share a bat
 CHARACTERS_AT_ONCE = 1 << 20
 TOKENS_A_BATCH = 8192
 
-Item = TypeVar("Item")
+Thing = TypeVar("Thing")
+Options = TypeVar("Options")
+Output = TypeVar("Output")
 Result = TypeVar("Result")
 
 
-class Task(ABC, Generic[Item, Result]):
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[Options]):
+    """One thing to be read, with the options of the call it came by: many calls may go on at a time."""
+
+    name: str  # what errors call it: "text 3"
+    texts: tuple[str, ...]  # the text, or the two of a pair
+    options: Options
+
+
+class Task(ABC, Generic[Options, Output, Result]):
     """A checkpoint put to one use.
 
     `long` says what becomes of text beyond the model's reach: read in overlapping windows (how their answers merge is
@@ -65,61 +78,50 @@ class Task(ABC, Generic[Item, Result]):
     # --- what a task says of itself ---
 
     @abstractmethod
-    def texts(self, item: Item) -> tuple[str, ...]:
-        """The text, or the two texts, that an item is read as."""
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[Options]], group: Sequence[Window]
+    ) -> Sequence[Output]:
+        """What the head says of each window; `asks` says what each is a window of."""
 
     @abstractmethod
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
-        """What the head says of each window."""
-
-    @abstractmethod
-    def decode(self, item: Item, found: Sequence[Window], outputs: Sequence[FloatArray]) -> Result:
-        """From the windows of one item and their outputs to its result."""
+    def decode(self, ask: Ask[Options], found: Sequence[Window], outputs: Sequence[Output]) -> Result:
+        """From the windows of one thing and their outputs to its result."""
 
     # --- the straight line ---
 
-    def run(self, items: Iterable[Item]) -> Iterator[Result]:
-        """Results one by one, in the order of the items. However many there are, few are held at a time."""
-        waiting = iter(items)
-        while chunk := list(self._some(waiting)):
+    def run(self, asks: Iterable[Ask[Options]]) -> Iterator[Result]:
+        """Results one by one, in order. However many there are, few are held at a time."""
+        waiting = iter(asks)
+        while chunk := list(_some(waiting)):
             yield from self._chunk(chunk)
 
-    def _some(self, items: Iterator[Item]) -> Iterator[Item]:
-        size = 0
-        for item in islice(items, ITEMS_AT_ONCE):
-            yield item
-            size += sum(map(len, self.texts(item)))
-            if size > CHARACTERS_AT_ONCE:
-                return
-
     @torch.inference_mode()
-    def _chunk(self, items: Sequence[Item]) -> Iterator[Result]:
-        texts = [self.texts(item) for item in items]
-        encoded = self.tokenizer.encode_batch([pair if len(pair) == 2 else pair[0] for pair in texts])
-        read = [self.windows(index, *one) for index, one in enumerate(zip(encoded, texts, strict=True))]
-        flat = [window for found in read for window in found]
-        outputs: list[FloatArray | None] = [None] * len(flat)
-        for group in pack([len(window) for window in flat], TOKENS_A_BATCH):
-            members = [flat[i] for i in group]
+    def _chunk(self, asks: Sequence[Ask[Options]]) -> Iterator[Result]:
+        encoded = self.tokenizer.encode_batch([_one_or_two(ask.texts) for ask in asks])
+        read = [self.windows(ask, encoding) for ask, encoding in zip(asks, encoded, strict=True)]
+        flat = [(ask, window) for ask, found in zip(asks, read, strict=True) for window in found]
+        outputs: dict[int, Output] = {}
+        for group in pack([len(window) for _, window in flat], TOKENS_A_BATCH):
+            members = [flat[i][1] for i in group]
             batch = Batch.from_encodings([window.encoding for window in members]).to(self.model.device)
             hidden = self.model.hidden(batch, self.head)
-            for i, output in zip(group, self.outputs(hidden, batch, members), strict=True):
-                outputs[i] = output
+            said = self.outputs(hidden, batch, [flat[i][0] for i in group], members)
+            outputs.update(zip(group, said, strict=True))
         start = 0
-        for item, found in zip(items, read, strict=True):
-            yield self.decode(item, found, [o for o in outputs[start : start + len(found)] if o is not None])
+        for ask, found in zip(asks, read, strict=True):
+            yield self.decode(ask, found, [outputs.pop(i) for i in range(start, start + len(found))])
             start += len(found)
 
-    def windows(self, index: int, encoding: Encoding, texts: tuple[str, ...]) -> list[Window]:
-        """The windows of one item, as `long` says."""
+    def windows(self, ask: Ask[Options], encoding: Encoding) -> list[Window]:
+        """The windows of one thing, as `long` says."""
         reach = self.checkpoint.reach
         if len(encoding) > reach and self.long == "error":
             raise InputError(
-                f"text {index} has {len(encoding)} tokens and the model reads {reach} at once; shorten it, or pass "
+                f"{ask.name} has {len(encoding)} tokens and the model reads {reach} at once; shorten it, or pass "
                 "long='window' to read it in windows or long='truncate' to read its beginning only"
             )
         cut = beginning if self.long == "truncate" else windows
-        return cut(encoding, texts, reach)
+        return cut(encoding, ask.texts, reach)
 
     # --- for tasks to use ---
 
@@ -140,6 +142,59 @@ class Task(ABC, Generic[Item, Result]):
         return list(rows.cpu().numpy())
 
 
+def _some(asks: Iterator[Ask[Options]]) -> Iterator[Ask[Options]]:
+    size = 0
+    for ask in islice(asks, ITEMS_AT_ONCE):
+        yield ask
+        size += sum(map(len, ask.texts))
+        if size > CHARACTERS_AT_ONCE:
+            return
+
+
+def _one_or_two(texts: tuple[str, ...]) -> str | tuple[str, str]:
+    return (texts[0], texts[1]) if len(texts) == 2 else texts[0]
+
+
+# --- what comes in ---
+
+
+def listed(things: Iterable[Thing], verb: str, what: str = "texts") -> Iterable[Thing]:
+    """The things, unless they are a single text or a table, which would be read by letters or by names of columns."""
+    if isinstance(things, str | bytes | Mapping) or hasattr(things, "columns") or not isinstance(things, Iterable):
+        kind = type(things).__name__
+        raise InputError(f"{verb} takes a list of {what}, not {kind}; put a single one into a list")
+    return things
+
+
+def single(text: Any, name: str) -> tuple[str]:
+    """One text, checked."""
+    return (checked_text(text, name),)
+
+
+def pair(texts: Any, name: str, what: str = "a pair of texts") -> tuple[str, str]:
+    """Two texts, checked."""
+    if not isinstance(texts, tuple | list) or len(texts) != 2:
+        got = f"{len(texts)} things" if isinstance(texts, tuple | list) else type(texts).__name__
+        raise InputError(f"{name} must be {what}, not {got}")
+    return checked_text(texts[0], f"{name}, first of its pair"), checked_text(texts[1], f"{name}, second of its pair")
+
+
+def singles(texts: Iterable[str], verb: str, options: Options) -> Iterator[Ask[Options]]:
+    """Texts with their numbers. What is no list is refused at once, what is no text when it is reached."""
+    named = ((text, f"text {i}") for i, text in enumerate(listed(texts, verb)))
+    return (Ask(name, single(text, name), options) for text, name in named)
+
+
+def at_least_one(**values: int | None) -> None:
+    """Refuse an option below 1."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name}={value} must be at least 1")
+
+
+# --- what goes out ---
+
+
 def reading(found: Sequence[Window]) -> dict[str, int]:
     """How much of a text was read: for every result."""
     return {
@@ -153,19 +208,31 @@ def pooled(found: Sequence[Window], outputs: Sequence[FloatArray]) -> FloatArray
     """The mean of the windows' outputs, weighted by the tokens that each answers for. One window is itself."""
     if len(outputs) == 1:
         return outputs[0]
-    weights = np.array([window.tokens_read for window in found], dtype=np.float64)
+    weights = np.array([window.weight for window in found])
     mean = np.average(np.stack(outputs).astype(np.float64), axis=0, weights=weights)
     return mean.astype(np.float32)
 
 
-def owned(found: Sequence[Window], outputs: Sequence[FloatArray]) -> FloatArray:
-    """(n, …) for each token of the whole, the row of the window that answers for it. Unread tokens have nan."""
-    if len(outputs) == 1 and len(found[0]) == len(found[0].whole):
-        return outputs[0]
-    out = np.full((len(found[0].whole), *outputs[0].shape[1:]), np.nan, dtype=np.float32)
-    for window, rows in zip(found, outputs, strict=True):
-        out[window.places[window.owned]] = rows[window.owned]
-    return out
+def owned(found: Sequence[Window], outputs: Sequence[FloatArray]) -> tuple[NDArray[np.int64], FloatArray]:
+    """The tokens of the whole that were read, special ones left out, each with the row of the window it belongs to."""
+    mine = [window.owned & (window.encoding.sources >= 0) for window in found]
+    places = np.concatenate([window.places[own] for window, own in zip(found, mine, strict=True)])
+    rows = np.concatenate([output[own] for output, own in zip(outputs, mine, strict=True)])
+    order = np.argsort(places, kind="stable")
+    return places[order], rows[order]
+
+
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """The same stretch of text without spaces at its ends, and with the accents of its last letter.
+
+    Some tokenizers count a space to the word beside it, and some drop accents before they count.
+    """
+    while text[end : end + 1] and unicodedata.category(text[end])[0] == "M":
+        end += 1
+    inside = text[start:end]
+    if not inside.strip():
+        return start, end
+    return start + len(inside) - len(inside.lstrip()), end - len(inside) + len(inside.rstrip())
 
 
 def softmax(x: FloatArray) -> FloatArray:

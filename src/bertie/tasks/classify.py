@@ -2,21 +2,41 @@
 
 Over several windows, log-probabilities are averaged with the tokens that each window answers for as weights, and made
 to add up to 1 again; values and the independent classes of a multi-label model are averaged before their last function.
+So a label is one for the whole text: a lone sentence decides it where the rest says nothing, and is outvoted where the
+rest speaks for another.
+
+Zero-shot classification averages the logits of each hypothesis in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 from torch import Tensor
 
 from bertie.errors import InputError, NotFoundError
 from bertie.hub import Checkpoint
-from bertie.tasks.base import FloatArray, Long, Task, log_softmax, pooled, reading, sigmoid, softmax
+from bertie.tasks.base import (
+    Ask,
+    FloatArray,
+    Long,
+    Task,
+    listed,
+    log_softmax,
+    pair,
+    pooled,
+    reading,
+    sigmoid,
+    single,
+    softmax,
+)
 from bertie.text.batch import Batch
+from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
 Text = str | tuple[str, str]
@@ -34,7 +54,7 @@ class Classification:
     windows: int
 
 
-class Classifier(Task[Text, Classification]):
+class Classifier(Task[None, FloatArray, Classification]):
     """Classifies texts or pairs of texts.
 
     >>> classifier = Classifier.load("path/to/a/sentiment/model")                  # doctest: +SKIP
@@ -58,19 +78,19 @@ class Classifier(Task[Text, Classification]):
 
     def classify_each(self, texts: Iterable[Text]) -> Iterator[Classification]:
         """As `classify`, one by one."""
-        if isinstance(texts, str):
-            raise InputError("classify takes a list of texts; put a single text into a list")
-        return self.run(texts)
+        named = ((text, f"text {i}") for i, text in enumerate(listed(texts, "classify")))
+        return self.run(
+            Ask(name, pair(text, name) if isinstance(text, tuple | list) else single(text, name), None)
+            for text, name in named
+        )
 
-    def texts(self, item: Text) -> tuple[str, ...]:
-        """A text, or both of a pair."""
-        return (item,) if isinstance(item, str) else tuple(item)
-
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
         """(labels,) logits of each window."""
         return self.by_text(self.rows(hidden, batch))
 
-    def decode(self, item: Text, found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
+    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
         """Pool the windows."""
         if self.kind == "single":
             scores = softmax(outputs[0] if len(outputs) == 1 else pooled(found, [log_softmax(o) for o in outputs]))
@@ -104,6 +124,7 @@ class ZeroShot:
 
     def __init__(self, checkpoint: Checkpoint, *, long: Long = "window") -> None:
         self._logits = _Logits(checkpoint, long=long)
+        self.checkpoint = checkpoint
         labels = {name.lower(): i for i, name in checkpoint.labels.items()}
         entails = next((i for name, i in labels.items() if name.startswith("entail")), None)
         if entails is None:
@@ -115,9 +136,9 @@ class ZeroShot:
         self._contradicts = next((i for name, i in labels.items() if name.startswith("contra")), usual)
 
     @classmethod
-    def load(cls, name: str, *, long: Long = "window", **options: object) -> ZeroShot:
+    def load(cls, name: str | Path, *, long: Long = "window", **options: Any) -> Self:
         """Load an NLI checkpoint; `options` are those of `Checkpoint.load`."""
-        return cls(Checkpoint.load(name, **options), long=long)  # type: ignore[arg-type]
+        return cls(Checkpoint.load(name, **options), long=long)
 
     def classify(
         self,
@@ -134,15 +155,18 @@ class ZeroShot:
         self, texts: Iterable[str], labels: Sequence[str], *, template: str = "This example is {}.", multi: bool = False
     ) -> Iterator[ZeroShotClassification]:
         """As `classify`, one by one."""
-        if isinstance(texts, str) or isinstance(labels, str):
-            raise InputError("texts and labels must each be a list")
+        labels = [checked_text(label, f"label {i}") for i, label in enumerate(listed(labels, "labels=", "words"))]
         if not labels or len(set(labels)) < len(labels):
-            raise InputError(f"labels={list(labels)!r:.80} must be at least one, and different")
-        if template.format("x") == template:
-            raise InputError(f"template={template!r} must hold {{}} where the label goes")
-        hypotheses = [template.format(label) for label in labels]
-        answers = self._logits.run((text, hypothesis) for text in texts for hypothesis in hypotheses)
-        while rows := [answer for answer, _ in zip(answers, labels, strict=False)]:
+            raise InputError(f"labels={labels!r:.80} must be at least one, and different")
+        hypotheses = [_filled_in(template, label) for label in labels]
+        named = ((text, f"text {i}") for i, text in enumerate(listed(texts, "classify")))
+        checked = ((single(text, name)[0], name) for text, name in named)
+        asks = (Ask(name, (text, hypothesis), None) for text, name in checked for hypothesis in hypotheses)
+        return self._each(asks, labels, multi)
+
+    def _each(self, asks: Iterable[Ask[None]], labels: Sequence[str], multi: bool) -> Iterator[ZeroShotClassification]:
+        answers = self._logits.run(asks)
+        while rows := list(islice(answers, len(labels))):
             yield self._decode(labels, rows, multi)
 
     def _decode(
@@ -160,18 +184,27 @@ class ZeroShot:
         return ZeroShotClassification(best, named[best], named, **max(read, key=lambda one: one["windows"]))
 
 
-class _Logits(Task[tuple[str, str], tuple[FloatArray, dict[str, int]]]):
+def _filled_in(template: str, label: str) -> str:
+    try:
+        hypothesis = template.format(label)
+    except (IndexError, KeyError, ValueError):
+        hypothesis = template
+    if hypothesis == template:
+        raise InputError(f"template={template!r} must hold {{}} where the label goes")
+    return hypothesis
+
+
+class _Logits(Task[None, FloatArray, tuple[FloatArray, dict[str, int]]]):
     """The bare logits of pairs, averaged over windows."""
 
     head = "classify"
 
-    def texts(self, item: tuple[str, str]) -> tuple[str, ...]:
-        return item
-
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
         return self.by_text(self.rows(hidden, batch))
 
     def decode(
-        self, item: tuple[str, str], found: Sequence[Window], outputs: Sequence[FloatArray]
+        self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]
     ) -> tuple[FloatArray, dict[str, int]]:
         return pooled(found, outputs), reading(found)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from bertie.errors import InputError
 from bertie.hub import Checkpoint
 from bertie.sentence import SentenceModules
-from bertie.tasks.base import FloatArray, Long, Task, pooled, reading
+from bertie.tasks.base import Ask, FloatArray, Long, Task, pooled, reading, singles
 from bertie.text.batch import Batch
 from bertie.text.windows import Window
 
@@ -38,7 +38,12 @@ class Embedding:
     windows: int
 
 
-class Embedder(Task[str, Embedding]):
+@dataclass(frozen=True, slots=True)
+class _Options:
+    prompt_tokens: int  # that pooling may be told to leave out, with the special one before them
+
+
+class Embedder(Task[_Options, FloatArray, Embedding]):
     """Turns each text into one vector, as the checkpoint's sentence-transformers modules say.
 
     A checkpoint without such modules is pooled by the mean over tokens, unless `pooling` says otherwise: cls, mean,
@@ -74,7 +79,6 @@ class Embedder(Task[str, Embedding]):
         if dimensions is not None and not 1 <= dimensions <= self.modules.dimension:
             raise InputError(f"dimensions={dimensions} must lie between 1 and {self.modules.dimension}")
         self.normalize, self.dimensions = normalize, dimensions
-        self._prompt = ""
 
     @classmethod
     def load(cls, name: str | Path, *, long: Long = "window", **options: Any) -> Self:
@@ -94,14 +98,23 @@ class Embedder(Task[str, Embedding]):
 
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
         """As `embed`, one by one, each with how much of its text was read."""
-        if isinstance(texts, str):
-            raise InputError("embed takes a list of texts; put a single text into a list")
         name = prompt if prompt is not None else self.modules.default_prompt
         if name is not None and name not in self.modules.prompts:
             known = ", ".join(self.modules.prompts) or "none"
             raise InputError(f"prompt={name!r} is not one of the checkpoint's prompts: {known}")
-        self._prompt = self.modules.prompts[name] if name is not None else ""
-        return self.run(texts)
+        before = self.modules.prompts[name] if name is not None else ""
+        asks = singles(texts, "embed", _Options(self._tokens(before)))
+        return self.run(replace(ask, texts=(self._prepared(before + ask.texts[0]),)) for ask in asks)
+
+    def _prepared(self, text: str) -> str:
+        return text.lower() if self.modules.lower_case else text
+
+    def _tokens(self, prompt: str) -> int:
+        """How many tokens a prompt has, with the special one before it and without the one after it."""
+        if not prompt:
+            return 0
+        encoding = self.tokenizer.encode(self._prepared(prompt))
+        return len(encoding) - int(encoding.special[-1])
 
     def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> NDArray[np.float32]:
         """(N, M) how alike each of `a` is to each of `b`, or of `a` itself: by cosine, or as the checkpoint says."""
@@ -116,26 +129,25 @@ class Embedder(Task[str, Embedding]):
             one, two = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (one, two))
         return one @ two.T
 
-    def texts(self, item: str) -> tuple[str, ...]:
-        """A text with its prompt before it."""
-        text = self._prompt + item if isinstance(item, str) else item
-        return (text.lower(),) if self.modules.lower_case else (text,)
-
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
         """(width,) the pooled state of each window."""
-        # The prompt with what precedes it and without what follows: tokens that pooling may be told to leave out.
-        skip = len(self.tokenizer.encode(self._prompt)) - 1 if self._prompt else 0
-        # Of several windows only the first begins with it.
-        skips = [skip if skip and len(w) > skip and w.places[skip - 1] == skip - 1 else 0 for w in group]
+        skips = []
+        for ask, window in zip(asks, group, strict=True):
+            skip = ask.options.prompt_tokens
+            # Of several windows only the first begins with the prompt.
+            holds = 0 < skip < len(window) and window.places[skip - 1] == skip - 1
+            skips.append(skip if holds else 0)
         return self.by_text(self.modules.pooling(hidden, batch, skips).float())
 
-    def decode(self, item: str, found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
+    def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
         """Average the windows; what follows the pooling is done for many at once, in `run`."""
         return Embedding(pooled(found, outputs), **reading(found))
 
-    def run(self, items: Iterable[str]) -> Iterator[Embedding]:
+    def run(self, asks: Iterable[Ask[_Options]]) -> Iterator[Embedding]:
         """As all tasks run, with what follows the pooling at the end."""
-        found = super().run(items)
+        found = super().run(asks)
         while some := list(islice(found, 256)):
             for one, vector in zip(some, self._finish([one.vector for one in some]), strict=True):
                 yield replace(one, vector=vector)

@@ -1,7 +1,7 @@
 """Words for masked places, and how likely a text is.
 
 Each mask is answered by the window where it has most context on both sides. Several masks are filled each by itself,
-with the others still masked.
+with the others still masked. To score a text, each token is masked in turn in the window that answers for it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.tasks.base import TOKENS_A_BATCH, FloatArray, Task, log_softmax, owned, reading, softmax
+from bertie.tasks.base import TOKENS_A_BATCH, Ask, FloatArray, Task, at_least_one, listed, owned, reading, singles
 from bertie.text.batch import Batch
-from bertie.text.tokenizer import Encoding
+from bertie.text.tokenizer import Encoding, IntArray
 from bertie.text.windows import Window
 
 
@@ -25,14 +25,15 @@ from bertie.text.windows import Window
 class Candidate:
     """A token for a mask."""
 
-    token: str
+    token: str  # as the vocabulary spells it
     id: int
     score: float  # the probability of this token here, among all tokens
+    text: str  # as it reads: some vocabularies spell a space as another letter
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """One mask of a text, with its best candidates."""
+    """One mask of a text, at `text[start:end]`, with its best candidates."""
 
     start: int
     end: int
@@ -60,7 +61,13 @@ class Likelihood:
     windows: int
 
 
-class MaskedLM(Task[str, Filled]):
+@dataclass(frozen=True, slots=True)
+class _Options:
+    top_k: int = 5
+    allowed: IntArray | None = None  # ids to choose from
+
+
+class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
     """Fills masks.
 
     >>> model = MaskedLM.load("google-bert/bert-base-uncased")                               # doctest: +SKIP
@@ -69,8 +76,6 @@ class MaskedLM(Task[str, Filled]):
     """
 
     head = "mlm"
-    _top_k = 5
-    _allowed: np.ndarray | None = None
 
     def fill(self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None) -> list[Filled]:
         """The best tokens for each mask of each text; only among `candidates`, if given."""
@@ -80,19 +85,15 @@ class MaskedLM(Task[str, Filled]):
         self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None
     ) -> Iterator[Filled]:
         """As `fill`, one by one."""
-        if isinstance(texts, str):
-            raise InputError("fill takes a list of texts; put a single text into a list")
-        if top_k < 1:
-            raise InputError(f"top_k={top_k} must be at least 1")
+        at_least_one(top_k=top_k)
         self._mask_id()
-        self._top_k, self._allowed = top_k, self._ids(candidates)
-        return self.run(texts)
+        return self.run(singles(texts, "fill", _Options(top_k, self._ids(candidates))))
 
-    def _ids(self, candidates: Sequence[str] | None) -> np.ndarray | None:
+    def _ids(self, candidates: Sequence[str] | None) -> IntArray | None:
         if candidates is None:
             return None
         ids = []
-        for word in candidates:
+        for word in listed(candidates, "candidates=", "words"):
             found = self.tokenizer.id(word)
             if found is None:
                 pieces = self.tokenizer.encode(word, special=False).ids
@@ -102,62 +103,67 @@ class MaskedLM(Task[str, Filled]):
             ids.append(found)
         if not ids:
             raise InputError("candidates=[] leaves nothing to choose from")
-        return np.array(sorted(set(ids)))
+        return np.array(sorted(set(ids)), dtype=np.int64)
 
-    def texts(self, item: str) -> tuple[str, ...]:
-        """A text is read as it is."""
-        return (item,)
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+    ) -> Sequence[Sequence[tuple[int, Mask]]]:
+        """The masks that each window answers for, with their places: the (V,) logits of all would be too many."""
+        at = [np.flatnonzero((window.encoding.ids == self._mask_id()) & window.owned) for window in group]
+        starts = np.cumsum([0, *batch.lengths[:-1]])
+        rows = np.concatenate([start + own for start, own in zip(starts, at, strict=True)])
+        logits = self.rows(hidden[torch.from_numpy(rows).to(hidden.device)], batch)  # (masks, V)
+        scores = iter(logits.softmax(-1).cpu().numpy())
+        found: list[list[tuple[int, Mask]]] = []
+        for ask, window, own in zip(asks, group, at, strict=True):
+            found.append([])
+            for place in own.tolist():
+                start, end = window.encoding.offsets[place].tolist()
+                mask = Mask(start, end, self._best(next(scores), ask.options))
+                found[-1].append((int(window.places[place]), mask))
+        return found
 
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
-        """(masks, V) logits of each window, at its masks alone."""
-        is_mask = batch.ids == self.tokenizer.mask_id
-        logits = self.rows(hidden[is_mask], batch).cpu().numpy()
-        counts = [int((window.encoding.ids == self.tokenizer.mask_id).sum()) for window in group]
-        return np.split(logits, np.cumsum(counts)[:-1])
-
-    def decode(self, item: str, found: Sequence[Window], outputs: Sequence[FloatArray]) -> Filled:
-        """The best candidates of each mask, from the window that answers for it."""
-        masks = []
-        for window, logits in zip(found, outputs, strict=True):
-            at = np.flatnonzero(window.encoding.ids == self.tokenizer.mask_id)
-            for place, row in zip(at, logits, strict=True):
-                if window.owned[place]:
-                    start, end = window.encoding.offsets[place]
-                    masks.append((int(window.places[place]), Mask(int(start), int(end), self._best(row))))
+    def decode(
+        self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[Sequence[tuple[int, Mask]]]
+    ) -> Filled:
+        """All windows' masks, in order."""
+        masks = sorted((one for output in outputs for one in output), key=lambda one: one[0])
         if not masks:
-            raise InputError(f"no {self.tokenizer.mask_token} in the text {item[:60]!r}")
-        return Filled(tuple(mask for _, mask in sorted(masks, key=lambda one: one[0])), **reading(found))
+            where = "text" if self.long != "truncate" else "beginning of the text, which is all that was read"
+            raise InputError(f"{ask.name}: no {self.tokenizer.mask_token} in the {where}: {ask.texts[0][:60]!r}")
+        return Filled(tuple(mask for _, mask in masks), **reading(found))
 
-    def _best(self, logits: FloatArray) -> tuple[Candidate, ...]:
-        scores = softmax(logits)
-        ids = np.arange(len(scores)) if self._allowed is None else self._allowed
-        order = ids[np.argsort(-scores[ids], kind="stable")][: self._top_k]
-        return tuple(Candidate(self.tokenizer.token(int(i)), int(i), float(scores[i])) for i in order)
+    def _best(self, scores: FloatArray, options: _Options) -> tuple[Candidate, ...]:
+        # Tables of embeddings are often rounded up: past the vocabulary there are ids without a token.
+        ids = np.arange(min(len(scores), self.tokenizer.vocab_size)) if options.allowed is None else options.allowed
+        order = ids[np.argsort(-scores[ids], kind="stable")][: options.top_k].tolist()
+        decode, token = self.tokenizer.decode, self.tokenizer.token
+        return tuple(Candidate(token(i), i, float(scores[i]), decode([i], skip_special=False)) for i in order)
 
     # --- how likely is a text? ---
 
     def score(self, texts: Iterable[str]) -> list[Likelihood]:
         """The pseudo-log-likelihood of each text: every token masked in turn, in the window that answers for it."""
-        return [self._score(index, text) for index, text in enumerate(texts)]
+        self._mask_id()
+        return [self._score(ask) for ask in singles(texts, "score", _Options())]
 
     @torch.inference_mode()
-    def _score(self, index: int, text: str) -> Likelihood:
-        found = self.windows(index, self.tokenizer.encode(text), (text,))
-        rows = []
-        for window in found:
-            row = np.zeros((len(window), 1), dtype=np.float32)
-            places = iter(np.flatnonzero(window.owned & (window.encoding.sources >= 0)).tolist())
-            at_once = max(1, TOKENS_A_BATCH // len(window))
-            while chunk := list(islice(places, at_once)):
-                batch = Batch.from_encodings([self._masked(window.encoding, at) for at in chunk])
-                hidden = self.model.hidden(batch.to(self.model.device), self.head)
-                picked = hidden[[i * len(window) + at for i, at in enumerate(chunk)]]
-                logits = log_softmax(self.rows(picked, batch).cpu().numpy())
-                row[chunk, 0] = logits[np.arange(len(chunk)), window.encoding.ids[chunk]]
-            rows.append(row)
-        whole = owned(found, rows)[found[0].whole.sources >= 0, 0]
-        known = [float(x) for x in whole if not np.isnan(x)]
-        return Likelihood(sum(known), tuple(known), **reading(found))
+    def _score(self, ask: Ask[_Options]) -> Likelihood:
+        found = self.windows(ask, self.tokenizer.encode(ask.texts[0]))
+        _, scores = owned(found, [self._token_scores(window) for window in found])
+        return Likelihood(float(scores.sum(dtype=np.float64)), tuple(scores.tolist()), **reading(found))
+
+    def _token_scores(self, window: Window) -> FloatArray:
+        """(n,) the log-probability of each token that the window answers for, with that token masked."""
+        scores = np.zeros(len(window), dtype=np.float32)
+        places = iter(np.flatnonzero(window.owned & (window.encoding.sources >= 0)).tolist())
+        while chunk := list(islice(places, max(1, TOKENS_A_BATCH // len(window)))):
+            batch = Batch.from_encodings([self._masked(window.encoding, at) for at in chunk]).to(self.model.device)
+            rows = torch.tensor([i * len(window) + at for i, at in enumerate(chunk)], device=self.model.device)
+            logits = self.rows(self.model.hidden(batch, self.head)[rows], batch)  # (chunk, V)
+            truth = torch.from_numpy(window.encoding.ids[chunk]).to(logits.device)
+            scores[chunk] = logits.log_softmax(-1).gather(1, truth[:, None])[:, 0].cpu().numpy()
+        return scores
 
     def _masked(self, encoding: Encoding, at: int) -> Encoding:
         ids = encoding.ids.copy()

@@ -13,8 +13,9 @@ from torch import Tensor
 from bertie.errors import InputError
 from bertie.hub import Checkpoint
 from bertie.sentence import CrossEncoderConfig
-from bertie.tasks.base import FloatArray, Long, Task, reading
+from bertie.tasks.base import Ask, FloatArray, Long, Task, at_least_one, listed, pair, reading
 from bertie.text.batch import Batch
+from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
 
@@ -30,7 +31,7 @@ class Ranked:
     windows: int
 
 
-class Reranker(Task[tuple[str, str], tuple[float, dict[str, int]]]):
+class Reranker(Task[None, FloatArray, tuple[float, dict[str, int]]]):
     """Scores documents against a query.
 
     >>> reranker = Reranker.load("cross-encoder/ms-marco-MiniLM-L6-v2")                                # doctest: +SKIP
@@ -45,34 +46,40 @@ class Reranker(Task[tuple[str, str], tuple[float, dict[str, int]]]):
         labels = len(checkpoint.labels)
         if labels != 1:
             raise InputError(f"reranking needs a model with one score; {checkpoint.source} has {labels} labels")
-        self.activation = (checkpoint.cross_encoder or CrossEncoderConfig.fresh(1)).module()
+        self.settings = checkpoint.cross_encoder or CrossEncoderConfig.fresh(1)
+        self.activation = self.settings.module()
 
     def rerank(self, query: str, documents: Iterable[str], *, top_k: int | None = None) -> list[Ranked]:
         """The documents, best first; the first `top_k` of them if that is given."""
-        if isinstance(documents, str):
-            raise InputError("rerank takes a list of documents; put a single one into a list")
-        if top_k is not None and top_k < 1:
-            raise InputError(f"top_k={top_k} must be at least 1")
-        texts = list(documents)
-        scored = self.run((query, text) for text in texts)
+        at_least_one(top_k=top_k)
+        checked_text(query, "the query")
+        texts = [checked_text(text, f"document {i}") for i, text in enumerate(listed(documents, "rerank", "documents"))]
+        scored = self.run(self._ask(f"document {i}", query, text) for i, text in enumerate(texts))
         ranked = [Ranked(i, score, texts[i], **read) for i, (score, read) in enumerate(scored)]
         return sorted(ranked, key=lambda one: (-one.score, one.index))[:top_k]
 
     def score(self, pairs: Iterable[tuple[str, str]]) -> list[float]:
         """The score of each pair of query and document, in order."""
-        return [score for score, _ in self.run(pairs)]
+        named = ((texts, f"pair {i}") for i, texts in enumerate(listed(pairs, "score", "pairs")))
+        asks = (self._ask(name, *pair(texts, name, "a query and a document")) for texts, name in named)
+        return [score for score, _ in self.run(asks)]
 
-    def texts(self, item: tuple[str, str]) -> tuple[str, ...]:
-        """The query, then the document."""
-        return item
+    def _ask(self, name: str, query: str, document: str) -> Ask[None]:
+        """A pair as the checkpoint wants it: its prompt goes before the query."""
+        settings = self.settings
+        query = settings.prompts.get(settings.default_prompt or "", "") + query
+        texts = (query, document)
+        return Ask(name, tuple(text.lower() for text in texts) if settings.lower_case else texts, None)
 
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
         """(1,) score of each window."""
         scores: Tensor = self.activation(self.rows(hidden, batch))
         return self.by_text(scores)
 
     def decode(
-        self, item: tuple[str, str], found: Sequence[Window], outputs: Sequence[FloatArray]
+        self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]
     ) -> tuple[float, dict[str, int]]:
         """The best window."""
         return max(float(output[0]) for output in outputs), reading(found)

@@ -2,6 +2,10 @@
 
 Each token is taken from the window where it has most context on both sides. Words speak with one voice (`words`), then
 neighbours join into spans by the scheme that the labels show: BIO, BIOES, BILOU, or plain labels.
+
+What a word is, the tokenizer says (`bertie.text.windows.word_starts`). transformers agrees for WordPiece; for other
+tokenizers it guesses by spaces, so that "London." would be one word with its full stop, and a Chinese sentence one
+word. Spans have no space at their ends, even where the tokenizer counts one to the word behind it.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ import numpy as np
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.tasks.base import FloatArray, Task, owned, reading, softmax
+from bertie.tasks.base import Ask, FloatArray, Task, listed, owned, reading, singles, softmax, trimmed
 from bertie.text.batch import Batch
-from bertie.text.windows import Window
+from bertie.text.tokenizer import IntArray
+from bertie.text.windows import Window, word_starts
 
 Words = Literal["average", "first", "max", "simple", "none"]
 WORDS = ("average", "first", "max", "simple", "none")
@@ -44,16 +49,24 @@ class Tagged:
 
 
 @dataclass(frozen=True, slots=True)
+class _Options:
+    words: Words
+    outside: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Unit:
-    """A token or a word, with its label."""
+    """A token or a word, with its label: the part of a span that it stands for (B, I, …), and its kind."""
 
     label: str
+    part: str
+    kind: str
     score: float
     start: int
     end: int
 
 
-class Tagger(Task[str, Tagged]):
+class Tagger(Task[_Options, FloatArray, Tagged]):
     """Finds labelled spans.
 
     >>> tagger = Tagger.load("path/to/a/ner/model")                                     # doctest: +SKIP
@@ -62,8 +75,6 @@ class Tagger(Task[str, Tagged]):
     """
 
     head = "tag"
-    _words: Words = "average"
-    _outside: frozenset[str] = frozenset({"O"})
 
     def tag(self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)) -> list[Tagged]:
         """The spans of each text, in order.
@@ -78,75 +89,72 @@ class Tagger(Task[str, Tagged]):
         self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)
     ) -> Iterator[Tagged]:
         """As `tag`, one by one."""
-        if isinstance(texts, str):
-            raise InputError("tag takes a list of texts; put a single text into a list")
         if words not in WORDS:
             raise InputError(f"words={words!r} must be one of {', '.join(WORDS)}")
-        self._words, self._outside = words, frozenset(outside)
-        return self.run(texts)
+        options = _Options(words, frozenset(listed(outside, "outside=", "labels")))
+        return self.run(singles(texts, "tag", options))
 
-    def texts(self, item: str) -> tuple[str, ...]:
-        """A text is read as it is."""
-        return (item,)
-
-    def outputs(self, hidden: Tensor, batch: Batch, group: Sequence[Window]) -> Sequence[FloatArray]:
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
         """(n, labels) logits of each window."""
         return self.by_token(self.rows(hidden, batch), batch)
 
-    def decode(self, item: str, found: Sequence[Window], outputs: Sequence[FloatArray]) -> Tagged:
+    def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Tagged:
         """Tokens to words to spans."""
-        whole = found[0].whole
-        logits = owned(found, outputs)
-        read = (whole.sources >= 0) & ~np.isnan(logits[:, 0])
-        scores, offsets, words = softmax(logits[read]), whole.offsets[read], whole.words[read]
-        units = list(self._units(scores, offsets, words))
-        groups = [[unit] for unit in units] if self._words == "none" else _join(units)
+        (text,), options, whole = ask.texts, ask.options, found[0].whole
+        read, logits = owned(found, outputs)
+        alone = options.words in ("none", "simple")
+        starts = np.arange(len(read)) if alone else np.flatnonzero(word_starts(whole, read, text))
+        units = self._units(softmax(logits), whole.offsets[read], starts, options.words)
         spans = []
-        for group in groups:
-            label = group[0].label if self._words == "none" else _split(group[0].label)[1]
-            if group[0].label in self._outside or label in self._outside:
-                continue
-            start, end = group[0].start, group[-1].end
-            score = float(np.mean([unit.score for unit in group]))
-            spans.append(Span(label, start, end, item[start:end], score))
+        for group in ([unit] for unit in units) if options.words == "none" else _join(units):
+            first = group[0]
+            if options.outside.isdisjoint((first.label, first.kind)):
+                start, end = trimmed(text, first.start, group[-1].end)
+                score = float(np.mean([unit.score for unit in group]))
+                label = first.label if options.words == "none" else first.kind
+                spans.append(Span(label, start, end, text[start:end], score))
         return Tagged(tuple(spans), **reading(found))
 
-    def _units(self, scores: FloatArray, offsets: np.ndarray, words: np.ndarray) -> Iterator[_Unit]:
+    def _units(self, scores: FloatArray, offsets: IntArray, starts: IntArray, words: Words) -> Iterator[_Unit]:
         labels = self.checkpoint.labels
-        if self._words in ("none", "simple"):
-            starts = np.arange(len(words))
-        else:
-            starts = np.flatnonzero(np.r_[True, words[1:] != words[:-1]]) if len(words) else np.arange(0)
-        for low, high in zip(starts, [*starts[1:], len(words)], strict=True):
+        known = frozenset(labels.values())
+        for low, high in zip(starts, np.append(starts, len(scores))[1:], strict=True):
             pieces = scores[low:high]
-            if self._words == "first":
+            if words == "first" or len(pieces) == 1:
                 row = pieces[0]
-            elif self._words == "max":
+            elif words == "max":
                 row = pieces[int(pieces.max(axis=1).argmax())]
             else:
-                row = pieces.mean(axis=0) if len(pieces) > 1 else pieces[0]
+                row = pieces.mean(axis=0)
             best = int(row.argmax())
-            yield _Unit(labels[best], float(row[best]), int(offsets[low][0]), int(offsets[high - 1][1]))
+            yield _Unit(
+                labels[best],
+                *_split(labels[best], known),
+                float(row[best]),
+                int(offsets[low][0]),
+                int(offsets[high - 1][1]),
+            )
 
 
 _FIRST, _LAST = "BSU", "ESLU"  # BIO: Begin, Inside; BIOES adds End and Single; BILOU says Last and Unit
 
 
-def _split(label: str) -> tuple[str, str]:
+def _split(label: str, known: frozenset[str]) -> tuple[str, str]:
     """The part of a span that a label stands for, and its kind; a plain label goes on with its like."""
     part, dash, kind = label.partition("-")
-    return (part, kind) if dash and len(part) == 1 and part in "BIESLU" else ("I", label)
+    scheme = part in ("B", "I") or (part in ("E", "S", "L", "U") and f"B-{kind}" in known)  # "E-mail" is a plain one
+    return (part, kind) if dash and scheme else ("I", label)
 
 
-def _join(units: Sequence[_Unit]) -> list[list[_Unit]]:
+def _join(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
     """Neighbours of one kind, until a label says that a span begins or has ended."""
-    groups: list[list[_Unit]] = []
+    group: list[_Unit] = []
     for unit in units:
-        part, kind = _split(unit.label)
-        if groups:
-            last_part, last_kind = _split(groups[-1][-1].label)
-            if kind == last_kind and part not in _FIRST and last_part not in _LAST:
-                groups[-1].append(unit)
-                continue
-        groups.append([unit])
-    return groups
+        if group and (unit.kind != group[-1].kind or unit.part in _FIRST or group[-1].part in _LAST):
+            yield group
+            group = []
+        group.append(unit)
+    if group:
+        yield group

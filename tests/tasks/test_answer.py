@@ -1,0 +1,87 @@
+"""The reader against a plain search: every start with every end, in nested loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertie import Reader
+from bertie.text.windows import windows
+from tests.tasks.tiny import document, tokenizer
+
+KINDS = ("wordpiece", "bpe")
+Made = Callable[..., Path]
+
+
+def search(folder: Path, kind: str, question: str, text: str, longest: int = 30) -> tuple[list[Any], float]:
+    """All spans with their scores, best first, and the score of no answer, by transformers' model."""
+    import transformers
+
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder)
+    theirs = tokenizer(kind)([question], [text], return_offsets_mapping=True)
+    # The cut into windows is tested elsewhere; what the model makes of each is asked for here.
+    reader = Reader.load(folder)
+    whole = reader.tokenizer.encode(question, text)
+    assert theirs["input_ids"][0] == whole.ids.tolist()
+    best: dict[tuple[int, int], float] = {}
+    none = float("inf")
+    for window in windows(whole, (question, text), reader.checkpoint.reach):
+        e = window.encoding
+        with torch.no_grad():
+            extra = {"token_type_ids": torch.tensor([e.segments.tolist()])} if kind == "wordpiece" else {}
+            out = model(input_ids=torch.tensor([e.ids.tolist()]), **extra)
+        start, end = out.start_logits[0].tolist(), out.end_logits[0].tolist()
+        none = min(none, start[0] + end[0])
+        for first in range(len(e)):
+            for last in range(first, len(e)):
+                if last - first < longest and e.sources[first] == e.sources[last] == 1:
+                    place = (int(e.offsets[first][0]), int(e.offsets[last][1]))
+                    if text[slice(*place)].strip():
+                        best[place] = max(start[first] + end[last], best.get(place, -1e9))
+    return sorted(best.items(), key=lambda one: -one[1]), none
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [2, 20], ids=["fits", "long"])
+@pytest.mark.parametrize("longest", [4, 30])
+def test_the_best_spans_of_all(made: Made, kind: str, count: int, longest: int) -> None:
+    folder = made(kind, "ForQuestionAnswering", reach=80)
+    question, text = "who wrote the letter", document(count, seed=3).strip()
+    want, none = search(folder, kind, question, text, longest)
+    (got,) = Reader.load(folder).answer([(question, text)], top_k=20, longest=longest)
+    assert (got.windows > 1) == (count > 2)
+    assert got.tokens_read == got.tokens_total
+    assert [(a.start, a.end) for a in got.answers] == [place for place, _ in want[:20]]
+    assert [a.score for a in got.answers] == pytest.approx([score for _, score in want[:20]], abs=1e-4)
+    assert got.no_answer == pytest.approx(none, abs=1e-4)
+    assert all(a.text == text[a.start : a.end] and a.document == 0 for a in got.answers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_documents(made: Made, kind: str) -> None:
+    folder = made(kind, "ForQuestionAnswering", reach=80)
+    question, texts = "where is the river", [document(n, seed=n).strip() for n in (9, 1, 3)]
+    found = [search(folder, kind, question, text) for text in texts]
+    want = sorted(((score, d, place) for d, (spans, _) in enumerate(found) for place, score in spans), reverse=True)
+    (got, again) = Reader.load(folder).answer([(question, texts), (question, texts[1])], top_k=9)
+    assert [(a.document, (a.start, a.end)) for a in got.answers] == [(d, place) for _, d, place in want[:9]]
+    assert got.no_answer == pytest.approx(min(none for _, none in found), abs=1e-4)
+    assert [(a.start, a.end) for a in again.answers] == [place for place, _ in found[1][0][:9]]
+
+
+def test_no_answer(made: Made) -> None:
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering", reach=80))
+    asked = [("who", document(2))]
+    (plain,) = reader.answer(asked, top_k=2)
+    ahead = plain.best.score - plain.no_answer
+    (kept,) = reader.answer(asked, top_k=2, threshold=ahead - 0.01)
+    assert kept == plain
+    (refused,) = reader.answer(asked, top_k=2, threshold=ahead + 0.01)
+    assert (refused.best.text, refused.best.start, refused.best.score) == ("", None, plain.no_answer)
+    assert refused.answers[1] == plain.best
+    (empty,) = reader.answer([("who", "")])
+    assert (empty.best.text, empty.best.start, empty.best.document) == ("", None, None)

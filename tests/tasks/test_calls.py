@@ -1,0 +1,280 @@
+"""How tasks are called: lists, generators, mistakes, several calls at a time; and which task a checkpoint gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertie
+from bertie import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
+from bertie.errors import InputError, NotFoundError
+from bertie.tasks import base
+from tests.tasks.tiny import LABELS, document, sentences
+
+Made = Callable[..., Path]
+NLI = ["contradiction", "neutral", "entailment"]
+LONG = document(40, seed=5)
+# Short and long ones.
+TEXTS = ["[MASK] " + text for text in [*sentences(6, seed=2), LONG, "a", LONG[300:900], "London"]]
+
+
+def every(made: Made, **options: Any) -> dict[str, Callable[[Any], Any]]:
+    """Each task as a function from texts to results."""
+    classifier = Classifier.load(made("wordpiece", "ForSequenceClassification", labels=NLI), **options)
+    reranker = Reranker.load(made("wordpiece", "ForSequenceClassification", labels=["relevant"]), **options)
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering"), **options)
+    tagger = Tagger.load(made("wordpiece", "ForTokenClassification", labels=LABELS), **options)
+    filler = MaskedLM.load(made("wordpiece", "ForMaskedLM"), **options)
+    embedder = Embedder.load(made("wordpiece", ""), **options)
+    zero_shot = ZeroShot(classifier.checkpoint, **options)
+    return {
+        "classify": classifier.classify,
+        "pairs": lambda texts: classifier.classify((text, "a river") for text in texts),
+        "zero_shot": lambda texts: zero_shot.classify(texts, ["London", "history"]),
+        "rerank": lambda texts: reranker.score(("the river", text) for text in texts),
+        "answer": lambda texts: reader.answer((("who", text) for text in texts), top_k=3),
+        "tag": lambda texts: tagger.tag(texts, words="simple"),
+        "fill": filler.fill,
+        "embed": lambda texts: list(embedder.embed_each(texts)),
+    }
+
+
+def numbers(result: Any) -> list[float]:
+    """All scores of a result, in order, for a comparison up to rounding."""
+    if isinstance(result, float):
+        return [result]
+    if hasattr(result, "vector"):
+        return list(result.vector)
+    if hasattr(result, "scores"):
+        return [result.scores[key] for key in sorted(result.scores)]
+    if hasattr(result, "masks"):
+        return [candidate.score for mask in result.masks for candidate in mask.candidates]
+    parts = result.spans if hasattr(result, "spans") else result.answers
+    return [number for part in parts for number in (part.start, part.end, part.score)]
+
+
+def test_a_text_alone_and_among_others_and_in_order(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    for task in every(made).values():
+        together = [numbers(one) for one in task(TEXTS)]
+        alone = [numbers(task([text])[0]) for text in TEXTS]
+        with monkeypatch.context() as patch:
+            patch.setattr(base, "ITEMS_AT_ONCE", 3)
+            patch.setattr(base, "TOKENS_A_BATCH", 100)
+            chunks = [numbers(one) for one in task(text for text in TEXTS)]
+        for a, b, c in zip(together, alone, chunks, strict=True):
+            assert len(a) > 0
+            np.testing.assert_allclose(b, a, atol=3e-6)
+            np.testing.assert_allclose(c, a, atol=3e-6)
+
+
+def test_a_text_that_fits_is_one_window(made: Made) -> None:
+    """Whatever becomes of long texts, the others give bit for bit the same."""
+    texts = [text for text in TEXTS if len(text) < 80]
+    by_window, by_error = every(made), every(made, long="error")
+    for name, task in by_window.items():
+        for one, other in zip(task(texts), by_error[name](texts), strict=True):
+            assert numbers(one) == numbers(other)
+            if hasattr(one, "windows"):
+                assert (one.windows, one.tokens_read) == (1, one.tokens_total)
+
+
+def test_long_texts_are_read_whole_or_refused_or_cut(made: Made) -> None:
+    items = ["[MASK] a", "[MASK] " + LONG]
+    for name, task in every(made).items():
+        for one in task(items) if name != "rerank" else []:
+            assert one.tokens_read == one.tokens_total
+    for name, task in every(made, long="truncate").items():
+        if name != "rerank":
+            short, cut = task(items)
+            assert short.tokens_read == short.tokens_total
+            assert (cut.windows, cut.tokens_read < 48 < cut.tokens_total) == (1, True)
+    for name, task in every(made, long="error").items():
+        what = {"answer": "question", "rerank": "pair"}.get(name, "text")
+        with pytest.raises(InputError, match=rf"{what} 1 has \d\d\d+ tokens and the model reads 48 at once"):
+            task(items)
+
+
+def test_mistakes_are_named_by_number(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 2)
+    for name, task in every(made).items():
+        what = {"answer": "question", "rerank": "pair"}.get(name, "text")
+        for wrong in (None, float("nan"), 7, b"bytes", "a\ud800"):
+            with pytest.raises(InputError, match=rf"{what} 5.*(must be a str|lone surrogate)"):
+                task(["[MASK] a"] * 5 + [wrong])
+        assert task([]) == []
+        assert len(task(np.array(["[MASK] a", "[MASK] b"]))) == 2
+
+
+class Table:
+    """As pandas' DataFrame: its columns' names are what it iterates over."""
+
+    columns = ("text",)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+def test_refusals(made: Made) -> None:
+    direct = {name: task for name, task in every(made).items() if name not in ("pairs", "rerank", "answer")}
+    for task in direct.values():
+        for wrong in ("a text", b"bytes", {"a": 1}, None, Table()):
+            with pytest.raises(InputError, match="takes a list of texts"):
+                task(wrong)
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering"))
+    for wrong, message in (
+        (("who", "text"), "question 0 must be a pair"),
+        ("who", "list of pairs"),
+        ([("who", [])], "question 0 has no document"),
+        ([("who", ["a", None])], "question 0, document 1 must be a str"),
+        ([("who",)], "question 0 must be a pair"),
+    ):
+        with pytest.raises(InputError, match=message):
+            reader.answer(wrong)  # type: ignore[arg-type]
+    for options in ({"top_k": 0}, {"longest": 0}):
+        with pytest.raises(InputError, match="=0 must be at least 1"):
+            reader.answer_each([], **options)
+    reranker = Reranker.load(made("wordpiece", "ForSequenceClassification", labels=["relevant"]))
+    with pytest.raises(InputError, match="document 1 must be a str, not NoneType"):
+        reranker.rerank("who", ["a", None])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="takes a list of documents"):
+        reranker.rerank("who", "a")
+    with pytest.raises(InputError, match="pair 0 must be a query and a document, not str"):
+        reranker.score(["a"])  # type: ignore[list-item]
+    classifier = Classifier.load(made("wordpiece", "ForSequenceClassification", labels=NLI))
+    with pytest.raises(InputError, match="text 1 must be a pair of texts, not 3 things"):
+        classifier.classify(["a", ("a", "b", "c")])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="one score"):
+        Reranker(classifier.checkpoint)
+    zero_shot = ZeroShot(classifier.checkpoint)
+    for labels, template, message in (
+        ("ab", "{}", "list"),
+        ([], "{}", "at least one"),
+        (["a", "a"], "{}", "different"),
+        (["a", None], "{}", "label 1 must be a str"),
+        (["a"], "about", "must hold {}"),
+        (["a"], "about {label}", "must hold {}"),
+    ):
+        with pytest.raises(InputError, match=message):
+            zero_shot.classify_each(["x"], labels, template=template)  # type: ignore[arg-type]
+    filler = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
+    for options, message in (
+        ({"candidates": ["relationships"]}, "is .* tokens; a mask is filled by exactly one"),
+        ({"candidates": []}, "nothing to choose from"),
+        ({"candidates": "the"}, "list of words"),
+        ({"top_k": 0}, "top_k=0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            filler.fill_each(["[MASK]"], **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"text 1: no \[MASK\]"):
+        filler.fill(["[MASK]", "a"])
+    tagger = Tagger.load(made("wordpiece", "ForTokenClassification", labels=LABELS))
+    with pytest.raises(InputError, match="words='last' must be one of"):
+        tagger.tag_each([], words="last")  # type: ignore[arg-type]
+    with pytest.raises(NotFoundError, match="entailment"):
+        ZeroShot.load(made("wordpiece", "ForSequenceClassification", labels=["bad", "good"]))
+
+
+def test_calls_do_not_disturb_each_other(made: Made) -> None:
+    filler = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
+    texts = TEXTS[:4]
+    five, one = filler.fill_each(texts), filler.fill_each(texts, top_k=1, candidates=["o", "a"])
+    mixed = [pair for both in zip(five, one, strict=True) for pair in both]
+    assert mixed[::2] == filler.fill(texts)
+    assert mixed[1::2] == filler.fill(texts, top_k=1, candidates=["o", "a"])
+    tagger = Tagger.load(made("wordpiece", "ForTokenClassification", labels=LABELS))
+    none, average = tagger.tag_each(texts, words="none"), tagger.tag_each(texts, outside=())
+    assert next(average) == tagger.tag(texts, outside=())[0]
+    assert list(none) == tagger.tag(texts, words="none")
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering"))
+    asked = [("who", text) for text in texts]
+    two, three = reader.answer_each(asked, top_k=2), reader.answer_each(asked, top_k=3, longest=2)
+    assert next(three) == reader.answer(asked, top_k=3, longest=2)[0]
+    assert list(two) == reader.answer(asked, top_k=2)
+
+
+def test_few_are_read_ahead(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 4)
+    taken = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            taken.append(1)
+            yield "[MASK] a"
+
+    filler = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
+    results = filler.fill_each(endless())
+    for _ in range(5):
+        next(results)
+    assert len(taken) <= 8
+
+
+def test_empty_texts(made: Made) -> None:
+    for name, task in every(made).items():
+        if name != "fill":
+            assert len(task(["", " ", "a"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "task"),
+    [
+        ("ForMaskedLM", None, MaskedLM),
+        ("ForPreTraining", None, MaskedLM),
+        ("ForSequenceClassification", ["bad", "good"], Classifier),
+        ("ForSequenceClassification", ["value"], Classifier),
+        ("ForTokenClassification", LABELS, Tagger),
+        ("ForQuestionAnswering", None, Reader),
+        ("", None, Embedder),
+    ],
+)
+def test_load(made: Made, head: str, labels: list[str] | None, task: type) -> None:
+    found = bertie.load(made("wordpiece", head, labels=labels), long="error")
+    assert type(found) is task
+    assert found.long == "error"
+
+
+def test_load_what_sentence_transformers_saves(made: Made, tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    SentenceTransformer(str(made("wordpiece", "")), device="cpu").save(str(tmp_path / "sentence"))
+    assert type(bertie.load(tmp_path / "sentence")) is Embedder
+    for labels, task in ((["relevant"], Reranker), (NLI, Classifier)):
+        base_folder = made("wordpiece", "ForSequenceClassification", labels=labels)
+        CrossEncoder(str(base_folder), device="cpu").save(str(tmp_path / labels[0]))
+        assert type(bertie.load(tmp_path / labels[0])) is task
+
+
+def test_what_a_checkpoint_lacks(made: Made, tmp_path: Path) -> None:
+    folder = made("wordpiece", "ForNextSentencePrediction")
+    with pytest.raises(NotFoundError, match="no task is made for the heads"):
+        bertie.load(folder)
+    with pytest.raises(NotFoundError, match="no head 'tag'"):
+        Tagger.load(made("wordpiece", "ForMaskedLM"))
+    for file in made("wordpiece", "").iterdir():
+        if "token" not in file.name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(NotFoundError, match="has no tokenizer"):
+        bertie.load(tmp_path)
+
+
+def test_a_likelihood_is_a_mask_at_a_time(made: Made) -> None:
+    model = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
+    tokenizer, text = model.tokenizer, "the river was beautiful"
+    (got,) = model.score([text])
+    assert got.log_likelihood == pytest.approx(sum(got.token_log_likelihoods), abs=1e-4)
+    encoding = tokenizer.encode(text)
+    assert len(got.token_log_likelihoods) == len(encoding) - 2 == got.tokens_read
+    import torch
+
+    for at, score in enumerate(got.token_log_likelihoods, 1):
+        ids = encoding.ids.tolist()
+        ids[at] = tokenizer.mask_id
+        with torch.no_grad():
+            logits = model.model(bertie.Batch.from_ids([ids]), "mlm")[at]
+        assert score == pytest.approx(float(logits.log_softmax(-1)[encoding.ids[at]]), abs=1e-5)
+    (long,) = model.score([LONG[:600]])
+    assert long.windows > 1
+    assert len(long.token_log_likelihoods) == long.tokens_read == long.tokens_total
