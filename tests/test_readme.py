@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from benchmarks.real_models import fetch
 
 README = Path(__file__).parents[1] / "README.md"

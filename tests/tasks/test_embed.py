@@ -62,3 +62,17 @@ def test_refusals(folder: Path) -> None:
         embedder.embed(["dog"], prompt="passage")
     with pytest.raises(InputError, match="long='cut' must be one of window, error, truncate"):
         Embedder(embedder.checkpoint, long="cut")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarity_by_every_measure(folder: Path, how: str) -> None:
+    from sentence_transformers import SimilarityFunction
+
+    embedder = Embedder.load(folder)
+    embedder.modules.similarity = how
+    some, others = embedder.embed(["the cat sat", "a dog", "mat"]), embedder.embed(["dog", "the mat"])
+    theirs = SimilarityFunction.to_similarity_fn(how)(some, others).numpy()
+    np.testing.assert_allclose(embedder.compare(some, others), theirs, atol=1e-5)
+    np.testing.assert_allclose(
+        embedder.similarity(["the cat sat", "a dog", "mat"], ["dog", "the mat"]), theirs, atol=1e-5
+    )

@@ -7,26 +7,21 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from bertie.cli.common import verb
 
+if TYPE_CHECKING:
+    from bertie.cli.common import Verbs
     from bertie.hub import Checkpoint
 
-EXAMPLE = """example:
-  bertie inspect sentence-transformers/all-MiniLM-L6-v2
+EXAMPLE = """  bertie inspect sentence-transformers/all-MiniLM-L6-v2
   bertie inspect ./my-model --json | jq .parameters.total
 """
 
 
-def add(verbs: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verbs.add_parser(
-        "inspect",
-        help="what a checkpoint is: family, shape, heads, tokenizer, reach, memory, what was ignored",
-        description=__doc__,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    what = "what a checkpoint is: family, shape, heads, tokenizer, reach, memory, what was ignored"
+    parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="a folder, a built-in name or a hub id")
     parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
     parser.add_argument("--head", help="what the head is, where config.json does not say")

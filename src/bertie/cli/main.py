@@ -1,42 +1,74 @@
 """Parses the command line and turns errors into one line and an exit status.
 
-Results go to standard output, everything else to standard error. 0: done; 1: it failed; 2: wrong use.
+Results go to standard output, everything else to standard error. 0: done; 1: it failed; 2: wrong use; 130: Ctrl-C.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
 from bertie._version import __version__
-from bertie.cli import inspect
+from bertie.cli import answer, classify, embed, fill, inspect, rerank, similar, tag, tokenize
+from bertie.cli.common import Parser, UsageError
+from bertie.data.journal import Complete
 from bertie.errors import BertieError
 
-VERBS = (inspect,)
+VERBS = (fill, embed, classify, tag, answer, rerank, similar, tokenize, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    parser = argparse.ArgumentParser(prog="bertie", description="One toolkit for encoder-only transformers.")
-    parser.add_argument("--version", action="version", version=f"bertie {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add(verbs)
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in argv
+    try:
+        args = grammar().parse_args(argv)
+    except UsageError as error:
+        _report(error, as_json)
+        raise SystemExit(2) from None
     try:
         args.run(args)
-    except BertieError as error:
-        if args.json:
-            print(json.dumps({"error": type(error).__name__, "message": str(error)}))
-        else:
-            print(f"bertie: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bertie: interrupted", file=sys.stderr)
-        return 130
+    except Complete as note:
+        print(f"bertie: {note}", file=sys.stderr)
+    except UsageError as error:
+        _report(error, as_json)
+        return 2
     except BrokenPipeError:  # the reader of our output has seen enough
-        sys.stderr.close()
-        return 0
+        # Python flushes standard output once more when it ends, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BertieError, OSError) as error:
+        _report(error, as_json)
+        return 1
+    except KeyboardInterrupt as error:
+        print("bertie: " + "; ".join(["interrupted", *_notes(error)]), file=sys.stderr)
+        return 130
     return 0
+
+
+def grammar() -> Parser:
+    """All verbs."""
+    parser = Parser(prog="bertie", description="One toolkit for encoder-only transformers.")
+    parser.add_argument("--version", action="version", version=f"bertie {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
+    for verb in VERBS:
+        verb.add(verbs)
+    return parser
+
+
+def _report(error: Exception, as_json: bool) -> None:
+    """One line for people; one object, on standard output, for scripts."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename or 'standard output'}: {error.strerror}"
+    said = "; ".join(["; ".join(text.splitlines()), *_notes(error)])
+    if as_json:
+        print(json.dumps({"error": type(error).__name__, "message": said}))
+    else:
+        print(f"bertie: {said}", file=sys.stderr)
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was learnt on the error's way up: what is safe, and how to go on."""
+    return list(getattr(error, "__notes__", []))

@@ -119,7 +119,10 @@ class Embedder(Task[_Options, FloatArray, Embedding]):
     def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> NDArray[np.float32]:
         """(N, M) how alike each of `a` is to each of `b`, or of `a` itself: by cosine, or as the checkpoint says."""
         one = self.embed(a)
-        two = one if b is None else self.embed(b)
+        return self.compare(one, one if b is None else self.embed(b))
+
+    def compare(self, one: NDArray[np.float32], two: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(N, D), (M, D) -> (N, M) as `similarity`, of vectors that are there already."""
         name = self.modules.similarity or "cosine"
         if name in ("euclidean", "manhattan"):
             distance = torch.cdist(torch.from_numpy(one), torch.from_numpy(two), p=2.0 if name == "euclidean" else 1.0)

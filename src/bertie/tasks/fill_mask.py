@@ -100,6 +100,8 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
                 if len(pieces) != 1:
                     raise InputError(f"candidate {word!r} is {len(pieces)} tokens; a mask is filled by exactly one")
                 found = int(pieces[0])
+                if found == self.tokenizer.unk_id:
+                    raise InputError(f"candidate {word!r} is not in the vocabulary")
             ids.append(found)
         if not ids:
             raise InputError("candidates=[] leaves nothing to choose from")

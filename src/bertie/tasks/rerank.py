@@ -5,8 +5,8 @@ A document beyond reach is read in windows with the query in each, and is worth 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
@@ -17,6 +17,16 @@ from bertie.tasks.base import Ask, FloatArray, Long, Task, at_least_one, listed,
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """How well a document answers a query."""
+
+    score: float
+    tokens_total: int
+    tokens_read: int
+    windows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class Ranked:
     windows: int
 
 
-class Reranker(Task[None, FloatArray, tuple[float, dict[str, int]]]):
+class Reranker(Task[None, FloatArray, Scored]):
     """Scores documents against a query.
 
     >>> reranker = Reranker.load("cross-encoder/ms-marco-MiniLM-L6-v2")                                # doctest: +SKIP
@@ -55,14 +65,17 @@ class Reranker(Task[None, FloatArray, tuple[float, dict[str, int]]]):
         checked_text(query, "the query")
         texts = [checked_text(text, f"document {i}") for i, text in enumerate(listed(documents, "rerank", "documents"))]
         scored = self.run(self._ask(f"document {i}", query, text) for i, text in enumerate(texts))
-        ranked = [Ranked(i, score, texts[i], **read) for i, (score, read) in enumerate(scored)]
+        ranked = [Ranked(i, text=texts[i], **asdict(one)) for i, one in enumerate(scored)]
         return sorted(ranked, key=lambda one: (-one.score, one.index))[:top_k]
 
     def score(self, pairs: Iterable[tuple[str, str]]) -> list[float]:
         """The score of each pair of query and document, in order."""
+        return [one.score for one in self.score_each(pairs)]
+
+    def score_each(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Scored]:
+        """As `score`, one by one, each with how much of its texts was read."""
         named = ((texts, f"pair {i}") for i, texts in enumerate(listed(pairs, "score", "pairs")))
-        asks = (self._ask(name, *pair(texts, name, "a query and a document")) for texts, name in named)
-        return [score for score, _ in self.run(asks)]
+        return self.run(self._ask(name, *pair(texts, name, "a query and a document")) for texts, name in named)
 
     def _ask(self, name: str, query: str, document: str) -> Ask[None]:
         """A pair as the checkpoint wants it: its prompt goes before the query."""
@@ -78,8 +91,6 @@ class Reranker(Task[None, FloatArray, tuple[float, dict[str, int]]]):
         scores: Tensor = self.activation(self.rows(hidden, batch))
         return self.by_text(scores)
 
-    def decode(
-        self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]
-    ) -> tuple[float, dict[str, int]]:
+    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Scored:
         """The best window."""
-        return max(float(output[0]) for output in outputs), reading(found)
+        return Scored(max(float(output[0]) for output in outputs), **reading(found))

@@ -1,0 +1,135 @@
+"""A million lines through `bertie embed`: is memory flat, how fast is it, and does killing it change the result?
+
+    python benchmarks/stream_million.py TEXT --model FOLDER [--lines 1000000] [--kills 10] [--json FILE]
+
+TEXT is any text file; its lines are repeated until there are enough. One run goes through undisturbed, with its memory
+measured every half second; another is killed at random moments and gone on with each time. The two outputs must be the
+same to the last byte. Slow: hours for a million lines on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+WARM = 60.0  # seconds until memory must be flat
+
+
+def make(text: Path, lines: int, target: Path) -> None:
+    """Repeat the lines of a file that hold anything."""
+    kept = [line.strip() for line in text.read_text("utf-8").splitlines() if line.strip()]
+    with open(target, "w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in islice(cycle(kept), lines))
+
+
+def start(options: argparse.Namespace, source: Path, out: Path) -> subprocess.Popen[bytes]:
+    """The command line, as anyone would call it."""
+    command = [sys.executable, "-m", "bertie", "embed", str(source), "-m", options.model, "-o", str(out), "--resume"]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def memory(process: subprocess.Popen[bytes]) -> Iterator[tuple[float, float]]:
+    """Seconds and MiB, until it ends."""
+    begin = time.perf_counter()
+    while process.poll() is None:
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        except FileNotFoundError:
+            return
+        held = next((line for line in status.splitlines() if line.startswith("VmRSS")), None)
+        if held is not None:
+            yield time.perf_counter() - begin, int(held.split()[1]) / 1024
+        time.sleep(0.5)
+
+
+def undisturbed(options: argparse.Namespace, source: Path, out: Path) -> dict[str, Any]:
+    """One run, with its memory and its rate."""
+    begin = time.perf_counter()
+    process = start(options, source, out)
+    seen = list(memory(process))
+    seconds = time.perf_counter() - begin
+    assert process.wait() == 0, "the undisturbed run failed"
+    warm = min(WARM, seconds / 2)
+    later = [mib for at, mib in seen if at > warm]
+    half = len(later) // 2
+    return {
+        "seconds": round(seconds, 1),
+        "lines_per_second": round(options.lines / seconds, 1),
+        "warm_after_seconds": round(warm, 1),
+        "rss_mib_when_warm": round(later[0], 1),
+        "rss_mib_at_most": round(max(mib for _, mib in seen), 1),
+        "rss_mib_rise_later": round(statistics.mean(later[half:]) - statistics.mean(later[:half]), 1),
+        "rss_mib_each_tenth": [round(seen[len(seen) * i // 10][1]) for i in range(10)],
+    }
+
+
+def killed(options: argparse.Namespace, source: Path, out: Path) -> dict[str, Any]:
+    """Killed again and again, then left to end."""
+    draw = random.Random(options.seed)
+    journal = out.with_name(out.name + ".part.json")
+
+    def rows() -> int:
+        return int(json.loads(journal.read_text())["rows"]) if journal.exists() else 0
+
+    safe, begin = [], time.perf_counter()
+    # Spread over the work by how far it is, so that a busy machine changes nothing; the moment itself is random.
+    for share in sorted(draw.uniform(0, 0.9) for _ in range(options.kills)):
+        process = start(options, source, out)
+        while rows() < share * options.lines and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(draw.uniform(0, 5))
+        assert process.poll() is None, "it ended before it could be killed: take more lines"
+        process.kill()
+        process.wait()
+        safe.append(rows())
+    process = start(options, source, out)
+    assert process.wait() == 0, "the last run failed"
+    return {"kills": len(safe), "rows_safe_at_each": safe, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def digest(file: Path) -> str:
+    """SHA-256, in pieces."""
+    with open(file, "rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="any text file")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--out", default="out.npy", help="by its ending, the format to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the report here too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "lines.txt"
+        make(options.text, options.lines, source)
+        one, two = Path(folder) / f"whole.{options.out}", Path(folder) / f"killed.{options.out}"
+        report: dict[str, Any] = {"lines": options.lines, "input_mib": round(source.stat().st_size / 2**20, 1)}
+        report["undisturbed"] = undisturbed(options, source, one)
+        report["killed"] = killed(options, source, two)
+        report["output_mib"] = round(one.stat().st_size / 2**20, 1)
+        report["sha256"] = [digest(one), digest(two)]
+        report["same"] = report["sha256"][0] == report["sha256"][1]
+    print(json.dumps(report, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if report["same"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

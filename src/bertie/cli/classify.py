@@ -1,0 +1,87 @@
+"""Classify texts, or pairs of texts; with --labels, into any labels by a model of natural language inference."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from bertie.cli.common import (
+    UsageError,
+    add_column,
+    add_input,
+    add_model,
+    add_output,
+    add_pair,
+    load,
+    pair_or_text,
+    table_of,
+    verb,
+)
+from bertie.cli.stream import READ, Stream, read_cells, schema_of
+
+if TYPE_CHECKING:
+    from bertie.cli.common import Verbs
+
+EXAMPLE = """  bertie classify "A delight from start to finish." "Dull." -m tabularisai/robust-sentiment-analysis
+  bertie classify pairs.tsv --text-a premise --text-b hypothesis -o labels.csv -m ./my-nli-model
+  bertie classify "The match ended in a draw." --labels sports,politics -m FacebookAI/roberta-large-mnli
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = verb(verbs, "classify", "a label for each text or pair of texts", __doc__, EXAMPLE)
+    add_input(parser)
+    add_column(parser)
+    add_pair(parser)
+    add_model(parser)
+    parser.add_argument("--labels", metavar="A,B,…", help="labels that the model need not have been trained on")
+    parser.add_argument("--template", help="with --labels: the sentence to be true, with {} for the label")
+    parser.add_argument("--multi", action="store_true", help="with --labels: judge each label by itself")
+    add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it."""
+    if args.labels is None and (args.template is not None or args.multi):
+        raise UsageError("--template and --multi need --labels")
+    table = table_of(args.items, args.format)
+    columns = pair_or_text(args, table)
+    if args.labels is not None and len(columns) > 1:
+        raise UsageError("--labels are for single texts, and these are pairs; name the column of texts with --column")
+    stream = Stream(args, table, columns)
+
+    from bertie.tasks import Classifier, ZeroShot
+    from bertie.tasks.classify import Classification
+
+    if args.labels is None:
+        task = load(Classifier, args)
+        labels = list(task.checkpoint.labels.values())
+
+        def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
+            return map(asdict, task.classify_each(texts))
+    else:
+        zero = load(ZeroShot, args)
+        labels = [one.strip() for one in args.labels.split(",") if one.strip()]
+        options = {} if args.template is None else {"template": args.template}
+
+        def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
+            return map(asdict, zero.classify_each(texts, labels, multi=args.multi, **options))
+
+    stream.write(
+        stream.results(work),
+        schema_of(Classification, scores=dict.fromkeys(labels, float)),
+        ("row", "label", "score", *READ, "text"),
+        lambda record, item: [
+            (
+                record["row"],
+                record["label"],
+                record["score"],
+                *read_cells(record),
+                item if isinstance(item, str) else " | ".join(item),
+            )
+        ],
+    )

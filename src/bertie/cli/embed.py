@@ -1,0 +1,68 @@
+"""Turn each text into a vector."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from bertie.cli.common import add_column, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.stream import READ, Stream, read_cells, schema_of
+
+if TYPE_CHECKING:
+    from bertie.cli.common import Verbs
+
+EXAMPLE = """  bertie embed "A cat sat on the mat." -m sentence-transformers/all-MiniLM-L6-v2
+  bertie embed reviews.csv --column review -o reviews.npy -m ./my-model
+  zcat big.txt.gz | bertie embed - -o big.parquet --resume -m ./my-model
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = verb(verbs, "embed", "a vector for each text", __doc__, EXAMPLE)
+    add_input(parser)
+    add_column(parser)
+    add_model(parser)
+    pooling = ("cls", "mean", "max", "last", "weighted-mean")
+    parser.add_argument("--pooling", choices=pooling, help="how tokens become one vector (as the checkpoint says)")
+    parser.add_argument("--normalize", action="store_true", default=None, help="scale vectors to length 1")
+    parser.add_argument("--dimensions", type=int, metavar="N", help="keep the first N numbers of each vector")
+    parser.add_argument("--prompt", metavar="NAME", help="one of the checkpoint's prompts, put before each text")
+    add_output(parser, vectors=True)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it."""
+    table = table_of(args.items, args.format)
+    column = table.column(["text"], args.column, "--column", only=True)
+    stream = Stream(args, table, [column], vectors=True)
+
+    import numpy as np
+
+    from bertie.tasks import Embedder
+    from bertie.tasks.embed import Embedding
+
+    task = load(Embedder, args, pooling=args.pooling, normalize=args.normalize, dimensions=args.dimensions)
+
+    def work(texts: list[str]) -> Iterator[dict[str, Any]]:
+        for one in task.embed_each(texts, prompt=args.prompt):
+            yield asdict(one)
+
+    stream.write(
+        stream.results(work),
+        schema_of(Embedding, vector=[np.float32]),
+        ("row", "vector", "dimensions", *READ, "text"),
+        lambda record, text: [
+            (
+                record["row"],
+                " ".join(f"{x:+.4f}" for x in record["vector"][:5]) + " …",
+                len(record["vector"]),
+                *read_cells(record),
+                text,
+            )
+        ],
+        dimension=task.dimension,
+    )

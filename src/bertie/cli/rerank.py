@@ -1,0 +1,85 @@
+"""Put documents into the order in which they answer a query; or score each pair in a file, row by row."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from bertie.cli.common import UsageError, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.stream import READ, READING, ROWS_A_CHUNK, Result, Stream, read_cells
+
+if TYPE_CHECKING:
+    from bertie.cli.common import Verbs
+
+EXAMPLE = """  bertie rerank "What do cats eat?" "Bread is baked." "Cats eat." -m cross-encoder/ms-marco-MiniLM-L6-v2
+  bertie rerank "What do cats eat?" passages.txt --top-k 10 -m ./my-reranker
+  bertie rerank pairs.csv -o scores.csv -m ./my-reranker                 # columns: query, passage
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = verb(verbs, "rerank", "documents in the order in which they answer a query", __doc__, EXAMPLE)
+    what = "a query, then its documents or one file of them; or one file with the columns query and passage"
+    add_input(parser, "QUERY DOC|QUERY FILE|FILE", what)
+    parser.add_argument("--query-column", metavar="NAME", help="the column with the queries (query)")
+    parser.add_argument("--column", metavar="NAME", help="the column with the documents (passage, document or text)")
+    add_model(parser)
+    parser.add_argument("--top-k", type=int, metavar="N", help="the best N only; without it all are held to be sorted")
+    add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it."""
+    if args.top_k is not None and args.top_k < 1:
+        raise UsageError(f"--top-k {args.top_k} must be at least 1")
+    query, *rest = args.items
+    pairs = not rest
+    table = table_of(rest or [query], args.format)
+    document = table.column(["passage", "document", "text"], args.column, "--column", only=not pairs)
+    if not pairs:
+        if args.resume:
+            raise UsageError("--resume is for a file of pairs; documents are ranked when all are scored")
+        columns = [document]
+    elif table.direct:
+        raise UsageError("a query needs documents: pass them after it, or a file of them")
+    else:
+        if args.top_k is not None:
+            raise UsageError("--top-k is for one query; in a file of pairs each row is scored by itself")
+        columns = [table.column(["query"], args.query_column, "--query-column"), document]
+    stream = Stream(args, table, columns)
+
+    from bertie.tasks import Reranker
+
+    task = load(Reranker, args)
+
+    def work(items: list[Any]) -> Iterator[dict[str, Any]]:
+        asked = items if pairs else [(query, text) for text in items]
+        return (asdict(one) for one in task.score_each(asked))
+
+    scored = stream.results(work)
+    stream.write(
+        scored if pairs else _ranked(scored, args.top_k),
+        {"score": float} | READING | ({} if pairs else {"text": str}),
+        ("row", "score", *READ, "document"),
+        lambda record, item: [
+            (record["row"], record["score"], *read_cells(record), item[1] if pairs else item),
+        ],
+    )
+
+
+def _ranked(scored: Iterator[list[Result]], top_k: int | None) -> Iterator[list[Result]]:
+    """Best first; of equals the earlier row."""
+
+    def order(one: Result) -> tuple[float, int]:
+        return -one[0]["score"], one[0]["row"]
+
+    each = ((record | {"text": item}, item) for some in scored for record, item in some)
+    best = iter(sorted(each, key=order) if top_k is None else heapq.nsmallest(top_k, each, key=order))
+    while some := list(islice(best, ROWS_A_CHUNK)):
+        yield some

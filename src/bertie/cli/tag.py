@@ -1,0 +1,66 @@
+"""Find labelled spans in each text: names, parts of speech, whatever the model was trained for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from bertie.cli.common import add_column, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.stream import READ, Stream, read_cells, schema_of
+
+if TYPE_CHECKING:
+    from bertie.cli.common import Verbs
+
+EXAMPLE = """  bertie tag "Ada Lovelace was born in London." -m dslim/bert-base-NER
+  bertie tag news.jsonl --column body -o names.jsonl -m ./my-ner-model
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = verb(verbs, "tag", "labelled spans of each text", __doc__, EXAMPLE)
+    add_input(parser)
+    add_column(parser)
+    add_model(parser)
+    parser.add_argument(
+        "--words",
+        choices=("average", "first", "max", "simple", "none"),
+        default="average",
+        help="how the pieces of a word agree: average (the default), first or max; simple and none: not at all",
+    )
+    parser.add_argument("--outside", default="O", metavar="A,B,…", help="labels that mark no span (O)")
+    add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it."""
+    table = table_of(args.items, args.format)
+    stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
+
+    from bertie.tasks import Tagger
+    from bertie.tasks.tag import Tagged
+
+    task = load(Tagger, args)
+
+    def work(texts: list[str]) -> Iterator[dict[str, Any]]:
+        return map(asdict, task.tag_each(texts, words=args.words, outside=args.outside.split(",")))
+
+    stream.write(
+        stream.results(work),
+        schema_of(Tagged),
+        ("row", "label", "score", "characters", *READ, "span"),
+        lambda record, text: [
+            (
+                record["row"],
+                span["label"],
+                span["score"],
+                f"{span['start']}-{span['end']}",
+                *read_cells(record),
+                span["text"],
+            )
+            for span in record["spans"]
+        ],
+    )

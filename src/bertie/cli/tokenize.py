@@ -1,0 +1,64 @@
+"""Show how a model's tokenizer cuts texts, and how many windows the model would need to read them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from bertie.cli.common import add_column, add_input, add_model, add_output, add_pair, model_name, pair_or_text, table_of
+from bertie.cli.common import verb as declare
+from bertie.cli.stream import READING, Stream
+from bertie.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from bertie.cli.common import Verbs
+
+EXAMPLE = """  bertie tokenize "A cat sat on the mat." -m google-bert/bert-base-uncased
+  bertie tokenize corpus.txt.zst -o tokens.parquet -m ./my-model
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = declare(verbs, "tokenize", "ids, tokens and offsets of each text", __doc__, EXAMPLE)
+    add_input(parser)
+    add_column(parser)
+    add_pair(parser)
+    add_model(parser, long=False)
+    add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it. The weights are not read."""
+    table = table_of(args.items, args.format)
+    stream = Stream(args, table, pair_or_text(args, table))
+
+    from bertie.hub import Checkpoint
+    from bertie.tasks.base import reading
+    from bertie.text.windows import windows
+
+    checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision)
+    tokenizer, reach = checkpoint.tokenizer, checkpoint.reach
+    if tokenizer is None:
+        raise NotFoundError(f"{checkpoint.source} has no tokenizer")
+
+    def work(items: list[Any]) -> Iterator[dict[str, Any]]:
+        for item, one in zip(items, tokenizer.encode_batch(items), strict=True):
+            found = windows(one, item if isinstance(item, tuple) else (item,), reach)
+            yield {
+                "ids": one.ids.tolist(),
+                "tokens": [tokenizer.token(int(i)) for i in one.ids],
+                "offsets": one.offsets.tolist(),
+            } | reading(found)
+
+    stream.write(
+        stream.results(work),
+        {"ids": [int], "tokens": [str], "offsets": [[int]]} | READING,
+        ("row", "token", "id", "characters", "windows"),
+        lambda record, item: [
+            (record["row"], token, number, f"{start}-{end}", record["windows"])
+            for token, number, (start, end) in zip(record["tokens"], record["ids"], record["offsets"], strict=True)
+        ],
+    )

@@ -1,0 +1,224 @@
+"""Bad input of every verb: one line that says what to do, nothing on standard output, and the right exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertie.cli import main
+
+VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similar", "tokenize")
+COLUMNS = {"answer": ("question", "context"), "rerank": ("query", "passage")}
+ROW = "the [MASK] sat"
+
+# What is wrong, the arguments (the model follows), the exit status, and what the line says.
+WRONG: list[tuple[str, list[str], int, str]] = [
+    ("no such file", ["none.csv"], 1, "there is no file 'none.csv'"),
+    ("a folder", ["folder"], 1, "is a folder"),
+    ("an empty file", ["empty.txt"], 1, "is empty"),
+    ("only a header", ["header.csv"], 1, "is empty"),
+    ("no such column", ["other.jsonl"], 1, "has no column"),
+    ("a value is missing", ["null.jsonl"], 1, "row 2: no value in column"),
+    ("a value is nan", ["nan.jsonl"], 1, "row 2: no value in column"),
+    ("not utf-8", ["latin.csv"], 1, "line 3 is not UTF-8"),
+    ("not json", ["broken.jsonl"], 1, "line 2 is not JSON"),
+    ("an unknown ending", ["good.jsonl", "-o", "out.xyz"], 1, "the ending must say what to write"),
+    ("no folder for the output", ["good.jsonl", "-o", "none/out.jsonl"], 1, "there is no folder none"),
+    ("the output is a folder", ["good.jsonl", "-o", "folder.jsonl"], 1, "is a folder"),
+    ("the output is there", ["good.jsonl", "-o", "there.jsonl"], 1, "is there already; pass --overwrite"),
+    ("resume without output", ["good.jsonl", "--resume"], 2, "name it with -o"),
+    ("a file among others", ["good.jsonl", "good.jsonl", "x"], 2, "give one file"),
+    ("an unknown flag", ["good.jsonl", "--nonsense"], 2, "--nonsense"),
+    ("nothing to read", [], 2, "required"),
+]
+
+
+@pytest.fixture
+def files(here: Path) -> Path:
+    for verb in VERBS:
+        folder = here / verb
+        folder.mkdir()
+        (folder / "folder").mkdir()
+        (folder / "folder.jsonl").mkdir()
+        columns = COLUMNS.get(verb, ("text",))
+        good = json.dumps(dict.fromkeys(columns, ROW)) + "\n"
+        (folder / "good.jsonl").write_text(good)
+        (folder / "there.jsonl").write_text("kept")
+        (folder / "empty.txt").write_text("")
+        (folder / "header.csv").write_text(",".join(columns) + "\n")
+        (folder / "other.jsonl").write_text('{"one": "x", "two": "y"}\n')
+        (folder / "null.jsonl").write_text(good + json.dumps(dict.fromkeys(columns)) + "\n")
+        (folder / "nan.jsonl").write_text(good + json.dumps(dict.fromkeys(columns, float("nan"))) + "\n")
+        header = ",".join(columns) + "\n"
+        (folder / "latin.csv").write_text(header + ",".join([ROW] * len(columns)) + "\n", "latin1")
+        with open(folder / "latin.csv", "ab") as file:
+            file.write(",".join(["caf\xe9"] * len(columns)).encode("latin1") + b"\n")
+        (folder / "broken.jsonl").write_text(good + '{"text": ')
+    return here
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_bad_input(
+    models: dict[str, str],
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+) -> None:
+    monkeypatch.chdir(files / verb)
+    before = sorted(Path().rglob("*"))
+    for what, argv, status, said in WRONG:
+        if verb == "rerank" and what == "a file among others":
+            argv = ["query", *argv]
+        assert run([verb, *argv, "-m", models[verb]]) == status, what
+        out, err = capsys.readouterr()
+        assert out == "", what
+        assert err.startswith("bertie: "), what
+        assert err.count("\n") == 1, what
+        assert said in err, (what, err)
+        assert run([verb, *argv, "-m", models[verb], "--json"]) == status, what
+        out, err = capsys.readouterr()
+        assert said in json.loads(out)["message"], what
+        assert err == "", what
+    assert Path("there.jsonl").read_text() == "kept"
+    assert sorted(Path().rglob("*")) == before
+
+
+def run(argv: list[str]) -> int:
+    try:
+        return main(argv)
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setattr("bertie.hub.built_in", list)
+    more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
+    assert main([verb, ROW, *more]) == 2
+    assert capsys.readouterr().err == (
+        "bertie: there is no built-in model yet; name one with -m: a folder or a hub id\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verb", "model", "said"),
+    [
+        ("fill", "embed", "no head 'mlm'"),
+        ("classify", "embed", "no head 'classify'"),
+        ("tag", "classify", "no head 'tag'"),
+        ("answer", "tag", "no head 'answer'"),
+        ("rerank", "embed", "no head 'classify'"),
+        ("rerank", "classify", "needs a model with one score"),
+    ],
+)
+def test_a_model_without_that_head(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, verb: str, model: str, said: str
+) -> None:
+    more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
+    assert main([verb, ROW, *more, "-m", models[model], "-o", "out.jsonl"]) == 1
+    assert said in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "said"),
+    [
+        (["embed", "a cat", "--prompt", "nonsense"], 1, "prompt='nonsense'"),
+        (["embed", "a cat", "--dimensions", "99"], 1, "dimensions=99"),
+        (["embed", "a cat", "--device", "nonsense"], 1, "--device nonsense"),
+        (["embed", "a cat", "--format", "csv"], 2, "--format csv is for a file"),
+        (["fill", "a [MASK]", "--top-k", "0"], 1, "top_k=0"),
+        (["fill", "a [MASK]", "--candidates", "cat dog"], 1, "2 tokens"),
+        (["fill", "a cat", "--score", "--candidates", "a"], 2, "--score"),
+        (["classify", "a cat", "--multi"], 2, "need --labels"),
+        (["classify", "a cat", "--labels", "x,x"], 1, "different"),
+        (["classify", "a cat", "--labels", "x", "--template", "none"], 1, "{}"),
+        (["answer", "a cat"], 2, "pass --context"),
+        (["answer", "-", "--context", "-"], 2, "standard input"),
+        (["answer", "a cat", "--context", "the mat", "--top-k", "0"], 1, "top_k=0"),
+        (["answer", "a cat", "--context", "none.txt"], 1, "there is no file 'none.txt'"),
+        (["rerank", "a cat"], 2, "a query needs documents"),
+        (["rerank", "a cat", "a", "b", "--top-k", "0"], 2, "--top-k 0"),
+        (["rerank", "a cat", "a", "b", "--resume", "-o", "x.csv"], 2, "--resume is for a file of pairs"),
+        (["embed", "a cat", "-o", "x.parquet.gz"], 1, "leave that off"),
+        (["classify", "a cat", "-o", "x.npy"], 1, "the ending must say"),
+        (["embed", "a cat", "-m"], 2, "expected one argument"),
+        (["embed", "a cat", "--over"], 2, "unrecognized arguments: --over"),
+    ],
+)
+def test_wrong_options(
+    models: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    here: Path,
+    argv: list[str],
+    status: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat\n")))
+    model = models["nli" if argv[0] == "classify" else argv[0]]
+    assert run([*argv[:2], "-m", model, *argv[2:]]) == status
+    out, err = capsys.readouterr()
+    assert said in err, err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert list(here.iterdir()) == []
+
+
+def test_a_text_that_is_a_name_nowhere(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """Too long for a file's name, empty, or with a slash: a text."""
+    for text in ("the cat " * 1000, "", "and/or"):
+        assert main(["embed", text, "-m", models["embed"], "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["row"] == 1
+
+
+def test_rows_before_a_bad_one_are_kept(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertie.cli.stream.ROWS_A_CHUNK", 4)
+    Path("in.jsonl").write_text('{"text": "a cat"}\n' * 10 + '{"text": null}\n')
+    argv = ["embed", "in.jsonl", "-m", models["embed"], "-o", "out.jsonl"]
+    assert main(argv) == 1
+    assert "row 11: no value in column 'text'" in (err := capsys.readouterr().err)
+    assert "8 rows are safe in out.jsonl.part, --resume goes on after them" in err
+    assert main([*argv, "--resume"]) == 1
+    assert "row 11" in capsys.readouterr().err
+    # The same size, so that it is taken for the same file: the rest is done, and nothing twice.
+    Path("in.jsonl").write_text('{"text": "a cat"}\n' * 10 + '{"text": "no"}\n')
+    assert main([*argv, "--resume"]) == 0
+    assert [json.loads(line)["row"] for line in Path("out.jsonl").read_text().splitlines()] == list(range(1, 12))
+
+
+def test_something_else_is_not_resumed(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertie.cli.stream.ROWS_A_CHUNK", 4)
+    Path("in.jsonl").write_text('{"text": "a cat"}\n' * 10 + '{"text": null}\n')
+    argv = ["embed", "in.jsonl", "-o", "out.jsonl"]
+    assert main([*argv, "-m", models["embed"]]) == 1
+    capsys.readouterr()
+    assert main([*argv, "-m", models["embed"], "--resume", "--pooling", "cls"]) == 1
+    assert "was made with pooling=None, and now it is 'cls'" in capsys.readouterr().err
+    assert main([*argv, "-m", models["fill"], "--resume"]) == 1
+    assert "was made with model=" in capsys.readouterr().err
+    assert main([*argv, "-m", models["embed"]]) == 1
+    assert "pass --resume to go on with it" in capsys.readouterr().err
+    config = Path(models["embed"]) / "config.json"
+    before = config.stat()
+    os.utime(config, ns=(0, 0))
+    assert main([*argv, "-m", models["embed"], "--resume"]) == 1
+    assert "was made with model_files=" in capsys.readouterr().err
+    os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
+    Path("in.jsonl").write_text('{"text": "a cat"}\n' * 20)
+    assert main([*argv, "-m", models["embed"], "--resume"]) == 1
+    assert "was made with input_size=" in capsys.readouterr().err
+    assert main([*argv, "-m", models["embed"], "--overwrite"]) == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 20
+    assert main([*argv, "-m", models["embed"], "--resume"]) == 0
+    assert "nothing to resume" in capsys.readouterr().err
