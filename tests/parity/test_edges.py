@@ -113,3 +113,78 @@ def test_half_precision_scales_before_it_multiplies() -> None:
     x = torch.full((4, 1, 64), 40.0).half()
     rows = Relative(torch.zeros(7, dtype=torch.long), keys=torch.zeros(1, 1, 64).half().requires_grad_())
     assert_close(grouped.attend(x, x, x, (4,), scale=1 / 14, pattern=Full(), relative=rows), x)
+
+
+def test_nomics_published_spelling() -> None:
+    """As nomic-embed-text-v1.5 publishes it, with other sizes."""
+    plain = {
+        "model_type": "nomic_bert",
+        "architectures": ["NomicBertModel"],
+        "vocab_size": 64,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "use_cache": True,
+    }
+    published = plain | {
+        "activation_function": "swiglu",
+        "attn_pdrop": 0.0,
+        "auto_map": {"AutoModel": "x--y"},
+        "causal": False,
+        "dense_seq_output": True,
+        "embd_pdrop": 0.0,
+        "fused_bias_fc": True,
+        "fused_dropout_add_ln": True,
+        "layer_norm_epsilon": 1e-12,
+        "max_trained_positions": 2048,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "n_embd": 16,
+        "n_head": 2,
+        "n_inner": 24,
+        "n_layer": 2,
+        "n_positions": 8192,
+        "pad_vocab_size_multiple": 64,
+        "parallel_block": False,
+        "parallel_block_tied_norm": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "reorder_and_upcast_attn": False,
+        "resid_pdrop": 0.0,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "torch_dtype": "float32",
+        "transformers_version": "4.34.0",
+        "use_flash_attn": True,
+        "use_rms_norm": False,
+        "use_xentropy": True,
+    }
+    present = plain | {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 2048,
+        "rope_theta": 1000,
+    }
+    assert blueprint(published, None).encoder == blueprint(present, None).encoder
+    for key, value in {
+        "prenorm": True,
+        "activation_function": "gelu",
+        "rotary_scaling_factor": 2.0,
+        "novel": 1,
+    }.items():
+        with pytest.raises(ConfigError, match=key):
+            blueprint(published | {key: value}, None)

@@ -11,9 +11,50 @@ from bertie.families.convert import Rule, linear, same, stacked
 from bertie.families.family import Family, HeadTable
 from bertie.families.keys import Keys
 
+# The published configs are spelled as GPT-2's.
+GPT2_SPELLING = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+    # n_positions says how far the code may go, this how far it was trained.
+    "max_trained_positions": "max_position_embeddings",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    "resid_pdrop": "hidden_dropout_prob",
+}
+
+
+def _read_gpt2_spelling(k: Keys) -> None:
+    """Turn the published spelling into the present one, and hold the published code's switches to their places."""
+    said = {GPT2_SPELLING[key]: value for key, value in k.raw.items() if key in GPT2_SPELLING}
+    k.raw = {key: value for key, value in k.raw.items() if key not in GPT2_SPELLING} | said
+    k.must("activation_function", "swiglu")
+    k.must("rotary_emb_fraction", 1.0, 1)
+    k.must("scale_attn_weights", True)
+    for name in (
+        *"prenorm parallel_block parallel_block_tied_norm qkv_proj_bias mlp_fc1_bias mlp_fc2_bias".split(),
+        *"use_rms_norm rotary_emb_interleaved causal scale_attn_by_inverse_layer_idx".split(),
+    ):
+        k.must(name, False)
+    for name in ("rotary_emb_scale_base", "rotary_scaling_factor"):
+        k.must(name)
+    k.share("embd_pdrop", 0.0)
+    # How it was run. auto_map: its code is what transformers took over.
+    k.ignore(
+        *(
+            "auto_map n_positions dense_seq_output fused_bias_fc fused_dropout_add_ln use_flash_attn use_xentropy"
+        ).split(),
+        *("pad_vocab_size_multiple reorder_and_upcast_attn summary_activation summary_first_dropout").split(),
+        *("summary_proj_to_labels summary_type summary_use_proj").split(),
+    )
+
 
 def read(k: Keys) -> EncoderConfig:
     """BERT's keys and rotary's."""
+    if "n_embd" in k.raw:
+        _read_gpt2_spelling(k)
     k.encoder_only()
     fields = bert_fields(k)
     depth = k.layers("num_hidden_layers", 12)
