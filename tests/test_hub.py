@@ -161,6 +161,7 @@ NEEDED = [
     *("model-00001-of-00002.safetensors", "pytorch_model.bin.index.json", "1_Pooling/config.json"),
     *("2_Dense/config.json", "2_Dense/model.safetensors", "0_Transformer/config.json", "0_Transformer/vocab.txt"),
     *("0_Transformer/model.safetensors", "0_Transformer/sentence_bert_config.json", "10_Dense/model.safetensors"),
+    *("heads.safetensors", "0_Transformer/heads.safetensors"),
 ]
 UNNEEDED = [
     *("README.md", ".gitattributes", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.onnx"),
@@ -182,6 +183,7 @@ def test_patterns() -> None:
     [
         (["config.json", "model.safetensors", "pytorch_model.bin"], []),
         (["config.json", "model-00001-of-00001.safetensors", "pytorch_model.bin"], []),
+        (["config.json", "heads.safetensors", "pytorch_model.bin"], ["pytorch_model.bin"]),
         (["config.json", "pytorch_model.bin", "training_args.bin", "openvino/x.bin"], ["pytorch_model.bin"]),
         (
             ["config.json", "pytorch_model.bin", "2_Dense/config.json", "2_Dense/model.safetensors"],

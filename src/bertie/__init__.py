@@ -15,14 +15,28 @@ from bertie.errors import (
     InputError,
     MissingPackageError,
     NotFoundError,
+    TrainingError,
 )
 
 if TYPE_CHECKING:
     from bertie.config import EncoderConfig
     from bertie.hub import Checkpoint
-    from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot, load
+    from bertie.tasks import (
+        Classifier,
+        Embedder,
+        Heads,
+        MaskedLM,
+        Reader,
+        Regressor,
+        Reranker,
+        Tagger,
+        ZeroShot,
+        load,
+    )
     from bertie.text.batch import Batch
     from bertie.text.tokenizer import Tokenizer
+    from bertie.train.loop import Trainer
+    from bertie.train.recipe import Recipe
 
 __all__ = [
     "Batch",
@@ -34,14 +48,19 @@ __all__ = [
     "Embedder",
     "EncoderConfig",
     "ExistsError",
+    "Heads",
     "InputError",
     "MaskedLM",
     "MissingPackageError",
     "NotFoundError",
     "Reader",
+    "Recipe",
+    "Regressor",
     "Reranker",
     "Tagger",
     "Tokenizer",
+    "Trainer",
+    "TrainingError",
     "ZeroShot",
     "__version__",
     "load",
@@ -52,9 +71,12 @@ _HOME = {
     "Batch": "bertie.text.batch",
     "Checkpoint": "bertie.hub",
     "EncoderConfig": "bertie.config",
+    "Recipe": "bertie.train.recipe",
     "Tokenizer": "bertie.text.tokenizer",
+    "Trainer": "bertie.train.loop",
     **dict.fromkeys(
-        ("Classifier", "Embedder", "MaskedLM", "Reader", "Reranker", "Tagger", "ZeroShot", "load"), "bertie.tasks"
+        ("Classifier", "Embedder", "Heads", "MaskedLM", "Reader", "Regressor", "Reranker", "Tagger", "ZeroShot", "load"),
+        "bertie.tasks",
     ),
 }
 

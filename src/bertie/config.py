@@ -6,8 +6,9 @@ twelve layers, `patterns=(Full(), Sliding(64), Sliding(64))` looks far in every 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from bertie.errors import ConfigError
 
@@ -265,6 +266,7 @@ class EncoderConfig:
 # --- heads ---
 
 HeadName = Literal["mlm", "rtd", "nsp", "sop", "classify", "tag", "answer", "choice", "pooler"]
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 Globals = Literal["none", "first", "before_separator", "after_separator"]
 
 
@@ -294,13 +296,59 @@ class HeadConfig:
     separator_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.outputs is not None:
-            _positive(self, "outputs")
+        for field in ("outputs", "dense", "residual"):
+            if getattr(self, field) is not None:
+                _positive(self, field)
         for field in ("dropout", "dense_dropout"):
             if not 0 <= getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)} must lie in [0, 1)")
+        if self.norm and not (self.dense or self.residual):
+            raise ConfigError("HeadConfig.norm comes after dense or residual, and there is neither")
         if self.tied and self.kind != "vocabulary":
             raise ConfigError(f"tied=True is for kind='vocabulary', not {self.kind!r}")
         for field in ("globals", "segments"):
             if getattr(self, field).endswith("separator") and self.separator_id is None:
                 raise ConfigError(f"{field}={getattr(self, field)!r} needs separator_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How a head's scores are to be read, as found out on data that it was not trained on."""
+
+    temperature: float = 1.0  # logits are divided by it
+    threshold: float | None = None  # multi-label: the probability from which a label is given; None: 0.5
+    abstain_below: float | None = None  # the confidence under which the model had better not answer
+    precision: float | None = None  # that was wanted of the answers above it
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"Calibration.temperature={self.temperature} must be a number greater than 0")
+        for name in ("threshold", "abstain_below", "precision"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"Calibration.{name}={value} must lie between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInfo:
+    """What a head of a checkpoint is for.
+
+    >>> HeadInfo("classify", {0: "bad", 1: "good"}, "single_label_classification").calibration.temperature
+    1.0
+    """
+
+    kind: HeadName
+    labels: dict[int, str] = dataclasses.field(
+        default_factory=dict
+    )  # names of the classes; empty where a head has none
+    problem: str | None = None  # of kind "classify": what the classes mean, one of PROBLEMS
+    calibration: Calibration = Calibration()
+    task: str | None = None  # where the kind does not tell: "rerank", "regress", …
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(HeadName):
+            raise ConfigError(f"HeadInfo.kind={self.kind!r} must be one of {', '.join(get_args(HeadName))}")
+        if list(self.labels) != list(range(len(self.labels))):
+            raise ConfigError(f"HeadInfo.labels={self.labels!r:.80} must be names for the numbers from 0 up, in order")
+        if self.problem is not None and self.problem not in PROBLEMS:
+            raise ConfigError(f"HeadInfo.problem={self.problem!r} must be one of {', '.join(PROBLEMS)}, or None")

@@ -6,6 +6,7 @@
     ├── InputError               texts, ids or batches that the model cannot take
     ├── NotFoundError            a model, file or head that is not there
     ├── ExistsError              a file or folder that is there and would be overwritten
+    ├── TrainingError            a run that cannot go on: no finite loss, no memory, no room on the disk
     └── MissingPackageError      an optional package is needed; the message holds the line that installs it
 
 A message names the field, the value and what is allowed.
@@ -34,6 +35,10 @@ class NotFoundError(BertieError, LookupError):
 
 class ExistsError(BertieError, FileExistsError):
     """A file or folder that is there and would be overwritten."""
+
+
+class TrainingError(BertieError, RuntimeError):
+    """A run that cannot go on: no finite loss, no memory, no room on the disk. The last state that was saved is whole."""
 
 
 class MissingPackageError(BertieError, ImportError):

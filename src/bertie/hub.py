@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from bertie import store
-from bertie.config import HeadName
+from bertie import heads, store
+from bertie.config import Calibration, HeadInfo, HeadName
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
-from bertie.families import Blueprint, blueprint, recipe_for
-from bertie.model import Model
+from bertie.families import LABELLED, Blueprint, blueprint, headed, recipe_for
+from bertie.model import Model, Unfilled
+from bertie.nn.heads import Head
 from bertie.sentence import CrossEncoderConfig, SentenceModules
 from bertie.text.tokenizer import Tokenizer
 
@@ -24,6 +26,7 @@ BUILT_IN = Path(__file__).parent / "models"
 # other tools. Modules of sentence-transformers lie in numbered folders (1_Pooling, 2_Dense).
 _NAMES = (
     *("config.json", "model.safetensors", "model-*-of-*.safetensors", "*model.*.index.json", "checksums.json"),
+    heads.FILE,
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
@@ -45,12 +48,20 @@ class Checkpoint:
     """
 
     model: Model
-    config: dict[str, Any]  # config.json as it was read
+    config: dict[str, Any]  # config.json as it was read, without the key of our own
     blueprint: Blueprint
     tokenizer: Tokenizer | None = None
     sentence: SentenceModules | None = None
     cross_encoder: CrossEncoderConfig | None = None
     source: str = ""
+    limit: int | None = None  # of tokens read at once; None: what the model and the files allow
+    heads: dict[str, HeadInfo] = field(default_factory=dict)  # what each head of the model is for
+
+    def __post_init__(self) -> None:
+        for name in self.blueprint.heads:
+            if name not in self.heads:
+                problem = self.blueprint.problem if name == "classify" else None
+                self.heads[name] = HeadInfo(name, self.labels if name in LABELLED else {}, problem)
 
     @property
     def labels(self) -> dict[int, str]:
@@ -67,7 +78,7 @@ class Checkpoint:
             limits.append(self.cross_encoder.max_length)
         elif self.tokenizer is not None and self.tokenizer.model_max_length is not None:
             limits.append(self.tokenizer.model_max_length)
-        return min(limits)
+        return min(limits if self.limit is None else [*limits, self.limit])
 
     @classmethod
     def load(
@@ -99,25 +110,146 @@ class Checkpoint:
         """As `load`, checking every name and shape, but without reading the weights: the model stays empty."""
         return _read(name, revision, head, ignore, None, torch.float32)
 
+    def with_head(
+        self, head: HeadName, labels: Sequence[str] | None = None, *, problem: str | None = None, seed: int = 0
+    ) -> Checkpoint:
+        """The same encoder under one head of its family's own layout, ready for training.
+
+        >>> checkpoint = Checkpoint.load("path/to/folder")                                  # doctest: +SKIP
+        >>> checkpoint = checkpoint.with_head("classify", ["bad", "good"])                  # doctest: +SKIP
+
+        `labels` name the classes of "classify" and "tag"; `problem` says what the classes of "classify" mean
+        (regression, single_label_classification, multi_label_classification). A head that is there already, with the
+        same labels and problem, is kept: training goes on from it. Any other is fresh, from `seed` alone; only layers
+        under its outputs that the checkpoint holds (BERT's pooler) are taken over. All other heads are left behind,
+        and so is what the checkpoint says of sentence vectors and cross-encoders.
+
+        The encoder is shared, not copied: do not use the old checkpoint once the new one is being trained.
+        """
+        old = self.heads.get(head) if head in self.blueprint.heads else None
+        if labels is None and old is not None:
+            labels, problem = list(old.labels.values()), problem or old.problem
+        elif labels is None and problem == "regression":
+            labels = ["LABEL_0"]  # as transformers names a lone one
+        config = {key: value for key, value in self.config.items() if key not in CrossEncoderConfig.CONFIG_KEYS}
+        made = None
+        if old is not None and list(labels or ()) == list(old.labels.values()) and _agree(old, problem):
+            made, problem = self.model.head(head), problem or old.problem
+            config |= self.blueprint.layout(head).says
+        config = headed(config, head, labels, problem)
+        plan = blueprint(config, None, ignore=self.blueprint.ignored)
+        if made is None:
+            made = self._fresh(head, plan, seed)
+        model = Model.over(self.model.encoder, {head: made}).eval()
+        return replace(self, model=model, config=config, blueprint=plan, heads={}, sentence=None, cross_encoder=None)
+
+    def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
+        """Add one more head, of the family's layout for `info.kind`, under a name of its own.
+
+        >>> checkpoint = Checkpoint.load("path/to/folder")                                          # doctest: +SKIP
+        >>> checkpoint.add_head("topics", HeadInfo("classify", {0: "sports", 1: "politics"}))       # doctest: +SKIP
+        >>> checkpoint.model(batch, "topics").shape                                                 # doctest: +SKIP
+        torch.Size([8, 2])
+
+        It begins as one of `with_head` does. It is saved beside the checkpoint's weights, in heads.safetensors: for
+        others the folder stays what it was.
+        """
+        heads.check_name(name, info, self.model)
+        head = self._fresh(info.kind, self._alone(info), seed)
+        self.model.heads[name] = head.train(self.model.training)
+        self.heads[name] = info
+
+    def _alone(self, info: HeadInfo) -> Blueprint:
+        """The blueprint of a model with such a head alone."""
+        config = headed(self.config, info.kind, list(info.labels.values()), info.problem)
+        return blueprint(config, None, ignore=self.blueprint.ignored)
+
+    def _read_ours(self, raw: Any, folder: Path) -> None:
+        """What stands under the key of our own in config.json, and the weights of named heads."""
+        calibrations, named = heads.read_key(raw)
+        for name, calibration in calibrations.items():
+            if name not in self.heads:
+                raise ConfigError(
+                    f"config.json: {heads.KEY}.calibration is for a head {name!r:.80} that the model does not have; "
+                    f"it has: {', '.join(self.heads) or 'none'}"
+                )
+            self.calibrated(name, calibration)
+        for name, (info, cfg) in named.items():
+            try:
+                heads.check_name(name, info, self.model)
+                usual = self._alone(info).heads[info.kind]
+            except ConfigError as error:
+                raise ConfigError(f"config.json: {heads.KEY}.heads: {error}") from None
+            if (cfg.kind, cfg.outputs) != (usual.kind, usual.outputs):
+                raise ConfigError(
+                    f"config.json: {heads.KEY}.heads.{name}.head: kind={cfg.kind!r}, outputs={cfg.outputs} do not fit "
+                    f"a head of kind {info.kind!r} with these labels; allowed: {usual.kind!r}, {usual.outputs}"
+                )
+        heads.load(self.model, {name: cfg for name, (_, cfg) in named.items()}, folder)
+        self.heads |= {name: info for name, (info, _) in named.items()}
+
+    def _fresh(self, kind: HeadName, plan: Blueprint, seed: int) -> Head:
+        """A fresh head; `plan` is that of a model with this head alone."""
+        head = heads.fresh(plan.heads[kind], self.model, seed)
+        heads.take_over(head, plan.plan, self.model, self.blueprint.plan)
+        return head
+
+    def with_reach(self, reach: int) -> Checkpoint:
+        """The same checkpoint reading at most so many tokens at once. What is saved says so."""
+        if isinstance(reach, bool) or not isinstance(reach, int) or not 1 <= reach <= self.reach:
+            raise ConfigError(f"reach={reach!r} must be a whole number from 1 to {self.reach}: it can only be lowered")
+        sentence, pairs = copy(self.sentence), self.cross_encoder
+        if sentence is not None:
+            sentence.max_seq_length = reach
+        if pairs is not None:
+            pairs = replace(pairs, max_length=reach)
+        return replace(self, limit=reach, sentence=sentence, cross_encoder=pairs, heads=dict(self.heads))
+
+    def calibrated(self, name: str, calibration: Calibration) -> None:
+        """Set how a head's scores are to be read; `save` keeps it."""
+        self.model.head(name)
+        self.heads[name] = replace(self.heads[name], calibration=calibration)
+
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a folder that Bertie, transformers and, where it applies, sentence-transformers load."""
         if self.model.device.type == "meta":
             raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
         config = dict(self.config)
-        named = next((key for key in ("dtype", "torch_dtype") if key in config), None)
-        if named:  # others load in the precision named here, whatever that of the weights is
-            config[named] = str(self.model.dtype).removeprefix("torch.")
+        precision = next((key for key in ("dtype", "torch_dtype") if key in config), None)
+        if precision:  # others load in the one named here, whatever that of the weights is
+            config[precision] = str(self.model.dtype).removeprefix("torch.")
         if self.cross_encoder is not None:
             config |= self.cross_encoder.config_entries()
+        named = {name: self.model.head(name).cfg for name in self.heads if name not in self.blueprint.heads}
+        if ours := heads.to_key(self.heads, named):
+            config[heads.KEY] = ours
         # Both parts behind a transformer know where it lies, and give their files by paths from the top.
         parts = [part for part in (self.sentence, self.cross_encoder) if part is not None]
         at = PurePosixPath(next((part.transformer_path for part in parts), ""))
-        inner = {"config.json": store.to_json(config)} | ({} if self.tokenizer is None else self.tokenizer.files())
+        inner = {"config.json": store.to_json(config)} | self._tokenizer_files()
+        if named:
+            inner[heads.FILE] = store.tensor_bytes(heads.tensors(self.model, list(named)))
         files = {str(at / name): data for name, data in inner.items()}
         for part in parts:
             files |= part.files()
         tensors = self.blueprint.plan.store(self.model)
         store.save_folder(Path(folder), files, tensors, weights=str(at / store.SAFETENSORS), overwrite=overwrite)
+
+    def _tokenizer_files(self) -> dict[str, bytes]:
+        if self.tokenizer is None:
+            return {}
+        files = self.tokenizer.files()
+        if self.limit is not None:
+            name = "tokenizer_config.json"
+            files[name] = store.to_json(json.loads(files[name]) | {"model_max_length": self.reach})
+        return files
+
+
+def _agree(old: HeadInfo, problem: str | None) -> bool:
+    """Whether a head was made for this problem; where nobody says, several classes mean one of them."""
+    usual = "single_label_classification" if old.kind == "classify" and len(old.labels) > 1 else None
+    said, wanted = old.problem or usual, problem or usual
+    return said == wanted or said is None or wanted is None
 
 
 def resolve(name: str | Path, revision: str | None = None) -> Path:
@@ -159,7 +291,7 @@ def _download(name: str, revision: str | None) -> Path:
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
-        bare = [file.parent for file in folder.rglob("config.json") if not any(file.parent.glob("*.safetensors"))]
+        bare = [file.parent for file in folder.rglob("config.json") if not any(file.parent.glob("model*.safetensors"))]
         if bare:
             pickles = [(at.relative_to(folder) / _PICKLES).as_posix() for at in bare]
             snapshot_download(name, revision=revision, allow_patterns=pickles)
@@ -198,6 +330,7 @@ def _read(
     if not store.is_file(at / "config.json"):
         raise NotFoundError(f"{name} holds no config.json; a model folder does")
     config = store.read_json(at / "config.json")
+    ours = config.pop(heads.KEY, {})
     weights = store.open_weights(at)
     shapes = weights.shapes()
     cross_encoder = CrossEncoderConfig.from_folder(folder, config)
@@ -214,7 +347,7 @@ def _read(
         except RuntimeError as error:
             raise CheckpointError(f"there is no room for the model on {device}: {error}") from None
         plan.plan.load(model, weights)
-    return Checkpoint(
+    checkpoint = Checkpoint(
         model=model.eval(),
         config=config,
         blueprint=plan,
@@ -223,24 +356,15 @@ def _read(
         cross_encoder=cross_encoder,
         source=str(name),
     )
-
-
-class _Unfilled(TorchFunctionMode):
-    """Leaves out the first filling of weights: there is no memory to fill, and torch would load its compiler for it."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_"):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
+    if heads.KEY not in ignore:
+        checkpoint._read_ours(ours, at)
+    return checkpoint
 
 
 def build(plan: Blueprint) -> Model:
     """The model of a blueprint, with shapes but without memory."""
     try:
-        with torch.device("meta"), _Unfilled():
+        with torch.device("meta"), Unfilled():
             return Model(plan.encoder, plan.heads)
     except RuntimeError as error:
         raise ConfigError(f"config.json describes a model that no machine can hold: {error}") from None

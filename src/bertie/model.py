@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.errors import NotFoundError
@@ -17,12 +19,20 @@ from bertie.text.batch import Batch
 class Model(nn.Module):
     """One encoder and any number of heads that share its pass."""
 
-    def __init__(self, encoder: EncoderConfig, heads: Mapping[HeadName, HeadConfig]) -> None:
+    def __init__(self, encoder: EncoderConfig, heads: Mapping[HeadName, HeadConfig] | Mapping[str, HeadConfig]) -> None:
         super().__init__()
         self.encoder = Encoder(encoder)
         words = self.encoder.embeddings.words.weight
         self.heads = nn.ModuleDict({name: Head(cfg, encoder, words) for name, cfg in heads.items()})
         self.encoder.initialize(self.heads)
+
+    @classmethod
+    def over(cls, encoder: Encoder, heads: Mapping[str, Head]) -> Model:
+        """A model of parts that are there already: nothing is copied."""
+        model = cls.__new__(cls)
+        nn.Module.__init__(model)
+        model.encoder, model.heads = encoder, nn.ModuleDict(heads)
+        return model
 
     @property
     def config(self) -> EncoderConfig:
@@ -39,7 +49,7 @@ class Model(nn.Module):
         """The weights' precision."""
         return self.encoder.embeddings.words.weight.dtype
 
-    def head(self, name: HeadName) -> Head:
+    def head(self, name: str) -> Head:
         """A head by name."""
         if name not in self.heads:
             have = ", ".join(self.heads) or "none"
@@ -48,12 +58,12 @@ class Model(nn.Module):
         assert isinstance(head, Head)
         return head
 
-    def forward(self, batch: Batch, head: HeadName) -> Tensor:
+    def forward(self, batch: Batch, head: str) -> Tensor:
         """The head's outputs: a row a token or a row a text."""
         out: Tensor = self.head(head)(self.hidden(batch, head), batch, self.encoder.embeddings.words.weight)
         return out
 
-    def hidden(self, batch: Batch, head: HeadName | None = None) -> Tensor:
+    def hidden(self, batch: Batch, head: str | None = None) -> Tensor:
         """(T, D) the last hidden state; as `head` wants it, where heads differ in global tokens or in segments."""
         if head is not None:
             batch = self.head(head).segmented(batch)
@@ -61,3 +71,15 @@ class Model(nn.Module):
             batch = batch.with_globals(self.head(head).global_tokens(batch))
         out: Tensor = self.encoder(batch)
         return out
+
+
+class Unfilled(TorchFunctionMode):
+    """Leaves out the first filling of weights: there is no memory to fill, and torch would load its compiler for it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

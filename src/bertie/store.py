@@ -194,7 +194,7 @@ def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | No
 # What any reader here opens. Other files (a model card, a training log) may be added to a folder and changed in it.
 _READ = re.compile(
     r"(config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|modules|sentence_\S+_config"
-    r"|config_sentence_transformers|.*\.index)\.json|model.*\.safetensors|pytorch_model.*\.bin|.*\.model"
+    r"|config_sentence_transformers|.*\.index)\.json|(model.*|heads)\.safetensors|pytorch_model.*\.bin|.*\.model"
     r"|vocab\.txt|merges\.txt"
 )
 

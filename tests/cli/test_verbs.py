@@ -140,7 +140,7 @@ def test_rerank_pairs_in_order(models: dict[str, str], capsys: pytest.CaptureFix
     Path("pairs.csv").write_text("query,passage\nfind a cat,the cat sat\nfind a dog,mat\n")
     found = lines(capsys, "rerank", "pairs.csv", "-m", models["rerank"])
     pairs = [("find a cat", "the cat sat"), ("find a dog", "mat")]
-    assert [one["score"] for one in found] == bertie.Reranker.load(models["rerank"]).score(pairs)
+    assert [one["score"] for one in found] == pytest.approx(bertie.Reranker.load(models["rerank"]).predict(pairs).tolist())
     assert [one["row"] for one in found] == [1, 2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -23,6 +24,7 @@ TEXTS = ["the cat", "", 'with "quotes", commas\tand tabs', "zwei\nZeilen — ü 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
     ".gz": gzip.compress,
+    ".xz": lambda data: lzma.compress(data, preset=0),  # a window of 256 KiB instead of 8 MiB
     ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
 }
 
@@ -81,7 +83,7 @@ def test_lines_end_as_on_windows_and_the_mark_is_dropped(tmp_path: Path) -> None
 
 
 def test_several_members_are_one_file(tmp_path: Path) -> None:
-    for packed in (".gz", ".zst"):
+    for packed in (".gz", ".xz", ".zst"):
         file = tmp_path / f"in.txt{packed}"
         file.write_bytes(PACK[packed](b"a\n") + PACK[packed](b"") + PACK[packed](b"b\nc"))
         assert texts(open_table(str(file))) == ["a", "b", "c"]
@@ -121,6 +123,10 @@ def test_texts_alone_are_rows_of_jsonl(tmp_path: Path) -> None:
         ("in.tsv", b'text\n"a"b\n', "line 2 is no TSV"),
         ("in.txt.gz", b"plain", "does not hold what its ending .gz says"),
         ("in.txt.gz", gzip.compress(b"x\n" * 10_000)[:-20], "damaged or cut short"),
+        ("in.txt.xz", b"plain", "does not hold what its ending .xz says"),
+        ("in.txt.xz", lzma.compress(b"x\n" * 10_000)[:-20], "damaged or cut short"),
+        ("in.txt.xz", lzma.compress(b"x\n") + lzma.compress(b"y\n" * 10_000)[:-20], "damaged or cut short"),
+        ("in.txt.xz", lzma.compress(b"x\n") + b"more", "damaged or cut short"),
         ("in.txt.zst", zstandard.compress(bytes(range(65, 91)) * 9_000)[:-9], "damaged or cut short"),
         ("in.parquet", b"PAR1 and not more", "is not Parquet"),
         ("in.json", b"[]", "make it JSONL"),
@@ -177,7 +183,14 @@ def test_a_missing_package_is_named_with_its_line(
         open_table(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["in.txt", "in.csv.gz", "in.jsonl.zst", "in.parquet"])
+def test_a_python_without_lzma_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.txt.xz").write_bytes(lzma.compress(b"a"))
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    with pytest.raises(MissingPackageError, match="module lzma"):
+        open_table(str(tmp_path / "in.txt.xz"))
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.csv.gz", "in.jsonl.xz", "in.jsonl.zst", "in.parquet"])
 def test_few_rows_are_held(tmp_path: Path, name: str) -> None:
     rows = 200_000 if name in ("in.txt", "in.parquet") else 80_000  # tracing makes the others slow
     kind, _, packed = name.removeprefix("in.").partition(".")

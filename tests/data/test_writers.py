@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import lzma
 import os
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def unpacked(file: Path) -> str:
     data = file.read_bytes()
     if file.suffix == ".gz":
         return gzip.decompress(data).decode()
+    if file.suffix == ".xz":
+        return lzma.decompress(data).decode()
     if file.suffix == ".zst":
         return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read().decode()
     return data.decode()
@@ -68,13 +71,13 @@ def plain(record: dict[str, Any]) -> dict[str, Any]:
     return record | {"vector": record["vector"].tolist()}
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
 def test_jsonl(tmp_path: Path, packed: str) -> None:
     text = unpacked(written(tmp_path, f"out.jsonl{packed}"))
     assert [json.loads(line) for line in text.splitlines()] == [plain(one) for one in RECORDS]
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("kind", [".csv", ".tsv"])
 def test_csv(tmp_path: Path, kind: str, packed: str) -> None:
     text = unpacked(written(tmp_path, f"out{kind}{packed}"))
@@ -103,14 +106,14 @@ def test_npy_is_what_numpy_writes(tmp_path: Path) -> None:
     assert written(tmp_path / "x", "out.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["out", "out.json", "out.gz", "out.npy", "out.parquet.gz", "out.txt"])
+@pytest.mark.parametrize("name", ["out", "out.json", "out.gz", "out.xz", "out.npy", "out.parquet.gz", "out.txt"])
 def test_endings_that_say_nothing(name: str) -> None:
     with pytest.raises(InputError):
         check_ending(name, vectors=False)
     check_ending("out.npy", vectors=True)
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv.gz", "out.tsv.zst", "out.npy", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv.gz", "out.jsonl.xz", "out.tsv.zst", "out.npy", "out.parquet"])
 @pytest.mark.parametrize("cut", range(5))
 def test_it_goes_on_wherever_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cut: int) -> None:
     """Stopped after each chunk, with half a chunk behind what is safe, as a kill leaves it."""

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.config import BlockSparse, Disentangled, Full, Pattern, Sliding
+from bertie.config import (
+    BlockSparse,
+    Disentangled,
+    Embeddings,
+    EncoderConfig,
+    Full,
+    Learned,
+    Pattern,
+    Rotary,
+    Sliding,
+)
 from bertie.families import blueprint
-from bertie.kernels import Relative, attend, gpu, reference
+from bertie.kernels import Relative, attend, gpu, grouped, reference
 from bertie.model import Model
+from bertie.nn.encoder import Encoder
+from bertie.nn.pooling import MODES, Pooling
 from bertie.nn.positions import relative_rows
 from bertie.text.batch import Batch
 from tests.parity.tiny import TINY
+from tests.test_config import GOOD
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -51,10 +66,226 @@ def test_attention(dtype: torch.dtype, pattern: Pattern, relative: bool) -> None
         assert_close(one.float().cpu(), other, atol=2 * TOLERANCE[dtype] * max(scale, 1), rtol=0)
 
 
-def test_which_path_half_precision_takes() -> None:
-    q = torch.zeros(1, 2, 64, dtype=torch.bfloat16, device="cuda")
-    assert gpu.can(q, Full(), None, None, 0.0)
-    assert not gpu.can(q.float(), Full(), None, None, 0.0)
+# --- the framework's kernels, with dropout and without ---
+
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def ragged(lengths: list[int], dtype: torch.dtype, key_heads: int = 2, seed: int = 0) -> tuple[Heads, torch.Tensor]:
+    torch.manual_seed(seed)
+    sizes = (2, key_heads, key_heads)
+    q, k, v = (torch.randn(sum(lengths), h, 64, dtype=dtype, device="cuda", requires_grad=True) for h in sizes)
+    return (q, k, v), torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [1, 1, 1], [0, 5, 0, 0, 200, 64, 0]], ids=str)
+@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize("pattern", [Full(), Sliding(5)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_against_the_plain_path(dtype: torch.dtype, pattern: Pattern, key_heads: int, lengths: list[int]) -> None:
+    heads, cu = ragged(lengths, dtype, key_heads)
+    if not gpu.can(heads[0], tuple(lengths), pattern, None, None, 0.0):
+        assert (dtype, pattern) == (torch.float32, Sliding(5))
+        return
+    # What the host says of the lengths may be an upper bound: only the longest is read.
+    fast = gpu.attend(*heads, (max(lengths),) * len(lengths), cu, scale=0.1, pattern=pattern)
+    wide = [x.detach().float().requires_grad_() for x in heads]
+    slow = grouped.attend(*wide, tuple(n for n in lengths if n), scale=0.1, pattern=pattern)
+    assert_close(fast.float(), slow, atol=1e-5 if dtype == torch.float32 else TOLERANCE[dtype], rtol=0)
+    upstream = torch.randn_like(slow)
+    got = torch.autograd.grad(fast, heads, upstream.to(dtype))
+    for one, other in zip(got, torch.autograd.grad(slow, wide, upstream), strict=True):
+        atol = 1e-4 if dtype == torch.float32 else 2 * TOLERANCE[dtype] * max(1.0, float(other.abs().max()))
+        assert_close(one.float(), other, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])  # by either of its ways, dropping nothing
+def test_an_older_chip_in_half_precision(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, cu = ragged(LENGTHS, torch.float16)
+    flash = gpu.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=Full())
+    monkeypatch.setattr(gpu, "_has_flash", lambda device: False)
+    other = gpu.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=Full(), dropout=dropout)
+    assert_close(other, flash, atol=4e-3, rtol=0)
+
+
+@pytest.mark.parametrize("reach", [-1, 5])
+def test_without_dropout_it_is_the_public_function(reach: int) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    heads, cu = ragged(LENGTHS, torch.bfloat16)
+    longest = max(LENGTHS)
+    theirs = varlen.varlen_attn(*heads, cu, cu, longest, longest, scale=0.1, window_size=(reach, reach))
+    pattern = Full() if reach < 0 else Sliding(reach)
+    assert torch.equal(gpu.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=pattern), theirs)
+
+
+DROPOUT = 0.3
+KERNELS = [(torch.bfloat16, Full()), (torch.float16, Sliding(9)), (torch.float32, Full())]
+SHORT = [5, 0, 64, 33, 1, 0, 0, 17]  # at most 64, the width of a head
+
+
+def dropped(heads: Heads, cu: torch.Tensor, pattern: Pattern, seed: int) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return gpu.attend(*heads, (64,) * (len(cu) - 1), cu, scale=0.1, pattern=pattern, dropout=DROPOUT)
+
+
+@pytest.mark.parametrize(("dtype", "pattern"), KERNELS, ids=str)
+def test_dropout_repeats_with_its_seed_and_is_unbiased(dtype: torch.dtype, pattern: Pattern) -> None:
+    heads, cu = ragged(SHORT, dtype)
+    assert torch.equal(dropped(heads, cu, pattern, 1), dropped(heads, cu, pattern, 1))
+    assert not torch.equal(dropped(heads, cu, pattern, 1), dropped(heads, cu, pattern, 2))
+    with torch.no_grad():
+        plain = gpu.attend(*heads, (64,) * len(SHORT), cu, scale=0.1, pattern=pattern).float()
+        many = torch.stack([dropped(heads, cu, pattern, seed).float() for seed in range(1000)])
+    error = many.std(0) / len(many) ** 0.5
+    assert ((many.mean(0) - plain).abs() <= 6 * error + TOLERANCE[dtype]).all()
+    assert many.std(0).median() > 0.05
+
+
+@pytest.mark.parametrize(("dtype", "pattern"), KERNELS, ids=str)
+def test_gradients_with_dropout(dtype: torch.dtype, pattern: Pattern) -> None:
+    """What was dropped shows where the values are a unit matrix; with the same seed the same is dropped again."""
+    heads, cu = ragged(SHORT, dtype)
+    units = torch.cat([torch.eye(n, 64) for n in SHORT])[:, None].expand(-1, 2, -1).to(heads[0])
+    seen = dropped((heads[0], heads[1], units), cu, pattern, 1) > 0  # (T, H, 64): query, head, key
+    fast = dropped(heads, cu, pattern, 1)
+    wide = [x.detach().double().requires_grad_() for x in heads]
+    rows, kept = [], []
+    for start, n in zip(cu.tolist(), SHORT, strict=False):
+        q, k, v = (x[start : start + n] for x in wide)
+        mine = seen[start : start + n, :, :n]
+        reach = pattern.reach if isinstance(pattern, Sliding) else n
+        near = ((torch.arange(n)[:, None] - torch.arange(n)).abs() <= reach)[:, None].expand_as(mine).cuda()
+        kept.append(mine[near])
+        scores = torch.einsum("ihd,jhd->ihj", q, k).masked_fill(~near, -torch.inf) * 0.1
+        weights = scores.softmax(-1) * mine / (1 - DROPOUT)
+        rows.append(torch.einsum("ihj,jhd->ihd", weights, v))
+    slow = torch.cat(rows)
+    assert abs(float(torch.cat(kept).float().mean()) - (1 - DROPOUT)) < 0.05
+    atol = 1e-5 if dtype == torch.float32 else TOLERANCE[dtype]
+    assert_close(fast.double(), slow, atol=atol, rtol=0)
+    upstream = torch.randn_like(slow)
+    got = torch.autograd.grad(fast, heads, upstream.to(dtype))
+    for one, other in zip(got, torch.autograd.grad(slow, wide, upstream), strict=True):
+        assert_close(one.double(), other, atol=2 * atol * max(1.0, float(other.abs().max())), rtol=0)
+
+
+# --- the encoder: nothing asked of the device, and captured whole ---
+
+ENCODERS = {
+    "learned": {"positions": (Learned(64),)},
+    "counted past padding": {"positions": (Learned(66, skip_id=1),)},
+    "rotary, sliding": {"positions": (Rotary((10.0, 100.0)),), "patterns": (Full(), Sliding(4)), "pre_norm": True},
+}
+
+
+def small(name: str, **more: Any) -> EncoderConfig:
+    sizes = {"width": 32, "head_width": 16, "ff_width": 64, "embeddings": Embeddings(width=32, segments=2)}
+    return replace(GOOD, reach=64, **sizes, **ENCODERS[name], **more)
+
+
+def of(lengths: list[int], seed: int = 0) -> Batch:
+    torch.manual_seed(seed)
+    return Batch.from_ids([torch.randint(2, 50, (n,)).tolist() for n in lengths])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_step_asks_the_device_nothing(name: str, dropout: float, dtype: torch.dtype) -> None:
+    if dtype == torch.float32 and "sliding" in name:
+        pytest.skip("takes the plain path, which uploads its indices")
+    encoder = Encoder(small(name, dropout=dropout, attention_dropout=dropout)).cuda().to(dtype)
+    pool = Pooling(MODES, include_prompt=False)
+    pool(encoder(of([3, 9]).to("cuda")), of([3, 9]).to("cuda"), [1, 2]).sum().backward()  # what is set up once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch = of([3, 17, 1, 40, 9]).to("cuda")
+        pool(encoder(batch), batch, [1, 2, 0, 3, 4]).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_captured_in_a_graph(name: str, dtype: torch.dtype) -> None:
+    """One capture serves batches of other lengths: the host's lengths are a cap, and spare texts have no tokens."""
+    if dtype == torch.float32 and "sliding" in name:
+        pytest.skip("takes the plain path, which is made for the lengths it sees")
+    torch.manual_seed(0)
+    encoder = Encoder(small(name)).cuda().to(dtype)
+    pool = Pooling(("cls", "max", "mean"))
+    rounds = [of([30, 10, 20]), of([1, 1, 40, 2, 6, 10], seed=1), of([20, 20, 20], seed=2)]
+
+    def spare(batch: Batch) -> torch.Tensor:
+        return torch.nn.functional.pad(batch.cu_seqlens, (0, 8 - len(batch)), value=60).cuda()
+
+    first = rounds[0].to("cuda")
+    static = replace(first, cu_seqlens=spare(rounds[0]), lengths=(64,) * 8)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        pooled = pool(encoder(static), static)
+        real = static.cu_seqlens.diff()[:, None] > 0
+        return pooled, *torch.autograd.grad((pooled.square() * real).sum(), list(encoder.parameters()))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for batch in rounds:
+        moved = batch.to("cuda")
+        static.ids.copy_(moved.ids)
+        static.positions.copy_(moved.positions)
+        static.cu_seqlens.copy_(spare(batch))
+        graph.replay()
+        pooled = pool(encoder(moved), moved)
+        grads = torch.autograd.grad(pooled.square().sum(), list(encoder.parameters()))
+        assert torch.equal(captured[0][: len(batch)], pooled)
+        assert not captured[0][len(batch) :, 32:].any()  # but for the first token's, which a text of none lacks
+        for (label, _), one, other in zip(encoder.named_parameters(), captured[1:], grads, strict=True):
+            assert torch.isfinite(one).all(), label
+            assert_close(one, other, atol=2e-2 * max(1.0, float(other.abs().max())), rtol=0, msg=label)
+
+
+@pytest.mark.parametrize(("dtype", "pattern"), KERNELS, ids=str)
+def test_dropout_captured_in_a_graph(dtype: torch.dtype, pattern: Pattern) -> None:
+    heads, cu = ragged(SHORT, dtype)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = gpu.attend(*heads, (64,) * len(SHORT), cu, scale=0.1, pattern=pattern, dropout=DROPOUT)
+        return out, *torch.autograd.grad(out.float().square().sum(), heads)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+
+    def replayed(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        graph.replay()
+        return [x.clone() for x in captured]
+
+    torch.manual_seed(1)
+    eager = step()
+    for one, other, label in zip(replayed(1), eager, ("out", "q", "k", "v"), strict=True):
+        assert_close(one, other, atol=TOLERANCE[dtype] * max(1.0, float(other.detach().abs().max())), rtol=0, msg=label)
+    assert torch.equal(replayed(1)[0], eager[0])
+    assert not torch.equal(replayed(2)[0], eager[0])
+    graph.replay()
+    again = captured[0].clone()
+    graph.replay()
+    assert not torch.equal(captured[0], again)  # each replay drops anew
+
+
+# --- whole encoders against the CPU ---
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.config import HeadConfig, Norm
+from bertie.config import Disentangled, Full, HeadConfig, Learned, Norm, Rotary
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.model import Model
 from bertie.nn.encoder import Encoder
+from bertie.nn.pooling import MODES, Pooling
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
@@ -33,6 +34,47 @@ def test_segments_outside_the_table() -> None:
     cfg = replace(GOOD, embeddings=replace(GOOD.embeddings, segments=2))
     with pytest.raises(InputError, match="segments holds 2; allowed are 0 to 1"):
         Encoder(cfg)(Batch.from_ids([[1, 2]], [[0, 2]]))
+
+
+def test_a_batch_built_by_hand_is_checked() -> None:
+    batch = Batch.from_ids([[1, 2]])
+    with pytest.raises(InputError, match="ids holds 51"):
+        Encoder(GOOD)(replace(batch, ids=batch.ids + 49))
+
+
+@pytest.mark.parametrize("positions", [(Learned(34, skip_id=1),), (Rotary((10.0, 20.0)),)], ids=str)
+def test_a_pass_asks_the_device_nothing(positions: tuple[Learned | Rotary, ...]) -> None:
+    encoder = Encoder(replace(GOOD, positions=positions)).to("meta")  # where every question is an error
+    batch = Batch.from_ids([[1, 2, 3], [4]]).to("meta")
+    pool = Pooling(MODES, include_prompt=False)
+    assert pool(encoder(batch), batch, [1, 0]).shape == (2, len(MODES) * GOOD.width)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_gradient_checkpointing_changes_no_bit(relative: bool) -> None:
+    cfg = replace(GOOD, dropout=0.3, attention_dropout=0.3, layer_map=(0, 1, 0), patterns=(Full(),) * 3)
+    if relative:
+        cfg = replace(cfg, positions=(Disentangled(("c2p", "p2c"), 8),))
+    torch.manual_seed(0)
+    encoder = Encoder(cfg)
+    batch = Batch.from_ids([[1, 2, 3], [4]])
+
+    def step() -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(1)
+        out = encoder(batch)
+        return out, *torch.autograd.grad(out.sin().sum(), list(encoder.parameters()))
+
+    plain = step()
+    calls = []
+    for block in encoder.blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    encoder.gradient_checkpointing = True
+    again = step()
+    assert len(calls) == 2 * cfg.depth  # once on the way there, once on the way back
+    for one, other in zip(plain, again, strict=True):
+        assert torch.equal(one, other)
+    encoder.eval()(batch)
+    assert len(calls) == 3 * cfg.depth
 
 
 def test_hidden_states_are_all_layers() -> None:

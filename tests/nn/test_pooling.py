@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -87,6 +88,18 @@ def test_gradients(modes: tuple[str, ...]) -> None:
     (one_by_one(slow, batch, modes, skips) * weights).sum().backward()
     assert fast.grad is not None
     assert_close(fast.grad, slow.grad, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_of_no_tokens_change_nothing(mode: str) -> None:
+    hidden, batch = ragged(3)
+    cu = torch.nn.functional.pad(batch.cu_seqlens, (0, 2), value=len(hidden))
+    hidden.requires_grad_()
+    pooled = Pooling(mode)(hidden, replace(batch, cu_seqlens=cu, lengths=(batch.max_len,) * 5))
+    assert torch.equal(pooled[:3], Pooling(mode)(hidden, batch))
+    assert torch.isfinite(pooled).all()
+    (grad,) = torch.autograd.grad(pooled[:3].square().sum(), hidden)
+    assert torch.isfinite(grad).all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

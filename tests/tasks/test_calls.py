@@ -35,7 +35,7 @@ def every(made: Made, **options: Any) -> dict[str, Callable[[Any], Any]]:
         "classify": classifier.classify,
         "pairs": lambda texts: classifier.classify((text, "a river") for text in texts),
         "zero_shot": lambda texts: zero_shot.classify(texts, ["London", "history"]),
-        "rerank": lambda texts: reranker.score(("the river", text) for text in texts),
+        "rerank": lambda texts: reranker.predict([("the river", text) for text in texts]).tolist(),
         "answer": lambda texts: reader.answer((("who", text) for text in texts), top_k=3),
         "tag": lambda texts: tagger.tag(texts, words="simple"),
         "fill": filler.fill,
@@ -143,12 +143,12 @@ def test_refusals(made: Made) -> None:
     with pytest.raises(InputError, match="takes a list of documents"):
         reranker.rerank("who", "a")
     with pytest.raises(InputError, match="pair 0 must be a query and a document, not str"):
-        reranker.score(["a"])  # type: ignore[list-item]
+        reranker.predict(["a"])  # type: ignore[list-item]
     classifier = Classifier.load(made("wordpiece", "ForSequenceClassification", labels=NLI))
     with pytest.raises(InputError, match="text 1 must be a pair of texts, not 3 things"):
         classifier.classify(["a", ("a", "b", "c")])  # type: ignore[list-item]
     with pytest.raises(InputError, match="one score"):
-        Reranker(classifier.checkpoint)
+        Reranker(classifier.checkpoint).rerank("who", ["a"])
     zero_shot = ZeroShot(classifier.checkpoint)
     for labels, template, message in (
         ("ab", "{}", "list"),

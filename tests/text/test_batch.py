@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -18,6 +20,21 @@ def test_flat() -> None:
     assert (batch.lengths, batch.max_len, len(batch)) == ((3, 1), 3, 2)
     assert batch.text_of_token().tolist() == [0, 0, 0, 1]
     assert batch.cu_seqlens.dtype == torch.int32
+
+
+def test_ranges_are_known_without_the_device() -> None:
+    batch = Batch.from_ids([[5, 6, 7], [2]], [[0, 0, 1], [0]])
+    away = batch.to("meta").with_globals(None)  # a tensor there has no values to ask for
+    assert away.ranges() == batch.ranges() == ((2, 7), (0, 1))
+    by_hand = Batch(batch.ids, batch.segments, batch.positions, batch.cu_seqlens, batch.lengths)
+    assert by_hand.ranges() == ((2, 7), (0, 1))
+    assert replace(batch, ids=batch.ids + 1).ranges() == ((3, 8), (0, 1))
+
+
+def test_texts_of_no_tokens_own_none() -> None:
+    batch = Batch.from_ids([[5, 6, 7], [8]])
+    spare = replace(batch, cu_seqlens=torch.tensor([0, 0, 3, 3, 4, 4], dtype=torch.int32), lengths=(3,) * 5)
+    assert spare.text_of_token().tolist() == [1, 1, 1, 3]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,10 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             "attention": _runs([repr(p) for p in cfg.patterns]),
         },
         "parameters": {"total": total, "embeddings": embedding, "heads": heads, "blocks": total - embedding - heads},
-        "heads": {name: {"kind": head.kind, "outputs": head.outputs} for name, head in plan.heads.items()},
+        "heads": {
+            name: {"kind": checkpoint.model.head(name).cfg.kind, "outputs": checkpoint.model.head(name).cfg.outputs}
+            for name in checkpoint.heads
+        },
         "labels": list(checkpoint.labels.values()) if {"classify", "tag"} & set(plan.heads) else None,
         "tokenizer": None
         if tokenizer is None

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
 
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
         asked = items if pairs else [(query, text) for text in items]
-        return (asdict(one) for one in task.score_each(asked))
+        return (asdict(one) for one in task.predict_each(asked))
 
     scored = stream.results(work)
     stream.write(

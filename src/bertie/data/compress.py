@@ -1,7 +1,7 @@
-"""gzip and zstd, by what a file begins with when reading and by its ending when writing.
+"""gzip, xz and zstd, by what a file begins with when reading and by its ending when writing.
 
-Each chunk that is written is a gzip member or a zstd frame of its own: concatenated they are a valid file, and one that
-is cut after any chunk is a valid file as well.
+Each chunk that is written is a gzip member, an xz stream or a zstd frame of its own: concatenated they are a valid
+file, and one that is cut after any chunk is a valid file as well.
 """
 
 from __future__ import annotations
@@ -9,38 +9,44 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from bertie.errors import InputError, MissingPackageError
 
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # neither is the beginning of UTF-8
-ENDINGS = (".gz", ".zst")
-# A few bytes of zstd may stand for megabytes, so that little is taken at a time.
-_BITE = 8192
+GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"  # none is the beginning of UTF-8
+ENDINGS = (".gz", ".xz", ".zst")
+# A few bytes of xz or zstd may stand for megabytes, so that little is taken at a time.
+_BITE = 1024
 
 
 def opened(raw: io.BufferedReader, name: str) -> BinaryIO:
     """What is in a file, decompressed if it is compressed."""
-    begin = raw.peek(4)[:4]
+    begin = raw.peek(6)[:6]
     if begin.startswith(GZIP):
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-    if begin == ZSTD:
-        return io.BufferedReader(_ZstdReader(raw), 1 << 16)
+    if begin == XZ:
+        lzma = _lzma()
+        return io.BufferedReader(_Frames(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), lzma.LZMAError), 1 << 16)
+    if begin.startswith(ZSTD):
+        zstd = _zstd()
+        return io.BufferedReader(_Frames(raw, zstd.ZstdDecompressor, zstd.ZstdError), 1 << 16)
     if begin and name.endswith(ENDINGS):
         raise InputError(f"{name} does not hold what its ending {name[name.rindex('.') :]} says")
     return raw
 
 
 def compress(data: bytes, ending: str) -> bytes:
-    """A member or frame of its own. The same data give the same bytes: no time goes in."""
+    """A member, stream or frame of its own. The same data give the same bytes: no time goes in."""
     if ending == ".gz":
         return gzip.compress(data, compresslevel=6, mtime=0)
+    found: bytes = data
+    if ending == ".xz":
+        found = _lzma().compress(data)
     if ending == ".zst":
-        found: bytes = _zstd().compress(data)
-        return found
-    return data
+        found = _zstd().compress(data)
+    return found
 
 
 @contextmanager
@@ -54,6 +60,8 @@ def decompressing(name: str) -> Iterator[None]:
 
 def check(ending: str) -> None:
     """Fail now rather than at the first chunk."""
+    if ending == ".xz":
+        _lzma()
     if ending == ".zst":
         _zstd()
 
@@ -66,6 +74,14 @@ class _Zstandard:
         # Files made by `zstd --long=31` need a window of 2 GiB.
         self.ZstdDecompressor = lambda: package.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
         self.compress = lambda data: package.ZstdCompressor().compress(data)
+
+
+def _lzma() -> Any:
+    try:
+        import lzma
+    except ImportError:  # a Python that was compiled where liblzma was not to be had
+        raise MissingPackageError(".xz needs Python's own module lzma, which this Python was built without") from None
+    return lzma
 
 
 def _zstd() -> Any:
@@ -82,11 +98,15 @@ def _zstd() -> Any:
     return _Zstandard(zstandard)
 
 
-class _ZstdReader(io.RawIOBase):
-    """Frames one after the other. zstandard's own reader takes a file that is cut short for a whole one."""
+class _Frames(io.RawIOBase):
+    """Frames (of xz: streams) one after the other.
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._zstd = raw, _zstd()
+    zstandard's own reader takes a file that is cut short for a whole one, and Python's lzma.open one whose second
+    stream is damaged.
+    """
+
+    def __init__(self, raw: BinaryIO, decompressor: Callable[[], Any], error: type[Exception]) -> None:
+        self._raw, self._decompressor, self._error = raw, decompressor, error
         self._frame: Any = None
         self._left, self._ready = b"", memoryview(b"")
 
@@ -98,12 +118,12 @@ class _ZstdReader(io.RawIOBase):
             data = self._left or self._raw.read(_BITE)
             if not data:
                 if self._frame is not None:
-                    raise EOFError("the last frame has no end")
+                    raise EOFError("its last part has no end")
                 return 0
-            self._frame = self._frame or self._zstd.ZstdDecompressor()
+            self._frame = self._frame or self._decompressor()
             try:
                 self._ready = memoryview(self._frame.decompress(data))
-            except self._zstd.ZstdError as error:
+            except self._error as error:
                 raise EOFError(error) from None
             self._left = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:

@@ -1,5 +1,5 @@
 """Checkpoint families: one table each, read in both directions. `blueprint` is what the rest of Bertie calls."""
 
-from bertie.families.blueprint import FAMILIES, Blueprint, blueprint, recipe_for
+from bertie.families.blueprint import FAMILIES, LABELLED, Blueprint, blueprint, headed, recipe_for
 
-__all__ = ["FAMILIES", "Blueprint", "blueprint", "recipe_for"]
+__all__ = ["FAMILIES", "LABELLED", "Blueprint", "blueprint", "headed", "recipe_for"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bertie.config import EncoderConfig, HeadConfig, HeadName
+from bertie.config import PROBLEMS, EncoderConfig, HeadConfig, HeadName
 from bertie.errors import ConfigError
 from bertie.families import (
     albert,
@@ -26,7 +26,7 @@ from bertie.families import (
 )
 from bertie.families.convert import Plan, Rule, Tie, resolve_ties
 from bertie.families.family import Family, HeadTable
-from bertie.families.keys import Keys
+from bertie.families.keys import MOST_LABELS, Keys
 from bertie.text.legacy import LegacyTokenizer
 
 FAMILIES: dict[str, Family] = {
@@ -54,7 +54,8 @@ FAMILIES: dict[str, Family] = {
 # These say nothing about the kind of tokenizer.
 _GENERIC_TOKENIZERS = (None, "PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 
-PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+# Heads with an output a class; the others have a number of outputs of their own.
+LABELLED: tuple[HeadName, ...] = ("classify", "tag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,16 @@ class Blueprint:
     problem: str | None  # what the classes mean, if the config says so
     plan: Plan
     ignored: list[str]  # config keys, by name
+
+    def layout(self, head: HeadName) -> HeadTable:
+        """The table by which this head's tensors are named."""
+        other = self.family.alternatives.get(head)
+        held = {theirs for rule in self.plan.rules for theirs in rule.theirs}
+        if other is not None and all(
+            held.issuperset(rule.theirs) for rule in other.weights(self.heads[head]) if isinstance(rule, Rule)
+        ):
+            return other
+        return self.family.heads[head]
 
 
 def blueprint(
@@ -104,7 +115,9 @@ def blueprint(
     for name in (*wanted, *(c for c in family.companions if c not in wanted)):
         table, config = family.heads[name], configs[name]
         other = family.alternatives.get(name)
-        if other is not None and _told(name, other, config, rules, rename):
+        if other is not None and (
+            _told(name, other, config, rules, rename) if tensors is not None else other.says.items() <= keys.raw.items()
+        ):
             table, config = other, other.config(keys, encoder)
         if name in wanted or _told(name, table, config, rules, rename):
             heads[name] = config
@@ -113,6 +126,44 @@ def blueprint(
         _refuse_unnamed(family, configs, heads, rules, rename)
     plan = Plan(resolve_ties(rules), rename)
     return Blueprint(family, encoder, heads, labels, problem, plan, sorted(keys.ignored))
+
+
+def headed(
+    raw: Mapping[str, Any], head: HeadName, labels: Sequence[str] | None = None, problem: str | None = None
+) -> dict[str, Any]:
+    """config.json as the original writes it for its class with this head alone, over the encoder of `raw`.
+
+    >>> made = headed({"model_type": "bert"}, "classify", ["bad", "good"], "single_label_classification")
+    >>> made["architectures"], made["id2label"]
+    (['BertForSequenceClassification'], {'0': 'bad', '1': 'good'})
+    """
+    family = _family(raw)
+    classes = {heads[0]: name for name, heads in family.architectures.items() if len(heads) == 1}
+    if head not in classes:
+        raise ConfigError(f"head={head!r} cannot be made for {family.model_type}; it has: {', '.join(classes)}")
+    if problem is not None and (head != "classify" or problem not in PROBLEMS):
+        allowed = "None" if head != "classify" else f"one of {', '.join(PROBLEMS)}, or None"
+        raise ConfigError(f"problem={problem!r} of head={head!r} must be {allowed}")
+    gone = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")
+    config = {key: value for key, value in raw.items() if key not in gone} | {"architectures": [classes[head]]}
+    if head in LABELLED:
+        names = _named(labels, head, least=2 if problem == "single_label_classification" else 1)
+        config["id2label"] = {str(i): name for i, name in enumerate(names)}
+        config["label2id"] = {name: i for i, name in enumerate(names)}
+    elif labels:
+        raise ConfigError(f"labels={labels!r:.80} were given for head={head!r}, which has none")
+    if problem is not None:
+        config["problem_type"] = problem
+    return config
+
+
+def _named(labels: Sequence[str] | None, head: HeadName, least: int) -> list[str]:
+    """Names of classes, checked."""
+    names = [] if labels is None or isinstance(labels, str) else list(labels)
+    sound = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    if not sound or not least <= len(names) <= MOST_LABELS:
+        raise ConfigError(f"labels={labels!r:.80} of head={head!r} must be {least} or more names, all different")
+    return names
 
 
 def _family(raw: Mapping[str, Any]) -> Family:

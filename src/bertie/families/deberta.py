@@ -133,7 +133,7 @@ def _new_mlm() -> HeadTable:
         yield same("heads.mlm.bias", "lm_predictions.lm_head.bias")
         yield Tie("encoder.embeddings.words.weight", "lm_predictions.lm_head.weight")  # some versions save it twice
 
-    return HeadTable(config, weights)
+    return HeadTable(config, weights, says={"legacy": False})
 
 
 ALTERNATIVES: Mapping[HeadName, HeadTable] = {"mlm": _new_mlm()}

@@ -18,6 +18,7 @@ class HeadTable:
 
     config: Callable[[Keys, EncoderConfig], HeadConfig]
     weights: Callable[[HeadConfig], Iterable[Rule | Tie]]
+    says: Mapping[str, Any] = field(default_factory=dict)  # what config.json holds where the original has this layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ query i see.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +49,8 @@ def attend(
     """
     from bertie.kernels import gpu, grouped
 
-    if q.is_cuda and gpu.can(q, pattern, relative, global_tokens, dropout):
-        return gpu.attend(q, k, v, lengths, cu_seqlens, scale=scale, pattern=pattern)
+    if q.is_cuda and gpu.can(q, lengths, pattern, relative, global_tokens, dropout):
+        return gpu.attend(q, k, v, lengths, cu_seqlens, scale=scale, pattern=pattern, dropout=dropout)
     return grouped.attend(
         q, k, v, lengths, scale=scale, pattern=pattern, relative=relative, global_tokens=global_tokens, dropout=dropout
     )
@@ -70,7 +71,7 @@ def additive_mask(
         seen = (i - j).abs() <= pattern.reach
         if global_keys is not None:
             seen = seen | global_keys[:, None, None, :]
-        elif bool(seen.all()):
+        elif max(rows.stop - keys.start, keys.stop - rows.start) - 1 <= pattern.reach:
             return None
         return torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, -torch.inf)
     if isinstance(pattern, BlockSparse) and length > pattern.full_below:
@@ -81,8 +82,6 @@ def additive_mask(
         # See BlockSparse: the first block stands in for the random ones too.
         repeated = ~sees_all & (bj == 0)
         mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
-        return mask.masked_fill(repeated, float(torch.log(torch.tensor(1.0 + pattern.random)))).masked_fill(
-            ~seen, -torch.inf
-        )
+        return mask.masked_fill(repeated, math.log1p(pattern.random)).masked_fill(~seen, -torch.inf)
     assert isinstance(pattern, Full | BlockSparse)
     return None

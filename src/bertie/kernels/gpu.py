@@ -1,50 +1,119 @@
-"""The framework's ragged attention on CUDA devices, in half precision; everything else takes the plain path."""
+"""The framework's attention on CUDA devices, for full and sliding patterns without relative terms.
+
+In half precision that is its flash kernel, and elsewhere its memory-efficient one. Both read nothing of the lengths but
+the longest, and nothing back from the device. What neither can do takes the plain path.
+"""
 
 from __future__ import annotations
 
-import inspect
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bertie.config import Full, Pattern, Sliding
 from bertie.kernels.attend import Relative
 
-
-@cache
-def _varlen() -> tuple[Any, bool] | None:
-    """The framework's function, and whether it takes a window; None where there is none."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn, "window_size" in inspect.signature(varlen_attn).parameters
+WIDEST = 192  # of a head; the flash kernel goes further, but its way back does on a few chips only
+WASTE = 4  # times as many places as tokens, where texts of different lengths must lie in one rectangle
 
 
-def can(q: Tensor, pattern: Pattern, relative: Relative | None, global_tokens: Tensor | None, dropout: float) -> bool:
+def can(
+    q: Tensor,
+    lengths: tuple[int, ...],
+    pattern: Pattern,
+    relative: Relative | None,
+    global_tokens: Tensor | None,
+    dropout: float,
+) -> bool:
     """Whether this path can take the call."""
-    found = _varlen()
-    plain = relative is None and global_tokens is None and dropout == 0.0
-    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    if found is None or not plain or not fits:
+    if relative is not None or global_tokens is not None or q.shape[-1] % 8:
         return False
-    return isinstance(pattern, Full) or (isinstance(pattern, Sliding) and found[1])
+    if _flash(q):
+        return isinstance(pattern, Full | Sliding)
+    if not isinstance(pattern, Full) or q.dtype not in (torch.float32, torch.float16):
+        return False
+    return dropout == 0.0 or len(lengths) * _longest(q, lengths) <= WASTE * len(q)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], cu_seqlens: Tensor, *, scale: float, pattern: Pattern
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[int, ...],
+    cu_seqlens: Tensor,
+    *,
+    scale: float,
+    pattern: Pattern,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """As `attend.attend`, for what `can` allows."""
-    found = _varlen()
-    assert found is not None
+    """As `attend.attend`, for what `can` allows.
+
+    The framework's public functions are `varlen_attn`, which knows no dropout, and `scaled_dot_product_attention`,
+    which knows no ragged batches. The two operators here are those behind them.
+    """
+    longest = _longest(q, lengths)
+    out: Tensor
+    if _flash(q):
+        reach = pattern.reach if isinstance(pattern, Sliding) else -1
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            *(q, k, v, cu_seqlens, cu_seqlens, longest, longest),
+            dropout_p=dropout,
+            is_causal=False,
+            return_debug_mask=False,
+            scale=scale,
+            window_size_left=reach,
+            window_size_right=reach,
+        )
+        return out
     share = q.shape[1] // k.shape[1]
     if share > 1:
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-    longest = max(lengths)
-    options: dict[str, Any] = {"scale": scale}
-    if isinstance(pattern, Sliding):
-        options["window_size"] = (pattern.reach, pattern.reach)
-    out: Tensor = found[0](q, k, v, cu_seqlens, cu_seqlens, longest, longest, **options)
-    return out
+    if dropout > 0.0:
+        return _rectangle(q, k, v, longest, cu_seqlens, scale, dropout)
+    out, *_ = torch.ops.aten._efficient_attention_forward(
+        *(q[None], k[None], v[None], None, cu_seqlens, cu_seqlens, longest, longest),
+        dropout_p=0.0,
+        custom_mask_type=0,  # none
+        compute_log_sumexp=torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        scale=scale,
+    )
+    return out[0]  # (1, T, H, d) -> (T, H, d)
+
+
+def _rectangle(
+    q: Tensor, k: Tensor, v: Tensor, longest: int, cu_seqlens: Tensor, scale: float, dropout: float
+) -> Tensor:
+    """A text a row. On ragged batches the operator's way back drops other weights than its way there did.
+
+    (Up to torch 2.13 at least: the one is told the longest text and the other 0, and both seed by it.)
+    """
+    tokens = torch.arange(len(q), dtype=cu_seqlens.dtype, device=q.device)
+    text = torch.searchsorted(cu_seqlens[1:], tokens, right=True)  # (T,)
+    texts = len(cu_seqlens) - 1
+    places = text * longest + tokens - cu_seqlens[text]  # (T,) in the rectangle
+    qs, ks, vs = (
+        x.new_zeros(texts * longest, *x.shape[1:])
+        .index_copy(0, places, x)
+        .view(texts, longest, *x.shape[1:])
+        .transpose(1, 2)  # (T, H, d) -> (B, H, n, d)
+        for x in (q, k, v)
+    )
+    seen = torch.arange(longest, device=q.device) < cu_seqlens.diff()[:, None]  # (B, n)
+    out = F.scaled_dot_product_attention(qs, ks, vs, seen[:, None, None], dropout_p=dropout, scale=scale)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, places)  # (B, H, n, d) -> (T, H, d)
+
+
+def _longest(q: Tensor, lengths: tuple[int, ...]) -> int:
+    return min(max(lengths), len(q))  # a batch with spare room may claim more than it has
+
+
+def _flash(q: Tensor) -> bool:
+    return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= WIDEST and _has_flash(q.device)
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether the flash kernel is there, and runs on this chip."""
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -72,11 +72,9 @@ class TokenEmbeddings(nn.Module):
                 f"text {text} of the batch has {batch.max_len} tokens; the model's position table reaches "
                 f"{self.learned.reach}"
             )
-        for name, values, size in (
-            ("ids", batch.ids, cfg.vocab),
-            ("segments", batch.segments, cfg.embeddings.segments),
-        ):
+        # Asked of the batch, which knows it on the host: to ask the device would stop it in every pass.
+        ids, segments = batch.ranges()
+        for name, (low, high), size in (("ids", ids, cfg.vocab), ("segments", segments, cfg.embeddings.segments)):
             # A model without segments ignores them, as the original does.
-            if size and (int(values.min()) < 0 or int(values.max()) >= size):
-                bad = int(values[(values < 0) | (values >= size)][0])
-                raise InputError(f"{name} holds {bad}; allowed are 0 to {size - 1}")
+            if size and not 0 <= low <= high < size:
+                raise InputError(f"{name} holds {low if low < 0 else high}; allowed are 0 to {size - 1}")

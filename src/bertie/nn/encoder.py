@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bertie.config import Bucketed, Convolution, Disentangled, EncoderConfig, Rotary
 from bertie.nn.attention import QKV, Places
@@ -47,6 +48,9 @@ class TokenConvolution(nn.Module):
 class Encoder(nn.Module):
     """Embeddings, then `depth` layers of `blocks` distinct blocks.
 
+    With `gradient_checkpointing` set, training keeps only each block's input and computes the rest again on the way
+    back: a third more work for much less memory, and the same gradients.
+
     >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0, 1), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
@@ -65,6 +69,7 @@ class Encoder(nn.Module):
         scheme = next((p for p in cfg.positions if isinstance(p, Bucketed | Disentangled)), None)
         self.relative = RelativeTable(cfg, scheme) if scheme else None
         self.rotary = next((p for p in cfg.positions if isinstance(p, Rotary)), None)
+        self.gradient_checkpointing = False
         self.initialize(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -79,7 +84,11 @@ class Encoder(nn.Module):
         x = embedded = self.embeddings(batch)
         yield x
         for layer, number in enumerate(self.cfg.layer_map):
-            x = self.blocks[number](x, batch, places, layer)
+            block = self.blocks[number]
+            if self.gradient_checkpointing and self.training:
+                x = checkpoint(block, x, batch, places, layer, use_reentrant=False)
+            else:
+                x = block(x, batch, places, layer)
             if layer == 0 and self.conv is not None:
                 x = self.conv(embedded, x, batch)
             if layer == self.cfg.depth - 1 and self.norm is not None:

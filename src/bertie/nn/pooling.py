@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertie.errors import ConfigError, InputError
-from bertie.text.batch import Batch
+from bertie.text.batch import Batch, send
 
 # In the order in which sentence-transformers concatenates modes that its older configs switch on by flags.
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -49,30 +49,36 @@ class Pooling(nn.Module):
         lengths = batch.cu_seqlens.diff().long()  # (B,)
         starts = batch.cu_seqlens[:-1].long()
         ends = batch.cu_seqlens[1:].long()
-        text, positions, kept = batch.text_of_token(), batch.positions, hidden
+        text = batch.text_of_token()
+        counts, left_out = lengths, None
         if not self.include_prompt and prompt_lengths is not None:
             skip = self._skip(batch, prompt_lengths)  # (B,)
-            inside = positions >= skip[text]
-            text, positions, kept = text[inside], positions[inside], hidden[inside]
-            lengths, starts = lengths - skip, starts + skip
+            # Written over, not cut out: how many tokens remain is not for the host to ask a GPU.
+            left_out = (batch.positions < skip[text])[:, None]  # (T, 1)
+            counts, starts = lengths - skip, starts + skip
+        kept = hidden if left_out is None else hidden.masked_fill(left_out, 0)
 
         # Half precision has too few digits to add up a long text.
         wide = kept.float() if kept.dtype in (torch.float16, torch.bfloat16) else kept
         pooled: list[Tensor] = []
         for mode in self.modes:
+            # A text of no tokens, which only a batch with spare room has, must become a number like any other.
             if mode == "cls":
-                pooled.append(hidden[starts])
+                pooled.append(hidden[starts.clamp(max=len(hidden) - 1)])
             elif mode == "lasttoken":
                 pooled.append(hidden[ends - 1])
             elif mode == "max":
-                lowest = kept.new_full((len(batch), kept.shape[1]), float("-inf"))
-                pooled.append(lowest.scatter_reduce(0, text[:, None].expand_as(kept), kept, "amax"))
+                seen = hidden if left_out is None else hidden.masked_fill(left_out, float("-inf"))
+                nothing = hidden.new_zeros(len(batch), hidden.shape[1])
+                at = text[:, None].expand_as(seen)
+                pooled.append(nothing.scatter_reduce(0, at, seen, "amax", include_self=False))
             elif mode == "weightedmean":
                 # The prompt's tokens keep their numbers even when they are left out.
-                weights = (positions + 1).to(wide.dtype)[:, None]  # (T, 1)
-                pooled.append(_sum(wide * weights, text, lengths) / _sum(weights, text, lengths))
+                weights = (batch.positions + 1).to(wide.dtype)[:, None]  # (T, 1)
+                total = weights if left_out is None else weights.masked_fill(left_out, 0)
+                pooled.append(_sum(wide * weights, text, lengths) / _sum(total, text, lengths).clamp(min=1))
             else:
-                count = lengths.to(wide.dtype)[:, None]  # (B, 1)
+                count = counts.clamp(min=1).to(wide.dtype)[:, None]  # (B, 1)
                 pooled.append(_sum(wide, text, lengths) / (count if mode == "mean" else count.sqrt()))
         return torch.cat([one.to(hidden.dtype) for one in pooled], dim=1)  # (B, modes * D)
 
@@ -86,7 +92,7 @@ class Pooling(nn.Module):
                     f"prompt_lengths[{b}]={prompt} must be from 0 to {length - 1}: text {b} has {length} tokens, "
                     "and pooling without the prompt needs at least one that is not the prompt's"
                 )
-        return torch.tensor(list(prompt_lengths), device=batch.positions.device)
+        return send(torch.tensor(list(prompt_lengths)), batch.positions.device)
 
 
 def _sum(values: Tensor, text: Tensor, lengths: Tensor) -> Tensor:

@@ -10,13 +10,25 @@ from bertie.errors import NotFoundError
 from bertie.hub import Checkpoint
 from bertie.tasks.answer import Reader
 from bertie.tasks.base import Long, Task
-from bertie.tasks.classify import Classifier, ZeroShot
+from bertie.tasks.classify import Classifier, Regressor, ZeroShot
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
+from bertie.tasks.heads import LEARNERS, Heads, task_of
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
 
-__all__ = ["Classifier", "Embedder", "MaskedLM", "Reader", "Reranker", "Tagger", "ZeroShot", "load"]
+__all__ = [
+    "Classifier",
+    "Embedder",
+    "Heads",
+    "MaskedLM",
+    "Reader",
+    "Regressor",
+    "Reranker",
+    "Tagger",
+    "ZeroShot",
+    "load",
+]
 
 _TASKS: dict[HeadName, type[Task[Any, Any, Any]]] = {
     "classify": Classifier,
@@ -26,20 +38,44 @@ _TASKS: dict[HeadName, type[Task[Any, Any, Any]]] = {
 }
 
 
-def load(name: str | Path, *, long: Long = "window", **options: Any) -> Task[Any, Any, Any]:
+def load(
+    name: str | Path, *, long: Long = "window", head: str | None = None, **options: Any
+) -> Task[Any, Any, Any]:
     """The task object that fits a checkpoint: a reranker, an embedder, or whatever its head is for.
 
-    A bare encoder embeds. `options` are those of `Checkpoint.load`.
+    A bare encoder embeds. `head` names one of several heads over one encoder. `options` are those of
+    `Checkpoint.load`.
     """
-    checkpoint = Checkpoint.load(name, **options)
+    checkpoint, head = Task._loaded(name, head, options)
+    if head is not None:
+        return _named(checkpoint, head, long)
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, long=long)
     if checkpoint.sentence is not None:
         return Embedder(checkpoint, long=long)
-    for head, task in _TASKS.items():
-        if head in checkpoint.model.heads:
+    info = checkpoint.heads.get("classify")
+    if info is not None and info.problem == "regression" and len(info.labels) == 1:
+        return Regressor(checkpoint, long=long)
+    for kind, task in _TASKS.items():
+        if kind in checkpoint.blueprint.heads:
             return task(checkpoint, long=long)
+    named = [one for one in checkpoint.heads if one not in checkpoint.blueprint.heads]
+    if len(named) == 1:
+        return _named(checkpoint, named[0], long)
+    if named:
+        raise NotFoundError(f"{name} has several heads: pass head= with one of {', '.join(named)}, or use bertie.Heads")
     if set(checkpoint.model.heads) <= {"pooler"}:
         return Embedder(checkpoint, long=long)
     have = ", ".join(checkpoint.model.heads)
     raise NotFoundError(f"no task is made for the heads of {name} ({have}); load it with bertie.Checkpoint.load")
+
+
+def _named(checkpoint: Checkpoint, head: str, long: Long) -> Task[Any, Any, Any]:
+    """The task that a head is for."""
+    checkpoint.model.head(head)
+    kind = task_of(checkpoint, head)
+    if kind is not None:
+        return LEARNERS[kind](checkpoint, long=long, head=head)
+    if checkpoint.heads[head].kind == "mlm":
+        return MaskedLM(checkpoint, long=long, head=head)
+    raise NotFoundError(f"no task is made for the head {head!r}, which is for {checkpoint.heads[head].kind!r}")

@@ -8,18 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.config import HeadName
+from bertie.config import HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.hub import Checkpoint
+from bertie.model import Model
 from bertie.text.batch import Batch, pack
-from bertie.text.tokenizer import Encoding, checked_text
+from bertie.text.tokenizer import Encoding, Tokenizer, checked_text
 from bertie.text.windows import Window, beginning, windows
 
 Long = Literal["window", "error", "truncate"]
@@ -52,24 +53,74 @@ class Task(ABC, Generic[Options, Output, Result]):
     each task's own), an error, or cut to its beginning.
     """
 
-    head: ClassVar[HeadName | None] = None
+    kind: ClassVar[HeadName | None] = None  # of head; None: the task needs none
+    needs: ClassVar[str] = "a head of its own kind"
+    checkpoint: Checkpoint
+    model: Model
+    tokenizer: Tokenizer
+    head: str | None  # its name in the model
 
-    def __init__(self, checkpoint: Checkpoint, *, long: Long = "window") -> None:
+    def __init__(self, checkpoint: Checkpoint, *, long: Long = "window", head: str | None = None) -> None:
         if long not in LONG:
             raise InputError(f"long={long!r} must be one of {', '.join(LONG)}")
+        self.long = long
+        self._use(checkpoint, head)
+
+    def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
         if checkpoint.tokenizer is None:
             raise NotFoundError(f"{checkpoint.source} has no tokenizer, and reading texts needs one")
-        if self.head is not None:
-            checkpoint.model.head(self.head)
-        self.checkpoint = checkpoint
-        self.model = checkpoint.model
-        self.tokenizer = checkpoint.tokenizer
-        self.long = long
+        self.head = None if self.kind is None else self._find(checkpoint, head)
+        self.checkpoint, self.model, self.tokenizer = checkpoint, checkpoint.model, checkpoint.tokenizer
 
     @classmethod
-    def load(cls, name: str | Path, *, long: Long = "window", **options: Any) -> Self:
-        """Load a checkpoint for this task; `options` are those of `Checkpoint.load`."""
-        return cls(Checkpoint.load(name, **options), long=long)
+    def _fits(cls, info: HeadInfo) -> bool:
+        """Whether a head is for this task."""
+        return info.kind == cls.kind
+
+    @classmethod
+    def _find(cls, checkpoint: Checkpoint, asked: str | None) -> str:
+        """The head that was asked for, or the only one that fits."""
+        fitting = [name for name, info in checkpoint.heads.items() if cls._fits(info)]
+        if asked is None and cls.kind in fitting:
+            asked = cls.kind
+        if asked is None and len(fitting) == 1:
+            asked = fitting[0]
+        if asked is None and len(fitting) > 1:
+            raise InputError(f"{checkpoint.source} has several heads for this; pass head= with one of {', '.join(fitting)}")
+        if asked is None:
+            assert cls.kind is not None
+            asked = cls.kind
+        checkpoint.model.head(asked)
+        if asked not in fitting:
+            info = checkpoint.heads[asked]
+            raise InputError(
+                f"{cls.__name__} needs {cls.needs}; the head {asked!r} of {checkpoint.source} is for "
+                f"{info.task or info.kind}, with {len(info.labels)} labels"
+            )
+        return asked
+
+    @property
+    def info(self) -> HeadInfo:
+        """What the head is for: its labels, its calibration."""
+        assert self.head is not None
+        return self.checkpoint.heads[self.head]
+
+    @classmethod
+    def load(cls, name: str | Path, *, long: Long = "window", head: str | None = None, **options: Any) -> Self:
+        """Load a checkpoint for this task; `options` are those of `Checkpoint.load`.
+
+        `head`: the name of one of several heads over one encoder; or of what kind the only one is, where config.json
+        does not say.
+        """
+        checkpoint, head = cls._loaded(name, head, options)
+        return cls(checkpoint, long=long, head=head)
+
+    @staticmethod
+    def _loaded(name: str | Path, head: str | None, options: dict[str, Any]) -> tuple[Checkpoint, str | None]:
+        """The checkpoint, and the name of the head that was asked for."""
+        if head in get_args(HeadName):
+            return Checkpoint.load(name, head=head, **options), None  # type: ignore[arg-type]
+        return Checkpoint.load(name, **options), head
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the checkpoint."""

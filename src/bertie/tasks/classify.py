@@ -1,5 +1,6 @@
 """Classes of texts and of pairs, and values (regression).
 
+Scores are probabilities, divided by the temperature that `fit` found on the dev data where there was one.
 Over several windows, log-probabilities are averaged with the tokens that each window answers for as weights, and made
 to add up to 1 again; values and the independent classes of a multi-label model are averaged before their last function.
 So a label is one for the whole text: a lone sentence decides it where the rest says nothing, and is outvoted where the
@@ -10,15 +11,19 @@ Zero-shot classification averages the logits of each hypothesis in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie.config import Calibration, HeadInfo
 from bertie.errors import InputError, NotFoundError
 from bertie.hub import Checkpoint
 from bertie.tasks.base import (
@@ -35,9 +40,15 @@ from bertie.tasks.base import (
     single,
     softmax,
 )
+from bertie.tasks.learn import Judged, Learner, class_weights, counted, given_back, pieces
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
+
+if TYPE_CHECKING:
+    from bertie.evaluate.scores import Score
+    from bertie.train.data import Example, Labelled
+    from bertie.train.objectives import Item, Objective
 
 Text = str | tuple[str, str]
 
@@ -49,25 +60,38 @@ class Classification:
     label: str  # the likeliest
     score: float  # its probability
     scores: dict[str, float]
+    sure: bool  # False: had better be left to a person, by the precision that `fit` was asked for
     tokens_total: int
     tokens_read: int
     windows: int
 
 
-class Classifier(Task[None, FloatArray, Classification]):
+class Classifier(Learner[None, FloatArray, Classification]):
     """Classifies texts or pairs of texts.
 
     >>> classifier = Classifier.load("path/to/a/sentiment/model")                  # doctest: +SKIP
     >>> classifier.classify(["A delight from start to finish."])[0].label          # doctest: +SKIP
     'positive'
+
+    Or trains one, with the hyperparameters of `bertie.train.recipe.Recipe`:
+
+    >>> classifier = Classifier("path/to/any/encoder", epochs=3, lr=3e-5)           # doctest: +SKIP
+    >>> classifier.fit(texts, labels, dev=(dev_texts, dev_labels)).predict(texts)   # doctest: +SKIP
+    array(['good', 'bad'], dtype='<U4')
     """
 
-    head = "classify"
+    kind = "classify"
+    needs = "a head for classes"
+    data_kind = "classify"
+
+    @classmethod
+    def _fits(cls, info: HeadInfo) -> bool:
+        return info.kind == "classify" and info.task is None
 
     @property
-    def kind(self) -> Literal["single", "multi", "value"]:
+    def problem(self) -> Literal["single", "multi", "value"]:
         """One class of several, any number of classes, or a value."""
-        problem, count = self.checkpoint.blueprint.problem, len(self.checkpoint.labels)
+        problem, count = self.info.problem, len(self.info.labels)
         if problem == "regression":
             return "value"
         return "multi" if problem == "multi_label_classification" or count == 1 else "single"
@@ -78,11 +102,7 @@ class Classifier(Task[None, FloatArray, Classification]):
 
     def classify_each(self, texts: Iterable[Text]) -> Iterator[Classification]:
         """As `classify`, one by one."""
-        named = ((text, f"text {i}") for i, text in enumerate(listed(texts, "classify")))
-        return self.run(
-            Ask(name, pair(text, name) if isinstance(text, tuple | list) else single(text, name), None)
-            for text, name in named
-        )
+        return self.run(_asks(texts, "classify"))
 
     def outputs(
         self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
@@ -92,14 +112,242 @@ class Classifier(Task[None, FloatArray, Classification]):
 
     def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
         """Pool the windows."""
-        if self.kind == "single":
-            scores = softmax(outputs[0] if len(outputs) == 1 else pooled(found, [log_softmax(o) for o in outputs]))
+        info = self.info
+        if self.problem == "single":
+            logits = outputs[0] if len(outputs) == 1 else pooled(found, [log_softmax(o) for o in outputs])
+            scores = softmax(logits / info.calibration.temperature)
         else:
             scores = pooled(found, outputs)
-            scores = sigmoid(scores) if self.kind == "multi" else scores
-        named = {label: float(scores[i]) for i, label in self.checkpoint.labels.items()}
+            scores = sigmoid(scores / info.calibration.temperature) if self.problem == "multi" else scores
+        named = {label: float(scores[i]) for i, label in info.labels.items()}
         best = max(named, key=lambda label: named[label])
-        return Classification(best, named[best], named, **reading(found))
+        sure = named[best] >= (info.calibration.abstain_below or -np.inf)
+        return Classification(best, named[best], named, sure, **reading(found))
+
+    # --- training ---
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The labels, in the order of `predict_proba`'s columns."""
+        return given_back(list(self.info.labels.values()), self._original)
+
+    @property
+    def _original(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.__dict__.get("original_", {})
+        return found
+
+    def predict(self, X: Iterable[Text]) -> NDArray[Any]:
+        """The likeliest label of each text; of a multi-label model, a tuple of those that reach its threshold.
+
+        Labels are given back as `fit` was given them, and as texts by a model that was loaded.
+        """
+        if self.problem == "multi":
+            found = [self._chosen(one.scores) for one in self.classify_each(X)]
+            rows = np.empty(len(found), dtype=object)
+            rows[:] = [tuple(self._original.get(label, label) for label in one) for one in found]
+            return rows
+        return given_back([one.label for one in self.classify_each(X)], self._original)
+
+    def predict_proba(self, X: Iterable[Text]) -> NDArray[np.float32]:
+        """(n, labels) probabilities, in the order of `classes_`."""
+        return self._table(list(self.classify_each(X)))
+
+    def _table(self, found: Sequence[Classification]) -> NDArray[np.float32]:
+        labels = list(self.info.labels.values())
+        rows = [[one.scores[label] for label in labels] for one in found]
+        return np.array(rows, dtype=np.float32).reshape(len(rows), len(labels))
+
+    def _chosen(self, scores: Mapping[str, float]) -> tuple[str, ...]:
+        threshold = self.info.calibration.threshold
+        threshold = 0.5 if threshold is None else threshold
+        return tuple(label for label, score in scores.items() if score >= threshold)
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """One output a label."""
+        problem = "multi_label_classification" if data.multi else "single_label_classification"
+        return HeadInfo("classify", dict(enumerate(data.labels)), problem)
+
+    def objective(self, data: Labelled) -> Objective:
+        """Cross-entropy over the classes, or of each label by itself."""
+        from bertie.train.objectives import AnyOfMany, OneOfMany
+
+        counts = Counter(label for example in data.examples for label in _labels_of(example))
+        self._weights = class_weights(self.recipe, data, counts)
+        self._number = {label: i for i, label in self.info.labels.items()}
+        smoothing = self.recipe.label_smoothing
+        return AnyOfMany(smoothing) if self.problem == "multi" else OneOfMany(smoothing)
+
+    def item(self, example: Example, found: Sequence[Window]) -> Item:
+        """The label is that of the whole text."""
+        from bertie.train.objectives import Item
+
+        if self.problem == "single":
+            value: Any = np.int64(self._number[example.target])
+            return Item(pieces(found), value, self._weights[example.target])
+        value = np.zeros(len(self._number), dtype=np.float32)
+        value[[self._number[label] for label in example.target]] = 1.0
+        weight = float(np.mean([self._weights[label] for label in example.target])) if example.target else 1.0
+        return Item(pieces(found), value, weight)
+
+    def judge(self, data: Labelled) -> Judged:
+        """Predict labelled data."""
+        found = list(self.classify_each([_as_text(example) for example in data.examples]))
+        table = self._table(found)
+        labels = list(self.info.labels.values())
+        gold: Sequence[Any] = [example.target for example in data.examples]
+        if self.problem == "multi":
+            predicted: Sequence[Any] = [self._chosen(one.scores) for one in found]
+            gold = [example.target if isinstance(example.target, tuple) else (example.target,) for example in data.examples]
+        else:
+            predicted = [labels[i] for i in table.argmax(1)]
+        kind = "multi" if self.problem == "multi" else "classify"
+        return Judged(kind, data, gold, predicted, table, table.max(1), *counted(found))
+
+    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+        """Accuracy and its like, or F1 over labels."""
+        from bertie.evaluate import scores
+
+        assert judged.probabilities is not None
+        labels = list(self.info.labels.values())
+        if judged.kind == "classify":
+            return scores.classification(judged.gold, judged.probabilities, labels, draws=draws)
+        threshold = self.info.calibration.threshold
+        table = _as_table(judged.gold, labels)
+        return scores.multi_label(table, judged.probabilities, 0.5 if threshold is None else threshold, draws=draws)
+
+    def calibrate(self, dev: Labelled) -> None:
+        """Fit the temperature, the threshold of labels, and the confidence for the precision that was asked for."""
+        from bertie.evaluate import calibration
+
+        assert self.head is not None
+        self.checkpoint.calibrated(self.head, Calibration())
+        judged = self.judge(dev)
+        assert judged.probabilities is not None
+        labels = list(self.info.labels.values())
+        tiny = np.float32(1e-7)
+        if self.problem == "multi":
+            p = np.clip(judged.probabilities, tiny, 1 - tiny)
+            table = _as_table(judged.gold, labels)
+            heat = calibration.temperature_multi(np.log(p / (1 - p)), table)
+            self.checkpoint.calibrated(self.head, Calibration(heat))
+            heated = self.judge(dev).probabilities
+            assert heated is not None
+            self.checkpoint.calibrated(self.head, Calibration(heat, calibration.best_threshold(table, heated)))
+            return
+        gold = np.array([labels.index(label) for label in judged.gold])
+        heat = calibration.temperature(np.log(np.maximum(judged.probabilities, np.float32(1e-30))), gold)
+        self.checkpoint.calibrated(self.head, Calibration(heat))
+        if self.recipe.abstain is not None:
+            after = self.judge(dev)
+            assert after.confidence is not None
+            right = np.array([a == b for a, b in zip(after.gold, after.predicted, strict=True)])
+            found = calibration.abstention(after.confidence, right, self.recipe.abstain)
+            if found is not None:
+                below = float(min(1.0, found.threshold))
+                self.checkpoint.calibrated(
+                    self.head, Calibration(heat, abstain_below=below, precision=self.recipe.abstain)
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """The value of a text."""
+
+    value: float
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+class Regressor(Learner[None, FloatArray, Valued]):
+    """Gives texts or pairs of texts a value.
+
+    >>> regressor = Regressor("path/to/any/encoder").fit(pairs, scores)             # doctest: +SKIP
+    >>> regressor.predict([("A cat sleeps.", "A cat is asleep.")])                  # doctest: +SKIP
+    array([4.7], dtype=float32)
+    """
+
+    kind = "classify"
+    needs = "a head with one value"
+    data_kind = "regress"
+
+    @classmethod
+    def _fits(cls, info: HeadInfo) -> bool:
+        return info.kind == "classify" and len(info.labels) == 1 and info.task in (None, "regress")
+
+    def predict(self, X: Iterable[Text]) -> NDArray[np.float32]:
+        """(n,) values."""
+        return np.array([one.value for one in self.predict_each(X)], dtype=np.float32)
+
+    def predict_each(self, X: Iterable[Text]) -> Iterator[Valued]:
+        """As `predict`, one by one, each with how much of its text was read."""
+        return self.run(_asks(X, "predict"))
+
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
+        """(1,) value of each window."""
+        return self.by_text(self.rows(hidden, batch))
+
+    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Valued:
+        """The mean over windows."""
+        return Valued(float(pooled(found, outputs)[0]), **reading(found))
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """One output."""
+        return HeadInfo("classify", {0: "LABEL_0"}, "regression", task="regress")
+
+    def objective(self, data: Labelled) -> Objective:
+        """The squared error, in units of the variance. A fresh head begins at the mean."""
+        from bertie.train.objectives import Value
+
+        values = np.array([example.target for example in data.examples], dtype=np.float64)
+        assert self.head is not None
+        out = self.model.head(self.head).out
+        if out is not None and out.bias is not None and not out.bias.any():
+            with torch.no_grad():
+                out.bias.fill_(float(values.mean()))
+        return Value(float(values.var()) or 1.0)
+
+    def item(self, example: Example, found: Sequence[Window]) -> Item:
+        """The value is that of the whole text."""
+        from bertie.train.objectives import Item
+
+        return Item(pieces(found), np.array(example.target, dtype=np.float32))
+
+    def judge(self, data: Labelled) -> Judged:
+        """Predict labelled data."""
+        found = list(self.predict_each([_as_text(example) for example in data.examples]))
+        gold = [float(example.target) for example in data.examples]
+        return Judged("regress", data, gold, [one.value for one in found], None, None, *counted(found))
+
+    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+        """Correlations and errors."""
+        from bertie.evaluate import scores
+
+        return scores.regression(judged.gold, judged.predicted, draws=draws)
+
+
+def _asks(texts: Iterable[Text], verb: str) -> Iterator[Ask[None]]:
+    """Texts and pairs with their numbers."""
+    named = ((text, f"text {i}") for i, text in enumerate(listed(texts, verb)))
+    return (
+        Ask(name, pair(text, name) if isinstance(text, tuple | list) else single(text, name), None)
+        for text, name in named
+    )
+
+
+def _as_text(example: Example) -> Text:
+    return (example.texts[0], example.texts[1]) if len(example.texts) == 2 else example.texts[0]
+
+
+def _labels_of(example: Example) -> tuple[str, ...]:
+    return example.target if isinstance(example.target, tuple) else (example.target,)
+
+
+def _as_table(gold: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:
+    """(n, labels) which labels each text has."""
+    return np.array([[label in one for label in labels] for one in map(set, gold)], dtype=bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +445,7 @@ def _filled_in(template: str, label: str) -> str:
 class _Logits(Task[None, FloatArray, tuple[FloatArray, dict[str, int]]]):
     """The bare logits of pairs, averaged over windows."""
 
-    head = "classify"
+    kind = "classify"
 
     def outputs(
         self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]

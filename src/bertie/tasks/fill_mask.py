@@ -75,7 +75,7 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
     'capital'
     """
 
-    head = "mlm"
+    kind = "mlm"
 
     def fill(self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None) -> list[Filled]:
         """The best tokens for each mask of each text; only among `candidates`, if given."""

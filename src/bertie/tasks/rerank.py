@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.errors import InputError
+from bertie.config import HeadInfo
 from bertie.hub import Checkpoint
 from bertie.sentence import CrossEncoderConfig
-from bertie.tasks.base import Ask, FloatArray, Long, Task, at_least_one, listed, pair, reading
+from bertie.tasks.base import Ask, FloatArray, at_least_one, listed, pair, reading
+from bertie.tasks.learn import Judged, Learner, counted, pieces
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
+
+if TYPE_CHECKING:
+    from bertie.evaluate.scores import Score
+    from bertie.train.data import Example, Labelled
+    from bertie.train.objectives import Item, Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +50,30 @@ class Ranked:
     windows: int
 
 
-class Reranker(Task[None, FloatArray, Scored]):
+class Reranker(Learner[None, FloatArray, Scored]):
     """Scores documents against a query.
 
     >>> reranker = Reranker.load("cross-encoder/ms-marco-MiniLM-L6-v2")                                # doctest: +SKIP
     >>> reranker.rerank("What do cats eat?", ["Bread is baked.", "Cats eat meat."])[0].text            # doctest: +SKIP
     'Cats eat meat.'
+
+    Or trains one, on pairs of query and passage, 1 where the passage answers and 0 where it does not:
+
+    >>> reranker = Reranker("path/to/any/encoder").fit(pairs, labels)                                  # doctest: +SKIP
     """
 
-    head = "classify"
+    kind = "classify"
+    needs = "a head with one score"
+    data_kind = "rerank"
 
-    def __init__(self, checkpoint: Checkpoint, *, long: Long = "window") -> None:
-        super().__init__(checkpoint, long=long)
-        labels = len(checkpoint.labels)
-        if labels != 1:
-            raise InputError(f"reranking needs a model with one score; {checkpoint.source} has {labels} labels")
-        self.settings = checkpoint.cross_encoder or CrossEncoderConfig.fresh(1)
-        self.activation = self.settings.module()
+    @classmethod
+    def _fits(cls, info: HeadInfo) -> bool:
+        return info.kind == "classify" and len(info.labels) == 1 and info.task in (None, "rerank")
+
+    @property
+    def settings(self) -> CrossEncoderConfig:
+        """What the checkpoint says of its scores and of how pairs are prepared."""
+        return self.checkpoint.cross_encoder or CrossEncoderConfig.fresh(1)
 
     def rerank(self, query: str, documents: Iterable[str], *, top_k: int | None = None) -> list[Ranked]:
         """The documents, best first; the first `top_k` of them if that is given."""
@@ -68,13 +84,13 @@ class Reranker(Task[None, FloatArray, Scored]):
         ranked = [Ranked(i, text=texts[i], **asdict(one)) for i, one in enumerate(scored)]
         return sorted(ranked, key=lambda one: (-one.score, one.index))[:top_k]
 
-    def score(self, pairs: Iterable[tuple[str, str]]) -> list[float]:
-        """The score of each pair of query and document, in order."""
-        return [one.score for one in self.score_each(pairs)]
+    def predict(self, X: Iterable[tuple[str, str]]) -> NDArray[np.float32]:
+        """(n,) the score of each pair of query and document."""
+        return np.array([one.score for one in self.predict_each(X)], dtype=np.float32)
 
-    def score_each(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Scored]:
-        """As `score`, one by one, each with how much of its texts was read."""
-        named = ((texts, f"pair {i}") for i, texts in enumerate(listed(pairs, "score", "pairs")))
+    def predict_each(self, X: Iterable[tuple[str, str]]) -> Iterator[Scored]:
+        """As `predict`, one by one, each with how much of its texts was read."""
+        named = ((texts, f"pair {i}") for i, texts in enumerate(listed(X, "predict", "pairs")))
         return self.run(self._ask(name, *pair(texts, name, "a query and a document")) for texts, name in named)
 
     def _ask(self, name: str, query: str, document: str) -> Ask[None]:
@@ -88,9 +104,53 @@ class Reranker(Task[None, FloatArray, Scored]):
         self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(1,) score of each window."""
-        scores: Tensor = self.activation(self.rows(hidden, batch))
+        scores: Tensor = self.settings.module()(self.rows(hidden, batch))
         return self.by_text(scores)
 
     def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Scored:
         """The best window."""
         return Scored(max(float(output[0]) for output in outputs), **reading(found))
+
+    # --- training ---
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """One output."""
+        return HeadInfo("classify", {0: "LABEL_0"}, task="rerank")
+
+    def _headed(self, checkpoint: Checkpoint, info: HeadInfo) -> Checkpoint:
+        settings = checkpoint.cross_encoder
+        made = super()._headed(checkpoint, info)
+        made.cross_encoder = settings or CrossEncoderConfig.fresh(1)
+        return made
+
+    def objective(self, data: Labelled) -> Objective:
+        """Cross-entropy of being relevant, of the best window."""
+        from bertie.train.objectives import Relevance
+
+        right = sum(float(example.target) for example in data.examples)
+        balanced = self.recipe.class_weights == "balanced"
+        self._weight = (len(data.examples) - right) / right if balanced and right else 1.0
+        return Relevance()
+
+    def item(self, example: Example, found: Sequence[Window]) -> Item:
+        """The label is that of the whole passage."""
+        from bertie.train.objectives import Item
+
+        weight = 1.0 + (self._weight - 1.0) * float(example.target)
+        return Item(pieces(found), np.array(example.target, dtype=np.float32), weight)
+
+    def _texts(self, example: Example) -> tuple[str, ...]:
+        return self._ask("", example.texts[0], example.texts[1]).texts
+
+    def judge(self, data: Labelled) -> Judged:
+        """Predict labelled data."""
+        found = list(self.predict_each([(example.texts[0], example.texts[1]) for example in data.examples]))
+        gold = [float(example.target) for example in data.examples]
+        return Judged("rerank", data, gold, [one.score for one in found], None, None, *counted(found))
+
+    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+        """How high relevant passages are ranked, over queries."""
+        from bertie.evaluate import scores
+
+        queries = [example.texts[0] for example in judged.data.examples]
+        return scores.ranking(queries, np.array(judged.gold), np.array(judged.predicted), draws=draws)

@@ -10,18 +10,26 @@ word. Spans have no space at their ends, even where the tokenizer counts one to 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from torch import Tensor
 
+from bertie.config import HeadInfo
 from bertie.errors import InputError
 from bertie.tasks.base import Ask, FloatArray, Task, listed, owned, reading, singles, softmax, trimmed
+from bertie.tasks.learn import Judged, Learner, class_weights, pieces
 from bertie.text.batch import Batch
-from bertie.text.tokenizer import IntArray
+from bertie.text.tokenizer import Encoding, IntArray, checked_text
 from bertie.text.windows import Window, word_starts
+
+if TYPE_CHECKING:
+    from bertie.evaluate.scores import Score
+    from bertie.train.data import Example, Labelled
+    from bertie.train.objectives import Item, Objective
 
 Words = Literal["average", "first", "max", "simple", "none"]
 WORDS = ("average", "first", "max", "simple", "none")
@@ -66,15 +74,20 @@ class _Unit:
     end: int
 
 
-class Tagger(Task[_Options, FloatArray, Tagged]):
+class Tagger(Learner[_Options, FloatArray, Tagged]):
     """Finds labelled spans.
 
     >>> tagger = Tagger.load("path/to/a/ner/model")                                     # doctest: +SKIP
     >>> tagger.tag(["Ada Lovelace was born in London."])[0].spans[0].text               # doctest: +SKIP
     'Ada Lovelace'
+
+    Or trains one, on lists of words with a tag for each:
+
+    >>> tagger = Tagger("path/to/any/encoder").fit(words, tags)                         # doctest: +SKIP
     """
 
-    head = "tag"
+    kind = "tag"
+    data_kind = "tag"
 
     def tag(self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)) -> list[Tagged]:
         """The spans of each text, in order.
@@ -89,10 +102,13 @@ class Tagger(Task[_Options, FloatArray, Tagged]):
         self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)
     ) -> Iterator[Tagged]:
         """As `tag`, one by one."""
+        return self.run(singles(texts, "tag", self.options(words=words, outside=outside)))
+
+    def options(self, *, words: Words = "average", outside: Iterable[str] = ("O",)) -> _Options:
+        """What `tag` is asked with, checked."""
         if words not in WORDS:
             raise InputError(f"words={words!r} must be one of {', '.join(WORDS)}")
-        options = _Options(words, frozenset(listed(outside, "outside=", "labels")))
-        return self.run(singles(texts, "tag", options))
+        return _Options(words, frozenset(listed(outside, "outside=", "labels")))
 
     def outputs(
         self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
@@ -118,7 +134,7 @@ class Tagger(Task[_Options, FloatArray, Tagged]):
         return Tagged(tuple(spans), **reading(found))
 
     def _units(self, scores: FloatArray, offsets: IntArray, starts: IntArray, words: Words) -> Iterator[_Unit]:
-        labels = self.checkpoint.labels
+        labels = self.info.labels
         known = frozenset(labels.values())
         for low, high in zip(starts, np.append(starts, len(scores))[1:], strict=True):
             pieces = scores[low:high]
@@ -136,6 +152,131 @@ class Tagger(Task[_Options, FloatArray, Tagged]):
                 int(offsets[low][0]),
                 int(offsets[high - 1][1]),
             )
+
+    # --- training ---
+
+    def predict(self, X: Iterable[Sequence[str]]) -> list[list[str]]:
+        """The tag of each word of each list."""
+        return [list(tags) for tags, _ in self._predicted(X)]
+
+    def _predicted(self, X: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
+        task = _GivenWords(self.checkpoint, long=self.long, head=self.head)
+        several = enumerate(listed(X, "predict", "lists of words"))
+        return task.run(_joined(words, f"text {i}") for i, words in several)
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """One output a tag."""
+        return HeadInfo("tag", dict(enumerate(data.labels)))
+
+    def objective(self, data: Labelled) -> Objective:
+        """Cross-entropy of each word's tag."""
+        from bertie.train.objectives import EachToken
+
+        counts = Counter(tag for example in data.examples for tag in example.target)
+        self._weights = class_weights(self.recipe, data, counts)
+        self._number = {label: i for i, label in self.info.labels.items()}
+        return EachToken(self.recipe.label_smoothing)
+
+    def item(self, example: Example, found: Sequence[Window]) -> Item:
+        """All pieces of a word are to say its tag, and count as one; what goes on inside a word goes on with it."""
+        from bertie.train.objectives import Item
+
+        whole = found[0].whole
+        word, sub = _words(whole, example.texts[0], example.words)
+        values, weights = np.zeros(len(whole), dtype=np.int64), np.zeros(len(whole), dtype=np.float32)
+        known = frozenset(self._number)
+        counts = np.bincount(word[word >= 0], minlength=len(example.words))
+        for t in np.flatnonzero(word >= 0):
+            tag = example.target[word[t]]
+            said = tag if sub[t] == 0 else _goes_on(tag, known)
+            if said is not None:
+                values[t], weights[t] = self._number[said], self._weights[tag] / counts[word[t]]
+        return Item(
+            tuple(
+                replace(piece, values=values[window.places], weights=weights[window.places] * window.owned)
+                for piece, window in zip(pieces(found), found, strict=True)
+            )
+        )
+
+    def judge(self, data: Labelled) -> Judged:
+        """Predict labelled data."""
+        words = [[example.texts[0][a:b] for a, b in example.words] for example in data.examples]
+        found = list(self._predicted(words))
+        gold = [list(example.target) for example in data.examples]
+        read = [np.array([one[name] for _, one in found]) for name in ("tokens_total", "tokens_read", "windows")]
+        return Judged("tag", data, gold, [list(tags) for tags, _ in found], None, None, *read)
+
+    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+        """Precision, recall and F1 of spans."""
+        from bertie.evaluate import scores
+
+        return scores.tagging(judged.gold, judged.predicted, draws=draws)
+
+
+Places = tuple[tuple[int, int], ...]
+
+
+class _GivenWords(Task[Places, FloatArray, tuple[Sequence[str], dict[str, int]]]):
+    """One tag for each word of a list: that of its beginning, as long as the tokenizer takes it for one word."""
+
+    kind = "tag"
+
+    def outputs(
+        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[Places]], group: Sequence[Window]
+    ) -> Sequence[FloatArray]:
+        return self.by_token(self.rows(hidden, batch), batch)
+
+    def decode(
+        self, ask: Ask[Places], found: Sequence[Window], outputs: Sequence[FloatArray]
+    ) -> tuple[Sequence[str], dict[str, int]]:
+        whole, labels = found[0].whole, self.info.labels
+        read, logits = owned(found, outputs)
+        word, sub = _words(whole, ask.texts[0], ask.options)
+        word, sub = word[read], sub[read]
+        sums = np.zeros((len(ask.options), len(labels)))
+        asked = (word >= 0) & (sub == 0)
+        np.add.at(sums, word[asked], softmax(logits[asked]))
+        best = sums.argmax(1)  # a word that the tokenizer makes nothing of has the first label
+        return [labels[int(i)] for i in best], reading(found)
+
+
+def _joined(words: Sequence[str], name: str) -> Ask[Places]:
+    """A list of words as a text, with the words' places in it."""
+    if isinstance(words, str):
+        raise InputError(f"{name} must be a list of words, not a text; for texts there is tag()")
+    words = [checked_text(word, f"{name}, word {i}") for i, word in enumerate(words)]
+    ends = np.cumsum([len(word) + 1 for word in words]).tolist()
+    places = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))
+    return Ask(name, (" ".join(words),), places)
+
+
+def _words(encoding: Encoding, text: str, places: Places) -> tuple[IntArray, IntArray]:
+    """(n,) the word of a list that each token belongs to, -1 for none; and the how manieth part of it, as the tokenizer
+    parts words.
+    """
+    word = np.full(len(encoding), -1, dtype=np.int64)
+    sub = np.zeros(len(encoding), dtype=np.int64)
+    inside = np.flatnonzero((encoding.sources == 0) & (encoding.offsets[:, 1] > encoding.offsets[:, 0]))
+    if not len(inside) or not places:
+        return word, sub
+    starts, ends = np.array(places, dtype=np.int64).T
+    last = encoding.offsets[inside, 1] - 1  # some tokenizers count the space before a word to it
+    found = np.searchsorted(starts, last, side="right") - 1
+    ok = (found >= 0) & (last < ends[found])
+    word[inside[ok]] = found[ok]
+    group = np.cumsum(word_starts(encoding, inside, text))[ok]
+    _, first, back = np.unique(found[ok], return_index=True, return_inverse=True)
+    sub[inside[ok]] = group - group[first][back]
+    return word, sub
+
+
+def _goes_on(tag: str, known: frozenset[str]) -> str | None:
+    """What the later parts of a word say: I where it says B; nothing is asked where a scheme has no such label."""
+    part, kind = _split(tag, known)
+    if part == "I":
+        return tag
+    inner = f"I-{kind}"
+    return inner if part == "B" and inner in known else None
 
 
 _FIRST, _LAST = "BSU", "ESLU"  # BIO: Begin, Inside; BIOES adds End and Single; BILOU says Last and Unit

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from bertie.errors import InputError
 from bertie.text.tokenizer import Encoding
+
+Ids = Sequence[int] | np.ndarray
+Range = tuple[int, int]  # the smallest and the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Batch:
     lengths: tuple[int, ...]  # the same on the host, so that no kernel has to ask the device
     # (T,) bool: tokens that see, and are seen by, the whole text in models with global tokens; None elsewhere.
     global_tokens: Tensor | None = None
+    # What `ranges` found. Not an argument, so that `replace` with other ids or segments forgets it.
+    _ranges: tuple[Range, Range] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def max_len(self) -> int:
@@ -44,13 +50,12 @@ class Batch:
         return cls._flat([e.ids for e in encodings], [e.segments for e in encodings])
 
     @classmethod
-    def from_ids(cls, ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> Batch:
+    def from_ids(cls, ids: Sequence[Ids], segments: Sequence[Ids] | None = None) -> Batch:
         """Lay token ids end to end; all segments are 0 unless given."""
+        rows = [np.asarray(one, dtype=np.int64) for one in ids]
         if segments is None:
-            segments = [[0] * len(one) for one in ids]
-        return cls._flat(
-            [np.asarray(one, dtype=np.int64) for one in ids], [np.asarray(one, dtype=np.int64) for one in segments]
-        )
+            return cls._flat(rows, [np.zeros_like(row) for row in rows])
+        return cls._flat(rows, [np.asarray(one, dtype=np.int64) for one in segments])
 
     @classmethod
     def _flat(cls, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray]) -> Batch:
@@ -62,35 +67,59 @@ class Batch:
                 raise InputError(f"text {b} of the batch has no tokens (shape {one.shape}); each needs at least one")
             if len(segment) != len(one):
                 raise InputError(f"text {b} of the batch has {len(one)} ids but {len(segment)} segments")
+        ends = np.cumsum(lengths)
         return cls(
-            ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)),
-            segments=torch.from_numpy(np.concatenate(segments).astype(np.int64)),
-            positions=torch.from_numpy(np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])),
-            cu_seqlens=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
+            ids=torch.from_numpy(np.concatenate(ids, dtype=np.int64)),
+            segments=torch.from_numpy(np.concatenate(segments, dtype=np.int64)),
+            positions=torch.from_numpy(np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)),
+            cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
             lengths=lengths,
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
-        return replace(
-            self,
-            ids=self.ids.to(device),
-            segments=self.segments.to(device),
-            positions=self.positions.to(device),
-            cu_seqlens=self.cu_seqlens.to(device),
-            global_tokens=None if self.global_tokens is None else self.global_tokens.to(device),
+        """The same batch on another device. The host does not wait for a GPU to take it."""
+        self.ranges()  # cheap here, and a stop for the device if it were asked later
+        return self._with(
+            ids=send(self.ids, device),
+            segments=send(self.segments, device),
+            positions=send(self.positions, device),
+            cu_seqlens=send(self.cu_seqlens, device),
+            global_tokens=None if self.global_tokens is None else send(self.global_tokens, device),
         )
 
     def with_globals(self, global_tokens: Tensor | None) -> Batch:
         """The same batch with other global tokens."""
-        return replace(self, global_tokens=global_tokens)
+        return self._with(global_tokens=global_tokens)
+
+    def _with(self, **changes: Any) -> Batch:
+        """`replace` for changes that leave the values of ids and segments as they are."""
+        out = replace(self, **changes)
+        object.__setattr__(out, "_ranges", self._ranges)
+        return out
+
+    def ranges(self) -> tuple[Range, Range]:
+        """The smallest and largest of the ids and of the segments: looked up once, on the host for what came from it.
+
+        >>> Batch.from_ids([[101, 7592, 102], [101, 102]]).ranges()
+        ((101, 7592), (0, 0))
+        """
+        if self._ranges is None:
+            found = tuple((int(x.min()), int(x.max())) for x in (self.ids, self.segments))
+            object.__setattr__(self, "_ranges", found)
+        assert self._ranges is not None
+        return self._ranges
 
     def text_of_token(self) -> Tensor:
         """(T,) the number of the text that each token belongs to."""
-        lengths = self.cu_seqlens.diff().long()
-        return torch.repeat_interleave(
-            torch.arange(len(self), device=lengths.device), lengths, output_size=len(self.ids)
-        )
+        tokens = torch.arange(len(self.ids), dtype=self.cu_seqlens.dtype, device=self.ids.device)
+        return torch.searchsorted(self.cu_seqlens[1:], tokens, right=True)  # how many texts have ended by then
+
+
+def send(x: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor on a device. From the host to a GPU it goes by pinned memory: other memory would make the host wait."""
+    if x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 def pack(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -62,6 +62,41 @@ class Encoding:
         return len(self.ids)
 
 
+class _Encoded(Encoding):
+    """An encoding fresh from the library: all but ids and segments is read when it is first asked for.
+
+    Few callers ask, and each field takes as long to read as the ids.
+    """
+
+    __slots__ = ("_paired", "_raw")
+
+    def __init__(self, ids: IntArray, segments: IntArray, raw: tokenizers.Encoding, paired: bool) -> None:
+        put = object.__setattr__  # frozen
+        put(self, "ids", ids)
+        put(self, "segments", segments)
+        put(self, "_raw", raw)
+        put(self, "_paired", paired)
+
+    def __getattr__(self, name: str) -> Any:
+        """A field that has no value yet."""
+        raw, n = self._raw, len(self)
+        value: Any
+        if name == "special":
+            value = np.array(raw.special_tokens_mask, np.bool_)
+        elif name == "sources" and self._paired:
+            value = np.array([-1 if s is None else s for s in raw.sequence_ids], np.int64)
+        elif name == "sources":
+            value = np.where(self.special, np.int64(-1), np.int64(0))
+        elif name == "offsets":
+            value = np.fromiter(chain.from_iterable(raw.offsets), np.int64, 2 * n).reshape(n, 2)
+        elif name == "words":
+            value = np.array([-1 if w is None else w for w in raw.word_ids], np.int64)
+        else:
+            raise AttributeError(f"an encoding has no {name!r}")
+        object.__setattr__(self, name, value)
+        return value
+
+
 class Tokenizer:
     """Turns texts into ids and back.
 
@@ -138,30 +173,36 @@ class Tokenizer:
         """Encode many texts or pairs, on all cores; the order is kept."""
         if isinstance(items, str):
             raise InputError("encode_batch takes a list of texts, not one text; wrap it: [text]")
-        items = [_checked(item, index) for index, item in enumerate(items)]
+        # A str can only be at fault in its letters, and then the library refuses it.
+        items = [item if type(item) is str else _checked(item, index) for index, item in enumerate(items)]
+        raw, failure = self._encoded(items, special)
+        if failure is not None:
+            for index, item in enumerate(items):
+                _checked(item, index)
+            reason = f"it fails on a sound text ({str(failure)[:300]})"
+            raise CheckpointError(f"the tokenizer is broken: {reason}") from failure
+        # One array for all texts, and a view of it for each: an array of its own would cost a text more than its ids do.
+        ends = np.cumsum([len(one) for one in raw]).tolist()
+        total = ends[-1] if ends else 0
+        ids = np.fromiter(chain.from_iterable(one.ids for one in raw), np.int64, total)
+        segments = np.zeros(total, np.int64)
+        if self._segments:
+            segments = np.fromiter(chain.from_iterable(one.type_ids for one in raw), np.int64, total)
+        return [
+            _Encoded(ids[start:end], segments[start:end], one, isinstance(item, tuple))
+            for start, end, one, item in zip([0, *ends], ends, raw, items, strict=False)
+        ]
+
+    def _encoded(
+        self, items: list[str | tuple[str, str]], special: bool
+    ) -> tuple[list[tokenizers.Encoding], BaseException | None]:
+        """What the library makes of them, and what it failed with."""
         try:
-            raw = self._backend.encode_batch(items, add_special_tokens=special)
+            return self._backend.encode_batch(items, add_special_tokens=special), None
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # the texts are sound, so the tokenizer is not
-            raise CheckpointError(f"the tokenizer is broken: it fails on a sound text ({str(error)[:300]})") from error
-        return [self._packed(one, isinstance(item, tuple)) for one, item in zip(raw, items, strict=True)]
-
-    def _packed(self, raw: tokenizers.Encoding, paired: bool) -> Encoding:
-        n = len(raw)
-        special = np.array(raw.special_tokens_mask, np.bool_)
-        if paired:
-            sources = np.array([-1 if s is None else s for s in raw.sequence_ids], np.int64)
-        else:
-            sources = np.where(special, np.int64(-1), np.int64(0))
-        return Encoding(
-            ids=np.array(raw.ids, np.int64),
-            segments=np.array(raw.type_ids, np.int64) if self._segments else np.zeros(n, np.int64),
-            offsets=np.fromiter(chain.from_iterable(raw.offsets), np.int64, 2 * n).reshape(n, 2),
-            words=np.array([-1 if w is None else w for w in raw.word_ids], np.int64),
-            special=special,
-            sources=sources,
-        )
+        except BaseException as error:  # its panics are no Exception
+            return [], error
 
     def decode(self, ids: Sequence[int] | IntArray, skip_special: bool = True) -> str:
         """The text of some ids; `skip_special` leaves special tokens out."""

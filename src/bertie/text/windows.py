@@ -45,7 +45,7 @@ class Window:
     @cached_property
     def encoding(self) -> Encoding:
         """What the model reads."""
-        return take(self.whole, self.places)
+        return self.whole if len(self.places) == len(self.whole) else take(self.whole, self.places)
 
     @cached_property
     def tokens_read(self) -> int:

@@ -1,0 +1,214 @@
+"""Texts of a test set that are in the training set as well, as they are or lightly edited.
+
+**Exact**: the same letters and digits in the same order, whatever the case, the spaces and the punctuation.
+
+**Near**: the words that two texts share in the same order (their longest common subsequence) leave out at most 3 of the
+longer one's words, or 15% of them if that is more. What they share must also be too much for a coincidence: the
+information in the shared words, by how many training texts have them, less `EDIT` nats for each word left out, must
+exceed the logarithm of the number of pairs that are compared. Of two texts of fewer than 8 words only the exact are
+found: "where do I order a card" and "where do I order a watch" are no copies.
+
+No pair within these bounds is missed: words are ordered from rare to frequent, and two texts that differ in at most d
+words share at least k of their rarest d + k, which is what is looked up. There is no sampling and no chance in it.
+
+A set of short texts after a few patterns (requests to a bank, minimal pairs of linguists) has near pairs across any
+split that nobody copied. They are reported: the model has seen all but a few words of these texts, however that came.
+Languages written without spaces are compared by character. A text that is a part of a much longer one is not found.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Unit = str | tuple[str, int]  # a word, or a word with the number of its occurrence if it is not the first
+
+FEW, SHARE = 3, 0.15  # words that may differ: so many, or this share
+SHORT = 8  # words; two texts below are compared exactly
+EDIT = 5.0  # nats that a differing word costs
+# Scripts written without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
+_UNSPACED = re.compile(
+    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A test text and the training text that is closest to it."""
+
+    test_index: int
+    train_index: int
+    kind: Literal["exact", "near"]
+    similarity: float  # the share of the longer text's words that both have in the same order
+
+
+def find_leaks(train: Sequence[str], test: Sequence[str]) -> list[Leak]:
+    """At most one leak a test text, in the order of the test texts. The texts of a pair are joined by a line break.
+
+    >>> train = ["The quick brown fox jumps over the lazy dog.", "Nothing like it."]
+    >>> find_leaks(train, ["the quick brown fox jumps over the LAZY dog", "Something else"])
+    [Leak(test_index=0, train_index=0, kind='exact', similarity=1.0)]
+    """
+    keys: dict[str, int] = {}
+    pool = _Pool()
+    for i, text in enumerate(train):
+        words = _words(text)
+        # A training text that is there twice says nothing more the second time.
+        if keys.setdefault("".join(words), i) == i:
+            pool.add(i, words)
+    pool.build(pairs=len(train) * len(test))
+    found = []
+    for i, text in enumerate(test):
+        words = _words(text)
+        same = keys.get("".join(words))
+        if same is not None:
+            found.append(Leak(i, same, "exact", 1.0))
+        elif (near := pool.nearest(words)) is not None:
+            found.append(Leak(i, near[0], "near", near[1]))
+    return found
+
+
+class _NoPunctuation(dict[int, str | int]):
+    """A table for `str.translate` that fills itself: "it's" and "state-of-the-art" are a word, other marks end one."""
+
+    def __missing__(self, code: int) -> str | int:
+        kind = unicodedata.category(chr(code))
+        self[code] = "" if kind == "Pd" or chr(code) in "'’‘" else " " if kind.startswith("P") else code
+        return self[code]
+
+
+_TABLE = _NoPunctuation()
+
+
+def _words(text: str) -> list[str]:
+    """A text's words, freed of case, odd spaces and punctuation; if it is nothing but those, as it is."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    words = _UNSPACED.sub(r" \1 ", plain.translate(_TABLE)).split()
+    return words or plain.split()
+
+
+def _may_differ(words: int) -> int:
+    """Words of the longer text that the other may lack."""
+    return max(FEW, int(SHARE * words)) if words >= SHORT else 0
+
+
+def _looked_up(words: int) -> int:
+    """Of the rarest words that are looked up, how many two near texts share at least."""
+    return 2 + words // 20
+
+
+class _Pool:
+    """Training texts, by their rarest words.
+
+    A word that is there twice counts as two: a unit is a word with the number of its occurrence in the text, and a text
+    is a set of units.
+    """
+
+    def __init__(self) -> None:
+        self._units: dict[Unit, int] = {}
+        self._rows: list[int] = []  # the number that each text was given with
+        self._texts: list[Ids] = []  # units in order
+
+    def add(self, row: int, words: list[str]) -> None:
+        """Take a text in."""
+        if len(words) >= SHORT - FEW:
+            known = self._units
+            self._rows.append(row)
+            self._texts.append(np.array([known.setdefault(u, len(known)) for u in _units(words)], dtype=np.int32))
+
+    def build(self, pairs: int) -> None:
+        """Make ready for questions, when all texts are in."""
+        flat = np.concatenate(self._texts) if self._texts else np.zeros(0, dtype=np.int64)
+        times = np.bincount(flat, minlength=len(self._units))
+        self._word = np.array([self._units[u if isinstance(u, str) else u[0]] for u in self._units], dtype=np.int32)
+        self._needed = math.log(max(pairs, 1))
+        self._information = np.log(len(flat) / np.maximum(times, 1))  # nats
+        self._rank = np.argsort(np.argsort(times, kind="stable"))  # the rarest unit is 0
+        self._lengths = np.array([len(text) for text in self._texts], dtype=np.int64)
+        self._own = np.zeros(len(self._units), dtype=bool)  # scratch: the units of the text that is asked for
+        rarest = [np.sort(self._rank[text])[: _prefix(len(text))] for text in self._texts]
+        of = np.repeat(np.arange(len(rarest)), [len(one) for one in rarest])
+        ranks = np.concatenate(rarest) if rarest else np.zeros(0, dtype=np.int64)
+        self._listed = of[np.argsort(ranks, kind="stable")]  # texts, by their rare units
+        self._starts = np.searchsorted(np.sort(ranks), np.arange(len(self._units) + 1))
+
+    def nearest(self, words: list[str]) -> tuple[int, float] | None:
+        """The row of the training text that is closest, and how close it is; None if none is near."""
+        n = len(words)
+        if n < SHORT - FEW or not self._texts:
+            return None
+        text = np.array([self._units.get(unit, -1) for unit in _units(words)], dtype=np.int32)
+        known = text[text >= 0]
+        foreign = n - len(known)  # words that no training text has: the rarest of all
+        ranks = np.sort(self._rank[known])[: max(0, _prefix(n) - foreign)]
+        lists = [self._listed[self._starts[rank] : self._starts[rank + 1]] for rank in ranks]
+        if not lists:
+            return None
+        others, shared = np.unique(np.concatenate(lists), return_counts=True)
+        lengths = self._lengths[others]
+        longer = np.maximum(lengths, n)
+        allowed = np.where(longer >= SHORT, np.maximum(FEW, (SHARE * longer).astype(np.int64)), 0)
+        others = others[
+            (shared >= np.minimum(_looked_up(n), 2 + lengths // 20)) & (longer - np.minimum(lengths, n) <= allowed)
+        ]
+        return self._closest(others, text, known)
+
+    def _closest(self, others: NDArray[np.int64], text: Ids, known: Ids) -> tuple[int, float] | None:
+        """Of some candidates, each looked at in full: first as sets of units, then in order."""
+        best: tuple[int, float] | None = None
+        self._own[known] = True
+        bounds = []
+        for other in others.tolist():
+            theirs = self._texts[other]
+            both = theirs[self._own[theirs]]
+            bounds.append((len(both) / max(len(theirs), len(text)), other, both))
+        self._own[known] = False
+        for bound, other, both in sorted(bounds, key=lambda one: (-one[0], one[1])):
+            theirs = self._texts[other]
+            longer = max(len(theirs), len(text))
+            if best and bound <= best[1]:
+                break
+            if longer - len(both) > _may_differ(longer):
+                continue
+            common = _common(self._word[theirs], np.where(text < 0, -1, self._word[text]))
+            left_out = longer - common
+            information = float(self._information[both].sum()) * common / len(both)
+            if left_out <= _may_differ(longer) and information - EDIT * left_out > self._needed:
+                best = max(best or (0, 0.0), (self._rows[other], common / longer), key=lambda one: one[1])
+        return best
+
+
+def _prefix(words: int) -> int:
+    """How many of a text's rarest words are looked up: as many as a near text may lack, and those that are shared."""
+    longer = max(words, SHORT)
+    return _may_differ(longer) - (longer - words) + _looked_up(words)
+
+
+def _units(words: Iterable[str]) -> list[Unit]:
+    seen: dict[str, int] = {}
+    units: list[Unit] = []
+    for word in words:
+        seen[word] = times = seen.get(word, 0) + 1
+        units.append(word if times == 1 else (word, times))
+    return units
+
+
+def _common(a: Ids, b: Ids) -> int:
+    """The length of the longest common subsequence, all rows of its table in the bits of one number (Hyyrö, 2004)."""
+    places: dict[int, int] = {}
+    for i, unit in enumerate(a.tolist()):
+        places[unit] = places.get(unit, 0) | 1 << i
+    full = row = (1 << len(a)) - 1
+    for unit in b.tolist():
+        hits = row & places.get(unit, 0)
+        row = ((row + hits) | (row - hits)) & full
+    return len(a) - row.bit_count()

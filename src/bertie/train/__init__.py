@@ -1,0 +1,1 @@
+"""Training: data, objectives, the optimizer and the loop."""

@@ -1,0 +1,572 @@
+"""The loop: items in steps, steps in micro-batches, gradients added up, weights updated, all of it safe to stop.
+
+What a step reads and every random number in it follow from the seed and the step's number, so a run that was killed
+goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import signal
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertie.config import EncoderConfig, HeadConfig
+from bertie.data.progress import Progress
+from bertie.errors import ConfigError, TrainingError
+from bertie.model import Model
+from bertie.train import distributed, lora
+from bertie.train.checkpoint import Folder, Progressed
+from bertie.train.distributed import Spread, World
+from bertie.train.objectives import Item, MiniBatch, Objective
+from bertie.train.optim import Schedule, apply_freezing, build_optimizer, param_groups
+from bertie.train.recipe import Recipe
+from bertie.train.stepper import Graphs, Loss, Stepper, can_record, out_of_memory
+
+LOG_EVERY = 10  # steps
+SAVE_SECONDS = 300.0
+HEADER = "step,epoch,loss,lr,tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A head, what it is trained for, and on what."""
+
+    head: str
+    objective: Objective
+    items: Sequence[Item]
+
+
+@dataclass(slots=True)
+class History:
+    """What a run says of itself."""
+
+    curve: list[dict[str, float]] = field(default_factory=list)  # rows of the log
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    best_step: int = -1
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # of this process; a run that was resumed has more
+    stopped_early: bool = False
+
+
+class Steps:
+    """Which items each step reads: drawn anew each epoch, the same for the same seed."""
+
+    def __init__(self, sources: Sequence[Source], recipe: Recipe) -> None:
+        self.sources, self.recipe = sources, recipe
+        self._epoch: tuple[int, list[tuple[int, list[int]]]] = (-1, [])
+        self.starts = [0]  # the first step of each epoch
+        whole, part = divmod(recipe.epochs, 1.0)
+        for epoch in range(int(whole) + bool(part)):
+            count = self._count(epoch)
+            if epoch >= whole:
+                count = max(1, round(count * part))
+            self.starts.append(self.starts[-1] + count)
+        self.total = self.starts[-1]
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to, from 0."""
+        return bisect_right(self.starts, step) - 1
+
+    def part(self, step: int) -> float:
+        """How many epochs are done after a number of steps."""
+        epoch = min(self.epoch_of(step), len(self.starts) - 2)
+        size = self.starts[epoch + 1] - self.starts[epoch]
+        share = min(1.0, self.recipe.epochs - epoch)
+        return epoch + share * (step - self.starts[epoch]) / size
+
+    def read(self, step: int) -> tuple[Source, list[Item]]:
+        """What a step reads."""
+        epoch = self.epoch_of(step)
+        number, chosen = self._of_epoch(epoch)[step - self.starts[epoch]]
+        source = self.sources[number]
+        return source, [self._some(source.items[i], epoch, i) for i in chosen]
+
+    def _count(self, epoch: int) -> int:
+        if self.recipe.batch_tokens is None:
+            return sum(-(-len(source.items) // self.recipe.batch_size) for source in self.sources)
+        return len(self._of_epoch(epoch))
+
+    def _of_epoch(self, epoch: int) -> list[tuple[int, list[int]]]:
+        """The steps of an epoch: the number of a source, and which of its items."""
+        if self._epoch[0] != epoch:
+            rng = np.random.default_rng([self.recipe.seed, epoch])
+            steps = [(n, one) for n, source in enumerate(self.sources) for one in self._cut(source, epoch, rng)]
+            if len(self.sources) > 1:
+                steps = [steps[i] for i in rng.permutation(len(steps))]
+            self._epoch = (epoch, steps)
+        return self._epoch[1]
+
+    def _cut(self, source: Source, epoch: int, rng: np.random.Generator) -> Iterator[list[int]]:
+        order = rng.permutation(len(source.items)).tolist()
+        budget = self.recipe.batch_tokens
+        if budget is None:
+            size = self.recipe.batch_size
+            yield from (order[i : i + size] for i in range(0, len(order), size))
+            return
+        group: list[int] = []
+        used = 0
+        for i in order:
+            tokens = len(self._some(source.items[i], epoch, i))
+            if group and used + tokens > budget:
+                yield group
+                group, used = [], 0
+            group.append(i)
+            used += tokens
+        if group:
+            yield group
+
+    def _some(self, item: Item, epoch: int, index: int) -> Item:
+        """Of a text with very many windows, as many as a step may read, others in each epoch."""
+        most = self.recipe.train_windows
+        if len(item.pieces) <= most:
+            return item
+        rng = np.random.default_rng([self.recipe.seed, epoch, index, 1])
+        chosen = [item.pieces[i] for i in sorted(rng.choice(len(item.pieces), most, replace=False))]
+        whole = sum(piece.share for piece in chosen)
+        return replace(item, pieces=tuple(replace(piece, share=piece.share / whole) for piece in chosen))
+
+
+def micro_batches(items: Sequence[Item], budget: int) -> list[list[Item]]:
+    """Items in parts of at most `budget` tokens; one that is larger is a part of its own."""
+    parts: list[list[Item]] = []
+    used = 0
+    for item in items:
+        if not parts or used + len(item) > budget:
+            parts.append([])
+            used = 0
+        parts[-1].append(item)
+        used += len(item)
+    return parts
+
+
+def shared_out(items: Sequence[Item], size: int) -> list[list[Item]]:
+    """Items for each of so many processes, of nearly as many tokens each; none for some, where there are too few."""
+    if size == 1:
+        return [list(items)]
+    shares: list[list[Item]] = [[] for _ in range(size)]
+    used = [0] * size
+    for item in sorted(items, key=len, reverse=True):
+        least = used.index(min(used))
+        shares[least].append(item)
+        used[least] += len(item)
+    return shares
+
+
+class Trainer:
+    """Trains the heads of a model, and the encoder below them, by a recipe.
+
+    `evaluate` gives scores, of which `metric` is the one to be as high as can be; the best weights are kept. With a
+    `folder` the run's state is saved there: at each evaluation, every `save_steps` steps or every few minutes, and
+    when it is told to stop. `fingerprint` stands for the data and the model: a run goes on only with its own.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sources: Sequence[Source],
+        recipe: Recipe,
+        *,
+        evaluate: Callable[[], Mapping[str, float]] | None = None,
+        metric: str = "",
+        folder: Path | None = None,
+        resume: bool = False,
+        save_steps: int | None = None,
+        fingerprint: str = "",
+        spread: Spread = "ddp",
+        quiet: bool = False,
+    ) -> None:
+        if not any(source.items for source in sources):
+            raise ConfigError("there is nothing to train on")
+        if spread not in ("ddp", "fsdp"):
+            raise ConfigError(f"spread={spread!r} must be ddp or fsdp")
+        if save_steps is not None and save_steps < 1:
+            raise ConfigError(f"save_steps={save_steps} must be at least 1")
+        if resume and folder is None:
+            raise ConfigError("resume=True needs the folder that holds the run")
+        self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
+        self.resume, self.save_steps, self.quiet = resume, save_steps, quiet
+        self.steps = Steps(sources, recipe)
+        self.heads = [source.head for source in sources]
+        self.device = model.device
+        self.world = World.here(self.device)
+        self.spread: Spread = spread
+        self._sharded = spread == "fsdp" and self.world.size > 1
+        self._kept = folder is not None  # by the first process, and all must know
+        sizes = [(source.head, len(source.items)) for source in sources]
+        described = json.dumps([fingerprint, recipe.as_dict(), sizes, self._sharded])
+        self.folder = Folder(folder if self.world.first else None, described)
+        self.schedule = Schedule(recipe, self.steps.total)
+        self._due = frozenset(  # the end of each epoch, or of each part of one
+            start + round(k * (end - start) / recipe.evals_per_epoch)
+            for start, end in zip(self.steps.starts, self.steps.starts[1:], strict=False)
+            for k in range(1, recipe.evals_per_epoch + 1)
+        )
+        self.progressed = Progressed()
+        self._losses: list[Tensor] = []  # of the steps that the host has not looked at yet
+        self._stop = False
+
+    def run(self) -> History:
+        """Train. The model holds the best weights afterwards, or the last ones where nothing was evaluated."""
+        began = time.monotonic()
+        try:
+            self._set_up()
+            with _Signals(self._ask_to_stop, on=self._kept), self._progress() as progress:
+                saved = time.monotonic()
+                while not self._over:
+                    progress.update(self._step())
+                    due = self.progressed.step in self._due
+                    often = self.save_steps is not None and self.progressed.step % self.save_steps == 0
+                    late, stop = self._agreed(time.monotonic() - saved > SAVE_SECONDS)
+                    if due or often or late or stop:
+                        self._gather()
+                        if due and self.evaluate is not None:
+                            self._evaluate(self.evaluate)
+                        self._save()
+                        saved = time.monotonic()
+                    if stop and not self._over:
+                        interrupt = KeyboardInterrupt()
+                        done, total = self.progressed.step, self.steps.total
+                        interrupt.add_note(f"the run is saved at step {done} of {total}; go on with resume")
+                        raise interrupt
+            self._gather()
+            if self.progressed.best_step >= 0:
+                best: Any = self.folder.best(self.progressed.best_step) if self.world.first else None
+                self.model.load_state_dict(self.world.same(best))
+        finally:
+            self._leave()
+        return self._history(time.monotonic() - began)
+
+    @property
+    def _over(self) -> bool:
+        return self.progressed.stopped or self.progressed.step >= self.steps.total
+
+    def _agreed(self, late: bool) -> tuple[bool, bool]:
+        """Whether to save because it has been long, and whether to stop: all processes at the same step."""
+        late = late and self.save_steps is None
+        if self.world.size == 1:
+            return late, self._stop
+        if self.progressed.step % LOG_EVERY:  # asking takes time
+            return False, False
+        said = self.world.sum(torch.tensor([late, self._stop], dtype=torch.float32, device=self.device))
+        return bool(said[0] > 0), bool(said[1] > 0)
+
+    # --- setting up ---
+
+    def _set_up(self) -> None:
+        recipe = self.recipe
+        if recipe.lora and not lora.is_on(self.model):
+            lora.add(self.model, recipe.lora, recipe.lora_alpha, recipe.seed)
+        self._trained = deepcopy(self.model) if self._sharded else self.model
+        self._trained.encoder.gradient_checkpointing = recipe.gradient_checkpointing
+        self._dropout = _set_dropout(self._trained, recipe.dropout)
+        state = self.world.same(self.folder.begin(self.resume))
+        if state is not None:
+            self.progressed = Progressed(**state["progressed"])
+            self._trained.load_state_dict(state["model"])
+        self._epoch = self._epoch_now()
+        apply_freezing(self._trained, self.heads, recipe, self._epoch)
+        self._build()
+        if state is not None:
+            self._restore(state)
+        else:
+            self._log(HEADER)
+        self._trained.train()
+
+    def _epoch_now(self) -> int:
+        return self.steps.epoch_of(min(self.progressed.step, self.steps.total - 1))
+
+    def _build(self) -> None:
+        """Module, optimizer and stepper."""
+        dtype = precision(self.recipe.precision, self.device)
+        clip = self.recipe.clip
+        module = Loss(self._trained)
+        self._module = self._spread(module)
+        # Not before: a sharded module has other parameters.
+        groups = param_groups(self._trained, self.heads, self.recipe)
+        self.optimizer = build_optimizer(groups, self.device.type, self.recipe)
+        self.stepper: Stepper
+        if self.world.size == 1 and len(self.heads) == 1 and can_record(self._trained, dtype):
+            self.stepper = Graphs(module, self.optimizer, dtype=dtype, clip=clip)
+        else:
+            self.stepper = Stepper(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
+
+    def _spread(self, module: Loss) -> torch.nn.Module:
+        # A step trains one head of several; and of layers with global tokens, only what its texts have.
+        unused = len(self.heads) > 1 or bool(self.model.config.global_tokens)
+        blocks = self._trained.encoder.blocks
+        return distributed.spread(module, blocks, self.spread, self.world, self.device, unused=unused)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        if self._sharded:
+            distributed.set_optimizer(self._module, self.optimizer, state["optimizer"])
+        else:
+            self.optimizer.load_state_dict(state["optimizer"])
+        if state["scaler"]:
+            self.stepper.scaler.load_state_dict(state["scaler"])
+
+    def _leave(self) -> None:
+        """Make the model a plain one again, however the run ended."""
+        if hasattr(self, "_dropout"):
+            _restore_dropout(self._dropout)
+        self.model.encoder.gradient_checkpointing = False
+        if lora.is_on(self.model):
+            lora.merge(self.model)
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(True)
+            parameter.grad = None
+        self.model.eval()
+
+    # --- one step ---
+
+    def _step(self) -> int:
+        """Do one; how many texts it read."""
+        p = self.progressed
+        self._thaw()
+        source, items = self.steps.read(p.step)
+        total = sum(source.objective.weight_of(item) for item in items)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        if total > 0:
+            try:
+                loss = self._gradients(source, items, total)
+                self.stepper.update(self.schedule.factor(p.step))
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                raise TrainingError(
+                    f"out of memory at step {p.step + 1}, with {self._micro_tokens} tokens at a time; pass a smaller "
+                    "micro_tokens, gradient_checkpointing=True or a smaller reach. The last state that was saved is "
+                    "whole"
+                ) from None
+        self._losses.append(loss)
+        p.weight += total
+        p.texts += len(items)
+        p.tokens += sum(map(len, items))
+        p.step += 1
+        if p.step % LOG_EVERY == 0 or p.step == self.steps.total:
+            self._log_row()
+        return len(items)
+
+    def _thaw(self) -> None:
+        epoch = self._epoch_now()
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        if apply_freezing(self._trained, self.heads, self.recipe, epoch):
+            if self.world.size > 1 and not self._sharded:
+                # What is wrapped knows only the weights that were trained when it was.
+                self._module = self.stepper.module = self._spread(Loss(self._trained))
+            self.stepper.reset()
+
+    @property
+    def _micro_tokens(self) -> int:
+        return self.progressed.micro_tokens or self.recipe.micro_tokens
+
+    def _gradients(self, source: Source, items: Sequence[Item], total: float) -> Tensor:
+        """Add up the gradients of a step; its summed loss. Out of memory: once more, in smaller parts."""
+        while True:
+            shares = [micro_batches(share, self._micro_tokens) for share in shared_out(items, self.world.size)]
+            try:
+                return self._added(source, shares, items[:1], total)
+            except (RuntimeError, MemoryError) as error:
+                divisible = [sum(map(len, part)) for part in shares[0] if len(part) > 1]
+                if not out_of_memory(error) or self.world.size > 1 or not divisible:
+                    raise
+            # Out of the handler, so that what it held is free.
+            self.stepper.forget()
+            self.stepper.reset()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.progressed.micro_tokens = max(divisible) // 2
+
+    def _added(
+        self, source: Source, shares: Sequence[Sequence[Sequence[Item]]], spare: Sequence[Item], total: float
+    ) -> Tensor:
+        """This process's part of a step; all processes have as many micro-batches, the last of some without weight."""
+        rank, size = self.world.rank, self.world.size
+        rounds = max(map(len, shares))
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for number in range(rounds):
+            empty = number >= len(shares[rank])
+            mini = source.objective.collate(spare if empty else shares[rank][number])
+            if empty:
+                mini = _weightless(mini)
+            seed = _seed(self.recipe.seed, self.progressed.step, number * size + rank)
+            last = number == rounds - 1
+            loss += self.stepper.add(mini, source.head, source.objective, total, seed, last)
+        return loss
+
+    def _settle(self) -> None:
+        """Look at the losses of the steps since the last time: the device is not asked after each step."""
+        p = self.progressed
+        if not self._losses:
+            return
+        first = p.step - len(self._losses)
+        found = self.world.sum(torch.stack(self._losses)).tolist()
+        self._losses.clear()
+        for number, loss in enumerate(found, start=first + 1):
+            if not math.isfinite(loss):
+                raise self._diverged(f"the loss is {loss} at step {number}")
+            p.loss += loss
+
+    def _diverged(self, what: str) -> TrainingError:
+        return TrainingError(
+            f"{what}: the learning rate ({self.recipe.lr:g}) may be too high for this data, or half precision too "
+            "coarse (precision='fp32'). The last state that was saved is whole"
+        )
+
+    def _log_row(self) -> None:
+        self._settle()
+        p = self.progressed
+        mean = p.loss / p.weight if p.weight else 0.0
+        rate = self.schedule.factor(p.step - 1) * self.recipe.lr
+        self._log(f"{p.step},{self.steps.part(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}")
+        p.loss = p.weight = 0.0
+
+    def _log(self, row: str) -> None:
+        self.progressed.rows.append(row)
+        self.folder.log(row)
+
+    # --- evaluating and saving ---
+
+    def _gather(self) -> None:
+        """Bring all weights into the model, and refuse any that are not numbers any more."""
+        self._settle()
+        if self._sharded:
+            distributed.gather(self._trained, self.model)
+        sums = torch.stack([parameter.detach().sum(dtype=torch.float32) for parameter in self.model.parameters()])
+        if not sums.isfinite().all():
+            raise self._diverged(f"there are weights that are not finite after step {self.progressed.step}")
+
+    def _evaluate(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
+        p = self.progressed
+        self.model.eval()
+        with torch.no_grad():
+            scores = {name: float(value) for name, value in self.world.same(dict(evaluate())).items()}
+        self._trained.train()
+        score = scores.get(self.metric)
+        if score is None:
+            raise ConfigError(f"metric={self.metric!r} must be one of {', '.join(scores)}")
+        p.evaluations.append({"step": p.step, "epoch": self.steps.part(p.step), **scores})
+        if self.world.first and not self.quiet:
+            self._say(f"epoch {self.steps.part(p.step):.2f}: dev {self.metric} {score:.4f}")
+        if math.isnan(score):  # as a correlation with what is always the same
+            score = -math.inf
+        if p.best is None or score > p.best:
+            p.best, p.best_step, p.stale = score, p.step, 0
+            if self.world.first:
+                self.folder.keep_best(p.step, self.model.state_dict())
+        else:
+            p.stale += 1
+            p.stopped = self.recipe.patience is not None and p.stale >= self.recipe.patience
+
+    def _save(self) -> None:
+        if not self._kept:
+            return
+        optimizer = (
+            distributed.whole_optimizer(self._module, self.optimizer) if self._sharded else self.optimizer.state_dict()
+        )
+        if self.world.first:
+            self.folder.save(self.progressed, self.model.state_dict(), optimizer, self.stepper.scaler.state_dict())
+        self.world.wait()
+
+    def _history(self, seconds: float) -> History:
+        p = self.progressed
+        names = HEADER.split(",")
+        curve = [dict(zip(names, map(float, row.split(",")), strict=True)) for row in p.rows[1:]]
+        return History(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
+
+    def _progress(self) -> Progress:
+        file = io.StringIO() if self.quiet or not self.world.first else None
+        before = self.progressed.texts
+        return Progress("train", lambda: self.progressed.step / self.steps.total, before=before, file=file)
+
+    def _say(self, text: str) -> None:
+        print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
+
+    def _ask_to_stop(self) -> None:
+        self._stop = True
+
+
+class _Signals:
+    """Ctrl-C and kill end a run after its step; a second Ctrl-C ends it at once."""
+
+    def __init__(self, ask: Callable[[], None], on: bool) -> None:
+        self.ask = ask
+        self.on = on and threading.current_thread() is threading.main_thread()
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if self.on:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._caught)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self.ask()
+        signal.signal(number, self.before[number])
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def precision(name: str, device: torch.device) -> torch.dtype:
+    """The precision to compute in: half on GPUs that have bf16, else single."""
+    if name == "auto":
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if half else torch.float32
+    found = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+    if found != torch.float32 and device.type == "cpu":
+        # torch's bf16 kernels die without an exception on some CPUs; fp16 is slow on all.
+        raise ConfigError(f"precision={name!r} is for GPUs; on a CPU use 'fp32' or 'auto'")
+    return found
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _weightless(mini: MiniBatch) -> MiniBatch:
+    targets = replace(mini.targets, weights=torch.zeros_like(mini.targets.weights))
+    return replace(mini, targets=targets, weight=0.0)
+
+
+def _set_dropout(model: Model, rate: float | None) -> list[tuple[Any, str, Any]]:
+    """Use another dropout than the checkpoint's; what to put back afterwards."""
+    undo: list[tuple[Any, str, Any]] = []
+    if rate is None:
+        return undo
+    for part in model.modules():
+        for name in ("cfg", "dropout"):
+            value = getattr(part, name, None)
+            if isinstance(value, int | float):
+                new: Any = rate
+            elif isinstance(value, EncoderConfig):
+                new = replace(value, dropout=rate, attention_dropout=rate)
+            elif isinstance(value, HeadConfig):  # not all have one before their transform
+                new = replace(value, dropout=rate, dense_dropout=rate if value.dense_dropout else 0.0)
+            else:
+                continue
+            undo.append((part, name, value))
+            setattr(part, name, new)
+    return undo
+
+
+def _restore_dropout(undo: list[tuple[Any, str, Any]]) -> None:
+    for part, name, value in undo:
+        setattr(part, name, value)

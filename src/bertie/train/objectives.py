@@ -1,0 +1,227 @@
+"""What training makes smaller: each objective says how far a head's outputs are from what was wanted.
+
+A step reads items. An item is one example: the windows of its text with what is wanted of them. Losses are sums, with
+a weight for each thing that is asked, so that a step cut into micro-batches, or spread over machines, adds up to the
+same gradient: the sum over all its parts divided by the sum of their weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertie.text.batch import Batch
+
+Level = Literal["text", "window", "token"]
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A window of a text, as the model reads it."""
+
+    ids: Array  # (n,)
+    segments: Array  # (n,)
+    share: float = 1.0  # of its text; those of one text add up to 1
+    values: Array | None = None  # what is wanted of its tokens (n, …) or of itself (…,)
+    weights: Array | None = None  # (n,) or (): how much each of these counts, 0 for what is not asked
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One example: its windows, and what is wanted of the whole."""
+
+    pieces: tuple[Piece, ...]
+    value: Array | None = None
+    weight: float = 1.0
+
+    def __len__(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What is wanted, as tensors: N texts, windows or tokens, by the objective's level."""
+
+    values: Tensor  # (N, …)
+    weights: Tensor  # (N,)
+    owner: Tensor  # (W,) the text that each window belongs to
+    share: Tensor  # (W,) how much of it
+
+    def to(self, device: torch.device | str) -> Targets:
+        """The same on another device."""
+        return Targets(*(x.to(device) for x in (self.values, self.weights, self.owner, self.share)))
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """What goes through the model at once."""
+
+    batch: Batch
+    targets: Targets
+    weight: float  # of all that is asked
+
+    def to(self, device: torch.device | str) -> MiniBatch:
+        """The same on another device."""
+        return replace(self, batch=self.batch.to(device), targets=self.targets.to(device))
+
+
+class Objective(ABC):
+    """A loss over a head's outputs."""
+
+    level: ClassVar[Level]
+
+    @abstractmethod
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """(N,) the loss of each text, window or token. What has no weight has a finite one, and outputs of zero."""
+
+    def loss(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """The sum of weight · loss over all that is asked; `outputs` are the head's, in float32.
+
+        Whatever the outputs are where nothing is asked, they add nothing to it or to its gradient.
+        """
+        weights = targets.weights
+        if self.level != "token":
+            weights = weights[targets.owner if self.level == "text" else batch.text_of_token()]
+        outputs = torch.where(weights[:, None] > 0, outputs, 0.0)
+        return (self.each(outputs, batch, targets) * targets.weights).sum()
+
+    def collate(self, items: Sequence[Item]) -> MiniBatch:
+        """Lay items end to end."""
+        pieces = [piece for item in items for piece in item.pieces]
+        batch = Batch.from_ids([p.ids for p in pieces], [p.segments for p in pieces])
+        owner = np.repeat(np.arange(len(items)), [len(item.pieces) for item in items])
+        if self.level == "text":
+            values = np.stack([item.value for item in items if item.value is not None])
+            weights = np.array([item.weight for item in items], dtype=np.float32)
+        else:
+            given = [p.values for p in pieces if p.values is not None]
+            counted = [p.weights for p in pieces if p.weights is not None]
+            joined = np.stack if self.level == "window" else np.concatenate
+            values, weights = joined(given), joined(counted).astype(np.float32)
+        targets = Targets(
+            torch.from_numpy(values),
+            torch.from_numpy(weights),
+            torch.from_numpy(owner),
+            torch.tensor([p.share for p in pieces], dtype=torch.float32),
+        )
+        return MiniBatch(batch, targets, float(weights.sum(dtype=np.float64)))
+
+    def weight_of(self, item: Item) -> float:
+        """The weight of all that is asked of an item."""
+        if self.level == "text":
+            return item.weight
+        return float(sum(p.weights.sum(dtype=np.float64) for p in item.pieces if p.weights is not None))
+
+
+def pooled(rows: Tensor, targets: Targets) -> Tensor:
+    """(W, k) -> (N, k) the mean over each text's windows, by their shares: as results are pooled."""
+    out = rows.new_zeros(len(targets.weights), rows.shape[1])
+    return out.index_add(0, targets.owner, rows * targets.share[:, None])
+
+
+class OneOfMany(Objective):
+    """Cross-entropy of one class a text: windows are pooled by their log-probabilities, as the classifier does.
+
+    >>> from bertie.text.batch import Batch
+    >>> item = Item((Piece(np.array([1, 2]), np.array([0, 0])),), np.int64(1))
+    >>> objective = OneOfMany()
+    >>> mini = objective.collate([item])
+    >>> round(objective.loss(torch.zeros(1, 4), mini.batch, mini.targets).item(), 4)     # log 4
+    1.3863
+    """
+
+    level = "text"
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
+
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (W, k), values (N,) classes."""
+        logs = pooled(torch.log_softmax(outputs, -1), targets)
+        return F.cross_entropy(logs, targets.values, reduction="none", label_smoothing=self.smoothing)
+
+
+class AnyOfMany(Objective):
+    """Each label by itself, right or wrong: the mean of their binary cross-entropies."""
+
+    level = "text"
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
+
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (W, k), values (N, k) between 0 and 1."""
+        wanted = targets.values * (1 - self.smoothing) + 0.5 * self.smoothing
+        return F.binary_cross_entropy_with_logits(pooled(outputs, targets), wanted, reduction="none").mean(-1)
+
+
+class Value(Objective):
+    """The squared distance from a value, in units of the values' variance so that any scale trains alike."""
+
+    level = "text"
+
+    def __init__(self, variance: float = 1.0) -> None:
+        self.variance = variance
+
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (W, 1), values (N,)."""
+        return (pooled(outputs, targets)[:, 0] - targets.values) ** 2 / self.variance
+
+
+class Relevance(Objective):
+    """How well a passage answers a query, between 0 and 1: the best window speaks for it, as when reranking."""
+
+    level = "text"
+
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (W, 1), values (N,)."""
+        lowest = outputs.new_full((len(targets.weights),), torch.finfo(outputs.dtype).min)
+        best = lowest.scatter_reduce(0, targets.owner, outputs[:, 0], "amax")
+        best = torch.where(targets.weights > 0, best, 0.0)
+        return F.binary_cross_entropy_with_logits(best, targets.values, reduction="none")
+
+
+class EachToken(Objective):
+    """Cross-entropy of one class a token, where one is asked."""
+
+    level = "token"
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
+
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (T, k), values (T,) classes."""
+        return F.cross_entropy(outputs, targets.values, reduction="none", label_smoothing=self.smoothing)
+
+
+class Span(Objective):
+    """Where an answer starts and where it ends: cross-entropy over the tokens of each window, the mean of the two.
+
+    A window that does not hold the answer is to point at its first token.
+    """
+
+    level = "window"
+
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (T, 2), values (W, 2) places inside the window."""
+        owner = batch.text_of_token()
+        asked = targets.weights > 0
+        lowest = outputs.new_full((len(asked), 2), torch.finfo(outputs.dtype).min)
+        top = lowest.scatter_reduce(0, owner[:, None].expand(-1, 2), outputs.detach(), "amax")  # (W, 2)
+        top = torch.where(asked[:, None], top, 0.0)
+        sums = outputs.new_zeros(len(asked), 2).index_add(0, owner, (outputs - top[owner]).exp())
+        logs = sums.clamp(min=1.0).log() + top  # below 1 is only the sum over a text without tokens
+        at = batch.cu_seqlens[:-1].long()[:, None] + targets.values  # (W, 2)
+        return (logs - outputs.gather(0, at.clamp(max=len(outputs) - 1))).mean(-1)

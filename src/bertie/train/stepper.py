@@ -1,0 +1,255 @@
+"""Gradients of micro-batches, and the update: eagerly anywhere, or as CUDA graphs where launches would rule.
+
+A small encoder on a large GPU spends its time waiting for Python to launch kernels. `Graphs` records forward, backward
+and update once for each size of batch and plays them back. A recorded size is a little larger than what it holds; the
+rest is filled with texts of no weight, at most an eighth and mostly less: the one place where training computes
+tokens that nobody asked for.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertie.config import Full, Sliding
+from bertie.model import Model
+from bertie.text.batch import Batch
+from bertie.train.objectives import MiniBatch, Objective, Targets
+from bertie.train.optim import set_lr
+
+SHORT = 128  # tokens; attention's grid is for texts of up to this, or for any
+
+
+class Loss(nn.Module):
+    """A model with an objective behind a head: a micro-batch in, its summed loss out."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, mini: MiniBatch, head: str, objective: Objective) -> Tensor:
+        """-> ()."""
+        outputs = self.model(mini.batch, head)
+        with torch.autocast(mini.batch.ids.device.type, enabled=False):
+            return objective.loss(outputs.float(), mini.batch, mini.targets)
+
+
+class Stepper:
+    """Eager steps."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float, world: int = 1
+    ) -> None:
+        self.module, self.optimizer, self.clip, self.world = module, optimizer, clip, world
+        self.device = next(module.parameters()).device
+        self.dtype = dtype
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+
+    def autocast(self) -> Any:
+        """Half precision where it is asked for."""
+        return (
+            nullcontext()
+            if self.dtype == torch.float32
+            else torch.autocast(self.device.type, self.dtype, cache_enabled=False)
+        )
+
+    def add(self, mini: MiniBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
+        """Add a micro-batch's gradient; its summed loss. `total` is the weight of the whole step."""
+        with self._synced(last), self.autocast():
+            torch.manual_seed(seed)
+            loss: Tensor = self.module(mini.to(self.device), head, objective)
+            # Gradients are averaged over processes; here they are to be summed.
+            self.scaler.scale(loss * (self.world / total)).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _synced(self, last: bool) -> Any:
+        quiet = getattr(self.module, "no_sync", None)
+        return nullcontext() if last or quiet is None else quiet()
+
+    def update(self, factor: float) -> None:
+        """One step of the optimizer at this share of its learning rates; gradients begin anew."""
+        set_lr(self.optimizer, factor)
+        self.scaler.unscale_(self.optimizer)
+        self._clip()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.forget()
+
+    def _clip(self) -> None:
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g["params"]], self.clip)
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        self.optimizer.zero_grad()
+
+    def reset(self) -> None:
+        """Which weights are trained has changed."""
+
+
+def can_record(model: Model, dtype: torch.dtype) -> bool:
+    """Whether the model's forward on this device is the same sequence of kernels for all batches of a size."""
+    cfg = model.config
+    plain = all(isinstance(p, Full | Sliding) for p in cfg.patterns) and model.encoder.relative is None
+    return (
+        model.device.type == "cuda"
+        and dtype == torch.bfloat16
+        and plain
+        and not cfg.global_tokens
+        and cfg.conv is None
+        and cfg.head_width % 8 == 0
+        and cfg.head_width <= 256
+        and not model.encoder.gradient_checkpointing
+    )
+
+
+class Graphs(Stepper):
+    """Steps played back from CUDA graphs."""
+
+    def __init__(self, module: Loss, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float) -> None:
+        super().__init__(module, optimizer, dtype=dtype, clip=clip)
+        self.reach = module.model.config.reach
+        self._recorded: dict[Any, _Recorded] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._update: torch.cuda.CUDAGraph | None = None
+        self._updates = 0
+
+    def add(self, mini: MiniBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
+        """As `Stepper.add`."""
+        sizes = _sizes(mini.batch, self.reach)
+        filled = _filled(mini, objective, *sizes)
+        recorded = self._recorded.get(sizes)
+        if recorded is None:
+            # The gradients so far must survive the trial run that recording needs.
+            held = [None if p.grad is None else p.grad.clone() for p in self._parameters()]
+            recorded = self._recorded[sizes] = _Recorded(self, filled, head, objective)
+            for p, grad in zip(self._parameters(), held, strict=True):
+                assert p.grad is not None
+                p.grad.zero_() if grad is None else p.grad.copy_(grad)
+        torch.cuda.manual_seed(seed)
+        return recorded.play(filled, 1 / total)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad]
+
+    def update(self, factor: float) -> None:
+        """As `Stepper.update`."""
+        set_lr(self.optimizer, factor)
+        self._updates += 1
+        if self._updates == 1:  # the optimizer makes its state in its first step, which cannot be recorded
+            self._step()
+            return
+        if self._update is None:
+            self._update = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self._update, pool=self._pool):
+                self._step()
+        self._update.replay()
+
+    def _step(self) -> None:
+        self._clip()
+        self.optimizer.step()
+        self.forget()
+
+    def forget(self) -> None:
+        """Set the gradients to zero where they are: the graphs know their places."""
+        grads = [p.grad for p in self._parameters() if p.grad is not None]
+        if grads:
+            torch._foreach_zero_(grads)
+
+    def reset(self) -> None:
+        """Record anew."""
+        self._recorded.clear()
+        self._update, self._updates = None, 0
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+
+class _Recorded:
+    """Forward and backward for one size of batch."""
+
+    def __init__(self, stepper: Graphs, mini: MiniBatch, head: str, objective: Objective) -> None:
+        self.mini = mini.to(stepper.device)
+        self.scale = torch.ones((), device=stepper.device)
+        self.graph = torch.cuda.CUDAGraph()
+
+        def run() -> Tensor:
+            with stepper.autocast():
+                loss: Tensor = stepper.module(self.mini, head, objective)
+                (loss * self.scale).backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()  # libraries set themselves up, and gradients get their places
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph, pool=stepper._pool):
+            self.loss = run()
+
+    def play(self, mini: MiniBatch, scale: float) -> Tensor:
+        """Put a batch of the same size in place, and go."""
+        ours, theirs = self.mini, mini
+        for name in ("ids", "segments", "positions", "cu_seqlens"):
+            getattr(ours.batch, name).copy_(getattr(theirs.batch, name), non_blocking=True)
+        for name in ("values", "weights", "owner", "share"):
+            getattr(ours.targets, name).copy_(getattr(theirs.targets, name), non_blocking=True)
+        self.scale.fill_(scale)
+        self.graph.replay()
+        return self.loss.clone()
+
+
+def _sizes(batch: Batch, reach: int) -> tuple[int, int, int]:
+    """Tokens, texts, and tokens of the longest text, rounded up so that few sizes serve all batches."""
+    tokens = len(batch.ids)
+    longest = SHORT if batch.max_len <= SHORT < reach else reach
+    room = _up(tokens, max(64, 1 << max(0, tokens.bit_length() - 4)))
+    texts = len(batch) + -(-(room - tokens) // longest)
+    return room, _up(texts, max(8, 1 << max(0, texts.bit_length() - 4))), longest
+
+
+def _up(n: int, step: int) -> int:
+    """The next multiple beyond n."""
+    return (n // step + 1) * step
+
+
+def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longest: int) -> MiniBatch:
+    """The batch in a larger one: empty texts, then texts of the tokens that are left over, all without weight."""
+    batch, targets = mini.batch, mini.targets
+    tokens, more = len(batch.ids), texts - len(batch)
+    ends = [min(room, tokens + max(0, k - (more - -(-(room - tokens) // longest))) * longest) for k in range(1, more + 1)]
+    ends[-1] = room
+    count = room if objective.level == "token" else texts
+    rest = count - len(targets.weights)
+    values = targets.values
+    return MiniBatch(
+        replace(
+            batch,
+            ids=F.pad(batch.ids, (0, room - tokens)),
+            segments=F.pad(batch.segments, (0, room - tokens)),
+            positions=F.pad(batch.positions, (0, room - tokens)),
+            cu_seqlens=torch.cat([batch.cu_seqlens, torch.tensor(ends, dtype=torch.int32)]),
+            lengths=(longest,) * texts,
+        ),
+        Targets(
+            F.pad(values, (0, 0) * (values.ndim - 1) + (0, rest)),
+            F.pad(targets.weights, (0, rest)),
+            torch.cat([targets.owner, torch.arange(len(batch), texts)]),
+            F.pad(targets.share, (0, more)),
+        ),
+        mini.weight,
+    )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device, or the machine, has no more memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
