@@ -36,9 +36,9 @@ class Set:
 
 
 SETS = {
-    "sst2": Set("classify", "classify", "sst2/train.jsonl.gz", "sst2/dev.jsonl.gz", "accuracy", 3),
+    "sst2": Set("classify", "classify", "sst2/train.jsonl.gz", "sst2/dev.jsonl.gz", "accuracy", 1),
     "mrpc": Set("classify", "pair", "mrpc/train.jsonl.gz", "mrpc/test.jsonl.gz", "f1", 5),
-    "conll2003": Set("tag", "tag", "conll2003/train.jsonl.gz", "conll2003/test.jsonl.gz", "f1", 4),
+    "conll2003": Set("tag", "tag", "conll2003/train.jsonl.gz", "conll2003/test.jsonl.gz", "f1", 3),
     "squad": Set("answer", "answer", "squad_v1/train.jsonl.gz", "squad_v1/dev.jsonl.gz", "f1", 1, reach=384),
 }
 

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from bertie.errors import CheckpointError, ConfigError, InputError
 from bertie.text.tokenizer import Encoding, Tokenizer
+from bertie.text.windows import take
 from tests.text.recipes import RECIPES
 from tests.text.test_legacy import BERT_IDS, PAIR, TEXTS, bpe_folder, train, wordpiece_folder  # noqa: F401
 
@@ -62,6 +65,37 @@ def test_batch_is_the_same_as_one_by_one(tokenizer: Tokenizer) -> None:
         one = tokenizer.encode(*((item,) if isinstance(item, str) else item))
         assert all(np.array_equal(getattr(e, f), getattr(one, f)) for f in Encoding.__dataclass_fields__)
     assert tokenizer.encode_batch([]) == []
+
+
+def test_fields_are_what_the_library_says(tokenizer: Tokenizer) -> None:
+    items: list[str | tuple[str, str]] = [*TEXTS, PAIR, "", ("", "")]
+    raw = RustTokenizer.from_str(tokenizer.files()["tokenizer.json"].decode()).encode_batch(items)
+    for e, one, item in zip(tokenizer.encode_batch(items), raw, items, strict=True):
+        nowhere = [None if s else 0 for s in one.special_tokens_mask]
+        expected = {
+            "ids": one.ids,
+            "segments": one.type_ids,
+            "offsets": [list(pair) for pair in one.offsets],
+            "words": [-1 if w is None else w for w in one.word_ids],
+            "special": [bool(s) for s in one.special_tokens_mask],
+            "sources": [-1 if s is None else s for s in (one.sequence_ids if isinstance(item, tuple) else nowhere)],
+        }
+        kept = deepcopy(pickle.loads(pickle.dumps(e)))
+        whole = take(e, np.arange(len(e)))
+        for name, values in expected.items():
+            for encoding in (e, kept, whole, replace(e)):
+                assert getattr(encoding, name).tolist() == values, name
+        assert e.offsets is e.offsets
+        with pytest.raises(AttributeError, match="no 'tokens'"):
+            e.tokens  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_encodings_of_a_batch_share_no_token(tokenizer: Tokenizer) -> None:
+    first, second = tokenizer.encode_batch(["the cat", "the cat"])
+    first.ids[:] = 0
+    first.segments[:] = 7
+    assert second.ids.tolist() == tokenizer.encode("the cat").ids.tolist()
+    assert not second.segments.any()
 
 
 @pytest.mark.parametrize("bad", [None, 5, b"bytes", ["a"], ("a", "b", "c"), ("a", None), np.str_])

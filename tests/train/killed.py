@@ -1,7 +1,8 @@
-"""Runs that are killed and go on, in forks of one process: `python -m tests.train.killed CASE FOLDER HOW SEED`.
+"""Runs that are killed and go on, in forks of one process: `python -m tests.train.killed FOLDER CASE:HOW …`.
 
-HOW is the number of kills, at random times; or "points": at each point of writing files in turn. The script trains once
-without kills and then with them until it ends, and prints what differs, or "same" and how many kills there were.
+HOW is the number of kills, at random times; or "points": at the points of writing files, one after the other. Each case
+is trained once without kills, and then with them until it ends. The script prints what differs, or "same" and how many
+kills there were.
 """
 
 from __future__ import annotations
@@ -138,40 +139,38 @@ def difference(a: Path, b: Path) -> str:
     return ", ".join(found + ([f"files {names}"] if names[0] != names[1] else []))
 
 
-def main(case: str, folder: Path, how: str, seed: int) -> str:
+def main(case: str, how: str, folder: Path) -> str:
     """What differs between a run that was killed again and again and one that was not."""
-    torch.set_num_threads(1)
-    # What torch loads when it is first used, once for all forks.
-    torch.optim.AdamW([torch.zeros(1)], fused=True).zero_grad()
     whole = folder / "whole"
     began = time.monotonic()
     assert ended(forked(lambda: train(case, whole)))
     seconds = time.monotonic() - began
-    draw = random.Random(seed)
-    kills, runs, point = 0, 0, 0
+    draw = random.Random(0)
+    kills, runs = 0, 0
     while True:
         broken = folder / f"broken-{runs}"
-        if how == "points":
-            point += 1
 
-            def work(at: int = point, into: Path = broken) -> None:
-                die_at(at)
-                train(case, into)
+        def work(point: int = kills + 1, into: Path = broken) -> None:
+            if how == "points":
+                die_at(point)
+            train(case, into)
 
+        if how == "points" or kills >= int(how):
             done = ended(forked(work))
-            kills += not done
-        elif kills < int(how):
-            done = not killed(forked(lambda into=broken: train(case, into)), draw.uniform(0, seconds / 4))
-            kills += not done
         else:
-            done = ended(forked(lambda into=broken: train(case, into)))
+            done = not killed(forked(work), draw.uniform(0, seconds / 4))
+        kills += not done
         if done:
             runs += 1
             if said := difference(whole, broken):
                 return f"after {kills} kills: {said}"
             if how == "points" or kills >= int(how):
-                return f"same after {kills} kills in {runs} runs"
+                return f"same after {kills} kills"
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+    torch.set_num_threads(1)
+    # What torch loads when it is first used, once for all forks.
+    torch.optim.AdamW([torch.zeros(1)], fused=True).zero_grad()
+    for asked in sys.argv[2:]:
+        print(asked, main(*asked.split(":"), Path(sys.argv[1]) / asked), flush=True)

@@ -340,7 +340,7 @@ def test_labels(given: Any, labels: tuple[str, ...], original: dict[str, Any]) -
 
 
 def test_several_labels_in_a_cell(tmp_path: Path) -> None:
-    file = in_file(tmp_path, "in.csv", 'text,labels\na,x | y\nb,|\nc,y\nd,"[""x"", 3]"\n')
+    file = in_file(tmp_path, "in.csv", 'text,labels\na,x | y\nb,[]\nc,y\nd,"[""x"", 3]"\n')
     data = labelled("classify", file)
     assert [one.target for one in data.examples] == [("x", "y"), (), ("y",), ("x", "3")]
     assert data.multi
@@ -412,6 +412,7 @@ def test_known_labels_keep_their_order() -> None:
         ([{"text": "Bern", "answer_start": np.int64(26)}], ((26, 30),)),
         ([{"text": "Bern"}], ((20, 24),)),
         ([(20, 24), [0, 6]], ((20, 24), (0, 6))),
+        ([(np.int64(20), np.int64(24))], ((20, 24),)),
         ([(0, len(CONTEXT))], ((0, len(CONTEXT)),)),
         ('{"text": ["Bern"], "answer_start": [26]}', ((26, 30),)),
         ('["Bern", "town"]', ((20, 24), (36, 40))),
@@ -453,9 +454,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("classify", {"label": 2.5}, "label 2.5 in column 'label' is no class; to learn numbers, use regress"),
     ("classify", {"label": math.inf}, "label inf in column 'label' is no class"),
     ("classify", {"label": {"a": 1}}, "dict {'a': 1} in column 'label' is no label; it must be a str, an int"),
-    ("classify", {"label": ["x"]}, "column 'label' holds a list, and the rows before have none; give each row"),
-    ("multi", {"labels": 1}, "column 'labels' holds one label, and the rows before have lists; give each row a list"),
-    ("multi", {"labels": None}, "no label in column 'labels'" + MEND),
+    ("classify", {"label": ["x"]}, "a list in column 'label', and one label each in the rows before; give all rows"),
+    ("multi", {"labels": 1}, "one label in column 'labels', and lists in the rows before; give all rows lists"),
+    ("multi", {"labels": None}, "no labels in column 'labels'" + MEND + ", or write [] if the text has none"),
+    ("multi", {"labels": ""}, "no label in column 'labels'" + MEND),
     ("multi", {"labels": ["x", None]}, "no label in column 'labels'" + MEND),
     ("multi", {"labels": "x||y"}, "no label in column 'labels'" + MEND),
     ("multi", {"labels": [0, 1, 0]}, "a label twice in column 'labels': [0, 1, 0]; list each label that the text has"),
@@ -492,6 +494,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("answer", {"answers": [(0, 1.5)]}, "answer [0, 1.5] in column 'answers' is no (start, end)"),
     ("answer", {"answers": {"text": ["a", "b"], "answer_start": [3]}}, "2 answers and 1 starts in column 'answers'"),
     ("answer", {"answers": {"text": ["a"]}}, "1 answers and 0 starts in column 'answers'; give both"),
+    ("answer", {"answers": [{"text": "Bern", "start": np.array([1, 2])}]}, "starts at ndarray array([1, 2]); it must"),
     ("answer", {"answers": [{"text": "Bern", "start": 21}]}, "answer 'Bern' in column 'answers' is not at"),
     ("answer", {"answers": [{"text": "Bern", "start": 22}]}, "the context, but at 20"),
     ("answer", {"answers": [{"text": "Bern", "start": 25}]}, "the context, but at 26"),

@@ -87,8 +87,8 @@ def bootstrap(measure: Measure, units: int, *, draws: int = DRAWS, seed: int = 0
     for name, once in measure(np.ones((1, units))).items():
         value = float(once[0])
         low, high = _interval(drawn.get(name))
-        if name in _UPWARD:
-            bias = float(np.mean(drawn[name])) - value if name in drawn else 0.0
+        if name in _UPWARD and name in drawn:
+            bias = float(np.mean(drawn[name])) - value
             low, high = max(0.0, min(value, 2 * value - high)), max(value, high - bias)
         found[name] = Score(value, low, high)
     return found

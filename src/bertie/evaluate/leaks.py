@@ -3,10 +3,10 @@
 **Exact**: the same letters and digits in the same order, whatever the case, the spaces and the punctuation.
 
 **Near**: the words that two texts share in the same order (their longest common subsequence) leave out at most 3 of the
-longer one's words, or 15% of them if that is more. What they share must also be too much for a coincidence: the
-information in the shared words, by how many training texts have them, less `EDIT` nats for each word left out, must
-exceed the logarithm of the number of pairs that are compared. Of two texts of fewer than 8 words only the exact are
-found: "where do I order a card" and "where do I order a watch" are no copies.
+longer one's words, or 15% of them if that is more. What they share must also be more than a pattern: the information
+in the shared words, by how many training texts have each, less `EDIT` nats for each word left out, must exceed
+`CHANCE`. Words that all texts have say nothing. Of two texts of fewer than 8 words only the exact are found: "where do
+I order a card" and "where do I order a watch" are no copies.
 
 No pair within these bounds is missed: words are ordered from rare to frequent, and two texts that differ in at most d
 words share at least k of their rarest d + k, which is what is looked up. There is no sampling and no chance in it.
@@ -18,7 +18,6 @@ Languages written without spaces are compared by character. A text that is a par
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -29,11 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+Numbers = NDArray[np.int64]
 Unit = str | tuple[str, int]  # a word, or a word with the number of its occurrence if it is not the first
 
 FEW, SHARE = 3, 0.15  # words that may differ: so many, or this share
 SHORT = 8  # words; two texts below are compared exactly
-EDIT = 5.0  # nats that a differing word costs
+EDIT = 4.0  # nats that a differing word costs
+CHANCE = 6.0  # nats: less than that can be a coincidence
+AT_ONCE = 10_000  # candidates that are looked at together
+MORE = 100  # texts that are thought to be there and to have none of the words, or in a few texts all would be common
 # Scripts written without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
 _UNSPACED = re.compile(
     "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
@@ -65,7 +68,7 @@ def find_leaks(train: Sequence[str], test: Sequence[str]) -> list[Leak]:
         # A training text that is there twice says nothing more the second time.
         if keys.setdefault("".join(words), i) == i:
             pool.add(i, words)
-    pool.build(pairs=len(train) * len(test))
+    pool.build()
     found = []
     for i, text in enumerate(test):
         words = _words(text)
@@ -96,14 +99,20 @@ def _words(text: str) -> list[str]:
     return words or plain.split()
 
 
-def _may_differ(words: int) -> int:
-    """Words of the longer text that the other may lack."""
-    return max(FEW, int(SHARE * words)) if words >= SHORT else 0
+def _may_differ(words: Numbers) -> Numbers:
+    """Words that a text may lack of one that has so many."""
+    return np.where(words >= SHORT, np.maximum(FEW, (SHARE * words).astype(np.int64)), 0)
 
 
-def _looked_up(words: int) -> int:
+def _looked_up(words: Numbers) -> Numbers:
     """Of the rarest words that are looked up, how many two near texts share at least."""
     return 2 + words // 20
+
+
+def _prefix(words: Numbers) -> Numbers:
+    """How many of a text's rarest words are looked up: as many as a near text may lack, and those that are shared."""
+    longer: Numbers = np.maximum(words, SHORT)
+    return _may_differ(longer) - (longer - words) + _looked_up(words)
 
 
 class _Pool:
@@ -125,72 +134,71 @@ class _Pool:
             self._rows.append(row)
             self._texts.append(np.array([known.setdefault(u, len(known)) for u in _units(words)], dtype=np.int32))
 
-    def build(self, pairs: int) -> None:
+    def build(self) -> None:
         """Make ready for questions, when all texts are in."""
-        flat = np.concatenate(self._texts) if self._texts else np.zeros(0, dtype=np.int64)
-        times = np.bincount(flat, minlength=len(self._units))
-        self._word = np.array([self._units[u if isinstance(u, str) else u[0]] for u in self._units], dtype=np.int32)
-        self._needed = math.log(max(pairs, 1))
-        self._information = np.log(len(flat) / np.maximum(times, 1))  # nats
-        self._rank = np.argsort(np.argsort(times, kind="stable"))  # the rarest unit is 0
+        self._flat = np.concatenate([np.zeros(0, dtype=np.int32), *self._texts])
         self._lengths = np.array([len(text) for text in self._texts], dtype=np.int64)
+        self._begin = np.cumsum(self._lengths) - self._lengths
+        times = np.bincount(self._flat, minlength=len(self._units))
+        self._word = np.array([self._units[u if isinstance(u, str) else u[0]] for u in self._units], dtype=np.int32)
+        self._information = np.log((len(self._texts) + MORE) / np.maximum(times, 1))  # nats
+        self._rank = np.argsort(np.argsort(times, kind="stable"))  # the rarest unit is 0
         self._own = np.zeros(len(self._units), dtype=bool)  # scratch: the units of the text that is asked for
-        rarest = [np.sort(self._rank[text])[: _prefix(len(text))] for text in self._texts]
+        most = _prefix(self._lengths)
+        rarest = [np.sort(self._rank[text])[:count] for text, count in zip(self._texts, most, strict=True)]
         of = np.repeat(np.arange(len(rarest)), [len(one) for one in rarest])
-        ranks = np.concatenate(rarest) if rarest else np.zeros(0, dtype=np.int64)
+        ranks = np.concatenate([np.zeros(0, dtype=np.int64), *rarest])
         self._listed = of[np.argsort(ranks, kind="stable")]  # texts, by their rare units
         self._starts = np.searchsorted(np.sort(ranks), np.arange(len(self._units) + 1))
 
     def nearest(self, words: list[str]) -> tuple[int, float] | None:
         """The row of the training text that is closest, and how close it is; None if none is near."""
-        n = len(words)
-        if n < SHORT - FEW or not self._texts:
+        if len(words) < SHORT - FEW:
             return None
-        text = np.array([self._units.get(unit, -1) for unit in _units(words)], dtype=np.int32)
-        known = text[text >= 0]
-        foreign = n - len(known)  # words that no training text has: the rarest of all
-        ranks = np.sort(self._rank[known])[: max(0, _prefix(n) - foreign)]
+        n = np.array([len(words)])
+        units = np.array([self._units.get(unit, -1) for unit in _units(words)], dtype=np.int32)
+        known = units[units >= 0]
+        foreign = len(units) - len(known)  # words that no training text has: the rarest of all
+        ranks = np.sort(self._rank[known])[: max(0, int(_prefix(n)[0]) - foreign)]
         lists = [self._listed[self._starts[rank] : self._starts[rank + 1]] for rank in ranks]
         if not lists:
             return None
         others, shared = np.unique(np.concatenate(lists), return_counts=True)
         lengths = self._lengths[others]
         longer = np.maximum(lengths, n)
-        allowed = np.where(longer >= SHORT, np.maximum(FEW, (SHARE * longer).astype(np.int64)), 0)
         others = others[
-            (shared >= np.minimum(_looked_up(n), 2 + lengths // 20)) & (longer - np.minimum(lengths, n) <= allowed)
+            (shared >= np.minimum(_looked_up(n), _looked_up(lengths)))
+            & (longer - np.minimum(lengths, n) <= _may_differ(longer))
         ]
-        return self._closest(others, text, known)
-
-    def _closest(self, others: NDArray[np.int64], text: Ids, known: Ids) -> tuple[int, float] | None:
-        """Of some candidates, each looked at in full: first as sets of units, then in order."""
+        text = np.array([self._units.get(word, -1) for word in words], dtype=np.int32)
         best: tuple[int, float] | None = None
         self._own[known] = True
-        bounds = []
-        for other in others.tolist():
-            theirs = self._texts[other]
-            both = theirs[self._own[theirs]]
-            bounds.append((len(both) / max(len(theirs), len(text)), other, both))
+        for start in range(0, len(others), AT_ONCE):
+            best = self._closest(others[start : start + AT_ONCE], text, best)
         self._own[known] = False
-        for bound, other, both in sorted(bounds, key=lambda one: (-one[0], one[1])):
-            theirs = self._texts[other]
-            longer = max(len(theirs), len(text))
-            if best and bound <= best[1]:
-                break
-            if longer - len(both) > _may_differ(longer):
-                continue
-            common = _common(self._word[theirs], np.where(text < 0, -1, self._word[text]))
-            left_out = longer - common
-            information = float(self._information[both].sum()) * common / len(both)
-            if left_out <= _may_differ(longer) and information - EDIT * left_out > self._needed:
-                best = max(best or (0, 0.0), (self._rows[other], common / longer), key=lambda one: one[1])
         return best
 
-
-def _prefix(words: int) -> int:
-    """How many of a text's rarest words are looked up: as many as a near text may lack, and those that are shared."""
-    longer = max(words, SHORT)
-    return _may_differ(longer) - (longer - words) + _looked_up(words)
+    def _closest(self, others: Numbers, text: Ids, best: tuple[int, float] | None) -> tuple[int, float] | None:
+        """The best so far or one of some candidates, each looked at in full: first as sets of units, then in order."""
+        lengths = self._lengths[others]
+        first = np.cumsum(lengths) - lengths
+        units = self._flat[np.repeat(self._begin[others] - first, lengths) + np.arange(lengths.sum())]
+        own = self._own[units]
+        shared = np.add.reduceat(own, first, dtype=np.int64)
+        nats = np.add.reduceat(np.where(own, self._information[units], 0.0), first)
+        longer = np.maximum(lengths, len(text))
+        bound, allowed = shared / longer, _may_differ(longer)
+        left_out = longer - shared  # at least so many
+        promising = np.flatnonzero((left_out <= allowed) & (nats - EDIT * left_out > CHANCE))
+        for i in promising[np.argsort(-bound[promising], kind="stable")]:
+            if best and bound[i] <= best[1]:
+                break
+            common = _common(self._word[self._texts[others[i]]], text)
+            missing = longer[i] - common
+            near = missing <= allowed[i] and nats[i] * common / shared[i] - EDIT * missing > CHANCE
+            if near and (best is None or common / longer[i] > best[1]):
+                best = self._rows[others[i]], float(common / longer[i])
+        return best
 
 
 def _units(words: Iterable[str]) -> list[Unit]:

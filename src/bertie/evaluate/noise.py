@@ -53,7 +53,7 @@ def suspects(gold_index: ArrayLike, probabilities: ArrayLike, most: int = 50) ->
     times = np.bincount(gold, minlength=k)
     # A label that no text has is nobody's likely one.
     usual = np.where(times > 0, np.bincount(gold, weights=own, minlength=k) / np.maximum(times, 1), np.inf)
-    others = np.where(table >= usual, table, -np.inf)  # (n, k)
+    others = np.where(table >= usual - 1e-9, table, -np.inf)  # (n, k); a mean of equals may be rounded up
     others[np.arange(n), gold] = -np.inf
     likely = others.argmax(axis=1)
     margin = others[np.arange(n), likely] - own

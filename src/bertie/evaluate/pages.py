@@ -57,7 +57,7 @@ def markdown_table(table: Table) -> str:
 
 def plain(text: str) -> str:
     """Text in which Markdown finds nothing to interpret, on one line."""
-    return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", escape(" ".join(text.split()), quote=False))
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from bertie.errors import ConfigError, InputError, NotFoundError
-from bertie.evaluate.scores import MAIN
 from bertie.hub import Checkpoint
 from bertie.tasks.answer import Reader
 from bertie.tasks.base import Ask, Long, Task, singles
 from bertie.tasks.classify import Classifier, Regressor
-from bertie.tasks.learn import Learner, run_fingerprint
+from bertie.tasks.learn import Learner, main_metric, run_fingerprint
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
 from bertie.text.batch import Batch
@@ -204,7 +203,7 @@ class Heads:
         found = {}
         for name, one in held.items():
             task = self._tasks[name]
-            found[name] = task.quick(one)[MAIN["multi" if one.multi else one.kind]]
+            found[name] = task.quick(one)[main_metric(one)]
         return found | {"mean": float(np.mean(list(found.values())))}
 
     def _start(self) -> Checkpoint:

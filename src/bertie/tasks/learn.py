@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
-from bertie.evaluate.scores import MAIN, Score
+from bertie.evaluate import scores
+from bertie.evaluate.scores import Score
 from bertie.hub import Checkpoint
 from bertie.tasks.base import ITEMS_AT_ONCE, LONG, Ask, Long, Options, Output, Result, Task
 from bertie.text.windows import Window
@@ -223,7 +224,7 @@ class Learner(Task[Options, Output, Result]):
             [source],
             self.recipe,
             evaluate=None if dev is None else lambda: self.quick(dev),
-            metric=self.recipe.metric or MAIN[self._score_kind(data)],
+            metric=self.recipe.metric or main_metric(data),
             folder=None if folder is None else Path(folder),
             resume=resume,
             save_steps=save_steps,
@@ -242,9 +243,6 @@ class Learner(Task[Options, Output, Result]):
         labels = list(info.labels.values()) or None
         return checkpoint.with_head(info.kind, labels, problem=info.problem, seed=self.recipe.seed)
 
-    def _score_kind(self, data: Labelled) -> str:
-        return "multi" if data.multi else data.kind
-
     def quick(self, data: Labelled) -> dict[str, float]:
         """The values of all metrics, without intervals."""
         return {name: score.value for name, score in self.scores(self.judge(data), draws=0).items()}
@@ -253,7 +251,7 @@ class Learner(Task[Options, Output, Result]):
         """The main metric on labelled data, as scikit-learn calls it."""
         known = tuple(self.info.labels.values()) if self.data_kind in ("classify", "tag") else None
         data = labelled(self.data_kind, X, y, columns=columns, name="the data", known=known, training=False)
-        return self.quick(data)[MAIN[self._score_kind(data)]]
+        return self.quick(data)[main_metric(data)]
 
     def _start(self) -> Checkpoint:
         """The checkpoint to begin from, untouched by any earlier `fit`."""
@@ -297,6 +295,13 @@ def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, long: str, data: Seq
     for value in (recipe.as_dict(), checkpoint.config, long, [fingerprint(one) for one in data]):
         found.update(json.dumps(value, sort_keys=True, default=str).encode())
     return found.hexdigest()
+
+
+def main_metric(data: Labelled) -> str:
+    """The metric that stands for a task; for plain tags, which form no spans, their accuracy."""
+    if data.kind == "tag" and not scores.spans_in([data.labels]):
+        return "accuracy"
+    return scores.MAIN["multi" if data.multi else data.kind]
 
 
 def pieces(found: Sequence[Window]) -> tuple[Piece, ...]:

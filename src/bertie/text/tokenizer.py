@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,29 +70,32 @@ class _Encoded(Encoding):
 
     __slots__ = ("_paired", "_raw")
 
-    def __init__(self, ids: IntArray, segments: IntArray, raw: tokenizers.Encoding, paired: bool) -> None:
-        put = object.__setattr__  # frozen
+    @classmethod
+    def of(cls, ids: IntArray, segments: IntArray, raw: tokenizers.Encoding, paired: bool) -> _Encoded:
+        """Beside the constructor, which takes all fields."""
+        self, put = cls.__new__(cls), object.__setattr__  # frozen
         put(self, "ids", ids)
         put(self, "segments", segments)
         put(self, "_raw", raw)
         put(self, "_paired", paired)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         """A field that has no value yet."""
+        if name not in ("offsets", "words", "special", "sources"):
+            raise AttributeError(f"an encoding has no {name!r}")
         raw, n = self._raw, len(self)
         value: Any
-        if name == "special":
-            value = np.array(raw.special_tokens_mask, np.bool_)
-        elif name == "sources" and self._paired:
-            value = np.array([-1 if s is None else s for s in raw.sequence_ids], np.int64)
-        elif name == "sources":
-            value = np.where(self.special, np.int64(-1), np.int64(0))
-        elif name == "offsets":
+        if name == "offsets":
             value = np.fromiter(chain.from_iterable(raw.offsets), np.int64, 2 * n).reshape(n, 2)
         elif name == "words":
             value = np.array([-1 if w is None else w for w in raw.word_ids], np.int64)
+        elif name == "special":
+            value = np.array(raw.special_tokens_mask, np.bool_)
+        elif self._paired:
+            value = np.array([-1 if s is None else s for s in raw.sequence_ids], np.int64)
         else:
-            raise AttributeError(f"an encoding has no {name!r}")
+            value = np.where(self.special, np.int64(-1), np.int64(0))
         object.__setattr__(self, name, value)
         return value
 
@@ -179,9 +182,10 @@ class Tokenizer:
         if failure is not None:
             for index, item in enumerate(items):
                 _checked(item, index)
-            reason = f"it fails on a sound text ({str(failure)[:300]})"
-            raise CheckpointError(f"the tokenizer is broken: {reason}") from failure
-        # One array for all texts, and a view of it for each: an array of its own would cost a text more than its ids do.
+            raise CheckpointError(
+                f"the tokenizer is broken: it fails on a sound text ({str(failure)[:300]})"
+            ) from failure
+        # One array for all texts, and a view of it for each: to make an array takes longer than to fill it.
         ends = np.cumsum([len(one) for one in raw]).tolist()
         total = ends[-1] if ends else 0
         ids = np.fromiter(chain.from_iterable(one.ids for one in raw), np.int64, total)
@@ -189,8 +193,8 @@ class Tokenizer:
         if self._segments:
             segments = np.fromiter(chain.from_iterable(one.type_ids for one in raw), np.int64, total)
         return [
-            _Encoded(ids[start:end], segments[start:end], one, isinstance(item, tuple))
-            for start, end, one, item in zip([0, *ends], ends, raw, items, strict=False)
+            _Encoded.of(ids[start:end], segments[start:end], one, isinstance(item, tuple))
+            for (start, end), one, item in zip(pairwise([0, *ends]), raw, items, strict=True)
         ]
 
     def _encoded(

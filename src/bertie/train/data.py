@@ -116,7 +116,7 @@ def labelled(
     What they hold:
 
     - A label is a str, int or bool; the numbers of a Hugging Face ClassLabel become its names. A list of labels makes
-      the data multi-label, and so do texts like `sad|angry` in a column `labels` (a lone `|` is no label at all).
+      the data multi-label, and so do texts like `sad|angry` in a column `labels`.
     - Words and tags are lists, or texts with spaces between them.
     - Answers are SQuAD's `{"text": [...], "answer_start": [...]}`, a list of `{"text", "answer_start"}` (or `start`), a
       list of (start, end), or bare texts: these are taken to stand where the context has them first. `[]` says that
@@ -437,10 +437,12 @@ class _Reader:
 
     def _labels(self, piece: _Piece, value: Any, where: str) -> str | tuple[str, ...]:
         several = _list(value)
-        if piece.role == "labels" and isinstance(value, str) and value.strip():
+        if piece.role == "labels" and _missing(value):
+            raise InputError(f"no labels in {where}; {_MEND}, or write [] if the text has none")
+        if piece.role == "labels" and isinstance(value, str):
             several = _json(value, list)
             if several is None:
-                several = [part.strip() for part in value.split("|")] if value.strip() != "|" else []
+                several = [part.strip() for part in value.split("|")]
         if several is None:
             found: str | tuple[str, ...] = self._label(piece, value, where)
         else:
@@ -450,10 +452,8 @@ class _Reader:
         if self.multi is None:
             self.multi = several is not None
         if self.multi != (several is not None):
-            lists = (
-                "one label, and the rows before have lists" if self.multi else "a list, and the rows before have none"
-            )
-            raise InputError(f"{where} holds {lists}; give each row a list of its labels, or none")
+            got, before = ("one label", "lists") if self.multi else ("a list", "one label each")
+            raise InputError(f"{got} in {where}, and {before} in the rows before; give all rows lists, or none")
         return found
 
     def _label(self, piece: _Piece, value: Any, where: str, what: str = "label") -> str:
@@ -563,6 +563,7 @@ def _span(answer: Any, context: str, where: str) -> tuple[int, int]:
     """Where an answer is."""
     bounds = _list(answer)
     if bounds is not None:
+        bounds = [_scalar(one) for one in bounds]
         if len(bounds) == 2 and all(type(one) is int for one in bounds) and 0 <= bounds[0] < bounds[1] <= len(context):
             return bounds[0], bounds[1]
         raise InputError(
@@ -606,7 +607,7 @@ def _json(text: str, kinds: type | tuple[type, ...]) -> Any:
 
 def _scalar(value: Any) -> Any:
     """A number of numpy as Python's own."""
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
 def _missing(value: Any) -> bool:

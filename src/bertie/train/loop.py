@@ -143,20 +143,33 @@ class Steps:
 
 
 def micro_batches(items: Sequence[Item], budget: int) -> list[list[Item]]:
-    """Items in parts of at most `budget` tokens; one that is larger is a part of its own."""
+    """Items in parts of at most `budget` tokens; one that is larger is a part of its own.
+
+    >>> from bertie.train.objectives import Piece
+    >>> items = [Item((Piece(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
+    >>> [[len(item) for item in part] for part in micro_batches(items, budget=8)]
+    [[3, 4], [9], [2]]
+    """
     parts: list[list[Item]] = []
     used = 0
     for item in items:
-        if not parts or used + len(item) > budget:
+        tokens = len(item)
+        if not parts or used + tokens > budget:
             parts.append([])
             used = 0
         parts[-1].append(item)
-        used += len(item)
+        used += tokens
     return parts
 
 
 def shared_out(items: Sequence[Item], size: int) -> list[list[Item]]:
-    """Items for each of so many processes, of nearly as many tokens each; none for some, where there are too few."""
+    """Items for each of so many processes, of nearly as many tokens each; none for some, where there are too few.
+
+    >>> from bertie.train.objectives import Piece
+    >>> items = [Item((Piece(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
+    >>> [[len(item) for item in share] for share in shared_out(items, size=2)]
+    [[9], [4, 3, 2]]
+    """
     if size == 1:
         return [list(items)]
     shares: list[list[Item]] = [[] for _ in range(size)]
@@ -340,20 +353,7 @@ class Trainer:
         self._thaw()
         source, items = self.steps.read(p.step)
         total = sum(source.objective.weight_of(item) for item in items)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        if total > 0:
-            try:
-                loss = self._gradients(source, items, total)
-                self.stepper.update(self.schedule.factor(p.step))
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
-                    raise
-                raise TrainingError(
-                    f"out of memory at step {p.step + 1}, with {self._micro_tokens} tokens at a time; pass a smaller "
-                    "micro_tokens, gradient_checkpointing=True or a smaller reach. The last state that was saved is "
-                    "whole"
-                ) from None
-        self._losses.append(loss)
+        self._losses.append(self._learn(source, items, total) if total > 0 else self._zero())
         p.weight += total
         p.texts += len(items)
         p.tokens += sum(map(len, items))
@@ -361,6 +361,24 @@ class Trainer:
         if p.step % LOG_EVERY == 0 or p.step == self.steps.total:
             self._log_row()
         return len(items)
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def _learn(self, source: Source, items: Sequence[Item], total: float) -> Tensor:
+        """Update the weights; the summed loss before that."""
+        step = self.progressed.step
+        try:
+            loss = self._gradients(source, items, total)
+            self.stepper.update(self.schedule.factor(step))
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"out of memory at step {step + 1}, with {self._micro_tokens} tokens at a time; pass a smaller "
+                "micro_tokens, gradient_checkpointing=True or a smaller reach. The last state that was saved is whole"
+            ) from None
+        return loss
 
     def _thaw(self) -> None:
         epoch = self._epoch_now()
@@ -400,7 +418,7 @@ class Trainer:
         """This process's part of a step; all processes have as many micro-batches, the last of some without weight."""
         rank, size = self.world.rank, self.world.size
         rounds = max(map(len, shares))
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        loss = self._zero()
         for number in range(rounds):
             empty = number >= len(shares[rank])
             mini = source.objective.collate(spare if empty else shares[rank][number])

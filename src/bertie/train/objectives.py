@@ -47,7 +47,7 @@ class Item:
     weight: float = 1.0
 
     def __len__(self) -> int:
-        return sum(len(piece) for piece in self.pieces)
+        return sum([len(piece.ids) for piece in self.pieces])
 
 
 @dataclass(frozen=True, slots=True)

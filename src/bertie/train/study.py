@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from bertie._version import __version__
 from bertie.errors import InputError
 from bertie.evaluate.calibration import Abstention, kept, reliability, softmax
-from bertie.evaluate.leaks import Leak, find_leaks
+from bertie.evaluate.leaks import find_leaks
 from bertie.evaluate.noise import suspects
 from bertie.evaluate.report import Calibrated, Comparison, DataFile, Evaluation, LeakCheck, Reading, Study, write
 from bertie.evaluate.scores import classification, mcnemar, multi_label, paired
 
 if TYPE_CHECKING:
-    from bertie.evaluate.study import Kind
     from bertie.tasks.learn import Judged, Learner
     from bertie.train.data import Labelled
     from bertie.train.recipe import Recipe
@@ -84,12 +83,13 @@ def study(
     last = list(judged)[-1]
     kind: Any = judged[last].kind
     best = next((run for run in runs if run.seed == chosen), None)
+    local = Path(model).is_dir()  # where it lies is nobody's business
     held = {split: one for split, one in judged.items() if split != "dev" or len(judged) == 1}
     return Study(
         title=title,
         kind=kind,
-        model=model,
-        base=None if Path(model).exists() else model,
+        model=Path(model).absolute().name if local else model,
+        base=None if local else model,
         evaluations={split: evaluation(task, one, draws=draws) for split, one in judged.items()},
         data=_data(train, judged, files or {}),
         recipe=None if recipe is None else recipe.replace(seed=chosen).as_dict(),
@@ -283,13 +283,10 @@ def in_words_of(task: AnyLearner, data: Labelled) -> Labelled:
     if data.multi and getattr(task, "problem", None) == "single":
         raise InputError(f"{data.name} has lists of labels, and {source} gives one label a text")
     given = {label for one in data.examples for label in _several(one.target)}
-    numbers = {str(i): label for i, label in enumerate(known)}
-    if given <= set(known):
-        words = dict(zip(known, known, strict=True))
-    elif given <= set(numbers) and not any(label.isdigit() for label in known):
-        words = numbers
-    else:
-        row, label = next((one.row, x) for one in data.examples for x in _several(one.target) if x not in known)
+    counted = all(map(_is_number, given)) and not any(map(_is_number, known))
+    words = dict(zip(map(str, range(len(known))) if counted else known, known, strict=True))
+    if not given <= set(words):
+        row, label = next((one.row, x) for one in data.examples for x in _several(one.target) if x not in words)
         some = ", ".join(map(repr, known[:20])) + (", …" if len(known) > 20 else "")
         raise InputError(f"{data.name}, row {row}: the label {label!r:.60} is none of those of {source}: {some}")
     examples = [
@@ -297,6 +294,10 @@ def in_words_of(task: AnyLearner, data: Labelled) -> Labelled:
         for one in data.examples
     ]
     return replace(data, examples=examples, labels=tuple(known))
+
+
+def _is_number(label: str) -> bool:
+    return label.removeprefix("-").isdigit()
 
 
 def _labels(task: AnyLearner) -> list[str]:

@@ -1,0 +1,427 @@
+"""`bertie train`: every task, every flag, stopped and gone on with, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertie.cli import main
+from bertie.cli.main import grammar
+from bertie.tasks.heads import LEARNERS
+from bertie.train.data import labelled
+from bertie.train.recipe import Recipe
+from tests.cli.toys import MAIN, TASKS, write, write_toys
+
+QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--draws", "50"]
+MODEL_FILES = {"checksums.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+REPORT = {"README.md", "report.html", "report.json", "report.md"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only wait for each other on models as tiny as these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(argv: list[str]) -> int:
+    try:
+        return main(argv)
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+def train(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main(["train", *argv, *QUICK, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def weights(folder: str) -> bytes:
+    return Path(folder, "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], task: str) -> None:
+    """The scores that are printed are those of the model that is saved."""
+    argv = write_toys(here, task)
+    said = train(capsys, *argv, "-m", models["embed"], "--out", "out")
+    names = {file.name for file in Path("out").iterdir()}
+    assert names >= MODEL_FILES | REPORT
+    assert not list(here.glob("*.training")) + list(here.glob(".*"))
+    kind: Any = argv[0]
+    learner = LEARNERS[kind].load("out")
+    for split in ("dev", "test"):
+        data = labelled(kind, f"{split}.jsonl", known=tuple(learner.info.labels.values()) or None, training=False)
+        quick = learner.quick(data)
+        assert {name: score["value"] for name, score in said[split].items()} == pytest.approx(quick, nan_ok=True)
+        assert MAIN[task] in quick
+    for score in said["test"].values():
+        assert score["value"] is None or score["low"] <= score["high"]
+    assert said["chosen"] == 0
+    assert [one["seed"] for one in said["seeds"]] == [0]
+    assert said["seeds"][0]["steps"] == 3
+    report = json.loads(Path("out/report.json").read_text())
+    assert report
+    assert "bertie" in Path("out/README.md").read_text()
+
+
+def test_a_table_for_people(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = write_toys(here, "classify")
+    assert main(["train", *argv, "-m", models["embed"], "--out", "out", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].split() == ["metric", "dev", "95%", "test", "95%"]
+    assert any(line.startswith("accuracy") for line in out.splitlines())
+    assert "24 rows to train on, 10 dev, 12 test; 2 labels: cat 12, dog 12" in err
+    assert "3 steps in 1 epoch, seed 0, on " in err
+
+
+# --- seeds ---
+
+
+def test_the_best_of_several_seeds(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*write_toys(here, "rerank"), "-m", models["embed"]]
+    said = train(capsys, *argv, "--seeds", "3,1,2", "--out", "several")
+    assert [one["seed"] for one in said["seeds"]] == [3, 1, 2]
+    best = max(said["seeds"], key=lambda one: one["dev"]["map"])
+    assert said["chosen"] == best["seed"]
+    alone = train(capsys, *argv, "--seed", str(best["seed"]), "--out", "alone")
+    assert weights("several") == weights("alone")
+    assert alone["test"] == said["test"]
+
+
+def test_a_number_of_seeds(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without dev data the first one is kept."""
+    argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--test", "test.jsonl"]
+    said = train(capsys, *argv, "--seeds", "2", "--seed", "5", "--out", "out")
+    assert [one["seed"] for one in said["seeds"]] == [5, 6]
+    assert said["chosen"] == 5
+    assert "dev" not in said
+
+
+# --- stopped, and gone on with ---
+
+# Kills itself in the middle, after so many times that the state was saved; unless it has imported what takes long.
+KILLED = """
+import os, signal, sys
+from bertie.cli import main
+from bertie.train.checkpoint import Folder
+saved, count, most = Folder.save, 0, int(sys.argv[1])
+def save(*args, **options):
+    global count
+    saved(*args, **options)
+    count += 1
+    if count == most:
+        assert not {"pandas", "sklearn", "seqeval", "transformers"} & set(sys.modules)
+        os.kill(os.getpid(), signal.SIGKILL)
+Folder.save = save
+main(sys.argv[2:])
+"""
+
+
+def killed(times: int, *argv: str) -> int:
+    command = [sys.executable, "-c", KILLED, str(times), "train", *argv, *QUICK]
+    return subprocess.run(command, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+
+
+def test_a_run_that_was_killed_goes_on(
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--seeds", "1,2", "--save-steps", "1"]
+    whole = train(capsys, *argv, "--out", "whole")
+    argv += ["--out", "out"]
+    assert killed(5, *argv) == -signal.SIGKILL  # three steps a seed: in the middle of the second one
+    assert not Path("out").exists()
+    assert {one.name for one in Path("out.training").iterdir()} == {"asked.json", "seed-1", "seed-2"}
+    for more, said in (
+        ([], "out.training holds a run that was stopped; pass --resume to go on with it, or --overwrite"),
+        (["--resume", "--warmup", "0"], "was begun with warmup=0.1, and now it is 0.0"),
+        (["--resume", "--test", "dev.jsonl"], "was begun with other test data"),
+        (["--resume", "--seeds", "1,3"], "was begun with seeds=[1, 2], and now it is [1, 3]"),
+    ):
+        assert main(["train", *argv, *QUICK, *more]) == 1
+        assert said in capsys.readouterr().err
+    trained = []
+    fit = LEARNERS["classify"].fit_labelled
+    monkeypatch.setattr(
+        LEARNERS["classify"],
+        "fit_labelled",
+        lambda self, *args, **options: trained.append(self.recipe.seed) or fit(self, *args, **options),
+    )
+    said = train(capsys, *argv, "--resume")
+    assert trained == [2]  # the first seed is done
+    assert weights("out") == weights("whole")
+    assert said["test"] == whole["test"]
+    assert said["dev"] == whole["dev"]
+    assert not Path("out.training").exists()
+    assert main(["train", *argv, "--resume"]) == 0
+    assert "nothing to resume" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
+def test_several_processes(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], spread: str) -> None:
+    """Only the first writes and speaks."""
+    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--seeds", "2", *QUICK, "--json"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bertie", "train"]
+    done = subprocess.run([*torchrun, *argv, "--out", "two", "--spread", spread], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert main(["train", *argv, "--out", "one"]) == 0
+    two, one = json.loads(done.stdout), json.loads(capsys.readouterr().out)
+    assert two["chosen"] == one["chosen"]
+    assert two["test"]["log_loss"]["value"] == pytest.approx(one["test"]["log_loss"]["value"], abs=1e-4)
+    assert {file.name for file in Path("two").iterdir()} == {file.name for file in Path("one").iterdir()}
+    assert done.stderr.count("rows to train on") == 1
+
+
+def test_what_is_there_is_kept(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--out", "out"]
+    Path("out").mkdir()
+    train(capsys, *argv)  # an empty folder is none
+    before = weights("out")
+    assert main(["train", *argv]) == 1
+    assert "out holds a model already; pass --overwrite" in capsys.readouterr().err
+    train(capsys, *argv, "--overwrite", "--seed", "1")
+    assert weights("out") != before
+    Path("other").mkdir()
+    Path("other/letter.txt").write_text("dear")
+    assert main(["train", *argv[:-1], "other", "--overwrite"]) == 1
+    assert "other holds other things than a model" in capsys.readouterr().err
+    assert main(["train", *argv[:-1], "train.jsonl", "--overwrite"]) == 1
+    assert "train.jsonl is a file" in capsys.readouterr().err
+
+
+def test_a_kill_while_tidying_up(
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is there and its state as well: there is nothing left to do but to remove it."""
+    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--out", "out"]
+    with monkeypatch.context() as patch:
+        patch.setattr("bertie.train.runs._remove", lambda state: None)
+        train(capsys, *argv)
+    before = weights("out")
+    assert Path("out.training").is_dir()
+    assert main(["train", *argv, *QUICK, "--resume"]) == 0
+    assert "nothing to resume" in capsys.readouterr().err
+    assert weights("out") == before
+    assert sorted(one.name for one in here.iterdir()) == ["dev.jsonl", "out", "test.jsonl", "train.jsonl"]
+
+
+# --- recipes and flags ---
+
+RECIPE = """
+title = "toys"
+task = "classify"
+seeds = [1, 2]
+
+[data]
+train = ["train.jsonl"]
+test = "test.jsonl"
+columns = { text = "sentence" }
+
+[training]
+epochs = 2
+batch_size = 8
+patience = 1
+dev_share = 0.25
+gradient_checkpointing = true
+"""
+
+
+def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Paths start where --data says, and flags win."""
+    Path("data").mkdir()
+    write_toys(here / "data", "classify")
+    for file in Path("data").iterdir():
+        file.write_text(file.read_text().replace('"text"', '"sentence"'))
+    Path("toys.toml").write_text(RECIPE)
+    argv = ["--recipe", "toys.toml", "--data", "data", "-m", models["embed"], "--json"]
+    assert main(["train", *argv, "--out", "a", "--draws", "20"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(1, 6), (2, 6)]
+    flags = ["--epochs", "1", "--patience", "none", "--no-gradient-checkpointing", "--seed", "3"]
+    assert main(["train", *argv, *flags, "--out", "b", "--draws", "20"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(3, 3)]
+    recipe = json.loads(Path("b/report.json").read_text())["recipe"]
+    asked = {"epochs": 1.0, "patience": None, "gradient_checkpointing": False, "dev_share": 0.25, "seed": 3}
+    assert {name: recipe[name] for name in asked} == asked
+    assert main(["train", "classify", "x.jsonl", *argv, "--out", "c"]) == 2
+    assert "leave one of them off" in json.loads(capsys.readouterr().out)["message"]
+
+
+FLAGS = {
+    "epochs": "2.5", "lr": "1e-4", "head_lr": "0.001", "batch_size": "4", "batch_tokens": "99", "micro_tokens": "100",
+    "warmup": "0.2", "schedule": "cosine", "weight_decay": "0.1", "beta2": "0.98", "clip": "0", "layer_decay": "0.9",
+    "freeze": "encoder", "thaw": "1", "lora": "4", "lora_alpha": "8", "class_weights": "cat=2,dog=0.5",
+    "label_smoothing": "0.1", "dropout": "0", "patience": "2", "evals_per_epoch": "3", "seed": "7",
+    "precision": "fp32", "gradient_checkpointing": None, "reach": "20", "train_windows": "2", "dev_share": "0.2",
+    "metric": "f1", "abstain": "0.9",
+}  # fmt: skip
+
+
+def test_every_field_of_a_recipe_is_a_flag() -> None:
+    assert list(FLAGS) == [one.name for one in fields(Recipe)]
+    for name, text in FLAGS.items():
+        flag = "--" + name.replace("_", "-")
+        args = grammar().parse_args(["train", "classify", "x", "--out", "o", flag, *([] if text is None else [text])])
+        value = getattr(args, f"recipe.{name}")
+        if name == "class_weights":
+            assert value == {"cat": 2.0, "dog": 0.5}
+        else:
+            assert str(value) in (text, "True") or float(text or 0) == value
+        others = {one.name for one in fields(Recipe)} - {name}
+        assert all(getattr(args, f"recipe.{other}") is None for other in others)
+
+
+def test_columns_by_other_names(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = write_toys(here, "classify")
+    for file in here.glob("*.jsonl"):
+        file.write_text(file.read_text().replace('"text"', '"review"').replace('"label"', '"stars"'))
+    ways = (["text=review", "label=stars"], ["text=review,label=stars"])
+    found = [
+        train(capsys, *argv, "--columns", *way, "-m", models["embed"], "--out", f"out{i}") for i, way in enumerate(ways)
+    ]
+    assert found[0]["test"] == found[1]["test"]
+
+
+def test_warnings_are_one_line_each(models: dict[str, str], here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = write_toys(here, "classify")
+    assert main(["train", *argv, "-m", models["embed"], "--out", "out", *QUICK, "--lr", "0.01", "--patience", "5"]) == 0
+    err = capfd.readouterr().err
+    assert err.count("lr=0.01 is above 5e-5") == 1
+    assert err.count("patience=5 never stops") == 1
+    assert "UserWarning" not in err
+
+
+def test_when_not_to_answer(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any answer is right in more than one of a hundred cases: all are given."""
+    argv = write_toys(here, "classify", dev=40)
+    said = train(capsys, *argv, "-m", models["embed"], "--out", "out", "--abstain", "0.01")
+    assert said["abstention"]["wanted"] == 0.01
+    assert said["abstention"]["coverage"] > 0.5
+    assert json.loads(Path("out/config.json").read_text())["bertie"]["calibration"]["classify"]["precision"] == 0.01
+
+
+def test_without_anything_to_report_on(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--out", "out"]
+    assert main(["train", *argv, *QUICK]) == 0
+    assert "without --dev or --test there is nothing to report on" in capsys.readouterr().err
+    assert {file.name for file in Path("out").iterdir()} >= MODEL_FILES
+    assert not Path("out/report.md").exists()
+    assert set(train(capsys, *argv, "--overwrite")) == {"out", "task", "seeds", "chosen"}
+
+
+def test_a_baseline_and_leaks(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model compared with itself is no better; texts of the training data in the test data are found."""
+    argv = [*write_toys(here, "classify"), "-m", models["embed"]]
+    leaked = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()[:4]]
+    fresh = [{"text": f"query : find {who} " * 3, "label": who} for who in ("cat", "dog") * 3]
+    write(Path("test.jsonl"), leaked + fresh)
+    first = train(capsys, *argv, "--out", "first")
+    assert first["leaks"]["rows"] == 4
+    assert set(first["leaks"]["scores"]) == set(first["test"])
+    said = train(capsys, *argv, "--out", "second", "--baseline", "first")
+    assert said["baseline"]["difference"]["accuracy"]["value"] == 0
+    assert said["baseline"]["difference"]["accuracy"]["p"] == 1
+    assert said["baseline"]["mcnemar"] == 1
+
+
+# --- what goes wrong ---
+
+BAD: list[tuple[str, list[str], int, str]] = [
+    ("no task", [], 2, "name a task, or a recipe with --recipe; the tasks are classify, "),
+    ("another task", ["sing", "train.jsonl"], 2, "'sing' is no task"),
+    ("no data", ["classify"], 2, "name the file to train on: bertie train classify FILE"),
+    ("no such file", ["classify", "none.jsonl"], 1, "there is no file none.jsonl"),
+    ("no such dev file", ["classify", "train.jsonl", "--dev", "none.jsonl"], 1, "there is no file none.jsonl"),
+    ("no column", ["classify", "train.jsonl", "--columns", "text=none"], 1, "train.jsonl has no column 'none'"),
+    ("no such role", ["classify", "train.jsonl", "--columns", "words=text"], 1, "--columns names 'words'"),
+    ("columns that are none", ["classify", "train.jsonl", "--columns", "text"], 2, "--columns takes NAME=COLUMN"),
+    ("empty texts", ["classify", "holes.jsonl"], 1, "holes.jsonl, row 2: "),
+    ("one label", ["classify", "same.jsonl"], 1, "training needs two labels"),
+    ("unknown dev label", ["classify", "train.jsonl", "--dev", "odd.jsonl"], 1, "odd.jsonl, row 1: "),
+    ("unknown test label", ["classify", "train.jsonl", "--test", "odd.jsonl"], 1, "'bird'"),
+    ("lists for one", ["classify", "train.jsonl", "--dev", "lists.jsonl"], 1, "give both lists, or neither"),
+    ("unknown flag", ["classify", "train.jsonl", "--nonsense"], 2, "--nonsense"),
+    ("no number", ["classify", "train.jsonl", "--epochs", "many"], 2, "--epochs: invalid NUMBER value: 'many'"),
+    ("no schedule", ["classify", "train.jsonl", "--schedule", "x"], 2, "linear|cosine|constant"),
+    ("out of range", ["classify", "train.jsonl", "--lr", "7"], 1, "lr=7.0 must be"),
+    ("contradiction", ["classify", "train.jsonl", "--lora", "4", "--freeze", "2"], 1, "choose one of them"),
+    ("seeds twice", ["classify", "train.jsonl", "--seeds", "1,1"], 2, "different whole numbers"),
+    ("seed and seeds", ["classify", "train.jsonl", "--seeds", "1,2", "--seed", "3"], 2, "one or the other"),
+    ("no seeds", ["classify", "train.jsonl", "--seeds", "0"], 2, "--seeds"),
+    ("data without recipe", ["classify", "train.jsonl", "--data", "."], 2, "name one with --recipe"),
+    ("no such recipe", ["--recipe", "none.toml"], 1, "none.toml cannot be read"),
+    ("unknown key", ["--recipe", "odd.toml"], 1, "did you mean 'epochs'?"),
+    ("baseline without test", ["classify", "train.jsonl", "--baseline", "x"], 2, "name it with --test"),
+    ("no device", ["classify", "train.jsonl", "--device", "nonsense"], 1, "--device nonsense cannot be used"),
+    ("weights of none", ["classify", "train.jsonl", "--class-weights", "bird=2"], 1, "class_weights names bird"),
+    ("bad weights", ["classify", "train.jsonl", "--class-weights", "bird="], 2, "--class-weights takes LABEL=WEIGHT"),
+    ("no such metric", ["classify", "train.jsonl", "--dev", "dev.jsonl", "--metric", "x"], 1, "metric='x' must be"),
+]
+
+
+def test_bad_input(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_toys(here, "classify")
+    write(Path("holes.jsonl"), [{"text": "a cat", "label": "cat"}, {"text": " ", "label": "dog"}])
+    write(Path("same.jsonl"), [{"text": "a cat", "label": "cat"}] * 3)
+    write(Path("odd.jsonl"), [{"text": "a cat", "label": "bird"}])
+    write(Path("lists.jsonl"), [{"text": "a cat", "label": ["cat"]}])
+    Path("odd.toml").write_text('task = "classify"\n[data]\ntrain = "train.jsonl"\n[training]\nepoch = 1\n')
+    for what, argv, status, said in BAD:
+        argv = ["train", *argv, "-m", models["embed"], "--out", "out"]
+        assert run(argv) == status, what
+        out, err = capsys.readouterr()
+        line = err.splitlines()[-1]
+        assert out == "", what
+        assert line.startswith("bertie: "), what
+        assert said in line, (what, err)
+        assert run([*argv, "--json"]) == status, what
+        assert said in json.loads(capsys.readouterr().out)["message"], what
+        assert not list(here.glob("out*")), what
+
+
+def test_nothing_is_left_behind_by_bad_data(models: dict[str, str], here: Path) -> None:
+    """Data is read before anything is made, and before any model is loaded."""
+    Path("bad.jsonl").write_text("{")
+    assert main(["train", "classify", "bad.jsonl", "-m", "no/such/model", "--out", "out"]) == 1
+    assert [one.name for one in here.iterdir()] == ["bad.jsonl"]
+
+
+def test_a_package_that_is_missing(
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is said before an epoch is trained."""
+    monkeypatch.setitem(sys.modules, "seqeval.metrics.sequence_labeling", None)
+    assert main(["train", *write_toys(here, "tag"), "-m", models["embed"], "--out", "out"]) == 1
+    assert capsys.readouterr().err.endswith("pip install 'bertie[train]'\n")
+    assert not list(here.glob("out*"))
+
+
+def test_plain_tags(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = write_toys(here, "tag")
+    for file in here.glob("*.jsonl"):
+        file.write_text(file.read_text().replace("B-PER", "NOUN").replace('"O"', '"X"'))
+    said = train(capsys, *argv, "-m", models["embed"], "--out", "out")
+    assert set(said["test"]) == {"accuracy", "macro_f1"}
+
+
+def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertie.hub.built_in", list)
+    assert main(["train", *write_toys(here, "classify"), "--out", "out"]) == 2
+    assert "name one with -m" in capsys.readouterr().err
+    assert run(["train", *write_toys(here, "classify"), "-m", "x"]) == 2
+    assert "--out" in capsys.readouterr().err
