@@ -75,7 +75,18 @@ _HOME = {
     "Tokenizer": "bertie.text.tokenizer",
     "Trainer": "bertie.train.loop",
     **dict.fromkeys(
-        ("Classifier", "Embedder", "Heads", "MaskedLM", "Reader", "Regressor", "Reranker", "Tagger", "ZeroShot", "load"),
+        (
+            "Classifier",
+            "Embedder",
+            "Heads",
+            "MaskedLM",
+            "Reader",
+            "Regressor",
+            "Reranker",
+            "Tagger",
+            "ZeroShot",
+            "load",
+        ),
         "bertie.tasks",
     ),
 }

@@ -38,7 +38,7 @@ class ExistsError(BertieError, FileExistsError):
 
 
 class TrainingError(BertieError, RuntimeError):
-    """A run that cannot go on: no finite loss, no memory, no room on the disk. The last state that was saved is whole."""
+    """A run that cannot go on: no finite loss, no memory, no room on the disk. The last saved state is whole."""
 
 
 class MissingPackageError(BertieError, ImportError):

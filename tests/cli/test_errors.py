@@ -114,7 +114,7 @@ def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         ("tag", "classify", "no head 'tag'"),
         ("answer", "tag", "no head 'answer'"),
         ("rerank", "embed", "no head 'classify'"),
-        ("rerank", "classify", "needs a model with one score"),
+        ("rerank", "classify", "needs a head with one score"),
     ],
 )
 def test_a_model_without_that_head(

@@ -470,7 +470,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("tag", {"tokens": ["a"]}, "1 words and 2 tags; each word needs one tag"),
     ("tag", {"tags": ["O", "O", "O"]}, "2 words and 3 tags; each word needs one tag"),
     ("tag", {"tokens": ["a", ""]}, "word 2 in column 'tokens' is str ''; a word is not empty and has no whitespace"),
-    ("tag", {"tokens": ["a b", "c"]}, "word 1 in column 'tokens' is str 'a b'; a word is"),
+    ("tag", {"tokens": [" a", "c"]}, "word 1 in column 'tokens' is str ' a'; a word is"),
     ("tag", {"tokens": ["a", "\u3000"]}, "word 2 in column 'tokens' is str '\\u3000'; a word is"),
     ("tag", {"tokens": ["a", 7]}, "word 2 in column 'tokens' is int 7; a word is"),
     ("tag", {"tokens": "[1, 2]"}, "word 1 in column 'tokens' is int 1; a word is"),
@@ -534,7 +534,7 @@ def test_bad_rows(what: str, change: dict[str, Any], said: str) -> None:
         ("classify", ["a", "b"], ["x", None], "row 2: no label in y; fill"),
         ("rerank", ["a"], [1], "row 1: 1 texts; give two, the query and the passage"),
         ("answer", ["a"], [[]], "row 1: 1 texts; give two, the question and the context"),
-        ("tag", [["a b"]], [["O"]], "row 1: word 1 in X is str 'a b'"),
+        ("tag", [["a "]], [["O"]], "row 1: word 1 in X is str 'a '"),
         ("tag", [["a"]], [None], "row 1: no tags in y"),
     ],
 )

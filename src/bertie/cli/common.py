@@ -62,7 +62,7 @@ def add_input(parser: argparse.ArgumentParser, metavar: str = "TEXT|FILE|-", wha
         "items",
         nargs="+",
         metavar=metavar,
-        help=what or "texts; or one file of texts (.txt, .csv, .tsv, .jsonl, .parquet, .gz, .zst); or - for stdin",
+        help=what or "texts; or one file of texts (.txt, .csv, .tsv, .jsonl, .parquet; .gz, .xz, .zst); or - for stdin",
     )
     parser.add_argument("--format", choices=KINDS, help="what a file or standard input holds, if no ending says so")
 
@@ -95,7 +95,7 @@ def add_model(parser: argparse.ArgumentParser, *, long: bool = True) -> None:
 def add_output(parser: argparse.ArgumentParser, *, vectors: bool = False) -> None:
     """Where the results go."""
     kinds = ".jsonl, .csv, .tsv, .parquet" + (", .npy" if vectors else "")
-    parser.add_argument("-o", "--output", metavar="OUT", help=f"a file, by its ending: {kinds}; .gz and .zst")
+    parser.add_argument("-o", "--output", metavar="OUT", help=f"a file, by its ending: {kinds}; .gz, .xz and .zst")
     parser.add_argument("--json", action="store_true", help="print one JSON object a row instead of a table")
     parser.add_argument("--resume", action="store_true", help="go on with an output that was stopped, if there is one")
     parser.add_argument("--overwrite", action="store_true", help="replace the output file if it is there")

@@ -49,7 +49,7 @@ def check_ending(name: str, *, vectors: bool) -> None:
     known = [one for one in KINDS if vectors or one != ".npy"]
     if kind not in known:
         raise InputError(
-            f"{name}: the ending must say what to write: {', '.join(known)}, the text ones also with .gz or .zst"
+            f"{name}: the ending must say what to write: {', '.join(known)}, the text ones also with .gz, .xz or .zst"
         )
     packed = Path(name.lower()).suffix
     if packed in ENDINGS and kind in (".parquet", ".npy"):

@@ -6,7 +6,10 @@ Long texts are taken a stretch of queries at a time, against only the keys that 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,21 +34,44 @@ def attend(
     dropout: float = 0.0,
 ) -> Tensor:
     """As `attend.attend`."""
-    heads = q.shape[1]
-    pieces, order = [], []
-    for n, starts in _groups(lengths, heads):
-        tokens = torch.tensor([s + t for s in starts for t in range(n)], device=q.device)
-        # (T, H, d) -> (b, H, n, d)
-        qs, ks, vs = (x[tokens].view(len(starts), n, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        global_keys = None if global_tokens is None else global_tokens[tokens].view(len(starts), n)  # (b, n)
+    plan = _plan(lengths, q.shape[1], q.device)
+    sizes = [n * count for n, count in plan.groups]
+    # One gather for all groups: the way back of one a group would fill a whole tensor with zeros for each.
+    parts = [(x if plan.order is None else x[plan.order]).split(sizes) for x in (q, k, v)]
+    chosen = global_tokens if global_tokens is None or plan.order is None else global_tokens[plan.order]
+    keys = [None] * len(sizes) if chosen is None else chosen.split(sizes)
+    pieces = []
+    for (n, count), q_, k_, v_, key in zip(plan.groups, *parts, keys, strict=True):
+        # (b · n, H, d) -> (b, H, n, d)
+        qs, ks, vs = (x.view(count, n, *x.shape[1:]).transpose(1, 2) for x in (q_, k_, v_))
+        global_keys = None if key is None else key.view(count, n)  # (b, n)
         out = _attend_stack(qs, ks, vs, scale, pattern, relative, global_keys, dropout)
         pieces.append(out.transpose(1, 2).flatten(0, 1))  # (b, H, n, d) -> (b · n, H, d)
-        order.append(tokens)
-    if len(pieces) == 1 and len(lengths) == 1:
-        return pieces[0]
-    back = torch.empty(q.shape[0], dtype=torch.long, device=q.device)
-    back[torch.cat(order)] = torch.arange(q.shape[0], device=q.device)
-    return torch.cat(pieces)[back]
+    joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return joined if plan.back is None else joined[plan.back]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Texts by length: how long, how many; and the tokens' way to this order and back, None if it is theirs already."""
+
+    groups: tuple[tuple[int, int], ...]
+    order: Tensor | None
+    back: Tensor | None
+
+
+@lru_cache(maxsize=8)  # the layers of a pass ask for the same
+def _plan(lengths: tuple[int, ...], heads: int, device: torch.device) -> _Plan:
+    groups = _groups(lengths, heads)
+    sizes = tuple((n, len(starts)) for n, starts in groups)
+    firsts = [start for _, starts in groups for start in starts]
+    if firsts == sorted(firsts):
+        return _Plan(sizes, None, None)
+    order = np.concatenate([(np.array(starts)[:, None] + np.arange(n)).ravel() for n, starts in groups])
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    with torch.inference_mode(False):  # a later pass may need its gradient
+        return _Plan(sizes, torch.from_numpy(order).to(device), torch.from_numpy(back).to(device))
 
 
 def _groups(lengths: tuple[int, ...], heads: int) -> list[tuple[int, list[int]]]:

@@ -38,9 +38,7 @@ _TASKS: dict[HeadName, type[Task[Any, Any, Any]]] = {
 }
 
 
-def load(
-    name: str | Path, *, long: Long = "window", head: str | None = None, **options: Any
-) -> Task[Any, Any, Any]:
+def load(name: str | Path, *, long: Long = "window", head: str | None = None, **options: Any) -> Task[Any, Any, Any]:
     """The task object that fits a checkpoint: a reranker, an embedder, or whatever its head is for.
 
     A bare encoder embeds. `head` names one of several heads over one encoder. `options` are those of

@@ -143,7 +143,6 @@ class Reader(Learner[_Options, FloatArray, Answers]):
         none = min(float(logits[0].sum()) for logits in outputs)
         return Answers(answers, none, **reading(found))
 
-
     # --- training ---
 
     def predict(self, X: Iterable[tuple[str, str]]) -> list[str]:

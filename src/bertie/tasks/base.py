@@ -86,7 +86,9 @@ class Task(ABC, Generic[Options, Output, Result]):
         if asked is None and len(fitting) == 1:
             asked = fitting[0]
         if asked is None and len(fitting) > 1:
-            raise InputError(f"{checkpoint.source} has several heads for this; pass head= with one of {', '.join(fitting)}")
+            raise InputError(
+                f"{checkpoint.source} has several heads for this; pass head= with one of {', '.join(fitting)}"
+            )
         if asked is None:
             assert cls.kind is not None
             asked = cls.kind

@@ -197,7 +197,9 @@ class Classifier(Learner[None, FloatArray, Classification]):
         gold: Sequence[Any] = [example.target for example in data.examples]
         if self.problem == "multi":
             predicted: Sequence[Any] = [self._chosen(one.scores) for one in found]
-            gold = [example.target if isinstance(example.target, tuple) else (example.target,) for example in data.examples]
+            gold = [
+                example.target if isinstance(example.target, tuple) else (example.target,) for example in data.examples
+            ]
         else:
             predicted = [labels[i] for i in table.argmax(1)]
         kind = "multi" if self.problem == "multi" else "classify"

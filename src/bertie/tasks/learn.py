@@ -187,9 +187,7 @@ class Learner(Task[Options, Output, Result]):
         else:
             on_dev = dev if isinstance(dev, tuple) and len(dev) == 2 else (dev, None)
             known = data.labels or None
-            held = labelled(
-                self.data_kind, *on_dev, columns=columns, name="the dev data", known=known, training=False
-            )
+            held = labelled(self.data_kind, *on_dev, columns=columns, name="the dev data", known=known, training=False)
         return self.fit_labelled(
             data, held, folder=folder, resume=resume, save_steps=save_steps, spread=spread, quiet=quiet
         )

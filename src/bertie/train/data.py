@@ -496,9 +496,9 @@ class _Reader:
         place = f"column {piece.columns[0]!r}" if piece.columns else "X"
         words = _parts(given, place, "words")
         for i, word in enumerate(words, 1):
-            if not isinstance(word, str) or word.split() != [word]:
+            if not isinstance(word, str) or not word or word != word.strip():
                 raise InputError(
-                    f"word {i} in {place} is {_shown(word)}; a word is not empty and has no whitespace in it"
+                    f"word {i} in {place} is {_shown(word)}; a word is not empty and has no whitespace at its ends"
                 )
         tags = _parts(value, where, "tags")
         if len(words) != len(tags):

@@ -329,7 +329,9 @@ class Trainer:
         if self._sharded:
             distributed.set_optimizer(self._module, self.optimizer, state["optimizer"])
         else:
-            self.optimizer.load_state_dict(state["optimizer"])
+            # The groups are those of this device: how an optimizer steps differs between a CPU and a GPU.
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         if state["scaler"]:
             self.stepper.scaler.load_state_dict(state["scaler"])
 
