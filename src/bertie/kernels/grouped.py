@@ -37,9 +37,9 @@ def attend(
     plan = _plan(lengths, q.shape[1], q.device)
     sizes = [n * count for n, count in plan.groups]
     # One gather for all groups: the way back of one a group would fill a whole tensor with zeros for each.
-    parts = [(x if plan.order is None else x[plan.order]).split(sizes) for x in (q, k, v)]
+    parts = [torch.split(x if plan.order is None else x[plan.order], sizes) for x in (q, k, v)]
     chosen = global_tokens if global_tokens is None or plan.order is None else global_tokens[plan.order]
-    keys = [None] * len(sizes) if chosen is None else chosen.split(sizes)
+    keys = [None] * len(sizes) if chosen is None else torch.split(chosen, sizes)
     pieces = []
     for (n, count), q_, k_, v_, key in zip(plan.groups, *parts, keys, strict=True):
         # (b · n, H, d) -> (b, H, n, d)
