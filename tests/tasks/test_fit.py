@@ -379,6 +379,8 @@ def test_heads_over_one_encoder(encoder: Path, tmp_path: Path) -> None:
         bertie.load(tmp_path / "out")
     with pytest.raises(InputError, match="needs a head for classes"):
         bertie.Classifier.load(tmp_path / "out", head="names")
+    with pytest.raises(ConfigError, match=r"trained together by bertie\.Heads"):
+        heads["mood"].fit(TEXTS, MOODS)
     transformers.AutoModel.from_pretrained(tmp_path / "out")
 
 

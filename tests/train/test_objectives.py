@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertie.config import HeadConfig
+from bertie.model import Model
 from bertie.tasks.base import log_softmax, pooled, softmax
 from bertie.text.batch import Batch
 from bertie.train.objectives import (
     AnyOfMany,
     EachToken,
     Item,
+    MaskedTokens,
     MiniBatch,
     Objective,
     OneOfMany,
@@ -27,6 +30,8 @@ from bertie.train.objectives import (
     Targets,
     Value,
 )
+from bertie.train.stepper import Loss
+from tests.train import tiny
 
 K = 5
 
@@ -294,3 +299,42 @@ def test_a_minibatch_is_the_items_end_to_end() -> None:
     assert mini.targets.owner.tolist() == [i for i, item in enumerate(items) for _ in item.pieces]
     assert mini.targets.values.tolist() == [v for p in pieces for v in p.values.tolist()]
     assert mini.to("cpu").targets.weights.tolist() == mini.targets.weights.tolist()
+
+
+def test_masked_tokens_are_asked_alone() -> None:
+    """The loss is that of the full table of logits at the hidden tokens, and no other logit is computed."""
+    torch.manual_seed(0)
+    head = HeadConfig(kind="vocabulary", outputs=tiny.VOCAB, dense=16, activation="gelu", tied=True)
+    made = Model(tiny.model().config, {"mlm": head})
+    draw = np.random.default_rng(0)
+    items, labels, at, start = [], [], [], 0
+    for n in (5, 1, 9, 4):
+        rows = np.sort(draw.choice(n, max(1, n // 3), replace=False))
+        values = draw.integers(0, tiny.VOCAB, len(rows))
+        weights = np.ones(len(rows), dtype=np.float32)
+        ids = draw.integers(5, tiny.VOCAB, n)
+        items.append(Item((Piece(ids, np.zeros(n, dtype=np.int64), values=values, weights=weights, rows=rows),)))
+        labels += values.tolist()
+        at += (rows + start).tolist()
+        start += n
+    objective = MaskedTokens()
+    mini = objective.collate(items)
+    assert mini.weight == len(at)
+    seen: list[int] = []
+    made.head("mlm").register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    loss = Loss(made)(mini, "mlm", objective)
+    assert seen == [len(at)]
+    loss.backward()
+    got = {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+    made.zero_grad()
+    hidden = made.hidden(mini.batch, "mlm")
+    hidden.retain_grad()
+    table = made.head("mlm")(hidden, mini.batch, made.encoder.embeddings.words.weight)
+    expected = torch.nn.functional.cross_entropy(table[at], torch.tensor(labels), reduction="sum")
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for name, parameter in made.named_parameters():
+        torch.testing.assert_close(got[name], parameter.grad, msg=name)
+    assert hidden.grad is not None
+    others = [t for t in range(start) if t not in at]
+    assert not hidden.grad[others].any()

@@ -206,6 +206,11 @@ class Learner(Task[Options, Output, Result]):
         """As `fit`, on data that was read already."""
         from bertie.train.loop import Source, Trainer
 
+        if self._asked is not None:
+            raise ConfigError(
+                f"head={self._asked!r}: fit() makes a checkpoint with one head; several over one encoder are trained "
+                "together by bertie.Heads"
+            )
         for text in self.recipe.warnings():
             warnings.warn(text, stacklevel=3)
         base = self._start()
@@ -214,7 +219,7 @@ class Learner(Task[Options, Output, Result]):
         checkpoint = self._headed(base, self.head_for(data))
         if self.recipe.reach is not None:
             checkpoint = checkpoint.with_reach(self.recipe.reach)
-        Task._use(self, checkpoint, self._asked)
+        Task._use(self, checkpoint, None)
         objective = self.objective(data)
         source = Source(str(self.head), objective, list(self.items(data)))
         trainer = Trainer(

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from bertie.text.batch import Batch
 
-Level = Literal["text", "window", "token"]
+Level = Literal["text", "window", "token", "row"]
 Array = NDArray[np.generic]
 
 
@@ -31,8 +31,9 @@ class Piece:
     ids: Array  # (n,)
     segments: Array  # (n,)
     share: float = 1.0  # of its text; those of one text add up to 1
-    values: Array | None = None  # what is wanted of its tokens (n, …) or of itself (…,)
-    weights: Array | None = None  # (n,) or (): how much each of these counts, 0 for what is not asked
+    values: Array | None = None  # what is wanted of its tokens (n, …), of some of them (m, …) or of itself (…,)
+    weights: Array | None = None  # (n,), (m,) or (): how much each of these counts, 0 for what is not asked
+    rows: Array | None = None  # (m,) which of its tokens are asked, where few are and a head's outputs are large
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -52,16 +53,18 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What is wanted, as tensors: N texts, windows or tokens, by the objective's level."""
+    """What is wanted, as tensors: N texts, windows, tokens or chosen tokens, by the objective's level."""
 
     values: Tensor  # (N, …)
     weights: Tensor  # (N,)
     owner: Tensor  # (W,) the text that each window belongs to
     share: Tensor  # (W,) how much of it
+    rows: Tensor | None = None  # (N,) the chosen tokens: the head is run on these alone
 
     def to(self, device: torch.device | str) -> Targets:
         """The same on another device."""
-        return Targets(*(x.to(device) for x in (self.values, self.weights, self.owner, self.share)))
+        values, weights, owner, share = (x.to(device) for x in (self.values, self.weights, self.owner, self.share))
+        return Targets(values, weights, owner, share, None if self.rows is None else self.rows.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Objective(ABC):
         Whatever the outputs are where nothing is asked, they add nothing to it or to its gradient.
         """
         weights = targets.weights
-        if self.level != "token":
+        if self.level in ("text", "window"):
             weights = weights[targets.owner if self.level == "text" else batch.text_of_token()]
         outputs = torch.where(weights[:, None] > 0, outputs, 0.0)
         return (self.each(outputs, batch, targets) * targets.weights).sum()
@@ -115,6 +118,7 @@ class Objective(ABC):
             torch.from_numpy(weights),
             torch.from_numpy(owner),
             torch.tensor([p.share for p in pieces], dtype=torch.float32),
+            torch.from_numpy(_rows(pieces)) if self.level == "row" else None,
         )
         return MiniBatch(batch, targets, float(weights.sum(dtype=np.float64)))
 
@@ -123,6 +127,13 @@ class Objective(ABC):
         if self.level == "text":
             return item.weight
         return float(sum(p.weights.sum(dtype=np.float64) for p in item.pieces if p.weights is not None))
+
+
+def _rows(pieces: Sequence[Piece]) -> NDArray[np.int64]:
+    """(N,) the chosen tokens of all pieces, laid end to end."""
+    starts = np.cumsum([0, *(len(piece) for piece in pieces[:-1])])
+    chosen = [piece.rows + start for piece, start in zip(pieces, starts, strict=True) if piece.rows is not None]
+    return np.concatenate(chosen).astype(np.int64)
 
 
 def pooled(rows: Tensor, targets: Targets) -> Tensor:
@@ -196,7 +207,7 @@ class Relevance(Objective):
 class EachToken(Objective):
     """Cross-entropy of one class a token, where one is asked."""
 
-    level = "token"
+    level: ClassVar[Level] = "token"
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
@@ -204,6 +215,20 @@ class EachToken(Objective):
     def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """outputs (T, k), values (T,) classes."""
         return F.cross_entropy(outputs, targets.values, reduction="none", label_smoothing=self.smoothing)
+
+
+class MaskedTokens(EachToken):
+    """Cross-entropy over the vocabulary of the tokens that were hidden; logits are computed for these alone.
+
+    >>> one = np.array([1])
+    >>> piece = Piece(np.array([1, 4, 2]), np.zeros(3, int), values=7 * one, weights=one, rows=one)
+    >>> objective = MaskedTokens()
+    >>> mini = objective.collate([Item((piece,))])
+    >>> mini.targets.rows.tolist(), round(objective.loss(torch.zeros(1, 100), mini.batch, mini.targets).item(), 3)
+    ([1], 4.605)
+    """
+
+    level = "row"
 
 
 class Span(Objective):

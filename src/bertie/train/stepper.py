@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from bertie.config import Full, Sliding
 from bertie.model import Model
-from bertie.text.batch import Batch
 from bertie.train.objectives import MiniBatch, Objective, Targets
 from bertie.train.optim import set_lr
 
@@ -34,7 +33,10 @@ class Loss(nn.Module):
 
     def forward(self, mini: MiniBatch, head: str, objective: Objective) -> Tensor:
         """-> ()."""
-        outputs = self.model(mini.batch, head)
+        hidden = self.model.hidden(mini.batch, head)
+        if mini.targets.rows is not None:
+            hidden = hidden[mini.targets.rows]
+        outputs = self.model.head(head)(hidden, mini.batch, self.model.encoder.embeddings.words.weight)
         with torch.autocast(mini.batch.ids.device.type, enabled=False):
             return objective.loss(outputs.float(), mini.batch, mini.targets)
 
@@ -126,7 +128,7 @@ class Graphs(Stepper):
 
     def add(self, mini: MiniBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
         """As `Stepper.add`."""
-        sizes = _sizes(mini.batch, self.reach)
+        sizes = _sizes(mini, self.reach)
         filled = _filled(mini, objective, *sizes)
         recorded = self._recorded.get(sizes)
         if recorded is None:
@@ -204,20 +206,23 @@ class _Recorded:
         ours, theirs = self.mini, mini
         for name in ("ids", "segments", "positions", "cu_seqlens"):
             getattr(ours.batch, name).copy_(getattr(theirs.batch, name), non_blocking=True)
-        for name in ("values", "weights", "owner", "share"):
-            getattr(ours.targets, name).copy_(getattr(theirs.targets, name), non_blocking=True)
+        for name in ("values", "weights", "owner", "share", "rows"):
+            if getattr(ours.targets, name) is not None:
+                getattr(ours.targets, name).copy_(getattr(theirs.targets, name), non_blocking=True)
         self.scale.fill_(scale)
         self.graph.replay()
         return self.loss.clone()
 
 
-def _sizes(batch: Batch, reach: int) -> tuple[int, int, int]:
-    """Tokens, texts, and tokens of the longest text, rounded up so that few sizes serve all batches."""
+def _sizes(mini: MiniBatch, reach: int) -> tuple[int, int, int, int]:
+    """Tokens, texts, tokens of the longest text, and chosen tokens, rounded up so that few sizes serve all batches."""
+    batch, rows = mini.batch, mini.targets.rows
     tokens = len(batch.ids)
     longest = SHORT if batch.max_len <= SHORT < reach else reach
     room = _up(tokens, max(64, 1 << max(0, tokens.bit_length() - 4)))
     texts = len(batch) + -(-(room - tokens) // longest)
-    return room, _up(texts, max(8, 1 << max(0, texts.bit_length() - 4))), longest
+    chosen = 0 if rows is None else _up(len(rows), max(64, 1 << max(0, len(rows).bit_length() - 4)))
+    return room, _up(texts, max(8, 1 << max(0, texts.bit_length() - 4))), longest, chosen
 
 
 def _up(n: int, step: int) -> int:
@@ -225,7 +230,7 @@ def _up(n: int, step: int) -> int:
     return (n // step + 1) * step
 
 
-def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longest: int) -> MiniBatch:
+def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longest: int, chosen: int) -> MiniBatch:
     """The batch in a larger one: empty texts, then texts of the tokens that are left over, all without weight."""
     batch, targets = mini.batch, mini.targets
     tokens, more = len(batch.ids), texts - len(batch)
@@ -233,7 +238,7 @@ def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longes
         min(room, tokens + max(0, k - (more - -(-(room - tokens) // longest))) * longest) for k in range(1, more + 1)
     ]
     ends[-1] = room
-    count = room if objective.level == "token" else texts
+    count = {"token": room, "row": chosen}.get(objective.level, texts)
     rest = count - len(targets.weights)
     values = targets.values
     return MiniBatch(
@@ -250,6 +255,7 @@ def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longes
             F.pad(targets.weights, (0, rest)),
             torch.cat([targets.owner, torch.arange(len(batch), texts)]),
             F.pad(targets.share, (0, more)),
+            None if targets.rows is None else F.pad(targets.rows, (0, rest), value=room - 1),
         ),
         mini.weight,
     )
