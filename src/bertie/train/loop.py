@@ -19,7 +19,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -64,11 +64,40 @@ class History:
     stopped_early: bool = False
 
 
+class Plan(Protocol):
+    """Which items each step reads: a function of the step's number, so that a run can go on anywhere."""
+
+    total: int  # steps
+
+    @property
+    def heads(self) -> Sequence[str]:
+        """Those that are trained."""
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """The first step of each epoch, and the end."""
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to, from 0."""
+
+    def part(self, step: int) -> float:
+        """How many epochs are done after a number of steps."""
+
+    def read(self, step: int) -> tuple[Source, list[Item]]:
+        """What a step reads."""
+
+    def described(self) -> Any:
+        """What tells one plan from another, as JSON."""
+
+
 class Steps:
-    """Which items each step reads: drawn anew each epoch, the same for the same seed."""
+    """Examples drawn anew each epoch, the same for the same seed."""
 
     def __init__(self, sources: Sequence[Source], recipe: Recipe) -> None:
+        if not any(source.items for source in sources):
+            raise ConfigError("there is nothing to train on")
         self.sources, self.recipe = sources, recipe
+        self.heads = [source.head for source in sources]
         self._epoch: tuple[int, list[tuple[int, list[int]]]] = (-1, [])
         self.starts = [0]  # the first step of each epoch
         whole, part = divmod(recipe.epochs, 1.0)
@@ -96,6 +125,10 @@ class Steps:
         number, chosen = self._of_epoch(epoch)[step - self.starts[epoch]]
         source = self.sources[number]
         return source, [self._some(source.items[i], epoch, i) for i in chosen]
+
+    def described(self) -> Any:
+        """How many items each head has."""
+        return [(source.head, len(source.items)) for source in self.sources]
 
     def _count(self, epoch: int) -> int:
         if self.recipe.batch_tokens is None:
@@ -192,7 +225,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        sources: Sequence[Source],
+        data: Sequence[Source] | Plan,
         recipe: Recipe,
         *,
         evaluate: Callable[[], Mapping[str, float]] | None = None,
@@ -204,8 +237,6 @@ class Trainer:
         spread: Spread = "ddp",
         quiet: bool = False,
     ) -> None:
-        if not any(source.items for source in sources):
-            raise ConfigError("there is nothing to train on")
         if spread not in ("ddp", "fsdp"):
             raise ConfigError(f"spread={spread!r} must be ddp or fsdp")
         if save_steps is not None and save_steps < 1:
@@ -214,15 +245,14 @@ class Trainer:
             raise ConfigError("resume=True needs the folder that holds the run")
         self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
         self.resume, self.save_steps, self.quiet = resume, save_steps, quiet
-        self.steps = Steps(sources, recipe)
-        self.heads = [source.head for source in sources]
+        self.steps: Plan = Steps(data, recipe) if isinstance(data, Sequence) else data
+        self.heads = self.steps.heads
         self.device = model.device
         self.world = World.here(self.device)
         self.spread: Spread = spread
         self._sharded = spread == "fsdp" and self.world.size > 1
         self._kept = folder is not None  # by the first process, and all must know
-        sizes = [(source.head, len(source.items)) for source in sources]
-        described = json.dumps([fingerprint, recipe.as_dict(), sizes, self._sharded])
+        described = json.dumps([fingerprint, recipe.as_dict(), self.steps.described(), self._sharded])
         self.folder = Folder(folder if self.world.first else None, described)
         self.schedule = Schedule(recipe, self.steps.total)
         self._due = frozenset(  # the end of each epoch, or of each part of one
