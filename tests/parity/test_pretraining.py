@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from bertie.model import Model
 from bertie.text.batch import Batch
-from bertie.train.pretraining import MaskedLoss, NextSentence, ReplacedTokens, SentenceOrder
+from bertie.train.pretraining import EnhancedDecoder, MaskedLoss, NextSentence, ReplacedTokens, SentenceOrder
 from tests.parity.test_transformers import as_saved, ours
 from tests.parity.tiny import build
 
@@ -175,3 +175,36 @@ def test_special_tokens_are_not_judged() -> None:
     logits = theirs(**step.padded | {"input_ids": step.pad(losses.ids, PAD), "labels": None}).logits[step.real]
     plain = [F.softplus(-x if y else x) for x, y, no in zip(logits, losses.replaced, special, strict=True) if not no]
     assert_close(losses.found, torch.stack(plain).sum(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["deberta-v2", "deberta-v3"])
+def test_enhanced_decoder(name: str) -> None:
+    """transformers' layers take queries of their own, as DeBERTa's training code has it; the rest is written out."""
+    theirs = build(name, "ForMaskedLM")
+    model, plan = ours(theirs)
+    step = Step(theirs, pairs=False)
+    decoder = EnhancedDecoder(model.config)
+    assert decoder.times == 2
+
+    inner = theirs.deberta
+    states = inner(step.padded["input_ids"], step.padded["attention_mask"], output_hidden_states=True).hidden_states[-2]
+    table = decoder.positions.weight.detach().clone().requires_grad_()
+    asking = states + table[: states.shape[1]]
+    mask = inner.encoder.get_attention_mask(step.padded["attention_mask"])
+    relative = inner.encoder.get_rel_pos(states, None)
+    for _ in range(2):
+        asking = inner.encoder.layer[-1](
+            states, mask, query_states=asking, relative_pos=relative, rel_embeddings=inner.encoder.get_rel_embedding()
+        )
+        asking = asking[0]
+    logits = theirs.cls(asking)
+    expected = F.cross_entropy(logits.flatten(0, 1), step.padded["labels"].flatten(), reduction="mean")
+
+    hidden = decoder(model.encoder, step.batch)
+    assert_close(hidden, asking[step.real], atol=1e-5, rtol=0)
+    loss = MaskedLoss().loss(model, step.batch, step.rows, step.targets, hidden) / len(step.rows)
+    assert_close(loss, expected, atol=1e-5, rtol=0)
+    expected.backward()
+    loss.backward()
+    check_gradients(theirs, model, plan)
+    assert_close(decoder.positions.weight.grad, table.grad, atol=1e-4, rtol=0)

@@ -67,10 +67,12 @@ class SelfAttention(nn.Module):
         terms = len(self.disentangled.terms) if self.disentangled else 0
         self.scale = (cfg.head_width * (1 + terms)) ** -0.5  # each term adds its variance
 
-    def forward(self, x: Tensor, batch: Batch, places: Places, layer: int) -> Tensor:
-        """(T, D) -> (T, D)."""
+    def forward(self, x: Tensor, batch: Batch, places: Places, layer: int, queries: Tensor | None = None) -> Tensor:
+        """(T, D) -> (T, D). With `queries` (T, D), these look at `x`; else `x` looks at itself."""
         cfg = self.cfg
         q, k, v = self.qkv(x)
+        if queries is not None:
+            q, _, _ = self.qkv(queries)
         for position in cfg.positions:
             if isinstance(position, Rotary):
                 cos, sin = places.rotations[position.bases[layer]]

@@ -29,9 +29,11 @@ class Block(nn.Module):
         self.pre_ff = norm(cfg.pre_norm)
         self.post_ff = norm(not cfg.pre_norm)
 
-    def forward(self, x: Tensor, batch: Batch, places: Places, layer: int) -> Tensor:
-        """(T, D) -> (T, D)."""
-        x = self.post_attention(x + self._drop(self.attention(self.pre_attention(x), batch, places, layer)))
+    def forward(self, x: Tensor, batch: Batch, places: Places, layer: int, queries: Tensor | None = None) -> Tensor:
+        """(T, D) -> (T, D). With `queries` (T, D), these look at `x` and are what is added to; else `x` is both."""
+        asking = None if queries is None else self.pre_attention(queries)
+        seen = self.attention(self.pre_attention(x), batch, places, layer, asking)
+        x = self.post_attention((x if queries is None else queries) + self._drop(seen))
         out: Tensor = self.post_ff(x + self._drop(self.ff(self.pre_ff(x))))
         return out
 

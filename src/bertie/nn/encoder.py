@@ -80,7 +80,7 @@ class Encoder(nn.Module):
     def hidden_states(self, batch: Batch) -> Iterator[Tensor]:
         """The embedding, then each layer's output; the last one is what `forward` returns."""
         self.embeddings.check(batch)
-        places = self._places(batch)
+        places = self.places(batch)
         x = embedded = self.embeddings(batch)
         yield x
         for layer, number in enumerate(self.cfg.layer_map):
@@ -95,7 +95,8 @@ class Encoder(nn.Module):
                 x = self.norm(x)
             yield x
 
-    def _places(self, batch: Batch) -> Places:
+    def places(self, batch: Batch) -> Places:
+        """What attention needs to know of positions."""
         turned = rotations(self.rotary, batch.positions, self.cfg.head_width) if self.rotary else {}
         if self.relative is None:
             return Places(turned)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from bertie.config import EncoderConfig
 from bertie.errors import ConfigError, InputError
 from bertie.model import Model
+from bertie.nn.encoder import Encoder
 from bertie.text.batch import Batch
 
 Ids = NDArray[np.integer]
@@ -57,6 +60,33 @@ class MaskedLoss:
     def loss(self, model: Model, batch: Batch, rows: Tensor, targets: Tensor, hidden: Tensor | None = None) -> Tensor:
         """() the cross-entropy of `targets` (M,) at `rows` (M,), summed: to be divided by M."""
         return _surprise(self.logits(model, batch, rows, hidden), targets)
+
+
+class EnhancedDecoder(nn.Module):
+    """Absolute positions, told only at the end: DeBERTa's enhanced mask decoder, for encoders of relative positions.
+
+    The last block runs `times` over the states before it. What asks is these states and each token's position, then
+    the answer; what is looked at stays the same. `positions` (reach, D) is a table of its own, and not part of what
+    is saved for inference. Give its states to `MaskedLoss.loss` as `hidden`.
+    """
+
+    def __init__(self, cfg: EncoderConfig, times: int = 2) -> None:
+        super().__init__()
+        if cfg.depth < 2 or times < 1:
+            raise ConfigError(f"an enhanced decoder needs depth={cfg.depth} of at least 2 and times={times} of 1")
+        self.positions, self.times = nn.Embedding(cfg.reach, cfg.width), times
+        nn.init.normal_(self.positions.weight, std=cfg.init_std)
+
+    def forward(self, encoder: Encoder, batch: Batch) -> Tensor:
+        """-> (T, D)."""
+        depth = encoder.cfg.depth
+        *_, states = islice(encoder.hidden_states(batch), depth)  # (T, D) all but the last block's
+        block, places = encoder.blocks[encoder.cfg.layer_map[-1]], encoder.places(batch)
+        asking: Tensor = states + self.positions(batch.positions)
+        for _ in range(self.times):
+            asking = block(states, batch, places, depth - 1, asking)
+        out: Tensor = asking if encoder.norm is None else encoder.norm(asking)
+        return out
 
 
 def _surprise(logits: Tensor, targets: Tensor) -> Tensor:
