@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from bertie.cli import main
 from bertie.cli.main import grammar
@@ -25,15 +23,6 @@ from tests.cli.toys import MAIN, TASKS, write, write_toys
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--draws", "50"]
 MODEL_FILES = {"checksums.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 REPORT = {"README.md", "report.html", "report.json", "report.md"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other on models as tiny as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(argv: list[str]) -> int:

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.tasks.tiny import save
 
@@ -22,12 +21,3 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return folders[key]
 
     return make
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """Models as tiny as these lose more by threads than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

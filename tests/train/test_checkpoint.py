@@ -25,7 +25,6 @@ from bertie.train.checkpoint import Folder, Progressed
 from bertie.train.loop import History
 from bertie.train.objectives import OneOfMany, Targets
 from tests.train import tiny
-from tests.train.tiny import one_thread  # noqa: F401
 
 # --- kills ---
 

@@ -27,7 +27,6 @@ from bertie.train.objectives import EachToken, Item, Objective, OneOfMany, Piece
 from tests.parity.test_transformers import check_gradients, ours
 from tests.parity.tiny import build, texts
 from tests.train import tiny
-from tests.train.tiny import one_thread  # noqa: F401
 
 IDS = [[3, 9, 4, 11, 5], [7], [8, 8, 2, 6, 30, 12, 1, 3], [5, 6, 7]]
 

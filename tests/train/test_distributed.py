@@ -15,7 +15,6 @@ import torch
 
 from bertie.train.distributed import World, local_device
 from tests.train import ranks, tiny
-from tests.train.tiny import one_thread  # noqa: F401
 
 SPREADS = ("ddp", "fsdp")
 RANKS = 2

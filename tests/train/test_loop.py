@@ -25,7 +25,6 @@ from bertie.train import loop
 from bertie.train.loop import Source, Steps, micro_batches, shared_out
 from bertie.train.objectives import Item, OneOfMany, Piece, Targets
 from tests.train import tiny
-from tests.train.tiny import one_thread  # noqa: F401
 
 # --- which items a step reads ---
 

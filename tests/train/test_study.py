@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +20,6 @@ from bertie.train.recipe import Recipe
 from bertie.train.runs import Done
 from bertie.train.study import calibration, compare, evaluate, in_words_of, leaks, study, write_all
 from tests.sentence.tiny import save_bert
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other on models as tiny as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
@@ -17,15 +15,6 @@ from bertie.train.recipe import Recipe
 
 CLASSES = 3
 VOCAB = 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """For modules that import it: threads over so little work mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model(dropout: float = 0.0, seed: int = 0) -> Model:
