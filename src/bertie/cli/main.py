@@ -11,12 +11,26 @@ import sys
 from collections.abc import Sequence
 
 from bertie._version import __version__
-from bertie.cli import answer, classify, embed, eval, fill, inspect, rerank, similar, tag, tokenize, train
+from bertie.cli import (
+    answer,
+    classify,
+    corpus,
+    embed,
+    eval,
+    fill,
+    inspect,
+    rerank,
+    similar,
+    tag,
+    tokenize,
+    tokenizer,
+    train,
+)
 from bertie.cli.common import Parser, UsageError
 from bertie.data.journal import Complete
 from bertie.errors import BertieError
 
-VERBS = (train, eval, fill, embed, classify, tag, answer, rerank, similar, tokenize, inspect)
+VERBS = (train, eval, fill, embed, classify, tag, answer, rerank, similar, tokenize, tokenizer, corpus, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

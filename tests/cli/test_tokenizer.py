@@ -1,0 +1,181 @@
+"""`bertie tokenizer`: the same tokenizer from every kind of corpus, and errors that say what to do."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zstandard
+from pyarrow import parquet
+
+from bertie.cli import main
+from bertie.text.learn import train
+from bertie.text.tokenizer import Tokenizer
+
+TEXTS = ["the cat sat on the mat", "a cat and a dog", "  ", "dogs sat, cats ran"] * 3
+
+
+@pytest.fixture(autouse=True)
+def _here(here: Path) -> None:
+    """Every test works in an empty folder."""
+
+
+def put(name: str, column: str = "text", texts: list[str] = TEXTS) -> None:
+    """Write a corpus."""
+    rows = [{"n": i, column: text} for i, text in enumerate(texts)]
+    data = "".join(f"{text}\n" for text in texts).encode()
+    if ".jsonl" in name:
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if ".csv" in name:
+        data = (f"n,{column}\n" + "".join(f'{row["n"]},"{row[column]}"\n' for row in rows)).encode()
+    if ".parquet" in name:
+        table = io.BytesIO()
+        parquet.write_table(pa.Table.from_pylist(rows), table)
+        data = table.getvalue()
+    if name.endswith(".gz"):
+        data = gzip.compress(data)
+    if name.endswith(".zst"):  # as `zstd --long=31` writes it
+        options = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, enable_ldm=True)
+        frame = zstandard.ZstdCompressor(compression_params=options).compressobj()  # that knows no length beforehand
+        data = frame.compress(data) + frame.flush()
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(data)
+
+
+def made(*arguments: str) -> dict[str, bytes]:
+    """The files of the tokenizer that a command makes."""
+    assert main(["tokenizer", "train", *arguments, "-o", "out", "--overwrite", "--vocab", "60"]) == 0
+    return {file.name: file.read_bytes() for file in Path("out").iterdir()}
+
+
+WANTED = train(TEXTS, vocab=60).files()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.jsonl", "a.csv", "a.parquet", "a.parquet.gz"])
+def test_formats(name: str) -> None:
+    put(name)
+    assert made(name) == WANTED
+
+
+def test_columns_and_formats_by_name() -> None:
+    put("a.csv", "body")
+    assert made("a.csv") == WANTED  # the only one with texts
+    put("b.jsonl", "body")
+    assert made("b.jsonl", "--column", "body") == WANTED
+    Path("b.jsonl").rename("wiki_00")
+    assert made("wiki_00", "--column", "body", "--format", "jsonl") == WANTED
+
+
+def test_several_files_and_folders() -> None:
+    put("one/a.txt", texts=TEXTS[:4])
+    put("one/deep/b.jsonl.gz", texts=TEXTS[4:7])
+    put("c.csv", texts=TEXTS[7:])
+    Path("one/README.md").write_text("no corpus")
+    Path("one/.hidden.txt").write_text("no corpus")
+    assert made("one", "c.csv") == WANTED
+    Path("two").mkdir()
+    Path("two/wiki_00").write_text("\n".join(TEXTS))
+    assert made("two", "--format", "text") == WANTED
+
+
+def test_standard_input() -> None:
+    command = [sys.executable, "-m", "bertie", "tokenizer", "train", "-", "-o", "out", "--vocab", "60"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run(command, input="\n".join(TEXTS).encode(), env=environment, check=True)
+    assert Path("out/tokenizer.json").read_bytes() == WANTED["tokenizer.json"]
+
+
+def test_options_arrive(capsys: pytest.CaptureFixture[str]) -> None:
+    put("a.txt")
+    flags = "--kind bpe --style angles --lowercase --min-count 3 --special <x> --special <y> --max-length 99".split()
+    assert main(["tokenizer", "train", "a.txt", "-o", "out", "--vocab", "290", "--json", *flags]) == 0
+    options: dict[str, Any] = {"style": "angles", "lowercase": True, "min_count": 3, "max_length": 99}
+    wanted = train(TEXTS, "bpe", 290, special=["<x>", "<y>"], **options)
+    assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == wanted.files()
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == {"output": "out", "kind": "BPE", "vocabulary": wanted.vocab_size, "texts": 9, "characters": 165}
+    assert made("a.txt", "--cased", "--alphabet", "9") == train(TEXTS, vocab=60, lowercase=False, alphabet=9).files()
+    assert made("a.txt", "--kind", "unigram") == train(TEXTS, "unigram", 60).files()
+
+
+@pytest.mark.parametrize("limit", [1, 22, 30, 10_000])
+def test_limit(limit: int, capsys: pytest.CaptureFixture[str]) -> None:
+    put("a.txt")
+    texts, left = [], limit
+    for text in TEXTS:
+        if text.strip() and left:
+            texts.append(text[:left])
+            left -= len(texts[-1])
+    assert (
+        made("a.txt", "--limit-chars", str(limit), "--min-count", "1", "--json")
+        == train(texts, vocab=60, min_count=1).files()
+    )
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["characters"], facts["texts"]) == (limit - left, len(texts))
+
+
+def test_too_little_text_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    put("a.txt")
+    assert main(["tokenizer", "train", "a.txt", "-o", "out"]) == 0
+    out, err = capsys.readouterr()
+    size = Tokenizer.from_folder("out").vocab_size
+    assert f"{size} of 30,000 tokens were found" in err
+    assert out == f"out: WordPiece, {size} tokens, from 9 texts with 165 characters\n"
+
+
+def test_what_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    put("a.txt")
+    before = made("a.txt")
+    assert main(["tokenizer", "train", "nowhere.txt", "-o", "out"]) == 1
+    assert "out is there already" in capsys.readouterr().err  # said before the corpus is read
+    assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["a.txt"], 2, "-o/--output"),
+        (["nowhere.txt", "-o", "out"], 1, "there is no file or folder nowhere.txt"),
+        (["empty", "-o", "out"], 1, "the folder empty holds no file that ends as texts do"),
+        (["a.txt", "--vocab", "10", "-o", "out"], 1, "vocab has room for 10 tokens"),
+        (["a.txt", "--vocab", "many", "-o", "out"], 2, "--vocab"),
+        (["a.txt", "--limit-chars", "0", "-o", "out"], 2, "--limit-chars 0 must be at least 1"),
+        (["-", "-", "-o", "out"], 2, "only once"),
+        (["a.txt", "--column", "body", "-o", "out"], 1, "no column 'body'"),
+        (["a.txt", "--lowercase", "--cased", "-o", "out"], 2, "not allowed with"),
+    ],
+)
+def test_errors(arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    put("a.txt")
+    Path("empty").mkdir()
+    try:
+        found = main(["tokenizer", "train", *arguments])
+    except SystemExit as end:
+        found = end.code  # type: ignore[assignment]
+    assert found == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_extend(capsys: pytest.CaptureFixture[str]) -> None:
+    put("a.txt")
+    made("a.txt")
+    capsys.readouterr()
+    Path("new.txt").write_text("tachycardia\n" * 5 + "rare\n")
+    assert main(["tokenizer", "extend", "out", "new.txt", "-o", "longer", "--json"]) == 0
+    old, new = Tokenizer.from_folder("out"), Tokenizer.from_folder("longer")
+    assert new.id("tachycardia") == old.vocab_size == new.vocab_size - 1
+    assert json.loads(capsys.readouterr().out)["added"] == 1
+    assert main(["tokenizer", "extend", "out", "new.txt", "-o", "more", "--min-count", "1", "--more", "7"]) == 0
+    assert "2 of them new" in capsys.readouterr().out
