@@ -188,11 +188,17 @@ def _leaks(study: Study) -> Section | None:
         shown = sorted(zip(check.found, check.texts, strict=False), key=lambda pair: pair[0].similarity)[:_MOST]
         if shown:
             rows = [
-                [str(leak.test_index), str(leak.train_index), f"{leak.similarity:.2f}", _excerpt(test), _excerpt(train)]
+                [
+                    str(leak.test_index + 1),
+                    str(leak.train_index + 1),
+                    f"{leak.similarity:.2f}",
+                    _excerpt(test),
+                    _excerpt(train),
+                ]
                 for leak, (test, train) in shown
             ]
             head = [f"{split} row", "training row", "similarity", "its text", "the training text"]
-            blocks.append(Table(head, rows, "Examples, least similar first; rows are counted from 0"))
+            blocks.append(Table(head, rows, "Examples, least similar first; rows are counted from 1"))
     return Section("Leaks", blocks)
 
 
@@ -303,7 +309,7 @@ def _suspects(study: Study, split: str) -> Section | None:
     )
     rows = [
         [
-            str(s.index),
+            str(s.index + 1),
             one.labels[s.given],
             f"{one.labels[s.likely]} ({s.likely_probability:.2f})",
             _excerpt(one.texts[s.index]) if one.texts is not None else "",
