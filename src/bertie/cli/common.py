@@ -146,18 +146,22 @@ def model_name(args: argparse.Namespace) -> str:
     return known[0]
 
 
-def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
-    """The model, put to a task."""
+def device_of(asked: str | None) -> str:
+    """The device that was asked for, or a GPU if there is one."""
     import torch
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--device {device} cannot be used: {reason}") from None
+        raise InputError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
+    """The model, put to a task."""
     loaded: T = task.load(  # type: ignore[attr-defined]
-        model_name(args), long=args.long, revision=args.revision, device=device, **options
+        model_name(args), long=args.long, revision=args.revision, device=device_of(args.device), **options
     )
     return loaded
 

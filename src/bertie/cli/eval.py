@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import add_model, model_name, verb
-from bertie.cli.train import add_columns, add_draws, device_of, pairs, read, short_name, summary, table
+from bertie.cli.common import add_model, device_of, model_name, verb
+from bertie.cli.train import add_columns, add_draws, pairs, read, short_name, summary, table
 from bertie.config import HeadName
 from bertie.errors import ExistsError, InputError, NotFoundError
 from bertie.train.recipe import TASKS

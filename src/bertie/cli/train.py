@@ -25,7 +25,7 @@ from statistics import fmean, stdev
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bertie.cli.common import UsageError, add_model, model_name, verb
+from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
 from bertie.data.journal import Complete
 from bertie.data.writers import TableWriter
 from bertie.errors import BertieError, InputError
@@ -347,18 +347,6 @@ def read(
         many, few = (like, found) if like.multi else (found, like)
         raise InputError(f"{many.name} has lists of labels and {few.name} one label a row; give both lists, or neither")
     return found
-
-
-def device_of(asked: str | None) -> str:
-    """The device that was asked for, or a GPU if there is one."""
-    import torch
-
-    device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
 
 
 def _baseline(model: str, task: str, data: Labelled) -> Labelled:

@@ -18,7 +18,6 @@ Languages written without spaces are compared by character. A text that is a par
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bertie.text.plain import NO_PUNCTUATION, UNSPACED
 
 Ids = NDArray[np.int32]
 Numbers = NDArray[np.int64]
@@ -37,11 +38,6 @@ EDIT = 4.0  # nats that a differing word costs
 CHANCE = 6.0  # nats: less than that can be a coincidence
 AT_ONCE = 10_000  # candidates that are looked at together
 MORE = 100  # texts that are thought to be there and to have none of the words, or in a few texts all would be common
-# Scripts written without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
-_UNSPACED = re.compile(
-    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +76,10 @@ def find_leaks(train: Sequence[str], test: Sequence[str]) -> list[Leak]:
     return found
 
 
-class _NoPunctuation(dict[int, str | int]):
-    """A table for `str.translate` that fills itself: "it's" and "state-of-the-art" are a word, other marks end one."""
-
-    def __missing__(self, code: int) -> str | int:
-        kind = unicodedata.category(chr(code))
-        self[code] = "" if kind == "Pd" or chr(code) in "'’‘" else " " if kind.startswith("P") else code
-        return self[code]
-
-
-_TABLE = _NoPunctuation()
-
-
 def _words(text: str) -> list[str]:
     """A text's words, freed of case, odd spaces and punctuation; if it is nothing but those, as it is."""
     plain = unicodedata.normalize("NFKC", text).casefold()
-    words = _UNSPACED.sub(r" \1 ", plain.translate(_TABLE)).split()
+    words = UNSPACED.sub(r" \1 ", plain.translate(NO_PUNCTUATION)).split()
     return words or plain.split()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +17,7 @@ from bertie.hub import Checkpoint
 from bertie.tasks.answer import Reader
 from bertie.tasks.base import Ask, Long, Task, singles
 from bertie.tasks.classify import Classifier, Regressor
-from bertie.tasks.learn import Learner, main_metric, run_fingerprint
+from bertie.tasks.learn import Learner, main_metric, run_fingerprint, start
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
 from bertie.text.batch import Batch
@@ -147,7 +146,7 @@ class Heads:
         for text in self.recipe.warnings():
             warnings.warn(text, stacklevel=2)
         trained, held = self._read(data, dev or {}, columns or {})
-        checkpoint = self._start()
+        checkpoint = start(self._given, self._device)
         makers = {name: LEARNERS[kind](checkpoint, head=None) for name, kind in self._kinds.items()}
         for name, maker in makers.items():
             checkpoint.add_head(name, maker.head_for(trained[name]), seed=self.recipe.seed)
@@ -205,15 +204,6 @@ class Heads:
             task = self._tasks[name]
             found[name] = task.quick(one)[main_metric(one)]
         return found | {"mean": float(np.mean(list(found.values())))}
-
-    def _start(self) -> Checkpoint:
-        if isinstance(self._given, Checkpoint):
-            checkpoint = deepcopy(self._given)
-            if self._device is not None:
-                checkpoint.model.to(self._device)
-            return checkpoint
-        device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return Checkpoint.load(self._given, device=device)
 
 
 def _two(given: Any) -> tuple[Any, Any]:

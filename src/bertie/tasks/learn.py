@@ -258,18 +258,7 @@ class Learner(Task[Options, Output, Result]):
 
     def _start(self) -> Checkpoint:
         """The checkpoint to begin from, untouched by any earlier `fit`."""
-        if isinstance(self._given, Checkpoint):
-            checkpoint = deepcopy(self._given)
-            if self._device is not None:
-                checkpoint.model.to(self._place())
-            return checkpoint
-        return Checkpoint.load(self._given, device=self._place())
-
-    def _place(self) -> torch.device:
-        from bertie.train.distributed import local_device
-
-        named = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return local_device(torch.device(named))
+        return start(self._given, self._device)
 
     def _fingerprint(self, *data: Labelled | None) -> str:
         return run_fingerprint(self.checkpoint, self.recipe, self.long, [one for one in data if one is not None])
@@ -287,6 +276,19 @@ class Learner(Task[Options, Output, Result]):
     def _texts(self, example: Example) -> tuple[str, ...]:
         """The texts as the model reads them."""
         return example.texts
+
+
+def start(given: Checkpoint | str | Path, device: str | torch.device | None) -> Checkpoint:
+    """A checkpoint to train, of its own: a copy of one, or loaded; on the GPU of this process, if there is one."""
+    from bertie.train.distributed import local_device
+
+    place = local_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    if not isinstance(given, Checkpoint):
+        return Checkpoint.load(given, device=place)
+    checkpoint = deepcopy(given)
+    if device is not None:
+        checkpoint.model.to(place)
+    return checkpoint
 
 
 def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, long: str, data: Sequence[Labelled]) -> str:

@@ -367,7 +367,7 @@ class _Lattice:
         """Of these strings; without `whole`, none is spelled by the piece that is the same."""
         first = np.cumsum([0, *(len(string) + 1 for string in strings)], dtype=np.int32)
         starts, pieces, lengths = array("i"), array("i"), array("b")
-        for base, string in zip(first.tolist(), strings, strict=False):
+        for base, string in zip(first[:-1].tolist(), strings, strict=True):
             size = len(string)
             for i in range(size):
                 for j in range(i + 1, min(i + LONGEST, size) + 1):

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.errors import InputError
+from bertie.text.plain import NO_PUNCTUATION, UNSPACED
 
 Dedup = Literal["exact", "near", "none"]
 
@@ -31,11 +32,6 @@ Dedup = Literal["exact", "near", "none"]
 # Control characters but tab and line break, byte order marks, halves of UTF-16 pairs, what Unicode calls no character.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff\ud800-\udfff]")
 _ODD_SPACE, _SPACES = re.compile(r"[^\S\n ]"), re.compile(" {2,}")
-# Scripts written without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
-_UNSPACED = re.compile(
-    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])"
-)
 
 
 def nfc(text: str) -> str:
@@ -104,19 +100,7 @@ def long_enough(text: str, characters: int, words: int) -> bool:
     >>> long_enough("two words", 5, 2), long_enough("two words", 5, 3), long_enough("没有空格", 0, 4)
     (True, False, True)
     """
-    return len(text) >= characters and (words < 2 or len(_UNSPACED.sub(r" \1 ", text).split()) >= words)
-
-
-class _NoPunctuation(dict[int, str | int]):
-    """A table for `str.translate` that fills itself: "it's" and "state-of-the-art" are a word, other marks end one."""
-
-    def __missing__(self, code: int) -> str | int:
-        kind = unicodedata.category(chr(code))
-        self[code] = "" if kind == "Pd" or chr(code) in "'’‘" else " " if kind.startswith("P") else code
-        return self[code]
-
-
-_TABLE = _NoPunctuation()
+    return len(text) >= characters and (words < 2 or len(UNSPACED.sub(r" \1 ", text).split()) >= words)
 
 
 def plain(text: str) -> str:
@@ -134,8 +118,8 @@ def _folded(text: str) -> str:
 
 
 def _plain_line(line: str) -> str:
-    words = _folded(line).translate(_TABLE)
-    return " ".join((words if words.isascii() else _UNSPACED.sub(r" \1 ", words)).split())
+    words = _folded(line).translate(NO_PUNCTUATION)
+    return " ".join((words if words.isascii() else UNSPACED.sub(r" \1 ", words)).split())
 
 
 def title_key(title: str) -> str:

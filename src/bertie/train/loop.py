@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -257,7 +258,7 @@ class Trainer:
         self.schedule = Schedule(recipe, self.steps.total)
         self._due = frozenset(  # the end of each epoch, or of each part of one
             start + round(k * (end - start) / recipe.evals_per_epoch)
-            for start, end in zip(self.steps.starts, self.steps.starts[1:], strict=False)
+            for start, end in pairwise(self.steps.starts)
             for k in range(1, recipe.evals_per_epoch + 1)
         )
         self.progressed = Progressed()
