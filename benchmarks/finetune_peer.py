@@ -447,6 +447,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         report["dev_rows"] = len(dev)
         scores = evaluate(model, dev, target, tokenizer, options.max_length, pad)
         report["scores"] = {name: round(score, 4) for name, score in scores.items()}
+    if options.test:
+        report["tests"] = {}
+        for file in options.test:
+            scores = evaluate(model, read([file], options.limit), target, tokenizer, options.max_length, pad)
+            report["tests"][file.name] = {name: round(score, 4) for name, score in scores.items()}
     report["settings"] = settings | {"attention": model.config._attn_implementation, "pad_to_multiple_of": 8}
     report["versions"] = versions()
     return report
@@ -468,6 +473,7 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="a folder")
     parser.add_argument("--train", required=True, type=Path, nargs="+")
     parser.add_argument("--dev", type=Path, nargs="+", help="score the trained model on this")
+    parser.add_argument("--test", type=Path, nargs="+", help="score it on each of these too")
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--batch-size", type=int, default=32)

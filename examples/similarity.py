@@ -1,4 +1,4 @@
-"""Which of these sentences mean the same? python examples/similarity.py MODEL"""
+"""Which of these sentences mean the same? python examples/similarity.py [MODEL]"""
 
 import sys
 import time
@@ -12,7 +12,7 @@ SENTENCES = [
     "It costs less to understand a text than to write one.",
 ]
 
-embedder = bertie.Embedder.load(sys.argv[1])
+embedder = bertie.Embedder.load(*sys.argv[1:2])
 start = time.perf_counter()
 vectors = embedder.embed(SENTENCES)
 took = time.perf_counter() - start

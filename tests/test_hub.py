@@ -15,6 +15,7 @@ import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
 
+import bertie
 from bertie import hub
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.hub import Checkpoint, resolve
@@ -54,6 +55,23 @@ def test_built_in(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         resolve("small", "v1")
     with pytest.raises(NotFoundError, match=r"built-in model \(small\)"):
         resolve("no such name")
+
+
+def test_built_in_and_small(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the package's own model comes: int8, by name, with a receipt beside it."""
+    monkeypatch.setattr(hub, "BUILT_IN", tmp_path)
+    first = Checkpoint.load(plain)
+    first.save(tmp_path / hub.DEFAULT, weights="int8")
+    (tmp_path / hub.DEFAULT / "receipt.json").write_text("{}")
+    assert hub.built_in() == [hub.DEFAULT]
+    model = bertie.load(hub.DEFAULT)
+    assert isinstance(model, bertie.MaskedLM)
+    for name, x in parameters(first).items():
+        found = parameters(model.checkpoint)[name]
+        torch.testing.assert_close(found, x, atol=x.detach().abs().max().item() / 254, rtol=1e-4)
+    # Inspected, it has the same names and shapes.
+    shapes = {name: p.shape for name, p in parameters(Checkpoint.inspect(hub.DEFAULT)).items()}
+    assert shapes == {name: p.shape for name, p in parameters(first).items()}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +180,7 @@ NEEDED = [
     *("2_Dense/config.json", "2_Dense/model.safetensors", "0_Transformer/config.json", "0_Transformer/vocab.txt"),
     *("0_Transformer/model.safetensors", "0_Transformer/sentence_bert_config.json", "10_Dense/model.safetensors"),
     *("heads.safetensors", "0_Transformer/heads.safetensors"),
+    *("model.int8.safetensors", "0_Transformer/model.int8.safetensors"),
 ]
 UNNEEDED = [
     *("README.md", ".gitattributes", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.onnx"),
@@ -184,6 +203,7 @@ def test_patterns() -> None:
         (["config.json", "model.safetensors", "pytorch_model.bin"], []),
         (["config.json", "model-00001-of-00001.safetensors", "pytorch_model.bin"], []),
         (["config.json", "heads.safetensors", "pytorch_model.bin"], ["pytorch_model.bin"]),
+        (["config.json", "model.int8.safetensors", "pytorch_model.bin"], []),
         (["config.json", "pytorch_model.bin", "training_args.bin", "openvino/x.bin"], ["pytorch_model.bin"]),
         (
             ["config.json", "pytorch_model.bin", "2_Dense/config.json", "2_Dense/model.safetensors"],

@@ -1,7 +1,9 @@
 """Bertie: one toolkit for encoder-only transformers.
 
 >>> import bertie
->>> model = bertie.load("path, built-in name or hub id")    # the right task object    # doctest: +SKIP
+>>> model = bertie.load("path or hub id")    # the right task object                     # doctest: +SKIP
+>>> bertie.load(head="ner")                  # of the built-in model, which comes along   # doctest: +SKIP
+>>> bertie.Tagger.load()                     # the same: each task finds its head         # doctest: +SKIP
 """
 
 from typing import TYPE_CHECKING, Any

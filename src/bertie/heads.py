@@ -4,10 +4,13 @@ What transformers has no place for stands in config.json under one key of our ow
 
     "bertie": {
       "calibration": {"classify": {"temperature": 1.3, …}},             of the family's own heads
-      "heads": {"topics": {"kind": "classify", "labels": {…}, …}}       of named heads, with their shapes
+      "heads": {"topics": {"kind": "classify", "labels": {…}, …}},      of named heads, with their shapes
+      "weights": "int8"                                                 how matrices are kept, if not as they are
     }
 
-The weights of named heads lie in heads.safetensors, as `<head>.<parameter>`.
+The weights of named heads lie in heads.safetensors, as `<head>.<parameter>`. Where weights are int8, there as in
+model.int8.safetensors, a matrix `X` (R, …) is int8 and stands beside its `X.scale` (R,) in float32: row r of the
+weights is `X[r] * X.scale[r]`.
 """
 
 from __future__ import annotations
@@ -101,8 +104,11 @@ def tensors(model: Model, names: list[str]) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
-def load(model: Model, named: Mapping[str, HeadConfig], folder: Path) -> None:
-    """Add the named heads of a folder to a model, with their weights unless the model has none either."""
+def load(model: Model, named: Mapping[str, HeadConfig], folder: Path, *, packed: bool = False) -> None:
+    """Add the named heads of a folder to a model, with their weights unless the model has none either.
+
+    `packed`: the weights are int8.
+    """
     path = folder / FILE
     if store.is_file(path) and not named:
         raise CheckpointError(f"{FILE} is there, and config.json describes no heads under {KEY!r}")
@@ -110,7 +116,7 @@ def load(model: Model, named: Mapping[str, HeadConfig], folder: Path) -> None:
         return
     if not store.is_file(path):
         raise CheckpointError(f"config.json describes the heads {', '.join(named)}, and {FILE} is not there")
-    source = store.SafetensorsSource({path: None})
+    file = store.SafetensorsSource({path: None})
     added = nn.ModuleDict()
     for name, cfg in named.items():
         try:
@@ -119,6 +125,7 @@ def load(model: Model, named: Mapping[str, HeadConfig], folder: Path) -> None:
             raise ConfigError(f"config.json: {KEY}.heads.{name}.head: {error}") from None
     plan = Plan([same(name, name) for name, _ in added.named_parameters()], rename=str)
     try:
+        source = store.Int8Source(file) if packed else file
         plan.check(added, source.shapes(), ())
         if model.device.type != "meta":
             added = added.to(model.dtype).to_empty(device=model.device)
@@ -132,20 +139,34 @@ def load(model: Model, named: Mapping[str, HeadConfig], folder: Path) -> None:
 # --- the key in config.json ---
 
 
-def to_key(infos: Mapping[str, HeadInfo], named: Mapping[str, HeadConfig]) -> dict[str, Any]:
+def to_key(
+    infos: Mapping[str, HeadInfo], named: Mapping[str, HeadConfig], weights: store.Weights | None = None
+) -> dict[str, Any]:
     """What goes under the key; nothing where there is nothing to say."""
     own = {name: info.calibration for name, info in infos.items() if name not in named}
     said = {name: asdict(one) for name, one in own.items() if one != Calibration()}
     described = {name: asdict(infos[name]) | {"head": asdict(cfg)} for name, cfg in named.items()}
-    return {part: value for part, value in (("calibration", said), ("heads", described)) if value}
+    packed = "int8" if weights == "int8" else None
+    parts = (("calibration", said), ("heads", described), ("weights", packed))
+    return {part: value for part, value in parts if value}
+
+
+def is_packed(raw: Any) -> bool:
+    """Whether the key says that the weights are int8; any other word for them is an error."""
+    if not isinstance(raw, dict) or "weights" not in raw:
+        return False
+    if raw["weights"] != "int8":
+        raise CheckpointError(f"config.json: {KEY}.weights={raw['weights']!r:.80} is not supported; allowed: int8")
+    return True
 
 
 def read_key(raw: Any) -> tuple[dict[str, Calibration], dict[str, tuple[HeadInfo, HeadConfig]]]:
     """The calibrations of the family's own heads, and the named heads. Whatever is not known is an error."""
     where = f"config.json: {KEY}"
-    parts = {name: _object(part, f"{where}.{name:.80}") for name, part in _object(raw, where).items()}
+    given = {name: part for name, part in _object(raw, where).items() if name != "weights"}  # see `is_packed`
+    parts = {name: _object(part, f"{where}.{name:.80}") for name, part in given.items()}
     if unknown := sorted(set(parts) - {"calibration", "heads"}):
-        raise ConfigError(f"{where}: {', '.join(unknown):.80} is not supported; allowed: calibration, heads")
+        raise ConfigError(f"{where}: {', '.join(unknown):.80} is not supported; allowed: calibration, heads, weights")
     calibrations = {
         name: _facts(Calibration, one, f"{where}.calibration.{name:.80}")
         for name, one in parts.get("calibration", {}).items()

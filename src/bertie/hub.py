@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -22,11 +22,12 @@ from bertie.sentence import CrossEncoderConfig, SentenceModules
 from bertie.text.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).parent / "models"
+DEFAULT = "bertie-small"  # of those in it, for users who name none
 # What a checkpoint is made of, by name: a repository may also hold training states, and the same weights in formats of
 # other tools. Modules of sentence-transformers lie in numbered folders (1_Pooling, 2_Dense).
 _NAMES = (
     *("config.json", "model.safetensors", "model-*-of-*.safetensors", "*model.*.index.json", "checksums.json"),
-    heads.FILE,
+    *(store.INT8, heads.FILE),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
@@ -185,7 +186,8 @@ class Checkpoint:
                     f"config.json: {heads.KEY}.heads.{name}.head: kind={cfg.kind!r}, outputs={cfg.outputs} do not fit "
                     f"a head of kind {info.kind!r} with these labels; allowed: {usual.kind!r}, {usual.outputs}"
                 )
-        heads.load(self.model, {name: cfg for name, (_, cfg) in named.items()}, folder)
+        configs = {name: cfg for name, (_, cfg) in named.items()}
+        heads.load(self.model, configs, folder, packed=heads.is_packed(raw))
         self.heads |= {name: info for name, (info, _) in named.items()}
 
     def _fresh(self, kind: HeadName, plan: Blueprint, seed: int) -> Head:
@@ -210,30 +212,40 @@ class Checkpoint:
         self.model.head(name)
         self.heads[name] = replace(self.heads[name], calibration=calibration)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write a folder that Bertie, transformers and, where it applies, sentence-transformers load."""
+    def save(self, folder: str | Path, *, overwrite: bool = False, weights: store.Weights | None = None) -> None:
+        """Write a folder that Bertie, transformers and, where it applies, sentence-transformers load.
+
+        `weights` makes it smaller. "fp16" rounds all weights to half precision, for all of them to load. "int8" keeps
+        each matrix in bytes with one scale a row, for Bertie alone: transformers and sentence-transformers find no
+        weights in the folder, as these lie in model.int8.safetensors. Loaded in float32 and saved so again, it is the
+        same, byte for byte. Layers behind a sentence pooling stay as they are.
+        """
+        if weights not in (None, *get_args(store.Weights)):
+            raise ConfigError(f"weights={weights!r} must be one of {', '.join(get_args(store.Weights))}, or None")
         if self.model.device.type == "meta":
             raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
         config = dict(self.config)
         precision = next((key for key in ("dtype", "torch_dtype") if key in config), None)
         if precision:  # others load in the one named here, whatever that of the weights is
-            config[precision] = str(self.model.dtype).removeprefix("torch.")
+            dtype = torch.float16 if weights == "fp16" else self.model.dtype
+            config[precision] = str(dtype).removeprefix("torch.")
         if self.cross_encoder is not None:
             config |= self.cross_encoder.config_entries()
         named = {name: self.model.head(name).cfg for name in self.heads if name not in self.blueprint.heads}
-        if ours := heads.to_key(self.heads, named):
+        if ours := heads.to_key(self.heads, named, weights):
             config[heads.KEY] = ours
         # Both parts behind a transformer know where it lies, and give their files by paths from the top.
         parts = [part for part in (self.sentence, self.cross_encoder) if part is not None]
         at = PurePosixPath(next((part.transformer_path for part in parts), ""))
         inner = {"config.json": store.to_json(config)} | self._tokenizer_files()
         if named:
-            inner[heads.FILE] = store.tensor_bytes(heads.tensors(self.model, list(named)))
+            inner[heads.FILE] = store.tensor_bytes(store.smaller(heads.tensors(self.model, list(named)), weights))
         files = {str(at / name): data for name, data in inner.items()}
         for part in parts:
             files |= part.files()
-        tensors = self.blueprint.plan.store(self.model)
-        store.save_folder(Path(folder), files, tensors, weights=str(at / store.SAFETENSORS), overwrite=overwrite)
+        tensors = store.smaller(self.blueprint.plan.store(self.model), weights)
+        file = str(at / (store.INT8 if weights == "int8" else store.SAFETENSORS))
+        store.save_folder(Path(folder), files, tensors, weights=file, overwrite=overwrite)
 
     def _tokenizer_files(self) -> dict[str, bytes]:
         if self.tokenizer is None:
@@ -331,7 +343,7 @@ def _read(
         raise NotFoundError(f"{name} holds no config.json; a model folder does")
     config = store.read_json(at / "config.json")
     ours = config.pop(heads.KEY, {})
-    weights = store.open_weights(at)
+    weights = store.open_weights(at, packed=heads.is_packed(ours))
     shapes = weights.shapes()
     cross_encoder = CrossEncoderConfig.from_folder(folder, config)
     if head is None and cross_encoder is None and is_sentence:

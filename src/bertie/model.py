@@ -17,13 +17,18 @@ from bertie.text.batch import Batch
 
 
 class Model(nn.Module):
-    """One encoder and any number of heads that share its pass."""
+    """One encoder and any number of heads that share its pass.
+
+    `aside` holds what is trained together with it and is no part of it: a generator, a projection for a teacher. It
+    is empty but while an objective needs it, and is never saved with a checkpoint.
+    """
 
     def __init__(self, encoder: EncoderConfig, heads: Mapping[HeadName, HeadConfig] | Mapping[str, HeadConfig]) -> None:
         super().__init__()
         self.encoder = Encoder(encoder)
         words = self.encoder.embeddings.words.weight
         self.heads = nn.ModuleDict({name: Head(cfg, encoder, words) for name, cfg in heads.items()})
+        self.aside = nn.ModuleDict()
         self.encoder.initialize(self.heads)
 
     @classmethod
@@ -31,7 +36,7 @@ class Model(nn.Module):
         """A model of parts that are there already: nothing is copied."""
         model = cls.__new__(cls)
         nn.Module.__init__(model)
-        model.encoder, model.heads = encoder, nn.ModuleDict(heads)
+        model.encoder, model.heads, model.aside = encoder, nn.ModuleDict(heads), nn.ModuleDict()
         return model
 
     @property

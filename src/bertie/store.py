@@ -9,9 +9,9 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,10 @@ from bertie.families.convert import Shape, Source
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+# Under a name of its own: others do not look for it. From model.safetensors they would take the codes for the weights.
+INT8 = "model.int8.safetensors"
+
+Weights = Literal["fp16", "int8"]  # smaller than they are in memory
 
 
 def is_file(path: Path) -> bool:
@@ -78,11 +82,13 @@ class SafetensorsSource:
     def __init__(self, files: Mapping[Path, list[str] | None]) -> None:
         self._file: dict[str, Path] = {}
         self._shapes: dict[str, Shape] = {}
+        self._dtypes: dict[str, str] = {}
         for path, listed in files.items():
             try:
                 with safe_open(path, framework="pt") as f:
                     names = list(f.keys())
                     self._shapes |= {name: tuple(f.get_slice(name).get_shape()) for name in names}
+                    self._dtypes |= {name: f.get_slice(name).get_dtype() for name in names}
             except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
                 raise CheckpointError(f"{path.name} is not a whole safetensors file: {error}") from None
             if listed is not None and sorted(listed) != sorted(names):
@@ -94,6 +100,10 @@ class SafetensorsSource:
         """Every name with its shape."""
         return self._shapes
 
+    def dtypes(self) -> Mapping[str, str]:
+        """Every name with its type, as safetensors spells it: F32, I8, …"""
+        return self._dtypes
+
     def get(self, name: str) -> Tensor:
         """One tensor."""
         path = self._file[name]
@@ -103,6 +113,44 @@ class SafetensorsSource:
         except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{path.name}: {name} cannot be read: {error}") from None
         return tensor
+
+
+class Int8Source:
+    """Tensors that `to_int8` packed, unpacked one at a time."""
+
+    def __init__(self, packed: SafetensorsSource) -> None:
+        held, dtypes = packed.shapes(), packed.dtypes()
+        self._packed = packed
+        self._scales = {name: _scale_of(name) for name, dtype in dtypes.items() if dtype == "I8"}
+        for name, scale in self._scales.items():
+            if scale not in held:
+                raise CheckpointError(f"{name} is int8, and {scale} is missing")
+            if dtypes[scale] != "F32" or held[scale] != held[name][:1]:
+                raise CheckpointError(
+                    f"{scale} holds {dtypes[scale]} of shape {held[scale]}; {name} needs F32 of shape {held[name][:1]}"
+                )
+        scales = set(self._scales.values())
+        self._shapes = {name: shape for name, shape in held.items() if name not in scales}
+        for name, shape in self._shapes.items():
+            if (len(shape) > 1) != (name in self._scales):
+                raise CheckpointError(
+                    f"{name} holds {dtypes[name]} of shape {shape}; where weights are int8, every matrix is, and "
+                    "nothing else"
+                )
+
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every name with its shape, without the scales."""
+        return self._shapes
+
+    def get(self, name: str) -> Tensor:
+        """One tensor; a matrix in float32, where a code times its scale is exact."""
+        x = self._packed.get(name)
+        if name not in self._scales:
+            return x
+        scale = self._packed.get(self._scales[name])
+        if not all(0 < end < float("inf") for end in map(float, torch.aminmax(scale))):  # neither is nan
+            raise CheckpointError(f"{self._scales[name]} holds numbers that are not positive and finite")
+        return dequantize(x, scale)
 
 
 class PickleSource:
@@ -158,15 +206,30 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def open_weights(folder: Path) -> Source:
-    """The weights of a folder: safetensors before .bin, one file before several."""
-    for single, source in ((SAFETENSORS, SafetensorsSource), (BIN, PickleSource)):
+def weight_files(folder: Path, *, packed: bool = False) -> dict[Path, list[str] | None]:
+    """The files that hold a folder's weights, with the names that an index lists for each.
+
+    Safetensors before .bin, one file before several; `packed` to int8 there is one.
+    """
+    for single in (INT8,) if packed else (SAFETENSORS, BIN):
         if is_file(folder / single):
-            return source({folder / single: None})
+            return {folder / single: None}
         index = folder / f"{single}.index.json"
-        if is_file(index):
-            return source(_shards(folder, index, Path(single).suffix))
+        if not packed and is_file(index):
+            return _shards(folder, index, Path(single).suffix)
+    if packed:
+        raise CheckpointError(f"config.json says that the weights are int8, and {INT8} is not there")
+    if is_file(folder / INT8):
+        raise CheckpointError(f"{folder.name} holds {INT8}, and config.json does not say that the weights are int8")
     raise CheckpointError(f"{folder.name} holds no weights: neither {SAFETENSORS} nor {BIN}, nor an index of either")
+
+
+def open_weights(folder: Path, *, packed: bool = False) -> Source:
+    """The weights of a folder. `packed`: they are int8, which the folder itself does not say for sure."""
+    files = weight_files(folder, packed=packed)
+    if any(path.suffix == ".bin" for path in files):
+        return PickleSource(files)
+    return Int8Source(SafetensorsSource(files)) if packed else SafetensorsSource(files)
 
 
 def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | None]:
@@ -187,6 +250,87 @@ def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | No
         assert listed is not None
         listed.append(name)
     return files
+
+
+# --- smaller weights ---
+
+_LEVELS = 127  # on each side of zero
+_AT_ONCE = 1 << 18  # numbers
+
+
+def smaller(tensors: Mapping[str, Tensor], to: Weights | None) -> dict[str, Tensor]:
+    """The same tensors in fewer bytes; what cannot be held so is an error that names it."""
+    if to is None:
+        return dict(tensors)
+    if to == "int8":
+        return to_int8(tensors)
+    cast = {name: x.half() for name, x in tensors.items()}
+    for name, x in cast.items():
+        _finite(x, name, "fp16")
+    return cast
+
+
+def to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every matrix `X` (R, …) as int8, with `X.scale` (R,) in float32; everything else as it is.
+
+    >>> packed = to_int8({"w": torch.tensor([[127.0, -2.2], [0.0, 0.0]]), "b": torch.zeros(2)})
+    >>> {name: x.tolist() for name, x in packed.items()}["w"], packed["w.scale"][0].item(), list(packed)
+    ([[127, -2], [0, 0]], 1.0, ['w', 'w.scale', 'b'])
+    """
+    packed: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        _finite(x, name, "int8")
+        packed[name] = x
+        if x.ndim > 1:
+            packed[name], packed[_scale_of(name)] = quantize(x)
+    return packed
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, …) -> int8 (R, …) and float32 (R,): codes times their row's scale are the row, to within half the scale.
+
+    A scale has 16 bits, so that its products with codes are exact in float32: quantized again, they come out the same.
+    The largest number of a row sets it. The scale of least squared error, which may clip, is no better for rows of a
+    few hundred weights.
+    """
+    rows = x.detach().cpu().flatten(1)  # (R, n)
+    codes, scales = torch.empty(rows.shape, dtype=torch.int8), torch.empty(len(rows))
+    for part, code, scale in _blocks(rows, codes, scales):
+        exact = part.double()
+        mantissa, exponent = torch.frexp(exact.abs().amax(dim=1) / _LEVELS)
+        steps = torch.ldexp((mantissa * 2**16).ceil() / 2**16, exponent)
+        steps.clamp_(min=2.0**-100)  # rows of zeros, and of what is as good as zero
+        code.copy_((exact / steps[:, None]).round_())
+        scale.copy_(steps)
+    return codes.view(x.shape), scales
+
+
+def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
+    """(R, …) and (R,) -> float32 (R, …), exactly.
+
+    >>> dequantize(*quantize(torch.tensor([[127.0, -2.2]]))).tolist()
+    [[127.0, -2.0]]
+    """
+    rows = torch.empty(codes.shape).flatten(1)
+    for part, code, scale in _blocks(rows, codes.flatten(1), scales):
+        torch.mul(code.float(), scale[:, None], out=part)
+    return rows.view(codes.shape)
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of each, a few at a time: what is worked out for them stays small, and in the cache."""
+    size = max(1, _AT_ONCE // tensors[0].shape[1])
+    return zip(*(torch.split(one, size) for one in tensors), strict=True)
+
+
+def _scale_of(name: str) -> str:
+    return f"{name}.scale"
+
+
+def _finite(x: Tensor, name: str, to: Weights) -> None:
+    # Below the largest of float32, so that a scale that is rounded up does not leave it.
+    if not all(abs(float(end)) <= 2.0**127 for end in torch.aminmax(x)):  # nor is it nan
+        raise CheckpointError(f"{name} holds numbers that are not finite in {to}; it cannot be saved so")
 
 
 # --- checksums ---
@@ -265,13 +409,13 @@ def save_folder(
         names = sorted(p.relative_to(draft).as_posix() for p in draft.rglob("*") if p.is_file())
         (draft / CHECKSUMS).write_bytes(to_json({name: _digest(draft / name) for name in names}))
         draft.chmod(0o755)  # a temporary folder is closed to others
-        _put(draft, folder)
+        put(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
 
 
-def _put(draft: Path, folder: Path) -> None:
+def put(draft: Path, folder: Path) -> None:
     """Rename a draft to its place. What stands there is set aside, and comes back if the renaming fails."""
     if not folder.exists():
         os.rename(draft, folder)

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertie import hub
+from bertie.config import HeadInfo
+from bertie.hub import Checkpoint
+from bertie.sentence import SentenceModules
 from tests.sentence.tiny import WIDTH, WORDS, save_bert
 
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
@@ -38,6 +42,53 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for one, other in (("similar", "embed"), ("tokenize", "embed")):
         (top / one).symlink_to(top / other)
     return {folder.name: str(folder) for folder in top.iterdir()}
+
+
+SINGLE = "single_label_classification"
+HEADS = {
+    "sentiment": HeadInfo("classify", dict(enumerate(["negative", "neutral", "positive"])), SINGLE),
+    "ner": HeadInfo("tag", dict(enumerate("O B-PER I-PER B-ORG I-ORG B-LOC I-LOC".split()))),
+    "qa": HeadInfo("answer"),
+    "rerank": HeadInfo("classify", {0: "LABEL_0"}, task="rerank"),
+    "nli": HeadInfo("classify", dict(enumerate(["entailment", "neutral", "contradiction"])), SINGLE),
+}
+
+
+def save_small(folder: Path, bare: Path, heads: dict[str, HeadInfo]) -> None:
+    """A tiny model of the built-in one's make: its own head, a pooling, and named heads."""
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    torch.manual_seed(4)
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    ids = {"pad_token_id": 0, "cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}
+    config = ModernBertConfig(**sizes, **ids, vocab_size=len(WORDS), max_position_embeddings=2048, local_attention=32)
+    plain = folder.parents[1] / "plain"
+    ModernBertForMaskedLM(config).save_pretrained(plain)
+    for file in bare.glob("*token*"):
+        (plain / file.name).write_text(file.read_text().replace('"model_max_length": 40', '"model_max_length": 2048'))
+    checkpoint = Checkpoint.load(plain)
+    for number, (name, info) in enumerate(heads.items()):
+        checkpoint.add_head(name, info, seed=number)
+    with torch.no_grad():  # large enough for the words to make a difference
+        for parameter in checkpoint.model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+    checkpoint.sentence = SentenceModules.fresh(WIDTH, pooling="mean")
+    checkpoint.save(folder)
+
+
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory, models: dict[str, str]) -> Path:
+    """A folder of built-in models, with one."""
+    top = tmp_path_factory.mktemp("built-in")
+    save_small(top / "models" / hub.DEFAULT, Path(models["embed"]), HEADS)
+    return top / "models"
+
+
+@pytest.fixture
+def small(small_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The built-in model, a tiny one."""
+    monkeypatch.setattr(hub, "BUILT_IN", small_folder)
+    return hub.DEFAULT
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
     assert main([verb, ROW, *more]) == 2
     assert capsys.readouterr().err == (
-        "bertie: there is no built-in model yet; name one with -m: a folder or a hub id\n"
+        "bertie: there is no built-in model in this installation; name one with -m: a folder or a hub id\n"
     )
 
 

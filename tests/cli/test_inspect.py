@@ -18,6 +18,7 @@ def folder(tmp_path: Path) -> Path:
 def test_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(folder)]) == 0
     out = capsys.readouterr().out
+    assert "labels         LABEL_0, LABEL_1, LABEL_2\n" in out
     for part in ("bert", "2 layers", "width 16", "classify (3)", "48 tokens", "fp32", "transformers_version"):
         assert part in out
 
@@ -26,7 +27,8 @@ def test_for_scripts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(folder), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["family"] == "bert"
-    assert facts["heads"] == {"classify": {"kind": "text", "outputs": 3}}
+    labels = ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert facts["heads"] == {"classify": {"kind": "text", "outputs": 3, "task": "classify", "labels": labels}}
     assert facts["labels"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
     theirs = build("bert", "ForSequenceClassification")
     assert facts["parameters"]["total"] == sum(p.numel() for p in theirs.parameters())
@@ -57,7 +59,7 @@ def test_an_unknown_key_can_be_ignored_by_name(folder: Path, capsys: pytest.Capt
     assert "novelty" in json.loads(capsys.readouterr().out)["ignored"]["config_keys"]
 
 
-@pytest.mark.parametrize("argv", [[], ["inspect"], ["nonsense"], ["inspect", "x", "--nonsense"]])
+@pytest.mark.parametrize("argv", [[], ["inspect", "a", "b"], ["nonsense"], ["inspect", "x", "--nonsense"]])
 def test_wrong_use_is_status_2(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)

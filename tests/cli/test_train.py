@@ -253,9 +253,10 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
 
 FLAGS = {
     "epochs": "2.5", "lr": "1e-4", "head_lr": "0.001", "batch_size": "4", "batch_tokens": "99", "micro_tokens": "100",
-    "warmup": "0.2", "schedule": "cosine", "weight_decay": "0.1", "beta2": "0.98", "clip": "0", "layer_decay": "0.9",
-    "freeze": "encoder", "thaw": "1", "lora": "4", "lora_alpha": "8", "class_weights": "cat=2,dog=0.5",
-    "label_smoothing": "0.1", "dropout": "0", "patience": "2", "evals_per_epoch": "3", "seed": "7",
+    "warmup": "0.2", "schedule": "cosine", "decay": "0.3", "weight_decay": "0.1", "beta2": "0.98", "clip": "0",
+    "layer_decay": "0.9", "freeze": "encoder", "thaw": "1", "lora": "4", "lora_alpha": "8",
+    "class_weights": "cat=2,dog=0.5", "label_smoothing": "0.1", "dropout": "0", "patience": "2",
+    "evals_per_epoch": "3", "seed": "7",
     "precision": "fp32", "gradient_checkpointing": None, "reach": "20", "train_windows": "2", "dev_share": "0.2",
     "metric": "f1", "abstain": "0.9",
 }  # fmt: skip
@@ -346,7 +347,7 @@ BAD: list[tuple[str, list[str], int, str]] = [
     ("lists for one", ["classify", "train.jsonl", "--dev", "lists.jsonl"], 1, "give both lists, or neither"),
     ("unknown flag", ["classify", "train.jsonl", "--nonsense"], 2, "--nonsense"),
     ("no number", ["classify", "train.jsonl", "--epochs", "many"], 2, "--epochs: invalid NUMBER value: 'many'"),
-    ("no schedule", ["classify", "train.jsonl", "--schedule", "x"], 2, "linear|cosine|constant"),
+    ("no schedule", ["classify", "train.jsonl", "--schedule", "x"], 2, "linear|cosine|wsd|constant"),
     ("out of range", ["classify", "train.jsonl", "--lr", "7"], 1, "lr=7.0 must be"),
     ("contradiction", ["classify", "train.jsonl", "--lora", "4", "--freeze", "2"], 1, "choose one of them"),
     ("seeds twice", ["classify", "train.jsonl", "--seeds", "1,1"], 2, "different whole numbers"),

@@ -321,7 +321,9 @@ def test_masked_tokens_are_asked_alone() -> None:
     mini = objective.collate(items)
     assert mini.weight == len(at)
     seen: list[int] = []
-    made.head("mlm").register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    dense = made.head("mlm").dense
+    assert dense is not None
+    dense.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     loss = Loss(made)(mini, "mlm", objective)
     assert seen == [len(at)]
     loss.backward()

@@ -20,7 +20,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
     recipe = Recipe()
     assert recipe.warnings() == []
     assert (recipe.epochs, recipe.lr, recipe.batch_size, recipe.micro_tokens) == (3.0, 3e-5, 32, 16384)
-    assert len(fields(Recipe)) == 29
+    assert len(fields(Recipe)) == 30
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
         ("batch_tokens", (0, -5), "a whole number of at least 1"),
         ("micro_tokens", (0,), "a whole number of at least 1"),
         ("warmup", (-0.1, 1), "from 0 up to, but not including, 1"),
-        ("schedule", ("Linear", "step", None, ["linear"]), "linear, cosine, constant"),
+        ("schedule", ("Linear", "step", None, ["linear"]), "linear, cosine, wsd, constant"),
         ("weight_decay", (-0.01,), "at least 0"),
         ("beta2", (0, 1), "between 0 and 1"),
         ("clip", (-1,), "at least 0"),

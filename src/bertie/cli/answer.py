@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, absolute, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.common import UsageError, absolute, add_head, add_input, add_model, add_output, load, table_of, verb
 from bertie.cli.stream import READ, Stream, read_cells, schema_of
 from bertie.data.readers import FORMATS, STDIN, kind_of, read_whole, text_of
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie answer "Who wrote Emma?" --context "Emma is by Jane Austen." -m deepset/roberta-base-squad2
-  bertie answer "When was it signed?" --context contract.txt --top-k 3 -m ./my-squad-model
+EXAMPLE = """  bertie answer "Who wrote Emma?" --context "Emma is a novel by Jane Austen."
+  bertie answer "When was it signed?" --context contract.txt --top-k 3 -m deepset/roberta-base-squad2
   bertie answer questions.csv -o answers.jsonl -m ./my-squad-model       # columns: question, context
 """
 
@@ -33,6 +33,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--question-column", metavar="NAME", help="the column with the questions (question)")
     parser.add_argument("--context-column", metavar="NAME", help="the column with the documents (context)")
     add_model(parser)
+    add_head(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="N", help="answers to each question (1)")
     parser.add_argument("--longest", type=int, default=30, metavar="N", help="tokens that an answer may have (30)")
     parser.add_argument(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertie.cli.common import (
     UsageError,
     add_column,
+    add_head,
     add_input,
     add_model,
     add_output,
@@ -20,11 +21,13 @@ from bertie.cli.common import (
     verb,
 )
 from bertie.cli.stream import READ, Stream, read_cells, schema_of
+from bertie.errors import InputError
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
+    from bertie.tasks import Classifier
 
-EXAMPLE = """  bertie classify "A delight from start to finish." "Dull." -m tabularisai/robust-sentiment-analysis
+EXAMPLE = """  bertie classify "A delight from start to finish." "Dull."
   bertie classify pairs.tsv --text-a premise --text-b hypothesis -o labels.csv -m ./my-nli-model
   bertie classify "The match ended in a draw." --labels sports,politics -m FacebookAI/roberta-large-mnli
 """
@@ -37,6 +40,7 @@ def add(verbs: Verbs) -> None:
     add_column(parser)
     add_pair(parser)
     add_model(parser)
+    add_head(parser)
     parser.add_argument("--labels", metavar="A,B,…", help="labels that the model need not have been trained on")
     parser.add_argument("--template", help="with --labels: the sentence to be true, with {} for the label")
     parser.add_argument("--multi", action="store_true", help="with --labels: judge each label by itself")
@@ -59,7 +63,9 @@ def run(args: argparse.Namespace) -> None:
 
     if args.labels is None:
         task = load(Classifier, args)
-        labels = list(task.checkpoint.labels.values())
+        if len(columns) > 1 and args.head is None:
+            task = _for_pairs(task, built_in=args.model is None)
+        labels = list(task.info.labels.values())
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
             return map(asdict, task.classify_each(texts))
@@ -85,3 +91,19 @@ def run(args: argparse.Namespace) -> None:
             )
         ],
     )
+
+
+def _for_pairs(task: Classifier, *, built_in: bool) -> Classifier:
+    """Of several heads, the one that is known to be for pairs: that of natural language inference."""
+    from bertie.tasks.classify import entailing
+
+    able = [name for name, info in task.checkpoint.heads.items() if entailing(info) is not None]
+    if built_in and not able:
+        raise InputError("the built-in model classifies single texts, and these are pairs; name another with -m")
+    if task.head in able or not able:
+        return task
+    if len(able) > 1:
+        raise InputError(
+            f"{task.checkpoint.source} has several heads for this; pass --head with one of {', '.join(able)}"
+        )
+    return type(task)(task.checkpoint, long=task.long, head=able[0])

@@ -80,7 +80,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser, *, long: bool = True) -> None:
     """The model."""
-    parser.add_argument("-m", "--model", metavar="MODEL", help="a folder, a built-in name or a hub id")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="a folder or a hub id (the built-in model)")
     parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
     if long:
         parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
@@ -90,6 +90,11 @@ def add_model(parser: argparse.ArgumentParser, *, long: bool = True) -> None:
             default="window",
             help="text beyond the model's reach: read it in overlapping windows (the default), stop, or cut it",
         )
+
+
+def add_head(parser: argparse.ArgumentParser) -> None:
+    """For verbs that read with a head."""
+    parser.add_argument("--head", metavar="NAME", help="one of several heads of the model (the only one that fits)")
 
 
 def add_output(parser: argparse.ArgumentParser, *, vectors: bool = False) -> None:
@@ -138,12 +143,14 @@ def model_name(args: argparse.Namespace) -> str:
     """The model that was asked for, or the built-in one."""
     if args.model is not None:
         return str(args.model)
-    from bertie.hub import built_in
+    from bertie.tasks.base import default_model
 
-    known = built_in()
-    if not known:
-        raise UsageError("there is no built-in model yet; name one with -m: a folder or a hub id")
-    return known[0]
+    try:
+        return default_model()
+    except NotFoundError:
+        raise UsageError(
+            "there is no built-in model in this installation; name one with -m: a folder or a hub id"
+        ) from None
 
 
 def device_of(asked: str | None) -> str:
@@ -160,9 +167,15 @@ def device_of(asked: str | None) -> str:
 
 def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
     """The model, put to a task."""
-    loaded: T = task.load(  # type: ignore[attr-defined]
-        model_name(args), long=args.long, revision=args.revision, device=device_of(args.device), **options
-    )
+    if getattr(args, "head", None) is not None:
+        options["head"] = args.head
+    try:
+        loaded: T = task.load(  # type: ignore[attr-defined]
+            model_name(args), long=args.long, revision=args.revision, device=device_of(args.device), **options
+        )
+    except BertieError as error:
+        error.args = (str(error).replace("pass head= with", "pass --head with"),)  # options are flags here
+        raise
     return loaded
 
 

@@ -13,8 +13,8 @@ from bertie.cli.stream import READ, Stream, read_cells, schema_of
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie embed "A cat sat on the mat." -m sentence-transformers/all-MiniLM-L6-v2
-  bertie embed reviews.csv --column review -o reviews.npy -m ./my-model
+EXAMPLE = """  bertie embed "A cat sat on the mat."
+  bertie embed reviews.csv --column review -o reviews.npy -m sentence-transformers/all-MiniLM-L6-v2
   zcat big.txt.gz | bertie embed - -o big.parquet --resume -m ./my-model
 """
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_column, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.common import UsageError, add_column, add_head, add_input, add_model, add_output, load, table_of, verb
 from bertie.cli.stream import READ, Stream, read_cells, schema_of
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie fill "Paris is the [MASK] of France." -m google-bert/bert-base-uncased
-  bertie fill gaps.txt --top-k 3 -o filled.jsonl -m ./my-model
+EXAMPLE = """  bertie fill "Paris is the [MASK] of France."
+  bertie fill gaps.txt --top-k 3 -o filled.jsonl -m google-bert/bert-base-uncased
   bertie fill "A cat sat on the mat." --score -m ./my-model
 """
 
@@ -25,6 +25,7 @@ def add(verbs: Verbs) -> None:
     add_input(parser)
     add_column(parser)
     add_model(parser)
+    add_head(parser)
     parser.add_argument("--top-k", type=int, default=5, metavar="N", help="candidates for each mask (5)")
     parser.add_argument("--candidates", metavar="A,B,…", help="choose among these only")
     parser.add_argument("--score", action="store_true", help="the pseudo-log-likelihood of each text; no masks needed")

@@ -1,4 +1,4 @@
-"""`bertie inspect MODEL`: what a checkpoint is, checked down to every name and shape, without reading its weights."""
+"""`bertie inspect [MODEL]`: what a checkpoint is, checked down to every name and shape, without reading its weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import verb
+from bertie.cli.common import model_name, verb
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.hub import Checkpoint
 
-EXAMPLE = """  bertie inspect sentence-transformers/all-MiniLM-L6-v2
+EXAMPLE = """  bertie inspect
   bertie inspect ./my-model --json | jq .parameters.total
 """
 
@@ -22,7 +22,7 @@ def add(verbs: Verbs) -> None:
     """Declare the verb."""
     what = "what a checkpoint is: family, shape, heads, tokenizer, reach, memory, what was ignored"
     parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
-    parser.add_argument("model", metavar="MODEL", help="a folder, a built-in name or a hub id")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id (the built-in model)")
     parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
     parser.add_argument("--head", help="what the head is, where config.json does not say")
     parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="a config key known not to matter")
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     """Do it."""
     from bertie.hub import Checkpoint
 
-    checkpoint = Checkpoint.inspect(args.model, revision=args.revision, head=args.head, ignore=args.ignore)
+    checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision, head=args.head, ignore=args.ignore)
     facts = describe(checkpoint)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else "\n".join(_lines(facts)))
 
@@ -63,8 +63,13 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         },
         "parameters": {"total": total, "embeddings": embedding, "heads": heads, "blocks": total - embedding - heads},
         "heads": {
-            name: {"kind": checkpoint.model.head(name).cfg.kind, "outputs": checkpoint.model.head(name).cfg.outputs}
-            for name in checkpoint.heads
+            name: {
+                "kind": checkpoint.model.head(name).cfg.kind,
+                "outputs": checkpoint.model.head(name).cfg.outputs,
+                "task": info.task or info.kind,
+                "labels": list(info.labels.values()),
+            }
+            for name, info in checkpoint.heads.items()
         },
         "labels": list(checkpoint.labels.values()) if {"classify", "tag"} & set(plan.heads) else None,
         "tokenizer": None
@@ -100,6 +105,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     shape, parameters = facts["shape"], facts["parameters"]
     shared = "" if shape["layers"] == shape["distinct_blocks"] else f" over {shape['distinct_blocks']} distinct blocks"
     gate = "gated " if shape["gated"] else ""
+    labelled = {name: head["labels"] for name, head in facts["heads"].items() if head["labels"]}
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in facts["memory_bytes"].items())
     rows = {
         "model": facts["model"],
@@ -114,7 +120,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
             name + (f" ({head['outputs']})" if head["outputs"] else "") for name, head in facts["heads"].items()
         )
         or "none",
-        "labels": ", ".join(facts["labels"] or []),
+        "labels": "; ".join(
+            (f"{name}: " if len(labelled) > 1 else "") + ", ".join(labels) for name, labels in labelled.items()
+        ),
         "tokenizer": "none"
         if facts["tokenizer"] is None
         else f"{facts['tokenizer']['kind']}, {facts['tokenizer']['vocabulary']:,} tokens",

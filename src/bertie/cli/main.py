@@ -19,18 +19,38 @@ from bertie.cli import (
     eval,
     fill,
     inspect,
+    pretrain,
     rerank,
+    shrink,
     similar,
     tag,
     tokenize,
     tokenizer,
+    tour,
     train,
 )
 from bertie.cli.common import Parser, UsageError
 from bertie.data.journal import Complete
 from bertie.errors import BertieError
 
-VERBS = (train, eval, fill, embed, classify, tag, answer, rerank, similar, tokenize, tokenizer, corpus, inspect)
+VERBS = (
+    tour,
+    train,
+    eval,
+    fill,
+    embed,
+    classify,
+    tag,
+    answer,
+    rerank,
+    similar,
+    tokenize,
+    tokenizer,
+    corpus,
+    pretrain,
+    inspect,
+    shrink,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

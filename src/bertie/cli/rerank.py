@@ -9,14 +9,14 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.common import UsageError, add_head, add_input, add_model, add_output, load, table_of, verb
 from bertie.cli.stream import READ, READING, ROWS_A_CHUNK, Result, Stream, read_cells
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie rerank "What do cats eat?" "Bread is baked." "Cats eat." -m cross-encoder/ms-marco-MiniLM-L6-v2
-  bertie rerank "What do cats eat?" passages.txt --top-k 10 -m ./my-reranker
+EXAMPLE = """  bertie rerank "What do cats eat?" "Bread is baked from flour." "Cats eat meat and fish."
+  bertie rerank "What do cats eat?" passages.txt --top-k 10 -m cross-encoder/ms-marco-MiniLM-L6-v2
   bertie rerank pairs.csv -o scores.csv -m ./my-reranker                 # columns: query, passage
 """
 
@@ -29,6 +29,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--query-column", metavar="NAME", help="the column with the queries (query)")
     parser.add_argument("--column", metavar="NAME", help="the column with the documents (passage, document or text)")
     add_model(parser)
+    add_head(parser)
     parser.add_argument("--top-k", type=int, metavar="N", help="the best N only; without it all are held to be sorted")
     add_output(parser)
     parser.set_defaults(run=run)

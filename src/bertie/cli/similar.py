@@ -24,7 +24,7 @@ from bertie.errors import InputError
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie similar "A cat sat." "The feline rested." "Stocks fell." -m sentence-transformers/all-MiniLM-L6-v2
+EXAMPLE = """  bertie similar "A cat sat on the mat." "The feline rested on the rug." "Stocks fell."
   bertie similar pairs.csv -o scores.csv -m ./my-model                   # columns: text_a, text_b
 """
 MOST = 2000  # texts that are compared each to each

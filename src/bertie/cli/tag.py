@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import add_column, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.common import add_column, add_head, add_input, add_model, add_output, load, table_of, verb
 from bertie.cli.stream import READ, Stream, read_cells, schema_of
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie tag "Ada Lovelace was born in London." -m dslim/bert-base-NER
-  bertie tag news.jsonl --column body -o names.jsonl -m ./my-ner-model
+EXAMPLE = """  bertie tag "Ada Lovelace was born in London."
+  bertie tag news.jsonl --column body -o names.jsonl -m dslim/bert-base-NER
 """
 
 
@@ -24,6 +24,7 @@ def add(verbs: Verbs) -> None:
     add_input(parser)
     add_column(parser)
     add_model(parser)
+    add_head(parser)
     parser.add_argument(
         "--words",
         choices=("average", "first", "max", "simple", "none"),

@@ -14,7 +14,7 @@ from bertie.errors import NotFoundError
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie tokenize "A cat sat on the mat." -m google-bert/bert-base-uncased
+EXAMPLE = """  bertie tokenize "A cat sat on the mat."
   bertie tokenize corpus.txt.zst -o tokens.parquet -m ./my-model
 """
 

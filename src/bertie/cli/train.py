@@ -57,6 +57,7 @@ HELP = {
     "micro_tokens": "tokens held on the device at a time",
     "warmup": "the share of steps in which the rate rises",
     "schedule": "what becomes of the rate after the warm-up",
+    "decay": "of the schedule wsd: the last share of steps, in which the rate falls",
     "weight_decay": "of matrices",
     "beta2": "of AdamW",
     "clip": "the gradient's greatest norm; 0: none",

@@ -51,6 +51,8 @@ def attend(
 
     if q.is_cuda and gpu.can(q, lengths, pattern, relative, global_tokens, dropout):
         return gpu.attend(q, k, v, lengths, cu_seqlens, scale=scale, pattern=pattern, dropout=dropout)
+    if q.is_cuda and relative is not None and gpu.can_biased(q, lengths, pattern, relative, global_tokens, dropout):
+        return gpu.attend_biased(q, k, v, lengths, scale=scale, relative=relative)
     return grouped.attend(
         q, k, v, lengths, scale=scale, pattern=pattern, relative=relative, global_tokens=global_tokens, dropout=dropout
     )

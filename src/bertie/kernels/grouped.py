@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from bertie.config import Pattern, Sliding
 from bertie.kernels.attend import Relative, additive_mask
+from bertie.text.batch import send
 
 STRETCH = 512  # queries at a time
 SCORES = 1 << 25  # scores held at a time, over all texts and heads of a group
@@ -71,7 +72,7 @@ def _plan(lengths: tuple[int, ...], heads: int, device: torch.device) -> _Plan:
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     with torch.inference_mode(False):  # a later pass may need its gradient
-        return _Plan(sizes, torch.from_numpy(order).to(device), torch.from_numpy(back).to(device))
+        return _Plan(sizes, send(torch.from_numpy(order), device), send(torch.from_numpy(back), device))
 
 
 def _groups(lengths: tuple[int, ...], heads: int) -> list[tuple[int, list[int]]]:

@@ -47,7 +47,9 @@ class QKV(nn.Module):
         y = F.linear(x, self.weight, self.full_bias())
         y = y.view(len(x), -1, self.head_width)  # (T, (H + 2G) · d) -> (T, H + 2G, d)
         heads, key_heads = self.sizes[0] // self.head_width, self.sizes[1] // self.head_width
-        return y[:, :heads], y[:, heads : heads + key_heads], y[:, heads + key_heads :]
+        # Not slices: each of those would fill a whole gradient on the way back.
+        q, k, v = torch.split(y, [heads, key_heads, key_heads], dim=1)
+        return q, k, v
 
 
 class SelfAttention(nn.Module):

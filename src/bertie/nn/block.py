@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bertie.config import EncoderConfig
+from bertie.kernels.fused import add_norm
 from bertie.nn.attention import Places, SelfAttention
 from bertie.nn.feedforward import FeedForward
 from bertie.nn.norm import build_norm
@@ -33,9 +33,6 @@ class Block(nn.Module):
         """(T, D) -> (T, D). With `queries` (T, D), these look at `x` and are what is added to; else `x` is both."""
         asking = None if queries is None else self.pre_attention(queries)
         seen = self.attention(self.pre_attention(x), batch, places, layer, asking)
-        x = self.post_attention((x if queries is None else queries) + self._drop(seen))
-        out: Tensor = self.post_ff(x + self._drop(self.ff(self.pre_ff(x))))
-        return out
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        dropout = self.dropout if self.training else 0.0
+        x = add_norm(seen, x if queries is None else queries, self.post_attention, dropout)
+        return add_norm(self.ff(self.pre_ff(x)), x, self.post_ff, dropout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bertie.config import EncoderConfig
-from bertie.nn.norm import activation
+from bertie.kernels.fused import expand
 
 
 class FeedForward(nn.Module):
@@ -13,18 +13,11 @@ class FeedForward(nn.Module):
 
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
-        self.gated = cfg.gated
-        self.activation = activation(cfg.activation)
+        self.gated, self.activation = cfg.gated, cfg.activation
         self.up = nn.Linear(cfg.width, cfg.ff_width * (2 if cfg.gated else 1), bias=cfg.ff_bias)
         self.down = nn.Linear(cfg.ff_width, cfg.width, bias=cfg.ff_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, D) -> (T, D)."""
-        x = self.up(x)
-        if self.gated:
-            act, linear = x.chunk(2, dim=-1)  # (T, 2F) -> (T, F), (T, F)
-            x = self.activation(act) * linear
-        else:
-            x = self.activation(x)
-        out: Tensor = self.down(x)
+        out: Tensor = self.down(expand(x, self.up, self.activation, self.gated))
         return out

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
+from bertie.kernels.fused import surprise
 from bertie.nn.norm import activation, build_norm
 from bertie.nn.pooling import Pooling
 from bertie.text.batch import Batch
@@ -61,17 +62,31 @@ class Head(nn.Module):
         x = hidden
         if cfg.kind == "text" and cfg.pooling != "late":
             x = first(x, batch) if cfg.pooling == "first" else mean(x, batch)
+        x = self._transformed(x)
+        if cfg.tied:
+            x = F.linear(x, words, self.bias)
+        elif self.out is not None:
+            x = self.out(x)
+        return mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
+
+    def _transformed(self, x: Tensor) -> Tensor:
+        """(N, D) -> (N, E) what the outputs are made of."""
+        cfg = self.cfg
         if self.dense is not None:
             x = self.activation(self.dense(F.dropout(x, cfg.dense_dropout, self.training)))
         if self.norm is not None:
             x = self.norm(x)
         if self.residual is not None:
             x = self.residual(x)
-        if cfg.tied:
-            x = F.linear(x, words, self.bias)
-        elif self.out is not None:
-            x = self.out(F.dropout(x, cfg.dropout, self.training))
-        return mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
+        return x if self.out is None else F.dropout(x, cfg.dropout, self.training)
+
+    def surprise(self, hidden: Tensor, words: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """() the sum of weight · cross-entropy of `targets` (N,) over the outputs for `hidden` (N, D).
+
+        As of the outputs that `forward` gives; but these, which are large over a vocabulary, need not be kept.
+        """
+        matrix, bias = (words, self.bias) if self.out is None else (self.out.weight, self.out.bias)
+        return surprise(self._transformed(hidden), matrix, bias, targets, weights)
 
     def segmented(self, batch: Batch) -> Batch:
         """The batch with the segments that this head makes for texts that have none."""

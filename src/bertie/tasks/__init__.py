@@ -38,18 +38,23 @@ _TASKS: dict[HeadName, type[Task[Any, Any, Any]]] = {
 }
 
 
-def load(name: str | Path, *, long: Long = "window", head: str | None = None, **options: Any) -> Task[Any, Any, Any]:
+def load(
+    name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+) -> Task[Any, Any, Any]:
     """The task object that fits a checkpoint: a reranker, an embedder, or whatever its head is for.
 
-    A bare encoder embeds. `head` names one of several heads over one encoder. `options` are those of
-    `Checkpoint.load`.
+    Without a name it is the built-in model. A bare encoder embeds, and so does a sentence model; `head` names one of
+    several heads over one encoder instead. `options` are those of `Checkpoint.load`.
+
+    >>> load(head="ner").tag(["Ada Lovelace was born in London."])[0].spans[0].text              # doctest: +SKIP
+    'Ada Lovelace'
     """
-    checkpoint, head = Task._loaded(name, head, options)
-    if head is not None:
-        return _named(checkpoint, head, long)
+    checkpoint, named = Task._loaded(name, head, options)
+    if named is not None:
+        return _named(checkpoint, named, long)
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, long=long)
-    if checkpoint.sentence is not None:
+    if checkpoint.sentence is not None and head is None:
         return Embedder(checkpoint, long=long)
     info = checkpoint.heads.get("classify")
     if info is not None and info.problem == "regression" and len(info.labels) == 1:
@@ -57,15 +62,19 @@ def load(name: str | Path, *, long: Long = "window", head: str | None = None, **
     for kind, task in _TASKS.items():
         if kind in checkpoint.blueprint.heads:
             return task(checkpoint, long=long)
-    named = [one for one in checkpoint.heads if one not in checkpoint.blueprint.heads]
-    if len(named) == 1:
-        return _named(checkpoint, named[0], long)
-    if named:
-        raise NotFoundError(f"{name} has several heads: pass head= with one of {', '.join(named)}, or use bertie.Heads")
+    beside = [one for one in checkpoint.heads if one not in checkpoint.blueprint.heads]
+    if len(beside) == 1:
+        return _named(checkpoint, beside[0], long)
+    if beside:
+        raise NotFoundError(
+            f"{checkpoint.source} has several heads: pass head= with one of {', '.join(beside)}, or use bertie.Heads"
+        )
     if set(checkpoint.model.heads) <= {"pooler"}:
         return Embedder(checkpoint, long=long)
     have = ", ".join(checkpoint.model.heads)
-    raise NotFoundError(f"no task is made for the heads of {name} ({have}); load it with bertie.Checkpoint.load")
+    raise NotFoundError(
+        f"no task is made for the heads of {checkpoint.source} ({have}); load it with bertie.Checkpoint.load"
+    )
 
 
 def _named(checkpoint: Checkpoint, head: str, long: Long) -> Task[Any, Any, Any]:

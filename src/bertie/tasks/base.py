@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie import hub
 from bertie.config import HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.hub import Checkpoint
@@ -78,13 +79,20 @@ class Task(ABC, Generic[Options, Output, Result]):
         return info.kind == cls.kind
 
     @classmethod
+    def _plain(cls, info: HeadInfo) -> bool:
+        """Whether a head that fits is what one means who names none, where others fit, too."""
+        return True
+
+    @classmethod
     def _find(cls, checkpoint: Checkpoint, asked: str | None) -> str:
-        """The head that was asked for, or the only one that fits."""
+        """The head that was asked for, or the only one that fits; of several, the only plain one."""
         fitting = [name for name, info in checkpoint.heads.items() if cls._fits(info)]
+        plain = [name for name in fitting if cls._plain(checkpoint.heads[name])]
         if asked is None and cls.kind in fitting:
             asked = cls.kind
-        if asked is None and len(fitting) == 1:
-            asked = fitting[0]
+        for choice in (fitting, plain):
+            if asked is None and len(choice) == 1:
+                asked = choice[0]
         if asked is None and len(fitting) > 1:
             raise InputError(
                 f"{checkpoint.source} has several heads for this; pass head= with one of {', '.join(fitting)}"
@@ -108,8 +116,11 @@ class Task(ABC, Generic[Options, Output, Result]):
         return self.checkpoint.heads[self.head]
 
     @classmethod
-    def load(cls, name: str | Path, *, long: Long = "window", head: str | None = None, **options: Any) -> Self:
-        """Load a checkpoint for this task; `options` are those of `Checkpoint.load`.
+    def load(
+        cls, name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+    ) -> Self:
+        """Load a checkpoint for this task, the built-in model if none is named; `options` are those of
+        `Checkpoint.load`.
 
         `head`: the name of one of several heads over one encoder; or of what kind the only one is, where config.json
         does not say.
@@ -118,8 +129,9 @@ class Task(ABC, Generic[Options, Output, Result]):
         return cls(checkpoint, long=long, head=head)
 
     @staticmethod
-    def _loaded(name: str | Path, head: str | None, options: dict[str, Any]) -> tuple[Checkpoint, str | None]:
+    def _loaded(name: str | Path | None, head: str | None, options: dict[str, Any]) -> tuple[Checkpoint, str | None]:
         """The checkpoint, and the name of the head that was asked for."""
+        name = default_model() if name is None else name
         if head in get_args(HeadName):
             return Checkpoint.load(name, head=head, **options), None  # type: ignore[arg-type]
         return Checkpoint.load(name, **options), head
@@ -193,6 +205,13 @@ class Task(ABC, Generic[Options, Output, Result]):
     def by_text(rows: Tensor) -> list[FloatArray]:
         """(B, n) cut into texts."""
         return list(rows.cpu().numpy())
+
+
+def default_model() -> str:
+    """The name of the built-in model, which reads what no other was named for."""
+    if hub.DEFAULT not in hub.built_in():
+        raise NotFoundError("there is no built-in model in this installation; name a folder or a hub id")
+    return hub.DEFAULT
 
 
 def _some(asks: Iterator[Ask[Options]]) -> Iterator[Ask[Options]]:

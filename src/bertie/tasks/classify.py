@@ -88,6 +88,10 @@ class Classifier(Learner[None, FloatArray, Classification]):
     def _fits(cls, info: HeadInfo) -> bool:
         return info.kind == "classify" and info.task is None
 
+    @classmethod
+    def _plain(cls, info: HeadInfo) -> bool:
+        return entailing(info) is None  # one who asks about a pair names such a head, or uses ZeroShot
+
     @property
     def problem(self) -> Literal["single", "multi", "value"]:
         """One class of several, any number of classes, or a value."""
@@ -372,23 +376,29 @@ class ZeroShot:
     'sports'
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, long: Long = "window") -> None:
-        self._logits = _Logits(checkpoint, long=long)
+    def __init__(self, checkpoint: Checkpoint, *, long: Long = "window", head: str | None = None) -> None:
+        able = [name for name, info in checkpoint.heads.items() if _Logits._fits(info)]
+        if not able or (head is not None and head not in able):
+            raise NotFoundError(
+                "zero-shot classification needs a head with a label 'entailment'; of the heads of "
+                f"{checkpoint.source} ({', '.join(checkpoint.heads) or 'none'}) {', '.join(able) or 'none'} has one"
+            )
+        self._logits = _Logits(checkpoint, long=long, head=head)
         self.checkpoint = checkpoint
-        labels = {name.lower(): i for i, name in checkpoint.labels.items()}
-        entails = next((i for name, i in labels.items() if name.startswith("entail")), None)
-        if entails is None:
-            known = ", ".join(checkpoint.labels.values())
-            raise NotFoundError(f"zero-shot classification needs a model with a label 'entailment'; this has {known}")
+        labels, entails = self._logits.info.labels, entailing(self._logits.info)
+        assert entails is not None
         # Without such a label: the first one, or the last if the first entails.
         usual = 0 if entails != 0 else len(labels) - 1
         self._entails = entails
-        self._contradicts = next((i for name, i in labels.items() if name.startswith("contra")), usual)
+        self._contradicts = next((i for i, name in labels.items() if name.lower().startswith("contra")), usual)
 
     @classmethod
-    def load(cls, name: str | Path, *, long: Long = "window", **options: Any) -> Self:
-        """Load an NLI checkpoint; `options` are those of `Checkpoint.load`."""
-        return cls(Checkpoint.load(name, **options), long=long)
+    def load(
+        cls, name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+    ) -> Self:
+        """Load an NLI checkpoint, the built-in model if none is named; `options` are those of `Checkpoint.load`."""
+        checkpoint, head = Task._loaded(name, head, options)
+        return cls(checkpoint, long=long, head=head)
 
     def classify(
         self,
@@ -434,6 +444,11 @@ class ZeroShot:
         return ZeroShotClassification(best, named[best], named, **max(read, key=lambda one: one["windows"]))
 
 
+def entailing(info: HeadInfo) -> int | None:
+    """The class of pairs whose first text entails the second; None: the head is not for natural language inference."""
+    return next((i for i, name in info.labels.items() if name.lower().startswith("entail")), None)
+
+
 def _filled_in(template: str, label: str) -> str:
     try:
         hypothesis = template.format(label)
@@ -448,6 +463,10 @@ class _Logits(Task[None, FloatArray, tuple[FloatArray, dict[str, int]]]):
     """The bare logits of pairs, averaged over windows."""
 
     kind = "classify"
+
+    @classmethod
+    def _fits(cls, info: HeadInfo) -> bool:
+        return info.kind == "classify" and entailing(info) is not None
 
     def outputs(
         self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from bertie.errors import InputError
 from bertie.hub import Checkpoint
 from bertie.sentence import SentenceModules
-from bertie.tasks.base import Ask, FloatArray, Long, Task, pooled, reading, singles
+from bertie.tasks.base import Ask, FloatArray, Long, Task, default_model, pooled, reading, singles
 from bertie.text.batch import Batch
 from bertie.text.windows import Window
 
@@ -81,10 +81,13 @@ class Embedder(Task[_Options, FloatArray, Embedding]):
         self.normalize, self.dimensions = normalize, dimensions
 
     @classmethod
-    def load(cls, name: str | Path, *, long: Long = "window", **options: Any) -> Self:
-        """Load a checkpoint; `options` are `pooling`, `normalize`, `dimensions`, and those of `Checkpoint.load`."""
+    def load(cls, name: str | Path | None = None, *, long: Long = "window", **options: Any) -> Self:
+        """Load a checkpoint, the built-in model if none is named.
+
+        `options` are `pooling`, `normalize`, `dimensions`, and those of `Checkpoint.load`.
+        """
         mine = {key: options.pop(key) for key in ("pooling", "normalize", "dimensions") if key in options}
-        return cls(Checkpoint.load(name, **options), long=long, **mine)
+        return cls(Checkpoint.load(default_model() if name is None else name, **options), long=long, **mine)
 
     @property
     def dimension(self) -> int:

@@ -15,8 +15,8 @@ from torch import Tensor
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.hub import Checkpoint
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import Ask, Long, Task, singles
-from bertie.tasks.classify import Classifier, Regressor
+from bertie.tasks.base import Ask, Long, Task, default_model, singles
+from bertie.tasks.classify import Classifier, Regressor, entailing
 from bertie.tasks.learn import Learner, main_metric, run_fingerprint, start
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
@@ -72,13 +72,16 @@ class Heads:
         self._tasks: dict[str, Learner[Any, Any, Any]] = {}
 
     @classmethod
-    def load(cls, name: str | Path, *, long: Long = "window", **options: Any) -> Self:
-        """Load a checkpoint with all heads that can be trained; `options` are those of `Checkpoint.load`."""
-        checkpoint = Checkpoint.load(name, **options)
+    def load(cls, name: str | Path | None = None, *, long: Long = "window", **options: Any) -> Self:
+        """Load a checkpoint with all heads that can be trained, the built-in model if none is named.
+
+        `options` are those of `Checkpoint.load`.
+        """
+        checkpoint = Checkpoint.load(default_model() if name is None else name, **options)
         kinds = {head: kind for head in checkpoint.heads if (kind := task_of(checkpoint, head)) is not None}
         if not kinds:
             have = ", ".join(checkpoint.heads) or "none"
-            raise NotFoundError(f"{name} has no heads for {', '.join(LEARNERS)}; it has: {have}")
+            raise NotFoundError(f"{checkpoint.source} has no heads for {', '.join(LEARNERS)}; it has: {have}")
         heads = cls(checkpoint, kinds, long=long)
         heads._use(checkpoint)
         return heads
@@ -114,7 +117,11 @@ class Heads:
 
     def read_each(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         """As `read`, one by one."""
-        several = {name: task for name, task in self._fitted()._tasks.items() if isinstance(task, _OF_ONE_TEXT)}
+        several = {
+            name: task
+            for name, task in self._fitted()._tasks.items()
+            if isinstance(task, _OF_ONE_TEXT) and entailing(task.info) is None
+        }
         if not several:
             raise InputError(f"read() is for heads over single texts; these are for pairs: {', '.join(self._tasks)}")
         options = tuple(task.options() if isinstance(task, Tagger) else None for task in several.values())

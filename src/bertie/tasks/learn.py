@@ -94,8 +94,13 @@ class Learner(Task[Options, Output, Result]):
         return self.__dict__[name]
 
     @classmethod
-    def load(cls, name: str | Path, *, long: Long = "window", head: str | None = None, **options: Any) -> Self:
-        """Load a trained checkpoint; `options` are those of `Checkpoint.load`, and hyperparameters for `fit`."""
+    def load(
+        cls, name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+    ) -> Self:
+        """Load a trained checkpoint, the built-in model if none is named.
+
+        `options` are those of `Checkpoint.load`, and hyperparameters for `fit`.
+        """
         known = Recipe().as_dict()
         training = {key: options.pop(key) for key in list(options) if key in known}
         checkpoint, head = cls._loaded(name, head, options)

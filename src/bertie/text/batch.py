@@ -87,6 +87,10 @@ class Batch:
             global_tokens=None if self.global_tokens is None else send(self.global_tokens, device),
         )
 
+    def with_ids(self, ids: Tensor) -> Batch:
+        """The same batch with other tokens that are known to lie in the vocabulary: nobody looks at them again."""
+        return self._with(ids=ids)
+
     def with_globals(self, global_tokens: Tensor | None) -> Batch:
         """The same batch with other global tokens."""
         return self._with(global_tokens=global_tokens)

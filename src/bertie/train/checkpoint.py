@@ -40,6 +40,8 @@ class Progressed:
     stopped: bool = False  # by patience
     evaluations: list[dict[str, float]] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)  # of the log
+    recent: dict[str, list[float]] = field(default_factory=dict)  # of each head, losses that the next is compared with
+    skipped: list[list[int]] = field(default_factory=list)  # steps that were taken back: from, to
 
 
 class Folder:
@@ -52,11 +54,16 @@ class Folder:
             with _writing(path):
                 path.mkdir(parents=True, exist_ok=True)
 
-    def begin(self, resume: bool) -> dict[str, Any] | None:
-        """The state to go on with, if there is one and it is wanted. What a killed run left half done is removed."""
+    def begin(self, resume: bool, restart: bool = False) -> dict[str, Any] | None:
+        """The state to go on with, if there is one and it is wanted. What a killed run left half done is removed.
+
+        `restart`: a state that is there is of a run that nobody wants to go on with.
+        """
         if self.path is None:
             return None
         file = self.path / STATE
+        if restart:
+            file.unlink(missing_ok=True)
         if file.exists() and not resume:
             raise ExistsError(
                 f"{self.path} holds a run that was begun; go on with it (resume), or choose or empty the folder"
@@ -96,6 +103,10 @@ class Folder:
         }
         _write(self.path / STATE, state)
         self._forget_bests(progressed.best_step)
+
+    def last(self) -> dict[str, Any] | None:
+        """The state that was written last."""
+        return None if self.path is None or not (self.path / STATE).exists() else self._read()
 
     def _forget_bests(self, but: int | None) -> None:
         """Only after the state that names another was written: a kill in between must find what the old one names."""

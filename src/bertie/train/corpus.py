@@ -551,6 +551,22 @@ class Corpus:
             )
         return cls(path, about)
 
+    @classmethod
+    def joined(cls, corpora: Sequence[Corpus]) -> Corpus:
+        """Several corpora of one tokenizer as one, in their order; nothing is copied."""
+        first = corpora[0]
+        for other in corpora[1:]:
+            if other.about["tokenizer"] != first.about["tokenizer"]:
+                raise ConfigError(f"{other.folder} and {first.folder} were made with different tokenizers")
+        one = cls(first.folder, first.about)
+        one._ids, one._words, one._lines = (
+            [part for corpus in corpora for part in getattr(corpus, name)] for name in ("_ids", "_words", "_lines")
+        )
+        one.lengths = np.concatenate([corpus.lengths for corpus in corpora])
+        one._starts = np.concatenate([[0], np.cumsum(one.lengths)])
+        one._bases = np.concatenate([[0], np.cumsum([len(ids) for ids in one._ids], dtype=np.int64)])
+        return one
+
     def __len__(self) -> int:
         """How many documents there are."""
         return len(self.lengths)
@@ -586,6 +602,16 @@ class Corpus:
         """Where the lines of a document begin: (lines,), the first at 0. Lines without tokens are not there."""
         shard, start, end = self._place(i)
         return np.flatnonzero(_bits(self._lines[shard], start, end))
+
+    @property
+    def starts(self) -> Numbers:
+        """Where each document begins, counted through all of them, and the end: (documents + 1,)."""
+        return self._starts
+
+    def word_bits(self) -> Iterator[tuple[Bits, int]]:
+        """Shard by shard, which tokens begin a word, and how many tokens lie before the shard."""
+        for packed, first, end in zip(self._words, self._bases[:-1].tolist(), self._bases[1:].tolist(), strict=True):
+            yield _bits(packed, 0, end - first), first
 
     def _place(self, i: int) -> tuple[int, int, int]:
         if not 0 <= i < len(self):

@@ -26,7 +26,7 @@ from bertie.nn.encoder import Encoder
 from bertie.nn.pooling import Pooling
 from bertie.nn.positions import rotate, rotations
 from bertie.text.batch import Batch, pack, send
-from bertie.train.objectives import Item, Level, Objective, Targets, pooled
+from bertie.train.objectives import Item, Level, MiniBatch, Objective, OverModel, Targets, pooled
 
 Pair = Literal["qk", "qq", "kk", "vv"]
 
@@ -175,6 +175,20 @@ def _masked(model: Model, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
     return hidden, model.head("mlm")(hidden[rows], batch, model.encoder.embeddings.words.weight)
 
 
+class Triple(OverModel):
+    """`TripleLoss` as an objective of the loop."""
+
+    def __init__(self, triple: TripleLoss) -> None:
+        super().__init__()
+        self.triple = triple
+
+    def of(self, model: Model, mini: MiniBatch) -> Tensor:
+        """As `OverModel.of`."""
+        rows, rate = mini.targets.rows, self.counts["hidden"] / self.counts["tokens"]
+        assert rows is not None
+        return self.mean(self.triple.loss(model, mini.batch, rows, mini.targets.values, rate=rate), "hidden")
+
+
 # --- relations between tokens ---
 
 
@@ -278,6 +292,18 @@ class Relations:
                 b = a
             found.append((a * a.shape[-1] ** -0.5, b))
         return found
+
+
+class Related(OverModel):
+    """`Relations` as an objective of the loop; the tokens are read as they are, none is hidden."""
+
+    def __init__(self, relations: Relations) -> None:
+        super().__init__()
+        self.relations = relations
+
+    def of(self, model: Model, mini: MiniBatch) -> Tensor:
+        """As `OverModel.of`."""
+        return self.mean(self.relations.loss(model, mini.batch), "tokens")
 
 
 def _projected(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -33,13 +33,17 @@ from bertie.model import Model
 from bertie.train import distributed, lora
 from bertie.train.checkpoint import Folder, Progressed
 from bertie.train.distributed import Spread, World
-from bertie.train.objectives import Item, MiniBatch, Objective
+from bertie.train.objectives import Item, MiniBatch, Objective, OverModel
 from bertie.train.optim import Schedule, apply_freezing, build_optimizer, param_groups
 from bertie.train.recipe import Recipe
 from bertie.train.stepper import Graphs, Loss, Stepper, can_record, out_of_memory
+from bertie.train.watch import Spikes
+
+Row = Mapping[str, float]
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 300.0
+TRIES = 5  # spikes in a row that a run is taken back from
 HEADER = "step,epoch,loss,lr,tokens"
 
 
@@ -50,6 +54,7 @@ class Source:
     head: str
     objective: Objective
     items: Sequence[Item]
+    plan: int = 0  # of several in turn, the number of the one it is of
 
 
 @dataclass(slots=True)
@@ -65,10 +70,27 @@ class History:
     stopped_early: bool = False
 
 
+class Watcher(Protocol):
+    """Whoever follows a run."""
+
+    def begin(self, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
+        """What there is already, of a run that goes on or was taken back."""
+
+    def row(self, row: Row) -> None:
+        """One more row of the log."""
+
+    def evaluated(self, row: Row) -> None:
+        """What an evaluation found."""
+
+    def saving(self) -> None:
+        """A state is about to be saved."""
+
+
 class Plan(Protocol):
     """Which items each step reads: a function of the step's number, so that a run can go on anywhere."""
 
     total: int  # steps
+    plain: bool  # whether all objectives are over one head's outputs, so that steps can be recorded
 
     @property
     def heads(self) -> Sequence[str]:
@@ -84,6 +106,9 @@ class Plan(Protocol):
     def part(self, step: int) -> float:
         """How many epochs are done after a number of steps."""
 
+    def pace(self, step: int) -> float:
+        """Where a step stands in the schedule, counted in steps of equal worth."""
+
     def read(self, step: int) -> tuple[Source, list[Item]]:
         """What a step reads."""
 
@@ -93,6 +118,8 @@ class Plan(Protocol):
 
 class Steps:
     """Examples drawn anew each epoch, the same for the same seed."""
+
+    plain = True
 
     def __init__(self, sources: Sequence[Source], recipe: Recipe) -> None:
         if not any(source.items for source in sources):
@@ -119,6 +146,10 @@ class Steps:
         size = self.starts[epoch + 1] - self.starts[epoch]
         share = min(1.0, self.recipe.epochs - epoch)
         return epoch + share * (step - self.starts[epoch]) / size
+
+    def pace(self, step: int) -> float:
+        """Steps are alike."""
+        return step
 
     def read(self, step: int) -> tuple[Source, list[Item]]:
         """What a step reads."""
@@ -221,6 +252,10 @@ class Trainer:
     `evaluate` gives scores, of which `metric` is the one to be as high as can be; the best weights are kept. With a
     `folder` the run's state is saved there: at each evaluation, every `save_steps` steps or every few minutes, and
     when it is told to stop. `fingerprint` stands for the data and the model: a run goes on only with its own.
+
+    For long runs: `evaluate_at` names the steps after which to evaluate, in place of the ends of epochs. `keep="last"`
+    ends with the last weights, whatever the scores. With `rollback` a loss that is out of line, or no number, takes the
+    weights back to the last state that was saved, and the run goes on behind the step that brought it.
     """
 
     def __init__(
@@ -237,6 +272,10 @@ class Trainer:
         fingerprint: str = "",
         spread: Spread = "ddp",
         quiet: bool = False,
+        evaluate_at: Collection[int] | None = None,
+        keep: Literal["best", "last"] = "best",
+        restart: bool = False,
+        rollback: bool = False,
     ) -> None:
         if spread not in ("ddp", "fsdp"):
             raise ConfigError(f"spread={spread!r} must be ddp or fsdp")
@@ -245,7 +284,9 @@ class Trainer:
         if resume and folder is None:
             raise ConfigError("resume=True needs the folder that holds the run")
         self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
-        self.resume, self.save_steps, self.quiet = resume, save_steps, quiet
+        self.resume, self.restart, self.save_steps, self.quiet = resume, restart, save_steps, quiet
+        self.keep, self.rollback = keep, rollback and folder is not None
+        self.watcher: Watcher | None = None  # of the first process
         self.steps: Plan = Steps(data, recipe) if isinstance(data, Sequence) else data
         self.heads = self.steps.heads
         self.device = model.device
@@ -256,13 +297,16 @@ class Trainer:
         described = json.dumps([fingerprint, recipe.as_dict(), self.steps.described(), self._sharded])
         self.folder = Folder(folder if self.world.first else None, described)
         self.schedule = Schedule(recipe, self.steps.total)
-        self._due = frozenset(  # the end of each epoch, or of each part of one
+        ends = (  # the end of each epoch, or of each part of one
             start + round(k * (end - start) / recipe.evals_per_epoch)
             for start, end in pairwise(self.steps.starts)
             for k in range(1, recipe.evals_per_epoch + 1)
         )
+        self._due = frozenset(ends if evaluate_at is None else evaluate_at)
         self.progressed = Progressed()
         self._losses: list[Tensor] = []  # of the steps that the host has not looked at yet
+        self._asked: list[tuple[str, float]] = []  # of the same: what was trained, if losses are steady; weights
+        self._spikes: dict[str, Spikes] = {}
         self._stop = False
 
     def run(self) -> History:
@@ -272,24 +316,30 @@ class Trainer:
             self._set_up()
             with _Signals(self._ask_to_stop, on=self._kept), self._progress() as progress:
                 saved = time.monotonic()
+                if self.rollback and self.progressed.step == 0:
+                    self._save()  # to have something to go back to
                 while not self._over:
-                    progress.update(self._step())
-                    due = self.progressed.step in self._due
-                    often = self.save_steps is not None and self.progressed.step % self.save_steps == 0
-                    late, stop = self._agreed(time.monotonic() - saved > SAVE_SECONDS)
-                    if due or often or late or stop:
-                        self._gather()
-                        if due and self.evaluate is not None:
-                            self._evaluate(self.evaluate)
-                        self._save()
-                        saved = time.monotonic()
+                    try:
+                        progress.update(self._step())
+                        due = self.progressed.step in self._due
+                        often = self.save_steps is not None and self.progressed.step % self.save_steps == 0
+                        late, stop = self._agreed(time.monotonic() - saved > SAVE_SECONDS)
+                        if due or often or late or stop:
+                            self._gather()
+                            if due and self.evaluate is not None:
+                                self._evaluate(self.evaluate)
+                            self._save()
+                            saved = time.monotonic()
+                    except _Spike as spike:
+                        self._roll_back(spike)
+                        stop = False
                     if stop and not self._over:
                         interrupt = KeyboardInterrupt()
                         done, total = self.progressed.step, self.steps.total
                         interrupt.add_note(f"the run is saved at step {done} of {total}; go on with resume")
                         raise interrupt
             self._gather()
-            if self.progressed.best_step >= 0:
+            if self.progressed.best_step >= 0 and self.keep == "best":
                 best: Any = self.folder.best(self.progressed.best_step) if self.world.first else None
                 self.model.load_state_dict(self.world.same(best))
         finally:
@@ -319,9 +369,10 @@ class Trainer:
         self._trained = deepcopy(self.model) if self._sharded else self.model
         self._trained.encoder.gradient_checkpointing = recipe.gradient_checkpointing
         self._dropout = _set_dropout(self._trained, recipe.dropout)
-        state = self.world.same(self.folder.begin(self.resume))
+        state = self.world.same(self.folder.begin(self.resume, self.restart))
         if state is not None:
             self.progressed = Progressed(**state["progressed"])
+            self._spikes = _spikes(self.progressed)
             self._trained.load_state_dict(state["model"])
         self._epoch = self._epoch_now()
         apply_freezing(self._trained, self.heads, recipe, self._epoch)
@@ -330,6 +381,7 @@ class Trainer:
             self._restore(state)
         else:
             self._log(HEADER)
+        self._watched_anew()
         self._trained.train()
 
     def _epoch_now(self) -> int:
@@ -345,14 +397,15 @@ class Trainer:
         groups = param_groups(self._trained, self.heads, self.recipe)
         self.optimizer = build_optimizer(groups, self.device.type, self.recipe)
         self.stepper: Stepper
-        if self.world.size == 1 and len(self.heads) == 1 and can_record(self._trained, dtype):
+        plain = self.steps.plain and len(self.heads) == 1
+        if self.world.size == 1 and plain and can_record(self._trained, dtype):
             self.stepper = Graphs(module, self.optimizer, dtype=dtype, clip=clip)
         else:
             self.stepper = Stepper(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
 
     def _spread(self, module: Loss) -> torch.nn.Module:
-        # A step trains one head of several; and of layers with global tokens, only what its texts have.
-        unused = len(self.heads) > 1 or bool(self.model.config.global_tokens)
+        # A step trains one head of several, or what lies aside; of layers with global tokens, only what its texts have.
+        unused = len(self.heads) > 1 or not self.steps.plain or bool(self.model.config.global_tokens)
         blocks = self._trained.encoder.blocks
         return distributed.spread(module, blocks, self.spread, self.world, self.device, unused=unused)
 
@@ -385,8 +438,13 @@ class Trainer:
         p = self.progressed
         self._thaw()
         source, items = self.steps.read(p.step)
+        if isinstance(source.objective, OverModel):
+            source = replace(source, objective=source.objective.counted(items))
         total = sum(source.objective.weight_of(item) for item in items)
         self._losses.append(self._learn(source, items, total) if total > 0 else self._zero())
+        # Losses of one kind are compared with each other, and those of another plan are of another kind.
+        kind = f"{type(source.objective).__name__} {source.head} {source.plan}" if source.objective.steady else ""
+        self._asked.append((kind, total))
         p.weight += total
         p.texts += len(items)
         p.tokens += sum(map(len, items))
@@ -403,7 +461,7 @@ class Trainer:
         step = self.progressed.step
         try:
             loss = self._gradients(source, items, total)
-            self.stepper.update(self.schedule.factor(step))
+            self.stepper.update(self.schedule.factor(self.steps.pace(step)))
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -469,11 +527,53 @@ class Trainer:
             return
         first = p.step - len(self._losses)
         found = self.world.sum(torch.stack(self._losses)).tolist()
+        asked = list(self._asked)
         self._losses.clear()
-        for number, loss in enumerate(found, start=first + 1):
+        self._asked.clear()
+        for number, (loss, (kind, weight)) in enumerate(zip(found, asked, strict=True), start=first + 1):
+            if self.rollback and weight > 0 and self._out_of_line(kind, loss / weight):
+                raise _Spike(number, loss / weight)
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss is {loss} at step {number}")
             p.loss += loss
+        if self.rollback:
+            p.recent = {kind: spikes.state for kind, spikes in self._spikes.items()}
+
+    def _out_of_line(self, kind: str, loss: float) -> bool:
+        """Whether a loss calls for going back: no number, or, where losses are steady, far above those before it."""
+        return self._spikes.setdefault(kind, Spikes()).saw(loss) if kind else not math.isfinite(loss)
+
+    def _roll_back(self, spike: _Spike) -> None:
+        """Take the weights back to the last state, and go on behind the step that brought the spike."""
+        saved = self.world.same(self.folder.last())
+        if self._sharded or saved is None:
+            raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}")
+        before = Progressed(**saved["progressed"])
+        near, end = 0, before.step
+        for first, last in reversed(before.skipped):
+            if last < end:  # something was learnt since
+                break
+            near, end = near + 1, first
+        if near >= TRIES:
+            raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}, after {TRIES} spikes before it")
+        if self.world.first and not self.quiet:
+            self._say(f"the loss is {spike.loss:.4g} at step {spike.step}: back to the weights of step {before.step}")
+        self._trained.load_state_dict(saved["model"])
+        self._restore(saved)
+        self.stepper.forget()
+        self.stepper.reset()
+        before.skipped.append([before.step, spike.step])
+        before.step = spike.step
+        self.progressed = before
+        self._spikes = _spikes(before)
+        self._losses.clear()
+        self._asked.clear()
+        self._watched_anew()
+        self._save()
+
+    def _watched_anew(self) -> None:
+        if self.watcher is not None:
+            self.watcher.begin([_row(one) for one in self.progressed.rows[1:]], self.progressed.evaluations)
 
     def _diverged(self, what: str) -> TrainingError:
         return TrainingError(
@@ -485,8 +585,11 @@ class Trainer:
         self._settle()
         p = self.progressed
         mean = p.loss / p.weight if p.weight else 0.0
-        rate = self.schedule.factor(p.step - 1) * self.recipe.lr
-        self._log(f"{p.step},{self.steps.part(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}")
+        rate = self.schedule.factor(self.steps.pace(p.step - 1)) * self.recipe.lr
+        row = f"{p.step},{self.steps.part(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}"
+        self._log(row)
+        if self.watcher is not None:
+            self.watcher.row(_row(row))
         p.loss = p.weight = 0.0
 
     def _log(self, row: str) -> None:
@@ -510,10 +613,17 @@ class Trainer:
         with torch.no_grad():
             scores = {name: float(value) for name, value in self.world.same(dict(evaluate())).items()}
         self._trained.train()
+        p.evaluations.append({"step": p.step, "epoch": self.steps.part(p.step), **scores})
+        if self.watcher is not None:
+            self.watcher.evaluated(p.evaluations[-1])
+        if self.keep == "last":
+            if self.world.first and not self.quiet:
+                told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+                self._say(f"step {p.step} of {self.steps.total}: {told}")
+            return
         score = scores.get(self.metric)
         if score is None:
             raise ConfigError(f"metric={self.metric!r} must be one of {', '.join(scores)}")
-        p.evaluations.append({"step": p.step, "epoch": self.steps.part(p.step), **scores})
         if self.world.first and not self.quiet:
             self._say(f"epoch {self.steps.part(p.step):.2f}: dev {self.metric} {score:.4f}")
         if math.isnan(score):  # as a correlation with what is always the same
@@ -529,6 +639,8 @@ class Trainer:
     def _save(self) -> None:
         if not self._kept:
             return
+        if self.watcher is not None:
+            self.watcher.saving()
         optimizer = (
             distributed.whole_optimizer(self._module, self.optimizer) if self._sharded else self.optimizer.state_dict()
         )
@@ -538,8 +650,7 @@ class Trainer:
 
     def _history(self, seconds: float) -> History:
         p = self.progressed
-        names = HEADER.split(",")
-        curve = [dict(zip(names, map(float, row.split(",")), strict=True)) for row in p.rows[1:]]
+        curve = [_row(row) for row in p.rows[1:]]
         return History(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
 
     def _progress(self) -> Progress:
@@ -552,6 +663,14 @@ class Trainer:
 
     def _ask_to_stop(self) -> None:
         self._stop = True
+
+
+class _Spike(Exception):
+    """A loss out of line."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(step, loss)
+        self.step, self.loss = step, loss
 
 
 class _Signals:
@@ -586,6 +705,15 @@ def precision(name: str, device: torch.device) -> torch.dtype:
         # torch's bf16 kernels die without an exception on some CPUs; fp16 is slow on all.
         raise ConfigError(f"precision={name!r} is for GPUs; on a CPU use 'fp32' or 'auto'")
     return found
+
+
+def _spikes(progressed: Progressed) -> dict[str, Spikes]:
+    return {kind: Spikes(seen=losses) for kind, losses in progressed.recent.items()}
+
+
+def _row(row: str) -> dict[str, float]:
+    """A row of the log by the names of its columns."""
+    return dict(zip(HEADER.split(","), map(float, row.split(",")), strict=True))
 
 
 def _seed(*numbers: int) -> int:

@@ -88,7 +88,7 @@ class Masking:
         first = np.flatnonzero(starts)  # (U,) each unit's first token
         sizes = np.diff(first, append=len(at))
         text = owner[first]  # (U,) in order, and so it stays when each text's units change places
-        order = np.lexsort((rng.random(len(first)), text))
+        order = np.argsort(text + rng.random(len(first)))  # within each text, at random
 
         lengths = np.bincount(owner, minlength=len(cu) - 1)  # (B,) the circles
         before = np.cumsum(sizes[order]) - sizes[order] - (np.cumsum(lengths) - lengths)[text]  # (U,) in its circle

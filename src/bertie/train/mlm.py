@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from bertie.errors import ConfigError, InputError
 from bertie.text.tokenizer import Tokenizer
 from bertie.train.loop import Source
 from bertie.train.masking import Masking, seeded
-from bertie.train.objectives import Item, MaskedTokens, Piece
+from bertie.train.objectives import Item, MaskedTokens, Objective, OverModel, Piece
 from bertie.train.packing import Packed
 
 
 class MaskedSteps:
     """A run of so many steps. `static`: the same tokens of a text are hidden in every epoch, as in BERT.
+
+    `objective` is that of hidden tokens unless another one is given that asks for them.
 
     >>> plan = MaskedSteps(Packed(corpus, 65536, 512, seed=0), tokenizer, steps=10_000)         # doctest: +SKIP
     >>> Trainer(model, plan, Recipe(lr=5e-4)).run()                                             # doctest: +SKIP
@@ -29,7 +32,8 @@ class MaskedSteps:
         *,
         masking: Masking | None = None,
         static: bool = False,
-        head: str = "mlm",
+        objective: Objective | None = None,
+        heads: Sequence[str] = ("mlm",),
     ) -> None:
         if steps < 1:
             raise ConfigError(f"steps={steps} must be at least 1")
@@ -38,8 +42,8 @@ class MaskedSteps:
         self.packed, self.masking, self.static, self.total = packed, masking or Masking(), static, steps
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
         self._never = packed.corpus.about["tokenizer"]["special"]
-        self._source = Source(head, MaskedTokens(), ())
-        self.heads = [head]
+        self._source = Source(heads[0] if heads else "", objective or MaskedTokens(), ())
+        self.heads, self.plain = list(heads), not isinstance(objective, OverModel)
         self.starts = [0]
         while self.starts[-1] < steps:
             self.starts.append(min(steps, self.starts[-1] + packed.steps(len(self.starts) - 1)))
@@ -50,8 +54,11 @@ class MaskedSteps:
 
     def part(self, step: int) -> float:
         """How many epochs are done after a number of steps."""
-        epoch, within = self.packed.place(step)
-        return epoch + within / self.packed.steps(epoch)
+        return self.packed.part(step)
+
+    def pace(self, step: int) -> float:
+        """Steps are alike."""
+        return step
 
     def described(self) -> Any:
         """What is hidden of what."""
@@ -68,21 +75,8 @@ class MaskedSteps:
             rng = seeded(self.packed.seed, epoch=0, index=step)
             places = self.masking.choose(special, words, cu, rng)
             masked, targets = self._apply(ids, places, rng)
-        ends = np.searchsorted(places, cu)
-        segments = np.zeros(int(np.diff(cu).max()), dtype=np.int64)
-        ones = np.ones(len(places), dtype=np.float32)
-        items = []
-        for b in range(len(cu) - 1):
-            low, high, first, last = int(cu[b]), int(cu[b + 1]), int(ends[b]), int(ends[b + 1])
-            piece = Piece(
-                masked[low:high],
-                segments[: high - low],
-                values=targets[first:last],
-                weights=ones[first:last],
-                rows=places[first:last] - low,
-            )
-            items.append(Item((piece,)))
-        return self._source, items
+        more = {} if self.plain else {"special": special}
+        return self._source, items_of(masked, cu, places, targets, more)
 
     def _apply(self, ids: Any, places: Any, rng: np.random.Generator) -> tuple[Any, Any]:
         return self.masking.apply(ids, places, rng, vocab=self._vocab, mask_id=self._mask_id, never=self._never)
@@ -98,3 +92,28 @@ class MaskedSteps:
             places.append(own + part.start)
             targets.append(wanted)
         return masked, np.concatenate(places), np.concatenate(targets)
+
+
+def items_of(
+    ids: Any, cu: Any, places: Any, targets: Any, more: Mapping[str, Any] | None = None, segments: Any = None
+) -> list[Item]:
+    """Pieces of a flat run as items: text b is tokens `cu[b]` to `cu[b + 1]` of `ids` and of each of `more` (T,).
+
+    `targets` (M,) are wanted at `places` (M,), which are in order.
+    """
+    ends = np.searchsorted(places, cu)
+    zeros = np.zeros(int(np.diff(cu).max()), dtype=np.int64)
+    ones = np.ones(len(places), dtype=np.float32)
+    items = []
+    for b in range(len(cu) - 1):
+        low, high, first, last = int(cu[b]), int(cu[b + 1]), int(ends[b]), int(ends[b + 1])
+        piece = Piece(
+            ids[low:high],
+            zeros[: high - low] if segments is None else segments[low:high],
+            values=targets[first:last],
+            weights=ones[first:last],
+            rows=places[first:last] - low,
+        )
+        own = {name: values[low:high] for name, values in more.items()} if more else {}
+        items.append(Item((piece,), more=own))
+    return items

@@ -8,9 +8,11 @@ same gradient: the sum over all its parts divided by the sum of their weights.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -18,7 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertie.text.batch import Batch
+from bertie.text.batch import Batch, send
+
+if TYPE_CHECKING:
+    from bertie.model import Model
 
 Level = Literal["text", "window", "token", "row"]
 Array = NDArray[np.generic]
@@ -46,6 +51,7 @@ class Item:
     pieces: tuple[Piece, ...]
     value: Array | None = None
     weight: float = 1.0
+    more: Mapping[str, Array] = field(default_factory=dict)  # what only its objective knows
 
     def __len__(self) -> int:
         return sum([len(piece.ids) for piece in self.pieces])
@@ -63,8 +69,8 @@ class Targets:
 
     def to(self, device: torch.device | str) -> Targets:
         """The same on another device."""
-        values, weights, owner, share = (x.to(device) for x in (self.values, self.weights, self.owner, self.share))
-        return Targets(values, weights, owner, share, None if self.rows is None else self.rows.to(device))
+        values, weights, owner, share = (send(x, device) for x in (self.values, self.weights, self.owner, self.share))
+        return Targets(values, weights, owner, share, None if self.rows is None else send(self.rows, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +80,19 @@ class MiniBatch:
     batch: Batch
     targets: Targets
     weight: float  # of all that is asked
+    more: Mapping[str, Tensor | Batch] = field(default_factory=dict)  # what only its objective knows
 
     def to(self, device: torch.device | str) -> MiniBatch:
         """The same on another device."""
-        return replace(self, batch=self.batch.to(device), targets=self.targets.to(device))
+        more = {name: x.to(device) if isinstance(x, Batch) else send(x, device) for name, x in self.more.items()}
+        return replace(self, batch=self.batch.to(device), targets=self.targets.to(device), more=more)
 
 
 class Objective(ABC):
     """A loss over a head's outputs."""
 
     level: ClassVar[Level]
+    steady: ClassVar[bool] = False  # whether a loss far above those before it means that something is wrong
 
     @abstractmethod
     def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
@@ -229,6 +238,7 @@ class MaskedTokens(EachToken):
     """
 
     level = "row"
+    steady = True
 
 
 class Span(Objective):
@@ -250,3 +260,51 @@ class Span(Objective):
         logs = sums.clamp(min=1.0).log() + top  # below 1 is only the sum over a text without tokens
         at = batch.cu_seqlens[:-1].long()[:, None] + targets.values  # (W, 2)
         return (logs - outputs.gather(0, at.clamp(max=len(outputs) - 1))).mean(-1)
+
+
+class OverModel(Objective):
+    """A loss that asks more of the model than one head's outputs: several heads, hidden states, another model.
+
+    It is a sum of means, each over things of its own kind: over a step's hidden tokens, its texts, its words. `counted`
+    tells it how many of each a whole step has, so that micro-batches still add up to the step's gradient. What it
+    trains besides the model lies in `model.aside`.
+    """
+
+    level: ClassVar[Level] = "row"
+    steady = True
+
+    def __init__(self) -> None:
+        self.counts: Mapping[str, float] = {}
+
+    @abstractmethod
+    def of(self, model: Model, mini: MiniBatch) -> Tensor:
+        """() the sum of each term's `mean`, to be divided by the number of texts."""
+
+    def count(self, item: Item) -> Mapping[str, float]:
+        """How many things of each kind an item has."""
+        return {"texts": 1, "hidden": sum(len(p.rows) for p in item.pieces if p.rows is not None), "tokens": len(item)}
+
+    def counted(self, items: Sequence[Item]) -> Self:
+        """The same objective for a step of these items."""
+        total: Counter[str] = Counter()
+        for item in items:
+            total.update(self.count(item))
+        one = copy(self)
+        one.counts = total
+        return one
+
+    def mean(self, total: Tensor, of: str) -> Tensor:
+        """A sum over things of a kind, such that dividing it by the number of texts gives their mean over the step."""
+        return total * (self.counts["texts"] / max(1.0, self.counts[of]))
+
+    def collate(self, items: Sequence[Item]) -> MiniBatch:
+        """Lay items end to end. They count even where nothing is hidden."""
+        return replace(super().collate(items), weight=float(len(items)))
+
+    def weight_of(self, item: Item) -> float:
+        """Texts count alike."""
+        return 1.0
+
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """Not to be had: what there is to say is said of the model."""
+        raise NotImplementedError(f"{type(self).__name__} is computed by `of`")

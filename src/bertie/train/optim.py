@@ -29,7 +29,9 @@ def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> li
     last_epoch = math.ceil(recipe.epochs) - 1
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in _trained(model, heads, recipe, last_epoch).items():
-        if name.startswith("heads."):
+        if name.startswith("aside."):
+            part, scale = "aside", recipe.lr
+        elif name.startswith("heads."):
             part, scale = "head", recipe.lr if recipe.head_lr is None else recipe.head_lr
         else:
             layer = _layer(model.config, name)
@@ -54,6 +56,8 @@ def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> li
 class Schedule:
     """The learning rate as a share of its peak, step by step: up in a straight line, then as the recipe says.
 
+    "wsd" (warm-up, stable, decay) stays at the peak, then goes down in a straight line over the last `decay` of steps.
+
     The rates are those of transformers' schedules without their first step, whose rate is zero.
 
     >>> schedule = Schedule(Recipe(warmup=0.4), total_steps=5)
@@ -73,12 +77,18 @@ class Schedule:
         """Steps before the peak; there is always a step at the peak."""
         return min(round(self.recipe.warmup * self.total_steps), self.total_steps - 1)
 
-    def factor(self, step: int) -> float:
-        """For a step, counted from 0. No step before `total_steps` has zero."""
+    def factor(self, step: float) -> float:
+        """For a step, counted from 0. No step before `total_steps` has zero.
+
+        A plan whose steps grow asks for parts of steps: where it is by its tokens, as if all steps were alike.
+        """
         warmup = self.warmup_steps
         if step < warmup:
             return (step + 1) / (warmup + 1)
         done = min(1.0, (step - warmup) / (self.total_steps - warmup))
+        if self.recipe.schedule == "wsd":
+            left = (self.total_steps - step) / max(1.0, self.recipe.decay * self.total_steps)
+            return min(1.0, max(0.0, left))
         if self.recipe.schedule == "linear":
             return 1.0 - done
         if self.recipe.schedule == "cosine":
@@ -151,6 +161,8 @@ def _trained(model: Model, heads: str | Sequence[str], recipe: Recipe, epoch: fl
     frozen = frozen_layers(recipe, epoch, model.config.depth)
 
     def wanted(name: str) -> bool:
+        if name.startswith("aside."):
+            return True
         if name.startswith("heads."):
             return name.split(".")[1] in names
         if recipe.lora:

@@ -18,7 +18,70 @@ PIECES = 1024  # or so many pieces, if those are more
 SPECIAL = 2  # tokens around a piece
 
 
-class Packed:
+class Packing:
+    """Things of some sizes in steps of a budget, by the step's number: what a step takes follows from the seed alone.
+
+    >>> packing = Packing(np.array([3, 3, 3, 1], np.int32), budget=7, seed=0)
+    >>> packing.steps(), sorted(np.concatenate([packing.pieces(0), packing.pieces(1)]).tolist())
+    (2, [0, 1, 2, 3])
+
+    After the last step of an epoch comes the first of the next, in another order.
+    """
+
+    def __init__(self, sizes: NDArray[np.int32], budget: int, seed: int) -> None:
+        self.sizes, self.budget, self.seed = sizes, budget, seed
+        self._ends: list[int] = []  # steps up to the end of each epoch that was planned
+        self._epoch = -1  # the one whose plan is held
+        self._plan: tuple[Numbers, Numbers] = np.zeros(0, np.int64), np.zeros(1, np.int64)
+
+    def steps(self, epoch: int = 0) -> int:
+        """How many steps an epoch has. It differs a little from one to the next."""
+        self._count_to(epoch)
+        return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
+
+    def fill(self, epoch: int = 0) -> float:
+        """What is read in an epoch, as a share of its steps' budgets; the last step, which is as it is, left out."""
+        order, cuts = self._planned(epoch)
+        if len(cuts) < 3:
+            return 1.0
+        return int(self.sizes[order[: cuts[-2]]].sum()) / (self.budget * (len(cuts) - 2))
+
+    def place(self, n: int) -> tuple[int, int]:
+        """The epoch of a step, and its number within it."""
+        if n < 0:
+            raise InputError(f"step {n} is not there: steps are counted from 0")
+        while not self._ends or n >= self._ends[-1]:
+            self._count_to(len(self._ends))
+        epoch = int(np.searchsorted(self._ends, n, "right"))
+        return epoch, n - (self._ends[epoch - 1] if epoch else 0)
+
+    def part(self, n: int) -> float:
+        """How many epochs are over after a number of steps."""
+        epoch, within = self.place(n)
+        return epoch + within / self.steps(epoch)
+
+    def pieces(self, n: int) -> Numbers:
+        """What step n takes."""
+        epoch, within = self.place(n)
+        order, cuts = self._planned(epoch)
+        return order[cuts[within] : cuts[within + 1]]
+
+    def _count_to(self, epoch: int) -> None:
+        """Know how many steps each epoch up to this one has."""
+        while len(self._ends) <= epoch:
+            steps = len(self._planned(len(self._ends))[1]) - 1
+            self._ends.append(steps + (self._ends[-1] if self._ends else 0))
+
+    def _planned(self, epoch: int) -> tuple[Numbers, Numbers]:
+        """An epoch's pieces in order (pieces,), and where each step begins (steps + 1,)."""
+        if epoch != self._epoch:
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
+            chosen, cuts = first_fit(self.sizes[order], self.budget)
+            self._epoch, self._plan = epoch, (order[chosen], cuts)
+        return self._plan
+
+
+class Packed(Packing):
     """The steps of a run over a corpus, by their number: what a step reads follows from the seed and the number alone.
 
     >>> packed = Packed(Corpus.open("path/to/corpus"), budget=65536, reach=512, seed=0)    # doctest: +SKIP
@@ -26,7 +89,6 @@ class Packed:
     (65, 0.9998)
     >>> ids, cu, special, words = packed.batch(17)                                         # doctest: +SKIP
 
-    After the last step of an epoch comes the first of the next, in another order.
     """
 
     def __init__(self, corpus: Corpus, budget: int, reach: int, seed: int) -> None:
@@ -45,36 +107,11 @@ class Packed:
         first = np.cumsum(counts) - counts
         self._starts = (np.arange(len(self._documents)) - np.repeat(first, counts)) * room
         self._sizes = np.minimum(corpus.lengths[self._documents] - self._starts, room).astype(np.int32)
-        self._never = np.array(corpus.about["tokenizer"]["special"], np.int64)
-        self._ends: list[int] = []  # steps up to the end of each epoch that was planned
-        self._epoch = -1  # the one whose plan is held
-        self._plan: tuple[Numbers, Numbers] = np.zeros(0, np.int64), np.zeros(1, np.int64)
-
-    def steps(self, epoch: int = 0) -> int:
-        """How many steps an epoch has. It differs a little from one to the next."""
-        self._count_to(epoch)
-        return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
-
-    def fill(self, epoch: int = 0) -> float:
-        """Tokens read in an epoch, as a share of all its steps' budgets; the last step, which is as it is, left out."""
-        order, cuts = self._planned(epoch)
-        if len(cuts) < 3:
-            return 1.0
-        read = int(self._sizes[order[: cuts[-2]]].sum()) + SPECIAL * int(cuts[-2])
-        return read / (self.budget * (len(cuts) - 2))
-
-    def place(self, n: int) -> tuple[int, int]:
-        """The epoch of a step, and its number within it."""
-        if n < 0:
-            raise InputError(f"step {n} is not there: steps are counted from 0")
-        while not self._ends or n >= self._ends[-1]:
-            self._count_to(len(self._ends))
-        epoch = int(np.searchsorted(self._ends, n, "right"))
-        return epoch, n - (self._ends[epoch - 1] if epoch else 0)
+        super().__init__(self._sizes + SPECIAL, budget, seed)
 
     def step(self, n: int) -> list[tuple[int, int, int]]:
         """The pieces of a step: document, first token, end."""
-        pieces = self._pieces(n)
+        pieces = self.pieces(n)
         documents, starts, sizes = (part[pieces].tolist() for part in (self._documents, self._starts, self._sizes))
         return [(one, start, start + size) for one, start, size in zip(documents, starts, sizes, strict=True)]
 
@@ -85,39 +122,27 @@ class Packed:
         spells out, unknown ones among them. `words` are the tokens that begin a word; special ones, and the first of a
         piece, always do.
         """
-        assert self.corpus.cls_id is not None
-        assert self.corpus.sep_id is not None
-        pieces = self._pieces(n)
-        sizes = self._sizes[pieces].astype(np.int64)
-        cu = np.concatenate([[0], np.cumsum(sizes + SPECIAL)])  # (B + 1,)
-        ids, words = np.empty(cu[-1], np.int64), np.ones(cu[-1], np.bool_)
-        inner = np.ones(cu[-1], np.bool_)  # neither the first nor the last of a piece
-        inner[cu[:-1]] = inner[cu[1:] - 1] = False
-        ids[cu[:-1]], ids[cu[1:] - 1] = self.corpus.cls_id, self.corpus.sep_id
-        ids[inner], words[inner] = self.corpus.gather(self._documents[pieces], self._starts[pieces], sizes)
-        words[cu[:-1] + 1] = True
-        special = np.isin(ids, self._never)
-        words |= special
-        return ids, cu.astype(np.int32), special, words
+        pieces = self.pieces(n)
+        return flat(self.corpus, self._documents[pieces], self._starts[pieces], self._sizes[pieces])
 
-    def _pieces(self, n: int) -> Numbers:
-        epoch, within = self.place(n)
-        order, cuts = self._planned(epoch)
-        return order[cuts[within] : cuts[within + 1]]
 
-    def _count_to(self, epoch: int) -> None:
-        """Know how many steps each epoch up to this one has."""
-        while len(self._ends) <= epoch:
-            steps = len(self._planned(len(self._ends))[1]) - 1
-            self._ends.append(steps + (self._ends[-1] if self._ends else 0))
-
-    def _planned(self, epoch: int) -> tuple[Numbers, Numbers]:
-        """An epoch's pieces in order (pieces,), and where each step begins (steps + 1,)."""
-        if epoch != self._epoch:
-            order = np.random.default_rng([self.seed, epoch]).permutation(len(self._sizes))
-            chosen, cuts = first_fit(self._sizes[order] + SPECIAL, self.budget)
-            self._epoch, self._plan = epoch, (order[chosen], cuts)
-        return self._plan
+def flat(
+    corpus: Corpus, documents: Numbers, starts: Numbers, sizes: NDArray[np.int32]
+) -> tuple[Numbers, NDArray[np.int32], Bits, Bits]:
+    """Pieces of documents with the special tokens around each, as in `Packed.batch`."""
+    assert corpus.cls_id is not None
+    assert corpus.sep_id is not None
+    lengths = sizes.astype(np.int64)
+    cu = np.concatenate([[0], np.cumsum(lengths + SPECIAL)])  # (B + 1,)
+    ids, words = np.empty(cu[-1], np.int64), np.ones(cu[-1], np.bool_)
+    inner = np.ones(cu[-1], np.bool_)  # neither the first nor the last of a piece
+    inner[cu[:-1]] = inner[cu[1:] - 1] = False
+    ids[cu[:-1]], ids[cu[1:] - 1] = corpus.cls_id, corpus.sep_id
+    ids[inner], words[inner] = corpus.gather(documents, starts, lengths)
+    words[cu[:-1] + 1] = True
+    special = np.isin(ids, np.array(corpus.about["tokenizer"]["special"], np.int64))
+    words |= special
+    return ids, cu.astype(np.int32), special, words
 
 
 def first_fit(sizes: NDArray[np.int32], budget: int) -> tuple[Numbers, Numbers]:

@@ -24,6 +24,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.model import Model
 from bertie.nn.encoder import Encoder
 from bertie.text.batch import Batch
+from bertie.train.objectives import Item, MiniBatch, OverModel
 
 Ids = NDArray[np.integer]
 Document = Sequence[Ids]  # its sentences
@@ -290,7 +291,7 @@ class ReplacedTokens(nn.Module):
             guesses = sample(logits.detach(), draw)
             ids = batch.ids.index_copy(0, rows, guesses)
             replaced = torch.zeros_like(special).index_copy(0, rows, guesses != targets)
-            judged = self.discriminator(replace(batch, ids=ids), "rtd")[:, 0].float()  # (T, 1) -> (T,)
+            judged = self.discriminator(batch.with_ids(ids), "rtd")[:, 0].float()  # (T, 1) -> (T,)
         with torch.autocast(judged.device.type, enabled=False):
             each = F.binary_cross_entropy_with_logits(judged, replaced.float(), reduction="none")
             found = torch.where(special, 0.0, each).sum()
@@ -331,3 +332,79 @@ def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
     """
     # Gumbel's trick: the largest of logit − log(exponential noise) is each with its softmax.
     return (logits - torch.empty_like(logits).exponential_(generator=draw).log()).argmax(-1)
+
+
+# --- as objectives of the loop ---
+
+
+class MaskedPairs(OverModel):
+    """Hidden tokens, and what is to be said of a pair: the mean of each. BERT's with `NextSentence`, ALBERT's with
+    `SentenceOrder`.
+    """
+
+    def __init__(self, pairs: _Pairs) -> None:
+        super().__init__()
+        self.masked, self.pairs = MaskedLoss(), pairs
+
+    def of(self, model: Model, mini: MiniBatch) -> Tensor:
+        """As `OverModel.of`."""
+        rows, labels = mini.targets.rows, mini.more["labels"]
+        assert rows is not None
+        assert isinstance(labels, Tensor)
+        hidden = model.hidden(mini.batch)
+        masked = self.masked.loss(model, mini.batch, rows, mini.targets.values, hidden)
+        said = self.pairs.loss(model, mini.batch, labels, hidden)
+        return self.mean(masked, "hidden") + self.mean(said, "texts")
+
+    def collate(self, items: Sequence[Item]) -> MiniBatch:
+        """Lay items end to end."""
+        labels = torch.tensor([int(item.more["label"]) for item in items])
+        return replace(super().collate(items), more={"labels": labels})
+
+
+class EnhancedMasked(OverModel):
+    """Hidden tokens by way of an `EnhancedDecoder`, which lies in the model's `aside`: DeBERTa's."""
+
+    def __init__(self, model: Model, seed: int = 0) -> None:
+        super().__init__()
+        decoder = EnhancedDecoder(model.config).to(model.device)
+        draw = torch.Generator(model.device).manual_seed(seed)
+        nn.init.normal_(decoder.positions.weight, std=model.config.init_std, generator=draw)
+        model.aside["decoder"] = decoder
+        self.masked = MaskedLoss()
+
+    def of(self, model: Model, mini: MiniBatch) -> Tensor:
+        """As `OverModel.of`."""
+        rows, decoder = mini.targets.rows, model.aside["decoder"]
+        assert rows is not None
+        hidden = decoder(model.encoder, mini.batch)
+        return self.mean(self.masked.loss(model, mini.batch, rows, mini.targets.values, hidden), "hidden")
+
+
+class Replacement(OverModel):
+    """Tokens that a generator replaced, to be found by the model: the means of `ReplacedTokens`' two losses.
+
+    The generator lies in the model's `aside`, and trains with it.
+    """
+
+    def __init__(self, both: ReplacedTokens) -> None:
+        super().__init__()
+        self.both = both
+        both.discriminator.aside["generator"] = both.generator
+
+    def of(self, model: Model, mini: MiniBatch) -> Tensor:
+        """As `OverModel.of`."""
+        rows, special = mini.targets.rows, mini.more["special"]
+        assert rows is not None
+        assert isinstance(special, Tensor)
+        losses = self.both(mini.batch, rows, mini.targets.values, special)
+        return self.mean(losses.masked, "hidden") + self.both.weight * self.mean(losses.found, "judged")
+
+    def count(self, item: Item) -> dict[str, float]:
+        """Special tokens are not judged."""
+        return {**super().count(item), "judged": float(np.logical_not(item.more["special"]).sum())}
+
+    def collate(self, items: Sequence[Item]) -> MiniBatch:
+        """Lay items end to end."""
+        special = torch.from_numpy(np.concatenate([item.more["special"] for item in items]))
+        return replace(super().collate(items), more={"special": special})

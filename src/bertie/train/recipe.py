@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 
 from bertie.errors import ConfigError, NotFoundError
 
-ScheduleName = Literal["linear", "cosine", "constant"]
+ScheduleName = Literal["linear", "cosine", "wsd", "constant"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 TASKS = ("classify", "regress", "tag", "answer", "rerank")
 
@@ -39,6 +39,7 @@ class Recipe:
     micro_tokens: int = 16384  # held on the device at a time; a step is made of as many micro-batches as it takes
     warmup: float = 0.1  # share of all steps
     schedule: ScheduleName = "linear"  # what becomes of the rate after the warm-up
+    decay: float = 0.1  # of "wsd": the last share of all steps, over which the rate goes down
     weight_decay: float = 0.01
     beta2: float = 0.999
     clip: float = 1.0  # the gradient's greatest norm; 0: none
@@ -96,7 +97,7 @@ class Recipe:
             ...
         bertie.errors.ConfigError: a recipe has no field 'epoch'; did you mean 'epochs'?
         """
-        _refuse_unknown("a recipe", values, [field.name for field in fields(cls)])
+        refuse_unknown("a recipe", values, [field.name for field in fields(cls)])
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
@@ -176,7 +177,7 @@ _NUMBERS: dict[str, _Numbers] = (
     | dict.fromkeys(("weight_decay", "clip"), _LEAST_0)
     | dict.fromkeys(("warmup", "label_smoothing", "dropout", "dev_share"), _SHARE)
     | dict.fromkeys(("beta2", "abstain"), _INSIDE)
-    | dict.fromkeys(("lr", "head_lr", "layer_decay"), _RATE)
+    | dict.fromkeys(("lr", "head_lr", "layer_decay", "decay"), _RATE)
     | dict.fromkeys(("thaw", "lora"), _WHOLE)
     | dict.fromkeys(("batch_size", "batch_tokens", "micro_tokens", "patience"), _COUNT)
     | dict.fromkeys(("evals_per_epoch", "reach", "train_windows"), _COUNT)
@@ -195,7 +196,8 @@ def _class_weights(value: Any) -> Literal["balanced"] | dict[str, float] | None:
     return {label: _ABOVE_0.checked(f"class_weights[{label!r}]", weight) for label, weight in value.items()}
 
 
-def _refuse_unknown(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """An error for names that are not known, with the nearest that is."""
     unknown = [key for key in given if key not in known]
     if not unknown:
         return
@@ -257,10 +259,10 @@ def read_recipe(path: str | Path, data_root: str | Path | None = None) -> Recipe
 
 
 def _recipe_file(raw: dict[str, Any], root: Path, title: str) -> RecipeFile:
-    _refuse_unknown("the file", raw, ["title", "task", "seeds", "model", "data", "training"])
+    refuse_unknown("the file", raw, ["title", "task", "seeds", "model", "data", "training"])
     model, data, training = (_table(raw, name) for name in ("model", "data", "training"))
-    _refuse_unknown("[model]", model, ["base", "task"])
-    _refuse_unknown("[data]", data, ["train", "dev", "test", "columns"])
+    refuse_unknown("[model]", model, ["base", "task"])
+    refuse_unknown("[data]", data, ["train", "dev", "test", "columns"])
     if "task" in raw and "task" in model:
         raise ConfigError("task stands at the top and in [model]; once is enough")
     task = _text(raw | model, "task")

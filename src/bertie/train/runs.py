@@ -260,17 +260,22 @@ class Runs:
         """Let `write` put a report beside the best model, then give the folder its name."""
         model = self._model(self.best_seed())
         write(model)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        before = self.state / "replaced"
-        if self.out.exists():
-            os.rename(self.out, before)
-        try:
-            os.rename(model, self.out)
-        except BaseException:
-            if before.exists():
-                os.rename(before, self.out)
-            raise
-        _remove(self.state)
+        rename(model, self.out, self.state)
+
+
+def rename(model: Path, out: Path, state: Path) -> None:
+    """Give a finished model its name, in place of what is there, and remove the state of its run."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    before = state / "replaced"
+    if out.exists():
+        os.rename(out, before)
+    try:
+        os.rename(model, out)
+    except BaseException:
+        if before.exists():
+            os.rename(before, out)
+        raise
+    _remove(state)
 
 
 def _remove(state: Path) -> None:

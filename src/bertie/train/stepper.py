@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from bertie.config import Full, Sliding
 from bertie.model import Model
-from bertie.train.objectives import MiniBatch, Objective, Targets
+from bertie.train.objectives import MaskedTokens, MiniBatch, Objective, OverModel, Targets
 from bertie.train.optim import set_lr
 
 SHORT = 128  # tokens; attention's grid is for texts of up to this, or for any
@@ -33,10 +33,15 @@ class Loss(nn.Module):
 
     def forward(self, mini: MiniBatch, head: str, objective: Objective) -> Tensor:
         """-> ()."""
+        if isinstance(objective, OverModel):
+            return objective.of(self.model, mini) * float(mini.weight > 0)
         hidden = self.model.hidden(mini.batch, head)
         if mini.targets.rows is not None:
             hidden = hidden[mini.targets.rows]
-        outputs = self.model.head(head)(hidden, mini.batch, self.model.encoder.embeddings.words.weight)
+        words = self.model.encoder.embeddings.words.weight
+        if isinstance(objective, MaskedTokens):  # whose outputs would be large
+            return self.model.head(head).surprise(hidden, words, mini.targets.values, mini.targets.weights)
+        outputs = self.model.head(head)(hidden, mini.batch, words)
         with torch.autocast(mini.batch.ids.device.type, enabled=False):
             return objective.loss(outputs.float(), mini.batch, mini.targets)
 
@@ -205,13 +210,18 @@ class _Recorded:
         """Put a batch of the same size in place, and go."""
         ours, theirs = self.mini, mini
         for name in ("ids", "segments", "positions", "cu_seqlens"):
-            getattr(ours.batch, name).copy_(getattr(theirs.batch, name), non_blocking=True)
+            _put(getattr(theirs.batch, name), getattr(ours.batch, name))
         for name in ("values", "weights", "owner", "share", "rows"):
             if getattr(ours.targets, name) is not None:
-                getattr(ours.targets, name).copy_(getattr(theirs.targets, name), non_blocking=True)
+                _put(getattr(theirs.targets, name), getattr(ours.targets, name))
         self.scale.fill_(scale)
         self.graph.replay()
         return self.loss.clone()
+
+
+def _put(x: Tensor, place: Tensor) -> None:
+    """Copy to the device by pinned memory: from other memory the host would wait for the device."""
+    place.copy_(x.pin_memory(), non_blocking=True)
 
 
 def _sizes(mini: MiniBatch, reach: int) -> tuple[int, int, int, int]:
@@ -219,7 +229,7 @@ def _sizes(mini: MiniBatch, reach: int) -> tuple[int, int, int, int]:
     batch, rows = mini.batch, mini.targets.rows
     tokens = len(batch.ids)
     longest = SHORT if batch.max_len <= SHORT < reach else reach
-    room = _up(tokens, max(64, 1 << max(0, tokens.bit_length() - 4)))
+    room = _up(tokens, min(1024, max(64, 1 << max(0, tokens.bit_length() - 4))))
     texts = len(batch) + -(-(room - tokens) // longest)
     chosen = 0 if rows is None else _up(len(rows), max(64, 1 << max(0, len(rows).bit_length() - 4)))
     return room, _up(texts, max(8, 1 << max(0, texts.bit_length() - 4))), longest, chosen

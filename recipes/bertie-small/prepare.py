@@ -1,0 +1,361 @@
+"""What bertie-small is made of, beside its corpora: python prepare.py DATA OUT [TEXT…]
+
+DATA holds a folder a dataset (README.md beside this file lists them), TEXT are files or folders of pretraining text (a
+paragraph a line, a blank line between documents; DATA/pretrain if none is named). Only sets whose licence allows a
+trained model to be shipped are read for training, and of them only the training splits. Texts that also occur in a dev
+or test split, of any set in DATA, are left out of training, and of the pretraining text the titles of exclude.tsv are.
+The same files give the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from bertie.data.readers import open_table
+from bertie.train.clean import title_key
+from bertie.train.corpus import Documents, files_of, read_titles
+
+Row = dict[str, Any]
+SEED = 0
+
+# The grouping of the GoEmotions paper (Demszky et al. 2020, figure 2); the ambiguous ones say nothing.
+SENTIMENT = {
+    "positive": "admiration amusement approval caring desire excitement gratitude joy love optimism pride relief",
+    "negative": "anger annoyance disappointment disapproval disgust embarrassment fear grief nervousness remorse "
+    "sadness",
+    "neutral": "neutral",
+    "ambiguous": "confusion curiosity realization surprise",
+}
+GROUP = {emotion: group for group, emotions in SENTIMENT.items() for emotion in emotions.split()}
+
+WNUT = {"person": "PER", "corporation": "ORG", "group": "ORG", "location": "LOC"}
+
+# Never trained on, whatever the split: they measure, or their licence forbids it.
+MEASURING = (
+    "ag_news cacm conll2003 cosqa cr cranfield emotion imdb mlqa mr mrpc npl_vaswani pawsx qnli quora_pairs rte "
+    "squad_v2_dev sst2 sst5 sts12_16 stsb trecqa wikiqa xnli xquad"
+).split()
+
+EXCLUDE = Path(__file__).with_name("exclude.tsv")  # articles of WikiText-103's held-out splits, and their like
+SQUAD_QUESTIONS, DEV_QUESTIONS = 12_000, 1_500  # of the reranker's
+WIKI_SENTENCES, WIKI_PARAGRAPHS = 400_000, 100_000  # of the embedder's
+SENTENCES = 400_000  # of all texts for the embedder
+EVERY = 5  # one in so many documents is for the tokenizer
+
+# As many rows as the shipped model was trained with in its minutes, drawn in this order; of other files all are kept.
+CUT = {
+    "qa.train": 32_000,
+    "rerank.train": 20_000,
+    "nli.train": 45_000,
+    "ner.dev": 1_200,
+    "sentiment.dev": 1_200,
+    "nli.dev": 1_200,
+}
+
+
+def main() -> None:
+    """Write everything."""
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    data, out, text = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    out.mkdir(parents=True, exist_ok=True)
+    seen, text = measured(data), text or [str(data / "pretrain")]
+    made = {
+        name: list(rows)
+        for name, rows in (
+            *sentiment(data, seen),
+            *entities(data),
+            *answers(data),
+            *ranking(data),
+            *inference(data),
+        )
+    }
+    for name, rows in (made | cut(made)).items():
+        write(out / f"{name}.jsonl.gz", (json.dumps(row, ensure_ascii=False) for row in rows))
+    short = sentences(data, text, seen)[:SENTENCES]
+    write(out / "sentences.jsonl.gz", (json.dumps({"text": one}, ensure_ascii=False) for one in short))
+    write(out / "sample.txt.gz", (f"{document}\n" for document in some_documents(text)))
+
+
+# ── reading and writing ──
+
+
+def read(file: Path) -> Iterator[Row]:
+    """The rows of one file."""
+    table = open_table(str(file))
+    return table.rows(table.columns)
+
+
+def write(file: Path, lines: Iterable[str]) -> None:
+    """Lines to a gzip file that does not tell the time, so that the same lines are the same bytes."""
+    count = 0
+    with gzip.GzipFile(file, "wb", mtime=0) as packed, io.TextIOWrapper(packed, "utf-8", newline="\n") as text:
+        for line in lines:
+            text.write(line + "\n")
+            count += 1
+    print(f"{file.name}: {count:,}")
+
+
+def key(text: str) -> str:
+    """What two texts share that differ in case, spacing and punctuation only.
+
+    >>> key("Don't  PANIC !") == key("don't panic!")
+    True
+    """
+    return re.sub(r"\W+", "", text.casefold())
+
+
+def texts_of(row: Row) -> Iterator[str]:
+    """All texts of a row."""
+    if "tokens" in row:
+        yield " ".join(row["tokens"])
+    for name in ("text", "text_a", "text_b", "question", "query", "passage", "context"):
+        if isinstance(row.get(name), str):
+            yield row[name]
+
+
+def measured(data: Path) -> set[str]:
+    """Keys of all texts that something is measured with: dev and test splits, and the sets of `MEASURING`."""
+    return {
+        key(text)
+        for file in sorted([*data.glob("*/*.jsonl.gz"), *data.glob("*/*.jsonl.xz")])
+        if not file.name.startswith("train") or file.parent.name in MEASURING
+        for row in read(file)
+        for text in texts_of(row)
+    }
+
+
+def cut(made: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Some rows of the files that `CUT` names, in their old order."""
+    draw = random.Random(SEED)
+    return {
+        name: [made[name][i] for i in sorted(draw.sample(range(len(made[name])), min(size, len(made[name]))))]
+        for name, size in CUT.items()
+    }
+
+
+def unseen(rows: Iterable[Row], seen: set[str], *columns: str) -> Iterator[Row]:
+    """Rows that differ from each other, and from what was seen."""
+    own: set[str] = set()
+    for row in rows:
+        text = key(" ".join(" ".join(row[column]) for column in columns))  # of words, or of a text's characters
+        if text and text not in seen and text not in own:
+            own.add(text)
+            yield row
+
+
+# ── a head each ──
+
+
+def sentiment(data: Path, seen: set[str]) -> Iterator[tuple[str, Iterable[Row]]]:
+    """GoEmotions as negative, neutral and positive; rows of two minds or none are left out."""
+    for split in ("train", "dev", "test"):
+        rows: list[Row] = []
+        for row in read(data / f"go_emotions/{split}.jsonl.gz"):
+            groups = {GROUP[label] for label in row["labels"]} - {"ambiguous"}
+            if len(groups) == 1:
+                rows.append({"text": row["text"], "label": groups.pop()})
+        yield f"sentiment.{split}", unseen(rows, seen, "text") if split == "train" else rows
+
+
+def entities(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
+    """WikiANN and WNUT-17 with the three types that they share."""
+
+    def rows(split: str) -> Iterator[Row]:
+        for row in read(data / f"wikiann/{split}.en.jsonl.gz"):
+            yield {"tokens": row["tokens"], "tags": row["tags"], "source": "wikiann"}
+        for row in read(data / f"wnut17/{split}.jsonl.gz"):
+            yield {"tokens": row["tokens"], "tags": [_wnut(tag) for tag in row["tags"]], "source": "wnut17"}
+
+    dev, test = list(rows("dev")), list(rows("test"))
+    yield "ner.train", unseen(rows("train"), {key(" ".join(row["tokens"])) for row in dev + test}, "tokens")
+    yield "ner.dev", dev
+    yield "ner.test", test
+
+
+def _wnut(tag: str) -> str:
+    place, _, kind = tag.partition("-")
+    return f"{place}-{WNUT[kind]}" if kind in WNUT else "O"
+
+
+def answers(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
+    """SQuAD 1.1 and TyDi QA's English part."""
+    squad, tydi, dev = _question_sets(data)
+    yield "qa.train", [*squad, *tydi]
+    yield "qa.dev", dev
+
+
+def _question_sets(data: Path) -> tuple[list[Row], list[Row], list[Row]]:
+    """SQuAD's train split, TyDi QA, SQuAD's dev split; whose paragraphs are left out of the first two."""
+    dev = list(_questions(data / "squad_v1/dev.jsonl.gz"))
+    contexts = {key(row["context"]) for row in dev}
+    squad, tydi = (
+        [row for row in _questions(data / file) if key(row["context"]) not in contexts]
+        for file in ("squad_v1/train.jsonl.gz", "tydiqa_goldp/train.en.jsonl.gz")
+    )
+    return squad, tydi, dev
+
+
+def _questions(file: Path) -> Iterator[Row]:
+    for row in read(file):
+        for answer in row["answers"]:
+            start, text = answer["answer_start"], answer["text"]
+            if row["context"][start : start + len(text)] != text:
+                raise SystemExit(f"{file}: the answer to {row['question']!r} is not where it should be")
+        yield {name: row[name] for name in ("id", "title", "context", "question", "answers")}
+
+
+def ranking(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
+    """Questions with their own paragraph, three of the same article and one of another, without the answer."""
+    squad, tydi, dev = _question_sets(data)
+    yield "rerank.train", [*_ranked(squad, SQUAD_QUESTIONS), *_ranked(tydi, len(tydi), same=0, other=3)]
+    yield "rerank.dev", list(_ranked(dev, DEV_QUESTIONS))
+
+
+def _ranked(rows: list[Row], count: int, same: int = 3, other: int = 1) -> Iterator[Row]:
+    draw = random.Random(SEED)
+    articles: dict[str, list[str]] = {}
+    for row in rows:
+        articles.setdefault(row["title"], []).append(row["context"])
+    articles = {title: list(dict.fromkeys(contexts)) for title, contexts in articles.items()}
+    everything = [context for contexts in articles.values() for context in contexts]
+    by_question = {key(row["question"]): row for row in rows}  # of a question asked twice, the last
+    for row in draw.sample(list(by_question.values()), min(count, len(by_question))):
+        texts = [answer["text"].casefold() for answer in row["answers"]]
+        yield {"query": row["question"], "passage": row["context"], "label": 1}
+        wrong: list[str] = []
+        for pool, wanted in ((articles[row["title"]], same), (everything, other)):
+            # Where the answer stands once more, the passage may be right as well: it is no example of a wrong one.
+            tried = draw.sample(pool, min(len(pool), 4 * wanted))
+            fit = [one for one in tried if one not in wrong and not any(text in one.casefold() for text in texts)]
+            wrong += fit[:wanted]
+        yield from ({"query": row["question"], "passage": passage, "label": 0} for passage in wrong)
+
+
+def inference(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
+    """SNLI."""
+    splits = {name: list(_pairs(data / f"snli/{file}.jsonl.gz")) for name, file in SNLI.items()}
+    held = {key(f"{row['text_a']} {row['text_b']}") for name in ("dev", "test") for row in splits[name]}
+    yield "nli.train", unseen(splits["train"], held, "text_a", "text_b")
+    yield "nli.dev", splits["dev"]
+    yield "nli.test", splits["test"]
+
+
+SNLI = {"train": "train_subset", "dev": "dev", "test": "test"}
+
+
+def _pairs(file: Path) -> Iterator[Row]:
+    return ({name: row[name] for name in ("text_a", "text_b", "label")} for row in read(file))
+
+
+# ── texts for the embedder ──
+
+
+def sentences(data: Path, text: Sequence[str], seen: set[str]) -> list[str]:
+    """Short texts without labels, all different, in a random order."""
+    draw = random.Random(SEED)
+    titles, some, paragraphs = sampled(text, draw)
+    found = [*titles, *some, *paragraphs]
+    for row in read(data / "snli/train_subset.jsonl.gz"):
+        found += [row["text_a"], row["text_b"]]
+    for name in ("squad_v1/train", "tydiqa_goldp/train.en"):
+        found += [row["question"] for row in read(data / f"{name}.jsonl.gz")]
+    for name in ("banking77/train", "clinc150/train", "go_emotions/train"):
+        found += [row["text"] for row in read(data / f"{name}.jsonl.gz")]
+    for name in ("wikiann/train.en", "wnut17/train"):
+        found += [joined(row["tokens"]) for row in read(data / f"{name}.jsonl.gz")]
+    rows = [row["text"] for row in unseen(({"text": " ".join(one.split())} for one in found), seen, "text")]
+    draw.shuffle(rows)
+    return rows
+
+
+def kept(text: Sequence[str]) -> Iterator[str]:
+    """The documents without those of `EXCLUDE`."""
+    left_out = {title_key(title) for title in read_titles(str(EXCLUDE))}
+    return (one for _, one in Documents(files_of(text)) if title_key(one.partition("\n")[0]) not in left_out)
+
+
+def some_documents(text: Sequence[str]) -> Iterator[str]:
+    """Every fifth document of each file, for the tokenizer to learn its words from."""
+    return (one for file in files_of(text) for one in islice(kept([file]), 0, None, EVERY))
+
+
+def sampled(text: Sequence[str], draw: random.Random) -> tuple[list[str], list[str], list[str]]:
+    """Of the text: titles, sentences of 8 to 60 words, and paragraphs of 60 to 200 words."""
+    titles: list[str] = []
+    some, paragraphs = Sample(WIKI_SENTENCES, draw), Sample(WIKI_PARAGRAPHS, draw)
+    for document in kept(text):
+        title, *lines = document.split("\n")
+        if len(title.split()) <= 12 and re.search("[a-z]", title):
+            titles.append(title)
+        for line in lines:
+            if "formula_" in line:
+                continue
+            if 60 <= len(line.split()) <= 200:
+                paragraphs.take(line)
+            for sentence in split(line):
+                if 8 <= len(sentence.split()) <= 60 and sentence[-1] in ".!?\"'”’":
+                    some.take(sentence)
+    return titles, some.kept, paragraphs.kept
+
+
+class Sample:
+    """So many of a stream, each equally likely (reservoir sampling)."""
+
+    def __init__(self, size: int, draw: random.Random) -> None:
+        self.size, self.draw, self.count, self.kept = size, draw, 0, list[str]()
+
+    def take(self, text: str) -> None:
+        """The next one of the stream."""
+        self.count += 1
+        if len(self.kept) < self.size:
+            self.kept.append(text)
+        elif (place := int(self.draw.random() * self.count)) < self.size:
+            self.kept[place] = text
+
+
+# A point ends no sentence after a title, an initial or the like.
+SHORT = re.compile(
+    r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Lt|Capt|Sgt|Rev|Gov|Sen|No|vs|ca|cf|Inc|Ltd|Co|Vol)\.$"
+)
+END = re.compile(r"(?<=[.!?])([\"'”’)]*)\s+(?=[\"'“‘(]?[A-Z0-9])")
+
+
+def split(line: str) -> Iterator[str]:
+    """A paragraph's sentences, by simple rules.
+
+    >>> list(split('Dr. Smith came. "Why?" he said. J. Doe left.'))
+    ['Dr. Smith came.', '"Why?" he said.', 'J. Doe left.']
+    """
+    start = 0
+    for end in END.finditer(line):
+        if not end[1] and SHORT.search(line, start, end.start()):
+            continue
+        yield line[start : end.end(1)]
+        start = end.end()
+    if start < len(line):
+        yield line[start:]
+
+
+def joined(tokens: Sequence[str]) -> str:
+    """Tokens as people write them, nearly.
+
+    >>> joined(["Hello", ",", "(", "he", "said", ")", "it", "'s", "me", "."])
+    "Hello, (he said) it's me."
+    """
+    text = re.sub(r"\s*(?:''|``|''')\s*", " ", " ".join(tokens))
+    text = re.sub(r" (?=[,.;:!?)\]%])|(?<=[(\[]) ", "", text)
+    return re.sub(r" (n't|'(?:s|re|ve|m|ll|d)\b)", r"\1", text)
+
+
+if __name__ == "__main__":
+    main()

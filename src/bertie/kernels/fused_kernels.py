@@ -1,0 +1,245 @@
+# mypy: ignore-errors
+"""The Triton programs behind `fused.py`, which says what they compute. Only that file calls them.
+
+Values are read in the precision they lie in and computed in float32. Eight rows share one draw of random numbers: its
+four words have sixteen bits for each of two rows. (One draw a number would take longer than reading and writing it.)
+"""
+
+from __future__ import annotations
+
+try:
+    import triton
+    import triton.language as tl
+
+    jit = triton.jit
+except ImportError:  # then nothing here is called
+
+    def jit(program):
+        """The program as it stands."""
+        return program
+
+
+ROWS = 8  # that share a draw
+
+
+@jit
+def add_norm_forward(
+    x_at, residual_at, weight_at, bias_at, out_at, mean_at, rstd_at, seed_at, rows, width, eps, dropped, scale,
+    BIAS: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program: `ROWS` rows."""
+    group = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_at + columns, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        bias = tl.load(bias_at + columns, mask=inside, other=0.0).to(tl.float32)
+    if DROP:
+        a, b, c, d = tl.randint4x(
+            tl.load(seed_at), group * BLOCK + columns, 7
+        )  # rounds: the fewest that pass every test
+    for i in tl.static_range(8):
+        row = (group * 8 + i).to(tl.int64)
+        there = inside & (row < rows)
+        x = tl.load(x_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+        if DROP:
+            x = tl.where(_bits(a, b, c, d, i) >= dropped, x * scale, 0.0)
+        x += tl.load(residual_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+        mean = tl.sum(x, 0) / width
+        x = tl.where(inside, x - mean, 0.0)
+        rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+        out = x * rstd * weight
+        if BIAS:
+            out += bias
+        tl.store(out_at + row * width + columns, out, mask=there)
+        tl.store(mean_at + row, mean, mask=row < rows)
+        tl.store(rstd_at + row, rstd, mask=row < rows)
+
+
+@jit
+def add_norm_backward(
+    up_at, x_at, residual_at, weight_at, mean_at, rstd_at, seed_at, dx_at, dresidual_at, dweight_at, dbias_at,
+    rows, width, dropped, scale, DROP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program: every so many-th `ROWS` rows, and the sums over them for weight and bias."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_at + columns, mask=inside, other=0.0).to(tl.float32)
+    dweight = tl.zeros((BLOCK,), tl.float32)
+    dbias = tl.zeros((BLOCK,), tl.float32)
+    group = tl.program_id(0)
+    while group * 8 < rows:  # not a range: the interpreter fails on one that begins with a program's number
+        if DROP:
+            a, b, c, d = tl.randint4x(tl.load(seed_at), group * BLOCK + columns, 7)
+        for i in tl.static_range(8):
+            row = (group * 8 + i).to(tl.int64)
+            there = inside & (row < rows)
+            up = tl.load(up_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+            x = tl.load(x_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+            if DROP:
+                kept = _bits(a, b, c, d, i) >= dropped
+                x = tl.where(kept, x * scale, 0.0)
+            x += tl.load(residual_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+            mean = tl.load(mean_at + row, mask=row < rows, other=0.0)
+            rstd = tl.load(rstd_at + row, mask=row < rows, other=0.0)
+            x = tl.where(inside, (x - mean) * rstd, 0.0)  # normalized
+            dweight += up * x
+            dbias += up
+            up *= weight
+            down = (up - tl.sum(up, 0) / width - x * (tl.sum(up * x, 0) / width)) * rstd
+            tl.store(dresidual_at + row * width + columns, down, mask=there)
+            if DROP:
+                tl.store(dx_at + row * width + columns, tl.where(kept, down * scale, 0.0), mask=there)
+        group += tl.num_programs(0)
+    part = tl.program_id(0) * width + columns
+    tl.store(dweight_at + part, dweight, mask=inside)
+    tl.store(dbias_at + part, dbias, mask=inside)
+
+
+@jit
+def _bits(a, b, c, d, I: tl.constexpr):  # noqa: E741
+    """Sixteen random bits a column for row I of eight."""
+    if I % 4 == 0:
+        word = a
+    elif I % 4 == 1:
+        word = b
+    elif I % 4 == 2:
+        word = c
+    else:
+        word = d
+    return ((word >> (16 * (I // 4))) & 0xFFFF).to(tl.int32)
+
+
+@jit
+def activate_forward(
+    x_at, bias_at, out_at, rows, width, KIND: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program: a tile of TALL × BLOCK outputs."""
+    row = (tl.program_id(0) * TALL + tl.arange(0, TALL)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    there = (row < rows) & (column < width)
+    stride = width * 2 if GATED else width
+    x = tl.load(x_at + row * stride + column, mask=there, other=0.0).to(tl.float32)
+    if BIAS:
+        x += tl.load(bias_at + column, mask=column < width, other=0.0).to(tl.float32)
+    out = _value(x, KIND)
+    if GATED:
+        gate = tl.load(x_at + row * stride + width + column, mask=there, other=0.0).to(tl.float32)
+        if BIAS:
+            gate += tl.load(bias_at + width + column, mask=column < width, other=0.0).to(tl.float32)
+        out *= gate
+    tl.store(out_at + row * width + column, out, mask=there)
+
+
+@jit
+def activate_backward(
+    up_at, x_at, bias_at, dx_at, dbias_at, rows, width, KIND: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program: every so many-th tile of its columns, and the sums over them for the bias."""
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    stride = width * 2 if GATED else width
+    dbias = tl.zeros((BLOCK,), tl.float32)
+    dgate_bias = tl.zeros((BLOCK,), tl.float32)
+    if BIAS:
+        bias = tl.load(bias_at + column, mask=column < width, other=0.0).to(tl.float32)
+        if GATED:
+            gate_bias = tl.load(bias_at + width + column, mask=column < width, other=0.0).to(tl.float32)
+    tile = tl.program_id(0)
+    while tile * TALL < rows:
+        row = (tile * TALL + tl.arange(0, TALL)).to(tl.int64)[:, None]
+        there = (row < rows) & (column < width)
+        up = tl.load(up_at + row * width + column, mask=there, other=0.0).to(tl.float32)
+        x = tl.load(x_at + row * stride + column, mask=there, other=0.0).to(tl.float32)
+        if BIAS:
+            x += bias
+        if GATED:
+            gate = tl.load(x_at + row * stride + width + column, mask=there, other=0.0).to(tl.float32)
+            if BIAS:
+                gate += gate_bias
+            dgate = up * _value(x, KIND)
+            tl.store(dx_at + row * stride + width + column, dgate, mask=there)
+            if BIAS:
+                dgate_bias += tl.sum(dgate, 0)
+            up *= gate
+        dx = up * _slope(x, KIND)
+        tl.store(dx_at + row * stride + column, dx, mask=there)
+        if BIAS:
+            dbias += tl.sum(dx, 0)
+        tile += tl.num_programs(0)
+    if BIAS:
+        own = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        part = tl.program_id(0) * stride + own
+        tl.store(dbias_at + part, dbias, mask=own < width)
+        if GATED:
+            tl.store(dbias_at + part + width, dgate_bias, mask=own < width)
+
+
+@jit
+def _value(x, KIND: tl.constexpr):
+    if KIND == "gelu":
+        out = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        out = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif KIND == "silu":
+        out = x * tl.sigmoid(x)
+    else:
+        tl.static_assert(KIND == "relu")
+        out = tl.where(x > 0.0, x, 0.0)
+    return out
+
+
+@jit
+def _slope(x, KIND: tl.constexpr):
+    if KIND == "gelu":
+        out = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    elif KIND == "gelu_tanh":
+        s = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        out = s + x * s * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    elif KIND == "silu":
+        s = tl.sigmoid(x)
+        out = s * (1.0 + x * (1.0 - s))
+    else:
+        tl.static_assert(KIND == "relu")
+        out = tl.where(x > 0.0, 1.0, 0.0)
+    return out
+
+
+@jit
+def surprise(
+    logits_at, bias_at, target_at, weight_at, loss_at, VOCAB: tl.constexpr, STRIDE: tl.constexpr,
+    GRAD: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program: a row. With GRAD its logits give way to their gradient, zero in the columns past the vocabulary."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_at += row * STRIDE
+    columns = tl.arange(0, BLOCK)
+    target = tl.load(target_at + row)
+    weight = tl.load(weight_at + row)
+    wanted = tl.load(logits_at + target).to(tl.float32)  # now: its place is written to below
+    if BIAS:
+        wanted += tl.load(bias_at + target).to(tl.float32)
+    top = tl.full((BLOCK,), -1e30, tl.float32)  # a column of each block; and the sum of exp(x − top)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, VOCAB, BLOCK):
+        at = start + columns
+        x = tl.load(logits_at + at, mask=at < STRIDE, other=0.0).to(tl.float32)
+        if BIAS:
+            x += tl.load(bias_at + at, mask=at < VOCAB, other=0.0).to(tl.float32)
+        x = tl.where(at < VOCAB, x, -1e30)
+        higher = tl.maximum(top, x)
+        total = total * tl.exp(top - higher) + tl.exp(x - higher)
+        top = higher
+    highest = tl.max(top, 0)
+    level = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+    tl.store(loss_at + row, tl.where(weight > 0.0, (level - wanted) * weight, 0.0))
+    if GRAD:
+        for start in range(0, STRIDE, BLOCK):
+            at = start + columns
+            x = tl.load(logits_at + at, mask=at < STRIDE, other=0.0).to(tl.float32)
+            if BIAS:
+                x += tl.load(bias_at + at, mask=at < VOCAB, other=0.0).to(tl.float32)
+            x = tl.where(at < VOCAB, x, -1e30)
+            down = (tl.exp(x - level) - tl.where(at == target, 1.0, 0.0)) * weight
+            tl.store(logits_at + at, tl.where(weight > 0.0, down, 0.0), mask=at < STRIDE)

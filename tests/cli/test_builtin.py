@@ -1,0 +1,182 @@
+"""The built-in model reads what no other was named for, each task with its own head: in Python and as verbs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertie
+from bertie import hub
+from bertie.cli import main
+from bertie.config import HeadInfo
+from bertie.errors import InputError, NotFoundError
+from tests.cli.conftest import HEADS, save_small
+
+TASKS = {
+    bertie.Classifier: "sentiment",
+    bertie.Tagger: "ner",
+    bertie.Reader: "qa",
+    bertie.Reranker: "rerank",
+    bertie.MaskedLM: "mlm",
+}
+# Each verb's arguments, and the head that they are for.
+VERBS: list[tuple[list[str], str | None]] = [
+    (["fill", "the [MASK] sat"], "mlm"),
+    (["embed", "the cat sat"], None),
+    (["classify", "the cat sat"], "sentiment"),
+    (["classify", "pairs.csv"], "nli"),
+    (["classify", "the cat sat", "--labels", "cat,dog"], "nli"),
+    (["tag", "the cat sat"], "ner"),
+    (["answer", "the cat", "--context", "a dog sat on the mat"], "qa"),
+    (["rerank", "find a cat", "the cat sat", "a dog ran"], "rerank"),
+    (["similar", "the cat sat", "a dog ran"], None),
+    (["tokenize", "the cat sat"], None),
+]
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
+    assert main([*argv, "--json"]) == status
+    return capsys.readouterr().out
+
+
+def another(folder: Path, models: dict[str, str], heads: dict[str, HeadInfo], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Another built-in model, with these heads."""
+    save_small(folder / "models" / hub.DEFAULT, Path(models["embed"]), heads)
+    monkeypatch.setattr(hub, "BUILT_IN", folder / "models")
+    return str(folder / "models" / hub.DEFAULT)
+
+
+def test_each_task_takes_its_head(small: str) -> None:
+    for task, head in TASKS.items():
+        found = task.load()
+        assert (found.head, found.checkpoint.source) == (head, small)
+        assert type(bertie.load(head=head)) is type(bertie.load(small, head=head)) is task
+        assert bertie.load(head=head).head == head
+    assert bertie.Classifier.load(head="nli").head == "nli"
+    assert type(bertie.load(head="nli")) is bertie.Classifier
+    assert type(bertie.load()) is type(bertie.load(small)) is bertie.Embedder
+    with pytest.raises(NotFoundError, match="no head 'nonsense'; it has: mlm, ner, nli, qa, rerank, sentiment"):
+        bertie.load(head="nonsense")
+    with pytest.raises(InputError, match="Tagger needs a head of its own kind; the head 'qa' of bertie-small"):
+        bertie.Tagger.load(head="qa")
+
+
+def test_embedding_is_by_the_pooling(small: str) -> None:
+    checkpoint = bertie.Checkpoint.load(small)
+    assert checkpoint.tokenizer is not None
+    encodings = checkpoint.tokenizer.encode_batch(["the cat sat"])
+    mean = checkpoint.model.hidden(bertie.Batch.from_encodings(encodings)).mean(0)  # (5, D) -> (D,)
+    found = bertie.Embedder.load().embed(["the cat sat"])[0]
+    np.testing.assert_allclose(found, (mean / mean.norm()).detach(), atol=1e-5)
+
+
+def test_zero_shot_takes_the_head_that_entails(small: str) -> None:
+    pairs = [("the cat sat", "cat"), ("the cat sat", "dog")]
+    classes = bertie.Classifier.load(head="nli")
+    logits = [np.log([one.scores["entailment"], one.scores["contradiction"]]) for one in classes.classify(pairs)]
+    found = bertie.ZeroShot.load().classify(["the cat sat"], ["cat", "dog"], template="{}", multi=True)[0]
+    for label, (entails, contradicts) in zip(("cat", "dog"), logits, strict=True):
+        assert found.scores[label] == pytest.approx(1 / (1 + np.exp(contradicts - entails)), abs=1e-5)
+    assert bertie.ZeroShot.load(head="nli").classify(["a"], ["cat", "dog"])[0].windows == 1
+    with pytest.raises(NotFoundError, match=r"label 'entailment'; of the heads .*sentiment\) nli has one"):
+        bertie.ZeroShot.load(head="sentiment")
+
+
+def test_heads_in_one_pass(small: str) -> None:
+    heads = bertie.Heads.load()
+    assert set(heads) == set(HEADS)
+    found = heads.read(["the cat sat on a mat"])[0]
+    assert set(found) == {"sentiment", "ner"}  # all others read pairs
+    assert found["sentiment"].scores == pytest.approx(
+        bertie.Classifier.load().classify(["the cat sat on a mat"])[0].scores, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(("argv", "head"), VERBS, ids=lambda one: " ".join(one[:3]) if isinstance(one, list) else "")
+def test_verbs(
+    small: str,
+    small_folder: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    head: str | None,
+) -> None:
+    Path("pairs.csv").write_text("text_a,text_b\nthe cat,a dog\n")
+    found = said(capsys, *argv)
+    named = ["--head", head] if head is not None and argv[0] != "fill" else []
+    assert found == said(capsys, *argv, *named, "-m", str(small_folder / small))
+    assert main(argv) == 0
+    assert capsys.readouterr().out.startswith("row  ")
+    if argv[0] == "classify":
+        first = json.loads(found)["scores"]
+        labels = ["cat", "dog"] if "--labels" in argv else [HEADS[str(head)].labels[i] for i in range(3)]
+        assert set(first) == set(labels)
+
+
+def test_inspect(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(said(capsys, "inspect"))
+    assert facts["model"] == small
+    assert {name: one["labels"] for name, one in facts["heads"].items()} == {"mlm": []} | {
+        name: list(info.labels.values()) for name, info in HEADS.items()
+    }
+    assert {name: one["task"] for name, one in facts["heads"].items()}["rerank"] == "rerank"
+    assert main(["inspect"]) == 0
+    assert "sentiment: negative, neutral, positive" in capsys.readouterr().out
+
+
+def test_labels_of_a_named_head_are_the_columns(small: str, here: Path) -> None:
+    import pyarrow.parquet
+
+    assert main(["classify", "the cat", "-o", "out.parquet"]) == 0
+    row = pyarrow.parquet.read_table("out.parquet").to_pylist()[0]
+    assert row["scores"] == pytest.approx(bertie.Classifier.load().classify(["the cat"])[0].scores)
+
+
+def test_it_is_trained_on(small: str) -> None:
+    texts, labels = ["the cat sat", "a dog ran"] * 4, ["cat", "dog"] * 4
+    fitted = bertie.Classifier(small, epochs=1).fit(texts, labels, quiet=True)
+    assert set(fitted.classes_) == {"cat", "dog"}
+    assert list(fitted.checkpoint.heads) == ["classify"]
+
+
+def test_several_that_fit_are_named(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topics = HeadInfo("classify", {0: "sports", 1: "politics"}, "single_label_classification")
+    another(tmp_path, models, HEADS | {"topics": topics}, monkeypatch)
+    with pytest.raises(InputError, match="several heads for this; pass head= with one of nli, sentiment, topics"):
+        bertie.Classifier.load()
+    message = json.loads(said(capsys, "classify", "the cat", status=1))["message"]
+    assert message == "bertie-small has several heads for this; pass --head with one of nli, sentiment, topics"
+    assert set(json.loads(said(capsys, "classify", "the cat", "--head", "topics"))["scores"]) == {"sports", "politics"}
+
+
+def test_pairs_without_a_head_for_them(
+    models: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = another(tmp_path, models, {key: HEADS[key] for key in ("sentiment", "ner")}, monkeypatch)
+    Path("pairs.csv").write_text("text_a,text_b\nthe cat,a dog\n")
+    message = json.loads(said(capsys, "classify", "pairs.csv", status=1))["message"]
+    assert message == "the built-in model classifies single texts, and these are pairs; name another with -m"
+    found = json.loads(
+        said(capsys, "classify", "pairs.csv", "-m", folder)
+    )  # whoever names a model knows what it is for
+    assert set(found["scores"]) == {"negative", "neutral", "positive"}
+    with pytest.raises(NotFoundError, match=r"\(mlm, ner, sentiment\) none has one"):
+        bertie.ZeroShot.load()
+
+
+def test_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "BUILT_IN", tmp_path)
+    calls: list[Any] = [bertie.load, bertie.Embedder.load, bertie.ZeroShot.load, bertie.Heads.load, bertie.Reader.load]
+    for call in calls:
+        with pytest.raises(NotFoundError, match="no built-in model in this installation; name a folder or a hub id"):
+            call()

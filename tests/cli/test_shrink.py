@@ -1,0 +1,245 @@
+"""`bertie shrink`: the folder it writes, and a receipt that says what others would measure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bertie.cli import main, shrink
+from bertie.config import HeadInfo
+from bertie.hub import Checkpoint
+from tests.parity.tiny import build
+from tests.test_roundtrip import sentence_folder
+
+WORDS = ["a", "the", "cat", "dog", "sat", "ran", "on", "mat", "query", ":", "find"]
+AUTO = {
+    "fill": transformers.AutoModelForMaskedLM,
+    "classify": transformers.AutoModelForSequenceClassification,
+    "rerank": transformers.AutoModelForSequenceClassification,
+    "tag": transformers.AutoModelForTokenClassification,
+}
+
+
+def some_texts(count: int = 40) -> list[str]:
+    draw = np.random.default_rng(0)
+    return [" ".join(draw.choice(WORDS, draw.integers(1, 30))) for _ in range(count)]
+
+
+def texts_file(folder: Path, texts: list[str]) -> str:
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"n": 1, "text": text}) + "\n" for text in texts))
+    return "texts.jsonl"
+
+
+def receipt_of(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main(["shrink", *argv, "--json"]) == 0, capsys.readouterr()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def cosines(pairs: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """By hand, row by row."""
+    found = []
+    for a, b in ((x, y) for one, other in pairs for x, y in zip(one, other, strict=True)):
+        u, v = a.detach().numpy().astype(np.float64), b.detach().numpy().astype(np.float64)
+        found.append(float(u @ v / np.sqrt((u @ u) * (v @ v))))
+    return {"mean_cosine": pytest.approx(np.mean(found), abs=1e-6), "least_cosine": pytest.approx(min(found), abs=1e-6)}
+
+
+def noisy(folder: str, out: Path, noise: float) -> tuple[Checkpoint, Checkpoint]:
+    """A model, and one that is far enough from it for every measure to show."""
+    before, after = Checkpoint.load(folder), Checkpoint.load(folder)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in after.model.parameters():
+            p.add_(torch.randn_like(p) * noise)
+    after.save(out)
+    return before, after
+
+
+@pytest.mark.parametrize("kind", list(AUTO))
+def test_measures_against_transformers(kind: str, models: dict[str, str], tmp_path: Path) -> None:
+    """One text at a time, by other people's tokenizer and models."""
+    folder, texts = models[kind], some_texts()
+    before, after = noisy(folder, tmp_path / "after", 0.02)
+    found = shrink.differences(before, after, texts)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    both = [AUTO[kind].from_pretrained(one).eval() for one in (folder, tmp_path / "after")]
+    hidden, equal, apart = [], [], []
+    for text in texts:
+        given = tokenizer(text, return_tensors="pt")
+        a, b = (model(**given, output_hidden_states=True) for model in both)
+        hidden.append((a.hidden_states[-1][0], b.hidden_states[-1][0]))
+        if kind == "fill":
+            ids, length = given["input_ids"].clone(), given["input_ids"].shape[1]
+            masked = list(range(1, length - 1, 7))
+            ids[0, masked] = tokenizer.mask_token_id
+            a, b = (model(**{**given, "input_ids": ids}).logits[0, masked] for model in both)
+        else:
+            a, b = a.logits.reshape(-1, a.logits.shape[-1]), b.logits.reshape(-1, b.logits.shape[-1])
+        equal += (a.argmax(-1) == b.argmax(-1)).tolist()
+        apart += (a - b).abs().max(-1).values.tolist()
+    states = sum(len(a) for a, _ in hidden)
+    assert found["hidden"] == cosines(hidden) | {"of": states}
+    assert found["hidden"]["least_cosine"] < 0.9999
+    ((name, facts),) = found["heads"].items()
+    assert name == ("mlm" if kind == "fill" else "classify" if kind == "rerank" else kind)
+    if kind == "rerank":
+        assert facts == {"largest_difference": pytest.approx(max(apart), abs=1e-5), "of": len(texts)}
+        assert max(apart) > 1e-3
+    else:
+        assert facts == {"equal_top1": pytest.approx(np.mean(equal)), "of": len(equal)}
+        assert facts["equal_top1"] < 1
+    assert found["sentence"] is None
+
+
+def test_answers(models: dict[str, str], tmp_path: Path) -> None:
+    texts = [text[:40].strip() for text in some_texts()]
+    before, after = noisy(models["answer"], tmp_path / "after", 0.02)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models["answer"])
+    both = [
+        transformers.AutoModelForQuestionAnswering.from_pretrained(one).eval()
+        for one in (models["answer"], tmp_path / "after")
+    ]
+    equal = []
+    for text, following in zip(texts, [*texts[1:], texts[0]], strict=True):
+        given = tokenizer(text, following, return_tensors="pt")
+        assert given["input_ids"].shape[1] <= 40
+        a, b = (model(**given) for model in both)
+        equal += [int(a.start_logits.argmax()) == int(b.start_logits.argmax())]
+        equal += [int(a.end_logits.argmax()) == int(b.end_logits.argmax())]
+    facts = shrink.differences(before, after, texts)["heads"]["answer"]
+    assert facts == {"equal_top1": pytest.approx(np.mean(equal)), "of": 2 * len(texts)}
+    assert 0 < np.mean(equal) < 1
+
+
+def test_sentence_vectors_and_named_heads(tmp_path: Path) -> None:
+    import sentence_transformers
+
+    texts = ["the cat sat on the mat.", "a mat", "b cats", "the " * 60]
+    sentence_folder(tmp_path / "m", "")
+    before, after = noisy(str(tmp_path / "m"), tmp_path / "after", 0.02)
+    for one in (before, after):
+        one.add_head("topics", HeadInfo("classify", {0: "x", 1: "y"}))
+    found = shrink.differences(before, after, texts)
+    a, b = (
+        sentence_transformers.SentenceTransformer(str(tmp_path / one), device="cpu").encode(texts[:3])
+        for one in ("m", "after")
+    )
+    short = shrink.differences(before, after, texts[:3])["sentence"]
+    assert short == cosines([(torch.from_numpy(a), torch.from_numpy(b))]) | {"of": 3}
+    assert found["sentence"]["of"] == 4
+    assert list(found["heads"]) == ["pooler", "topics"]
+    assert list(found["heads"]["pooler"]) == ["mean_cosine", "least_cosine", "of"]
+    assert found["heads"]["topics"]["of"] > 4  # what is long is read whole, in windows
+
+
+@pytest.mark.parametrize("to", ["int8", "fp16"])
+def test_folder_and_receipt(to: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    receipt = receipt_of(capsys, models["fill"], "-o", "out/small", "--to", to)
+    assert json.loads((here / "out/small/receipt.json").read_text()) == receipt
+    assert sorted(p.name for p in (here / "out").iterdir()) == ["small"]  # nothing is left of the draft
+    file = here / "out/small" / ("model.int8.safetensors" if to == "int8" else "model.safetensors")
+    assert receipt["bytes"] == {
+        "weights_before": (Path(models["fill"]) / "model.safetensors").stat().st_size,
+        "weights_after": file.stat().st_size,
+        "folder_after": sum(p.stat().st_size for p in (here / "out/small").iterdir() if p.name != "receipt.json"),
+    }
+    assert (receipt["model"], receipt["to"], receipt["texts"]) == ("fill", to, "built-in")
+    assert receipt["heads"]["mlm"]["of"] >= 48
+
+    old, new = load_file(Path(models["fill"]) / "model.safetensors"), load_file(file)
+    scale = {name: new.get(f"{name}.scale", torch.ones(1)).double() for name in old}
+    moved = {n: (new[n].double() * scale[n].view(-1, *[1] * (x.ndim - 1)) - x).norm() for n, x in old.items()}
+    total = sum(float(x.double().norm()) ** 2 for x in old.values()) ** 0.5
+    error = sum(float(x) ** 2 for x in moved.values()) ** 0.5 / total
+    assert receipt["weights"]["relative_error"] == pytest.approx(error, rel=1e-3)
+    assert receipt["weights"]["parameters"] == sum(x.numel() for x in old.values())
+    worst, value = next(iter(receipt["weights"]["coarsest"].items()))
+    each = {name: float(moved[name] / x.double().norm()) for name, x in old.items() if x.any()}
+    assert value == pytest.approx(max(each.values()), rel=1e-3)
+    assert each[worst] == max(each.values())
+
+    # It loads and is shrunk again: to the same weights, at no further cost.
+    raw = file.read_bytes()
+    again = receipt_of(capsys, "out/small", "-o", "out/small", "--to", to, "--overwrite")
+    assert file.read_bytes() == raw
+    assert again["weights"]["relative_error"] == 0
+    assert again["bytes"]["weights_before"] == again["bytes"]["weights_after"]
+    assert again["heads"]["mlm"]["equal_top1"] == 1
+    assert main(["inspect", "out/small"]) == 0
+    assert main(["fill", "the [MASK] sat", "-m", "out/small"]) == 0
+
+
+def test_for_people(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = texts_file(here, [*some_texts(5), " ", "cat " * 300])
+    assert main(["shrink", models["classify"], "-o", "small", "--to", "int8", "--texts", file]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == ["weights", "error", "hidden", "head", "receipt"]
+    assert "the same first choice in" in out
+    assert json.loads((here / "small/receipt.json").read_text())["texts"] == "texts.jsonl"
+
+
+def test_a_model_without_tokenizer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build("bert", "ForMaskedLM").save_pretrained(here / "m")
+    receipt = receipt_of(capsys, "m", "-o", "small", "--to", "int8")
+    assert set(receipt) == {"model", "to", "bertie", "bytes", "weights"}
+    assert main(["shrink", "m", "-o", "other", "--to", "fp16"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["weights", "error", "receipt"]
+    assert main(["shrink", "m", "-o", "no", "--to", "int8", "--texts", texts_file(here, ["a"])]) == 1
+    assert "no tokenizer" in capsys.readouterr().err
+    assert not (here / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "said"),
+    [
+        (["--to", "int4", "-o", "x"], 2, "int4"),
+        (["--to", "int8"], 2, "-o"),
+        (["-o", "x"], 2, "--to"),
+        (["--to", "int8", "-o", "x", "--column", "text"], 2, "--texts"),
+        (["--to", "int8", "-o", "x", "--texts", "none.txt"], 1, "there is no file none.txt"),
+        (["--to", "int8", "-o", "x", "--texts", "blank.txt"], 1, "holds no text"),
+        (["--to", "int8", "-o", "x", "--texts", "texts.jsonl", "--column", "no"], 1, "no column 'no'"),
+        (["--to", "int8", "-o", "full"], 1, "pass --overwrite"),
+        (["--to", "int8", "-o", "blank.txt", "--overwrite"], 1, "is there already"),
+    ],
+)
+def test_wrong_use(
+    argv: list[str], status: int, said: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "blank.txt").write_text(" \n\t\n")
+    (here / "full").mkdir()
+    (here / "full" / "kept").touch()
+    texts_file(here, ["a cat"])
+    before = sorted(here.rglob("*"))
+    try:
+        code: Any = main(["shrink", models["fill"], *argv])
+    except SystemExit as error:
+        code = error.code
+    assert code == status
+    assert said in capsys.readouterr().err
+    assert sorted(here.rglob("*")) == before
+
+
+def test_nothing_is_left_of_a_failure(
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there stays until the new folder is whole."""
+    (here / "out").mkdir()
+    (here / "out" / "kept").touch()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "receipt.json")
+
+    monkeypatch.setattr(shrink, "differences", fail)
+    assert main(["shrink", models["fill"], "-o", "out", "--to", "int8", "--overwrite"]) == 1
+    assert "No space left" in capsys.readouterr().err
+    assert [p.name for p in here.rglob("*")] == ["out", "kept"]

@@ -1,0 +1,246 @@
+"""The fused programs against the plain expressions beside them, there and back: on the GPU, or interpreted without one.
+
+Run by test_fused.py in a process of its own: what interprets Triton's programs must be told so before it is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from bertie.config import Activation, HeadConfig, Norm
+from bertie.kernels import fused
+from bertie.model import Model
+from bertie.text.batch import Batch
+from tests.test_config import GOOD
+
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NEAR = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2}}
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "takes", lambda x: True)
+    torch.manual_seed(0)
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=HERE).to(dtype).requires_grad_()
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, call: Any, wanted: list[Tensor], dtype: torch.dtype) -> None:
+    """Outputs and gradients, of the programs in `dtype` and of the plain expression in float32 upon the same values."""
+    fast = call()
+    upstream = torch.randn_like(fast, dtype=torch.float32).to(fast.dtype)
+    ours = torch.autograd.grad(fast, wanted, upstream)
+    with monkeypatch.context() as patched:
+        patched.setattr(fused, "takes", lambda x: False)
+        slow = call()
+        theirs = torch.autograd.grad(slow, wanted, upstream.to(slow.dtype))
+    assert fast.isfinite().all()
+    for one, other in zip((fast, *ours), (slow, *theirs), strict=True):
+        assert one.dtype == other.dtype
+        scale = float(other.detach().float().abs().max())  # sums over rows are larger than what is summed
+        near = NEAR[dtype]
+        assert_close(one.float(), other.float(), atol=near["atol"] * max(1.0, scale), rtol=near["rtol"])
+
+
+@pytest.mark.parametrize(("rows", "width", "bias"), [(1, 8, True), (13, 24, False), (36, 100, True)])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_add_norm(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, residual = drawn(rows, width, dtype=dtype), drawn(rows, width, dtype=dtype)
+    norm = nn.LayerNorm(width, eps=1e-6, bias=bias, device=HERE, dtype=dtype)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+    wanted = [x, residual, *norm.parameters()]
+    compared(monkeypatch, lambda: fused.add_norm(x, residual, norm, 0.0), wanted, dtype)
+
+
+def test_add_norm_of_two_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under autocast: what is added is half, the first residual and the norm's weights are not."""
+    x, residual, norm = drawn(9, 16, dtype=torch.bfloat16), drawn(9, 16), nn.LayerNorm(16, device=HERE)
+    out = fused.add_norm(x, residual, norm, 0.0)
+    assert out.dtype == torch.bfloat16
+    upstream = torch.randn(9, 16, device=HERE).bfloat16()
+    grads = torch.autograd.grad(out, (x, residual, norm.weight), upstream)
+    assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.float32, torch.float32]
+    plain = F.layer_norm(residual + x.float(), (16,))
+    assert_close(out.float(), plain, atol=2e-2, rtol=2e-2)
+    assert_close(grads[1], torch.autograd.grad(plain, residual, upstream.float())[0], atol=1e-5, rtol=1e-5)
+
+
+def test_what_add_norm_drops() -> None:
+    rows, width, rate = 64, 256, 0.3
+    x = torch.ones(rows, width, device=HERE, requires_grad=True)
+    residual = drawn(rows, width)
+    norm = nn.LayerNorm(width, device=HERE)
+    out = fused.add_norm(x, residual, norm, rate)
+    dx, dresidual = torch.autograd.grad(out, (x, residual), torch.randn_like(out))
+    kept = dx != 0  # what is dropped on the way there has no gradient on the way back, and the other way round
+    scale = 65536 / (65536 - round(rate * 65536))
+    assert_close(out, F.layer_norm(residual + kept * scale, (width,)), atol=1e-5, rtol=1e-5)
+    assert_close(dx, dresidual * kept * scale)
+    share = kept.float().mean().item()
+    assert abs(share - (1 - rate)) < 4 * math.sqrt(rate * (1 - rate) / kept.numel())
+    # Rows and columns differ from each other: by as much as independent ones do.
+    for one in (kept, kept.T):
+        same = (one[:, None] == one[None]).float().mean(-1)[~torch.eye(len(one), dtype=torch.bool, device=HERE)]
+        assert abs(same.mean().item() - (rate**2 + (1 - rate) ** 2)) < 0.02
+        assert same.max().item() < 0.95
+
+
+def test_the_seed_decides_what_is_dropped() -> None:
+    x, residual, norm = drawn(3, 16), drawn(3, 16), nn.LayerNorm(16, device=HERE)
+
+    def once(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return torch.stack([fused.add_norm(x, residual, norm, 0.5) for _ in range(2)])
+
+    assert torch.equal(once(1), once(1))
+    assert not torch.equal(once(1), once(2))
+    assert not torch.equal(*once(1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("activation", fused.KINDS)
+def test_expand(activation: Activation, gated: bool, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows, width, dtype in ((9, 20, torch.float32), (9, 20, torch.bfloat16)):
+        x = drawn(rows, 6, dtype=dtype)
+        linear = nn.Linear(6, width, bias=bias, device=HERE, dtype=dtype)
+        wanted = [x, *linear.parameters()]
+        compared(monkeypatch, lambda: fused.expand(x, linear, activation, gated), wanted, dtype)  # noqa: B023
+
+
+def test_expand_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused._Activate, "BLOCK", 16)
+    x, linear = drawn(21, 6), nn.Linear(6, 2 * 40, device=HERE)
+    compared(monkeypatch, lambda: fused.expand(x, linear, "gelu", True), [x, *linear.parameters()], torch.float32)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("vocab", "block"), [(100, 4096), (64, 32)])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_surprise(vocab: int, block: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused._Surprise, "BLOCK", block)
+    x, words = drawn(7, 8, dtype=dtype), drawn(vocab, 8)
+    added = drawn(vocab) if bias else None
+    targets = torch.randint(vocab, (7,), device=HERE)
+    weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0, 0.0, 1.0], device=HERE)
+    slow = F.cross_entropy(F.linear(x.float(), words, added), targets, reduction="none") @ weights
+    fast = fused.surprise(x, words, added, targets, weights)
+    wanted = [x, words, *([] if added is None else [added])]
+    assert_close(fast, slow, **NEAR[dtype])
+    ours, theirs = (torch.autograd.grad(loss * 3.0, wanted) for loss in (fast, slow))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        scale = float(other.float().abs().max())
+        assert_close(one.float(), other.float(), atol=NEAR[dtype]["atol"] * max(1.0, scale), rtol=0)
+    assert (ours[0][2] == 0).all()
+    with torch.no_grad():
+        assert_close(fused.surprise(x, words, added, targets, weights), fast.detach())
+
+
+@pytest.mark.parametrize("large", [300.0, float("nan"), float("inf")])
+def test_a_row_without_weight_adds_nothing(large: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = drawn(2, 4)
+    with torch.no_grad():
+        x[1] = large
+    words, targets = drawn(70, 4), torch.tensor([3, 0], device=HERE)
+
+    def step(weights: list[float]) -> tuple[Tensor, Tensor]:
+        loss = fused.surprise(x, words, None, targets, torch.tensor(weights, device=HERE))
+        return loss, torch.autograd.grad(loss, x)[0]
+
+    loss, grad = step([1.0, 0.0])
+    assert loss.isfinite()
+    assert grad.isfinite().all()
+    assert (grad[1] == 0).all()
+    # And what has weight is not made finite by force.
+    assert step([1.0, 1.0])[0].isfinite().item() == math.isfinite(large)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_model_of_fused_parts(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = replace(GOOD, activation="gelu", gated=gated)
+    model = Model(
+        cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, activation="gelu", norm=Norm(), tied=True)}
+    ).to(HERE)
+    batch = Batch.from_ids([[1, 2, 3], [4], [5, 6, 7, 8]]).to(HERE)
+    targets, weights = torch.randint(50, (8,), device=HERE), torch.rand(8, device=HERE)
+
+    def step() -> tuple[Tensor, ...]:
+        words = model.encoder.embeddings.words.weight
+        loss = model.head("mlm").surprise(model.hidden(batch), words, targets, weights)
+        return loss, *torch.autograd.grad(loss, list(model.parameters()))
+
+    fast = step()
+    with monkeypatch.context() as patched:
+        patched.setattr(fused, "takes", lambda x: False)
+        slow = step()
+    for one, other in zip(fast, slow, strict=True):
+        assert_close(one, other, atol=1e-5, rtol=1e-4)
+    logits = model(batch, "mlm").float()
+    assert_close(slow[0], F.cross_entropy(logits, targets, reduction="none") @ weights, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(HERE.type != "cuda", reason="graphs are a GPU's")
+def test_a_recorded_graph_draws_by_the_seed() -> None:
+    x, residual, norm = drawn(64, 32, dtype=torch.bfloat16), drawn(64, 32), nn.LayerNorm(32, device=HERE)
+
+    def step() -> tuple[Tensor, ...]:
+        out = fused.add_norm(x, residual, norm, 0.5)
+        return out, *torch.autograd.grad(out.float().sin().sum(), (x, residual))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = step()
+
+    def played(seed: int) -> list[Tensor]:
+        torch.cuda.manual_seed(seed)
+        graph.replay()
+        return [one.clone() for one in made]
+
+    once, other, again = played(1), played(2), played(1)
+    torch.cuda.manual_seed(1)
+    for one, two, three, eager in zip(once, other, again, step(), strict=True):
+        assert torch.equal(one, three)
+        assert not torch.equal(one, two)
+        assert torch.equal(one, eager)
+
+
+def test_a_model_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the products all is half; what is trained stays single, and learns the same."""
+    cfg = replace(GOOD, dropout=0.1)
+    model = Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, norm=Norm(), tied=True)}).to(HERE)
+    batch = Batch.from_ids([[1, 2, 3], [4]]).to(HERE)
+    targets, weights = torch.randint(50, (4,), device=HERE), torch.ones(4, device=HERE)
+    words = model.encoder.embeddings.words.weight
+    for training in (True, False):
+        model.train(training)
+        with torch.autocast(HERE.type, torch.bfloat16, cache_enabled=False):
+            hidden = model.hidden(batch)
+            loss = model.head("mlm").surprise(hidden, words, targets, weights)
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+        assert hidden.dtype == torch.bfloat16
+        assert loss.dtype == torch.float32
+        assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
+    monkeypatch.setattr(fused, "takes", lambda x: False)
+    plain = model.head("mlm").surprise(model.hidden(batch), words, targets, weights)
+    assert_close(loss, plain, atol=0, rtol=2e-2)
+    for one, other in zip(grads, torch.autograd.grad(plain, list(model.parameters())), strict=True):
+        assert_close(one, other, atol=0.05 * max(0.1, float(other.abs().max())), rtol=0)
