@@ -403,14 +403,15 @@ def heads(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
         judged = scores.answering([[one["text"] for one in row["answers"]] for row in read], answers)
         found |= {f"answers (SQuAD dev), {name}": Figure.of(one, len(read)) for name, one in judged.items()}
     read = rows(data / "wikiqa" / "test.jsonl.gz")
+    told = {row["qid"] for row in read if float(row["label"])}
+    read = [row for row in read if row["qid"] in told]  # a question without a right passage says nothing
     asked, relevant = [row["qid"] for row in read], [float(row["label"]) for row in read]
-    count = len({qid for qid, label in zip(asked, relevant, strict=True) if label})
     a, b = subject.vectors([row["query"] for row in read], "query"), subject.vectors([r["passage"] for r in read])
     ways = {"vectors": (a * b).sum(axis=1)}
     if subject.reranker is not None:
         ways["rerank head"] = subject.reranker.predict([(row["query"], row["passage"]) for row in read])
     for way, points in ways.items():
-        found[f"passages (WikiQA) by {way}, MAP"] = Figure.of(scores.ranking(asked, relevant, points)["map"], count)
+        found[f"passages (WikiQA) by {way}, MAP"] = Figure.of(scores.ranking(asked, relevant, points)["map"], len(told))
     return found
 
 
@@ -564,7 +565,8 @@ def bars(title: str, columns: Sequence[Column], part: str, labels: Sequence[str]
     for label in labels:
         cells = [column.parts[part].get(label) for column in columns]
         shown.append([(c, figure) for c, figure in enumerate(cells) if figure is not None])
-    most = max(figure.high or figure.value for group in shown for _, figure in group) or 1.0
+    most = max(figure.high or figure.value for group in shown for _, figure in group)
+    most = most if most > 0 else 1.0  # nothing to be seen, of a model that knows nothing
     unit = 10.0 ** math.floor(math.log10(most / 5))
     step = next(unit * times for times in (1, 2, 5, 10) if unit * times * 5 >= most)
     end = math.ceil(most / step) * step

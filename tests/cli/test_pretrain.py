@@ -364,3 +364,11 @@ def test_what_is_refused(
     assert said in err
     assert "Traceback" not in err
     assert not list(here.iterdir())
+
+
+def test_event_files_stay_with_the_model(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(data)
+    out = tmp_path / "out"
+    assert main(["pretrain", "recipe.toml", "--steps", "10", "--evals", "1", "--out", str(out), "--tensorboard"]) == 0
+    assert list((out / "training" / "tensorboard").glob("events.*"))

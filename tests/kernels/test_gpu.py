@@ -10,7 +10,8 @@ import torch
 from torch.testing import assert_close
 
 from bertie.config import BlockSparse, Full, Pattern, Sliding
-from bertie.kernels import gpu, reference
+from bertie.kernels import gpu, grouped, reference
+from bertie.kernels.attend import Relative
 
 HALF = (torch.bfloat16, torch.float16)
 FULL = Full()
@@ -85,3 +86,19 @@ def test_in_a_rectangle(key_heads: int) -> None:
         torch.autograd.grad(fast, (q, k, v), upstream), torch.autograd.grad(slow, (q, k, v), upstream), strict=True
     ):
         assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [(5,), (1, 2, 33, 64, 31, 32, 100), (7,) * 5, (512, 3, 480)])
+def test_scores_by_distance_in_rectangles(lengths: tuple[int, ...]) -> None:
+    """Near-equal lengths in one rectangle give what each length alone gives; any device will do."""
+    torch.manual_seed(0)
+    tokens, longest = sum(lengths), max(lengths)
+    q, k, v = (torch.randn(tokens, 4, 16) for _ in range(3))
+    relative = Relative(torch.randint(0, 9, (2 * longest - 1,)), scores=torch.randn(9, 4))
+    assert not gpu.can_biased(q, lengths, Full(), relative, None, 0.0)  # there is something to learn
+    with torch.no_grad():
+        assert gpu.can_biased(q, lengths, Full(), relative, None, 0.0)
+        assert not gpu.can_biased(q, lengths, Full(), relative, None, 0.1)
+        found = gpu.attend_biased(q, k, v, lengths, scale=0.25, relative=relative)
+        wanted = grouped.attend(q, k, v, lengths, scale=0.25, pattern=Full(), relative=relative)
+    assert_close(found, wanted, atol=1e-5, rtol=1e-5)

@@ -171,6 +171,8 @@ def test_sizes(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(prepare, "CUT", {"qa.train": 4, "ner.dev": 1, "nli.dev": 100})
     monkeypatch.setattr(prepare, "SENTENCES", 3)
     made = run(prepare, data, tmp_path / "out", monkeypatch)
+    read = prepare.Documents([str(tmp_path / "out/sentences.jsonl.gz")])  # as `bertie corpus` reads it
+    assert [document for _, document in read] == made["sentences"]
     places = [whole["qa.train"].index(row) for row in made["qa.train"]]
     assert len(set(places)) == 4
     assert places == sorted(places)

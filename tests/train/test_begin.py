@@ -24,7 +24,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.train.begin import fresh, lengthened
 from bertie.train.distil import TripleLoss, copy_layers
 from bertie.train.masking import Masking
-from bertie.train.pretrain import Pretraining
+from bertie.train.pretrain_recipe import Pretraining
 from bertie.train.pretraining import ReplacedTokens
 
 TEXTS = ["The cat sat on the mat, and a dog looked at it.", "A river runs to the sea; the sea is never full."] * 3

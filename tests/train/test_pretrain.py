@@ -27,7 +27,8 @@ from bertie.train.begin import fresh
 from bertie.train.corpus import Settings, build
 from bertie.train.loop import TRIES, Trainer
 from bertie.train.plans import Mixed
-from bertie.train.pretrain import NOT_HERE, Pretraining, pretrain
+from bertie.train.pretrain import pretrain
+from bertie.train.pretrain_recipe import NOT_HERE, Pretraining
 from bertie.train.recipe import Recipe
 from tests.train import overmodel, tiny
 from tests.train.overmodel import Poisoned

@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from bertie.train.distributed import local_device
-    from bertie.train.pretrain import Pretraining, pretrain
+    from bertie.train.pretrain import pretrain
+    from bertie.train.pretrain_recipe import Pretraining
 
     if args.recipe is None and args.model is None:
         raise UsageError("give a RECIPE, or a model to go on with (-m)")

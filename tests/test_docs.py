@@ -1,0 +1,210 @@
+"""The pages in docs/, the recipes' page and the built-in model's card: code runs, commands and links are right."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from huggingface_hub import ModelCard
+
+import bertie
+from bertie import hub, store
+from bertie.cli.main import grammar
+from bertie.train.corpus import read_titles
+from bertie.train.pretrain_recipe import Pretraining
+from tests.test_readme import blocks, has_built_in, run
+
+ROOT = Path(__file__).parents[1]
+SMALL = ROOT / "recipes" / "bertie-small"
+CARD = Path(bertie.__file__).parent / "models" / hub.DEFAULT / "README.md"
+PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.md"
+PAGES = [page for page in (PRETRAIN, MODEL, SMALL / "README.md", CARD) if page.exists()]  # a card comes with its model
+OTHERS = ("hf", "tensorboard")  # programs of others
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of the shell blocks, by their words."""
+    lines = [line for block in fenced(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def check(words: list[str]) -> None:
+    """Whether a command can be: our own by our grammar, and what it names of the repository is there."""
+    program, *rest = words
+    if program == "torchrun":
+        at = rest.index("-m")
+        assert rest[at + 1] == "bertie", words
+        program, rest = "bertie", rest[at + 2 :]
+    assert program in ("bertie", "python", *OTHERS), words
+    for name in rest:
+        if name.startswith("recipes/"):
+            assert (ROOT / name).is_file(), words
+    if program == "bertie":
+        args = grammar().parse_args(rest)
+        if args.verb == "pretrain" and args.recipe is not None:
+            Pretraining.read(ROOT / args.recipe, tokens=args.tokens, steps=args.steps)
+
+
+def test_what_is_checked() -> None:
+    text = (
+        "```sh\n# a note\nbertie pretrain x.toml \\\n  --out y # why\n\nhf download z\n```\n```python\nbertie no\n```\n"
+    )
+    assert commands(text) == [["bertie", "pretrain", "x.toml", "--out", "y"], ["hf", "download", "z"]]
+    check(["torchrun", "--nproc-per-node", "8", "-m", "bertie", "pretrain", "-m", "x", "--out", "y"])
+    for wrong in (
+        "rm -rf DATA",
+        "python recipes/bertie-small/nothing.py DATA",
+        "torchrun -m other",
+        "bertie pretrain recipes/nothing.toml --out y",
+    ):
+        with pytest.raises(AssertionError):
+            check(wrong.split())
+    for wrong in ("bertie pretrain x.toml --out y --fast", "bertie corpus x -o y"):
+        with pytest.raises(bertie.BertieError):
+            check(wrong.split())
+
+
+@each_page
+def test_commands(page: Path) -> None:
+    found = commands(page.read_text("utf-8"))
+    assert found
+    for words in found:
+        check(words)
+
+
+@each_page
+def test_links(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", [PRETRAIN, *([] if not CARD.exists() else [MODEL, CARD])], ids=lambda page: page.stem)
+def test_python(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = blocks(page.read_text("utf-8"))
+    assert found
+    scope: dict[str, object] = {}
+    for block in found:
+        run(block, scope, capsys)
+
+
+def test_recipes_on_the_page() -> None:
+    text = PRETRAIN.read_text("utf-8")
+    (block,) = fenced(text, "toml")
+    asked = Pretraining.from_mapping(tomllib.loads(block))
+    assert asked.steps == 7630
+    listed = set(re.findall(r"\.\./recipes/pretrain/([\w-]+)\.toml", text))
+    assert listed == {file.stem for file in (ROOT / "recipes" / "pretrain").glob("*.toml")}
+
+
+def test_objectives_on_the_page() -> None:
+    """The table names every kind, and every key of each."""
+    from bertie.train.pretrain_recipe import KINDS, MASKING
+
+    rows = re.findall(r"^\| (`.*?) \| .* \| (.*) \|$", PRETRAIN.read_text("utf-8"), flags=re.MULTILINE)
+    said: dict[str, set[str]] = {}
+    for kinds, keys in rows:
+        found = set(re.findall(r"`(\w+)`", keys))
+        found |= set(MASKING) if "masking" in keys else set()
+        for kind in re.findall(r"`(\w+)`", kinds):
+            said[kind] = said.get(kind, set()) | found
+    for kind, keys in KINDS.items():
+        assert said[kind] >= set(keys) - {"static"}, kind
+        assert said[kind] <= {*keys, "pairs"}, kind
+
+
+# --- the making of bertie-small ---
+
+
+def sequence(page: Path) -> list[list[str]]:
+    """The commands that make it, without those that use it."""
+    (block,) = (block for block in fenced(page.read_text("utf-8"), "sh") if "prepare.py" in block)
+    return commands(f"```sh\n{block}```")
+
+
+def test_both_pages_have_the_same_commands() -> None:
+    assert sequence(MODEL) == sequence(SMALL / "README.md")
+
+
+def test_nothing_is_missing_between_the_commands() -> None:
+    """What a recipe reads, an earlier command has made; and both corpora of a text are made by the same settings."""
+    made: list[str] = []
+    corpora: dict[str, dict[str, Any]] = {}
+    for program, *rest in sequence(SMALL / "README.md"):
+        if program == "python":
+            made.append(rest[2])
+            continue
+        if program == "hf":
+            made.append(rest[rest.index("--local-dir") + 1])
+            continue
+        args = grammar().parse_args(rest)
+        read = {"tokenizer": "corpus", "corpus": "sources", "shrink": "model"}.get(args.verb)
+        wanted = getattr(args, read) if read else []
+        wanted = [wanted] if isinstance(wanted, str) else [*wanted]
+        if args.verb == "corpus":
+            wanted.append(args.tokenizer)
+            kept = {name: value for name, value in vars(args).items() if name not in ("tokenizer", "output")}
+            corpora[args.output] = kept
+        if args.verb == "pretrain":
+            wanted += [f"{args.data}/{name}" for name in named(tomllib.loads((ROOT / args.recipe).read_text("utf-8")))]
+        for name in wanted:
+            assert name.startswith("DATA/") or any(f"{name}/".startswith(f"{one}/") for one in made), (name, made)
+        made.append(args.out if args.verb == "pretrain" else args.output)
+    texts = [name for name in corpora if name.startswith("WORK/corpus/")]
+    assert len(texts) == 4
+    for name in texts:
+        assert corpora[name] == corpora[name.replace("corpus/", "corpus-teacher/")], name
+
+
+def named(given: dict[str, Any]) -> list[str]:
+    """The files and folders that a recipe names."""
+    found = []
+    for table in (given, *given.get("objective", [])):
+        for key in ("model", "tokenizer", "corpus", "teacher", "teacher_corpus", "train", "dev"):
+            value = table.get(key, [])
+            if not isinstance(value, dict):
+                found += [value] if isinstance(value, str) else value
+    return found
+
+
+def test_the_numbers_are_those_of_the_recipes() -> None:
+    for file in sorted(SMALL.glob("*.toml")):
+        asked = Pretraining.read(file)
+        pages = [MODEL, CARD] if CARD.exists() else [MODEL]
+        for page in pages:
+            assert f"| {asked.steps:,} |" in page.read_text("utf-8"), (file, page)
+        assert "Longer is better" in file.read_text("utf-8")
+    titles = read_titles(str(SMALL / "exclude.tsv"))
+    assert f"exclude.tsv), {len(titles)} of them" in (SMALL / "README.md").read_text("utf-8")
+
+
+def test_pictures() -> None:
+    found = re.findall(r"!\[.+\]\((bertie-small-\w+\.svg)\)", MODEL.read_text("utf-8"))
+    assert len(found) == 3
+    for name in found:
+        picture = ElementTree.parse(MODEL.parent / name).getroot()
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(picture.findall("{*}polyline")) == 2
+
+
+@has_built_in
+def test_the_card() -> None:
+    """The hub can read it, and the folder is as whole with it as it was before."""
+    card = ModelCard.load(CARD)
+    assert card.data.language == "en"
+    assert card.data.license == "apache-2.0"
+    assert card.data.eval_results[0].metric_value > 0
+    store.verify(CARD.parent)
+    assert f"{sum(p.numel() for p in bertie.Checkpoint.load(CARD.parent).model.parameters()):,}" in card.text
