@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bertie.hub import Checkpoint
+from bertie.model import Model
 from bertie.sentence import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
@@ -24,11 +26,12 @@ from bertie.train.corpus import Corpus, build
 from bertie.train.loop import Plan, Source, Steps, Trainer
 from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
-from bertie.train.objectives import Item, OneOfMany, Targets
+from bertie.train.objectives import Item, OneOfMany, OverModel, Targets
 from bertie.train.packing import Packed
 from bertie.train.plans import Growing, Mixed, PairSteps
 from bertie.train.pretraining import NextSentence, ReplacedTokens, Replacement
 from bertie.train.recipe import Recipe
+from bertie.train.stepper import Loss
 from bertie.train.taught import Aligned, Taught, TaughtSteps
 from tests.train import killed, tiny
 from tests.train.test_corpus import PIECES, SPECIALS, texts, tokenizer_of
@@ -145,6 +148,19 @@ def kept(trainer: Trainer) -> dict[str, Any]:
 def likeliest(logits: Tensor, draw: Any = None) -> Tensor:
     """Guesses that do not depend on which process makes them."""
     return logits.argmax(-1)
+
+
+def gradients(of: Model, objective: OverModel, parts: Sequence[Sequence[Item]]) -> tuple[float, dict[str, Tensor]]:
+    """As the loop does it: each part's loss by the number of texts of the step."""
+    whole = [item for part in parts for item in part]
+    counted = objective.counted(whole)
+    of.zero_grad(set_to_none=True)
+    total = 0.0
+    for part in parts:
+        loss = Loss(of)(counted.collate(part), "", counted) / len(whole)
+        loss.backward()
+        total += loss.item()
+    return total, {name: p.grad.clone() for name, p in of.named_parameters() if p.grad is not None}
 
 
 if __name__ == "__main__":

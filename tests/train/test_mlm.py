@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
 from bertie.errors import InputError
 from bertie.model import Model
 from bertie.text.tokenizer import Tokenizer
@@ -19,6 +17,7 @@ from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
 from bertie.train.packing import Packed
 from bertie.train.recipe import Recipe
+from tests.train import tiny
 from tests.train.test_corpus import SPECIALS, tokenizer_of
 
 PAIRS = {"ba": "de", "gi": "ko", "lu": "ma", "ne": "pi"}  # what follows what
@@ -44,24 +43,7 @@ def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Co
 
 
 def model(vocab: int) -> Model:
-    torch.manual_seed(0)
-    cfg = EncoderConfig(
-        vocab=vocab,
-        width=16,
-        layer_map=(0, 1),
-        heads=2,
-        head_width=8,
-        kv_heads=2,
-        ff_width=32,
-        activation="gelu",
-        embeddings=Embeddings(width=16),
-        positions=(Learned(REACH),),
-        patterns=(Full(), Full()),
-        reach=REACH,
-        dropout=0.1,
-        init_std=0.1,
-    )
-    return Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=vocab, dense=16, activation="gelu", tied=True)})
+    return tiny.masked(vocab, REACH, dropout=0.1, std=0.1)
 
 
 def plan(corpus: Corpus, tokenizer: Tokenizer, steps: int = 60, static: bool = False) -> MaskedSteps:

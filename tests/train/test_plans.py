@@ -26,7 +26,7 @@ from bertie.train.distil import Related, Relations, Triple, TripleLoss
 from bertie.train.loop import Source, micro_batches
 from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
-from bertie.train.objectives import Item, MaskedTokens, MiniBatch, OverModel, Piece
+from bertie.train.objectives import Item, MaskedTokens, MiniBatch, OverHead, OverModel, Piece
 from bertie.train.optim import Schedule
 from bertie.train.packing import Packed, Packing
 from bertie.train.plans import DUPLICATES, SECTION, Growing, Mixed, PairSteps
@@ -42,6 +42,7 @@ from bertie.train.pretraining import (
 )
 from bertie.train.recipe import Recipe
 from bertie.train.stepper import Loss
+from tests.train.overmodel import gradients
 from tests.train.test_corpus import SPECIALS, tokenizer_of
 
 REACH = 32
@@ -402,19 +403,6 @@ def items(count: int = 9, seed: int = 0) -> list[Item]:
     return found
 
 
-def gradients(of: Model, objective: OverModel, parts: Sequence[Sequence[Item]]) -> tuple[float, dict[str, Tensor]]:
-    """As the loop does it: each part's loss by the number of texts of the step."""
-    whole = [item for part in parts for item in part]
-    counted = objective.counted(whole)
-    of.zero_grad(set_to_none=True)
-    total = 0.0
-    for part in parts:
-        loss = Loss(of)(counted.collate(part), "", counted) / len(whole)
-        loss.backward()
-        total += loss.item()
-    return total, {name: p.grad.clone() for name, p in of.named_parameters() if p.grad is not None}
-
-
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The likeliest guesses instead of random ones: the same however a step is cut."""
     monkeypatch.setattr("bertie.train.pretraining.sample", lambda logits, draw=None: logits.argmax(-1))
@@ -528,10 +516,11 @@ def test_what_has_no_weight_adds_nothing() -> None:
 
 
 def test_a_loss_over_the_model_has_none_of_outputs() -> None:
+    """The loop must not take it for one over a head."""
     _, objective = case("nsp")
-    mini = objective.collate(items())
-    with pytest.raises(NotImplementedError, match="MaskedPairs is computed by `of`"):
-        objective.each(torch.zeros(1), mini.batch, mini.targets)
+    assert not isinstance(objective, OverHead)
+    assert not hasattr(objective, "loss")
+    assert not hasattr(objective, "each")
     assert objective.counts == {}  # counting a step leaves the objective as it was
     assert objective.counted(items()).counts["texts"] == 9
 

@@ -27,8 +27,8 @@ from bertie.train.corpus import Corpus, build
 from bertie.train.loop import micro_batches
 from bertie.train.masking import Masking
 from bertie.train.objectives import Item
-from bertie.train.stepper import Loss
 from bertie.train.taught import Aligned, Basis, Taught, TaughtSteps
+from tests.train.overmodel import gradients
 
 SYLLABLES = [a + b for a in "bdgklmnprstvz" for b in "aeiou"]
 ODD = ["É", "naïve", "Ünal", "日本語", "😀", "don't", "a-b-c", "3.14", "[MASK]", "ﬁn", "İ", "ⅷ", "e\u0301t\u00e9", "§§"]
@@ -255,18 +255,6 @@ def test_steps_that_cannot_be_made(corpora: Any, tokenizers: Any) -> None:
 # --- what is learnt ---
 
 
-def of(objective: Taught, model: Model, parts: Sequence[Sequence[Item]]) -> tuple[float, dict[str, Tensor]]:
-    whole = [item for part in parts for item in part]
-    counted = objective.counted(whole)
-    model.zero_grad(set_to_none=True)
-    total = 0.0
-    for part in parts:
-        loss = Loss(model)(counted.collate(part), "mlm", counted) / len(whole)
-        loss.backward()
-        total += loss.item()
-    return total, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def asked(corpora: Any, tokenizers: Any, masking: Masking | None = None) -> list[Item]:
     return steps(corpora, tokenizers, masking=masking).read(1)[1]
 
@@ -285,12 +273,12 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(corpora: Any, tokeni
     items = asked((corpora[0], corpora[0]), tokenizers)
     objective = Taught(student, teacher, similarities=1.0)
     identity(student)
-    loss, grads = of(objective, student, [items])
+    loss, grads = gradients(student, objective, [items])
     assert abs(loss) < 1e-6
     assert max(float(grad.abs().max()) for grad in grads.values()) < 1e-3
     with torch.no_grad():
         student.encoder.blocks[0].ff.up.weight.mul_(3)
-    assert of(objective, student, [items])[0] > 1e-3
+    assert gradients(student, objective, [items])[0] > 1e-3
 
 
 def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -> None:
@@ -300,7 +288,7 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
     weights = {"words": 1.3, "vectors": 0.7, "similarities": 2.1, "mlm": 0.9}
     objective = Taught(student, teacher, layers=2, basis=Basis(basis), **weights)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
-    loss, found = of(objective, student, [items])
+    loss, found = gradients(student, objective, [items])
 
     project = student.aside["words"]
     of_words, of_texts, s_all, t_all, of_hidden = [], [], [], [], []
@@ -342,10 +330,10 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole(corpora: Any, tokenizers:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
     objective = Taught(student, teacher, words=1.5, vectors=0.5, mlm=2.0, layers=2)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
-    loss, whole = of(objective, student, [items])
+    loss, whole = gradients(student, objective, [items])
     parts = micro_batches(items, budget)
     assert len(parts) > 2
-    cut, found = of(objective, student, parts)
+    cut, found = gradients(student, objective, parts)
     assert cut == pytest.approx(loss, rel=1e-5)
     for name in whole:
         torch.testing.assert_close(found[name], whole[name], atol=2e-5, rtol=1e-3)
@@ -357,8 +345,8 @@ def test_where_gradients_go(corpora: Any, tokenizers: Any) -> None:
     teacher.model.train()  # it is asked in evaluation mode all the same
     objective = Taught(student, teacher, similarities=1.0)
     items = asked(corpora, tokenizers)
-    loss, found = of(objective, student, [items])
-    assert of(objective, student, [items])[0] == loss
+    loss, found = gradients(student, objective, [items])
+    assert gradients(student, objective, [items])[0] == loss
     moved = {name for name, grad in found.items() if grad.abs().max() > 1e-6}
     assert {"aside.words.weight", "aside.words.bias", "encoder.embeddings.words.weight"} <= moved
     assert any(name.startswith("encoder.blocks.0.") for name in moved)
@@ -373,13 +361,13 @@ def test_words_that_do_not_agree_are_not_compared(corpora: Any, tokenizers: Any)
     items = asked(corpora, tokenizers)
     objective = Taught(student, teacher, vectors=0.0)
     without = [replace(items[0], more={**items[0].more, "count": np.array(0)}), *items[1:]]
-    some = of(objective, student, [without])[0]
-    assert some == pytest.approx(of(objective, student, [items[1:]])[0], rel=1e-5)
-    assert some != pytest.approx(of(objective, student, [items])[0], rel=1e-4)
+    some = gradients(student, objective, [without])[0]
+    assert some == pytest.approx(gradients(student, objective, [items[1:]])[0], rel=1e-5)
+    assert some != pytest.approx(gradients(student, objective, [items])[0], rel=1e-4)
     none = [replace(item, more={**item.more, "count": np.array(0)}) for item in items]
     objective = Taught(student, teacher, words=1.0, vectors=0.5)
     vectors = Taught(student, teacher, words=0.0, vectors=0.5)
-    assert of(objective, student, [none])[0] == pytest.approx(of(vectors, student, [items])[0], rel=1e-5)
+    assert gradients(student, objective, [none])[0] == pytest.approx(gradients(student, vectors, [items])[0], rel=1e-5)
 
 
 def test_several_objectives_share_what_lies_aside(corpora: Any, tokenizers: Any) -> None:

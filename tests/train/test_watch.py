@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertie.config import BlockSparse, Embeddings, EncoderConfig, Full, HeadConfig, Learned, Sliding
+from bertie.config import BlockSparse, Full, Sliding
 from bertie.errors import ConfigError, InputError, MissingPackageError, NotFoundError
 from bertie.kernels.reference import _times
 from bertie.model import Model
@@ -35,6 +35,7 @@ from bertie.train.watch import SENTENCES, HeldOut, Spikes, judge, samples, write
 from tests.parity import tiny
 from tests.parity.test_transformers import ours
 from tests.train.test_corpus import PIECES, SPECIALS, sentence, tokenizer_of
+from tests.train.tiny import masked
 
 REACH = 24
 
@@ -55,24 +56,7 @@ def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Co
 
 
 def model(vocab: int, std: float = 0.3) -> Model:
-    torch.manual_seed(0)
-    cfg = EncoderConfig(
-        vocab=vocab,
-        width=16,
-        layer_map=(0, 1),
-        heads=2,
-        head_width=8,
-        kv_heads=2,
-        ff_width=32,
-        activation="gelu",
-        embeddings=Embeddings(width=16),
-        positions=(Learned(REACH),),
-        patterns=(Full(), Full()),
-        reach=REACH,
-        dropout=0.5,
-        init_std=std,
-    )
-    return Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=vocab, dense=16, activation="gelu", tied=True)})
+    return masked(vocab, REACH, dropout=0.5, std=std)
 
 
 def held_out(corpus: Corpus, tokenizer: Tokenizer, step: int = 200, **options: Any) -> HeldOut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,21 @@ def model(dropout: float = 0.0, seed: int = 0) -> Model:
         "tag": HeadConfig(kind="token", outputs=2, dropout=dropout),
     }
     return Model(cfg, heads)
+
+
+def masked(vocab: int, reach: int, dropout: float, std: float) -> Model:
+    """One for hidden tokens."""
+    shape = replace(
+        model().config,
+        vocab=vocab,
+        embeddings=Embeddings(width=16),
+        positions=(Learned(reach),),
+        reach=reach,
+        dropout=dropout,
+        init_std=std,
+    )
+    torch.manual_seed(0)
+    return Model(shape, {"mlm": HeadConfig(kind="vocabulary", outputs=vocab, dense=16, activation="gelu", tied=True)})
 
 
 def piece(rng: np.random.Generator, about: int, length: int | None = None, share: float = 1.0, **asked: Any) -> Piece:

@@ -26,7 +26,7 @@ from bertie.nn.encoder import Encoder
 from bertie.nn.pooling import Pooling
 from bertie.nn.positions import rotate, rotations
 from bertie.text.batch import Batch, pack, send
-from bertie.train.objectives import Item, Level, MiniBatch, Objective, OverModel, Targets, pooled
+from bertie.train.objectives import Item, Level, MiniBatch, OverHead, OverModel, Targets, pooled
 
 Pair = Literal["qk", "qq", "kk", "vv"]
 
@@ -366,7 +366,7 @@ def _related(
 # --- classes ---
 
 
-class Logits(Objective):
+class Logits(OverHead):
     """A fine-tuned teacher's soft labels of texts: its logits t against the student's s,
 
         (1 − hard) · τ² · KL(softmax(t / τ) ‖ softmax(s / τ)) + hard · −log softmax(s)[label]

@@ -89,25 +89,10 @@ class MiniBatch:
 
 
 class Objective(ABC):
-    """A loss over a head's outputs."""
+    """What a step is trained for: over one head's outputs (`OverHead`), or over more of the model (`OverModel`)."""
 
     level: ClassVar[Level]
     steady: ClassVar[bool] = False  # whether a loss far above those before it means that something is wrong
-
-    @abstractmethod
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """(N,) the loss of each text, window or token. What has no weight has a finite one, and outputs of zero."""
-
-    def loss(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """The sum of weight · loss over all that is asked; `outputs` are the head's, in float32.
-
-        Whatever the outputs are where nothing is asked, they add nothing to it or to its gradient.
-        """
-        weights = targets.weights
-        if self.level in ("text", "window"):
-            weights = weights[targets.owner if self.level == "text" else batch.text_of_token()]
-        outputs = torch.where(weights[:, None] > 0, outputs, 0.0)
-        return (self.each(outputs, batch, targets) * targets.weights).sum()
 
     def collate(self, items: Sequence[Item]) -> MiniBatch:
         """Lay items end to end."""
@@ -138,6 +123,25 @@ class Objective(ABC):
         return float(sum(p.weights.sum(dtype=np.float64) for p in item.pieces if p.weights is not None))
 
 
+class OverHead(Objective):
+    """A loss over a head's outputs."""
+
+    @abstractmethod
+    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """(N,) the loss of each text, window or token. What has no weight has a finite one, and outputs of zero."""
+
+    def loss(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """The sum of weight · loss over all that is asked; `outputs` are the head's, in float32.
+
+        Whatever the outputs are where nothing is asked, they add nothing to it or to its gradient.
+        """
+        weights = targets.weights
+        if self.level in ("text", "window"):
+            weights = weights[targets.owner if self.level == "text" else batch.text_of_token()]
+        outputs = torch.where(weights[:, None] > 0, outputs, 0.0)
+        return (self.each(outputs, batch, targets) * targets.weights).sum()
+
+
 def _rows(pieces: Sequence[Piece]) -> NDArray[np.int64]:
     """(N,) the chosen tokens of all pieces, laid end to end."""
     starts = np.cumsum([0, *(len(piece) for piece in pieces[:-1])])
@@ -151,7 +155,7 @@ def pooled(rows: Tensor, targets: Targets) -> Tensor:
     return out.index_add(0, targets.owner, rows * targets.share[:, None])
 
 
-class OneOfMany(Objective):
+class OneOfMany(OverHead):
     """Cross-entropy of one class a text: windows are pooled by their log-probabilities, as the classifier does.
 
     >>> from bertie.text.batch import Batch
@@ -173,7 +177,7 @@ class OneOfMany(Objective):
         return F.cross_entropy(logs, targets.values, reduction="none", label_smoothing=self.smoothing)
 
 
-class AnyOfMany(Objective):
+class AnyOfMany(OverHead):
     """Each label by itself, right or wrong: the mean of their binary cross-entropies."""
 
     level = "text"
@@ -187,7 +191,7 @@ class AnyOfMany(Objective):
         return F.binary_cross_entropy_with_logits(pooled(outputs, targets), wanted, reduction="none").mean(-1)
 
 
-class Value(Objective):
+class Value(OverHead):
     """The squared distance from a value, in units of the values' variance so that any scale trains alike."""
 
     level = "text"
@@ -200,7 +204,7 @@ class Value(Objective):
         return (pooled(outputs, targets)[:, 0] - targets.values) ** 2 / self.variance
 
 
-class Relevance(Objective):
+class Relevance(OverHead):
     """How well a passage answers a query, between 0 and 1: the best window speaks for it, as when reranking."""
 
     level = "text"
@@ -213,7 +217,7 @@ class Relevance(Objective):
         return F.binary_cross_entropy_with_logits(best, targets.values, reduction="none")
 
 
-class EachToken(Objective):
+class EachToken(OverHead):
     """Cross-entropy of one class a token, where one is asked."""
 
     level: ClassVar[Level] = "token"
@@ -241,7 +245,7 @@ class MaskedTokens(EachToken):
     steady = True
 
 
-class Span(Objective):
+class Span(OverHead):
     """Where an answer starts and where it ends: cross-entropy over the tokens of each window, the mean of the two.
 
     A window that does not hold the answer is to point at its first token.
@@ -304,7 +308,3 @@ class OverModel(Objective):
     def weight_of(self, item: Item) -> float:
         """Texts count alike."""
         return 1.0
-
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """Not to be had: what there is to say is said of the model."""
-        raise NotImplementedError(f"{type(self).__name__} is computed by `of`")

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from bertie.config import Full, Sliding
 from bertie.model import Model
-from bertie.train.objectives import MaskedTokens, MiniBatch, Objective, OverModel, Targets
+from bertie.train.objectives import MaskedTokens, MiniBatch, Objective, OverHead, OverModel, Targets
 from bertie.train.optim import set_lr
 
 SHORT = 128  # tokens; attention's grid is for texts of up to this, or for any
@@ -35,6 +35,7 @@ class Loss(nn.Module):
         """-> ()."""
         if isinstance(objective, OverModel):
             return objective.of(self.model, mini) * float(mini.weight > 0)
+        assert isinstance(objective, OverHead)
         hidden = self.model.hidden(mini.batch, head)
         if mini.targets.rows is not None:
             hidden = hidden[mini.targets.rows]
