@@ -271,7 +271,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(corpora: Any, tokeni
     teacher = checkpoint(tokenizers[0])
     student = deepcopy(teacher.model)
     items = asked((corpora[0], corpora[0]), tokenizers)
-    objective = Taught(student, teacher, similarities=1.0)
+    objective = Taught(student, teacher, similarities=1.0, neighbours=1.0)
     identity(student)
     loss, grads = gradients(student, objective, [items])
     assert abs(loss) < 1e-6
@@ -285,7 +285,7 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
     """Word by word and text by text, in plain loops."""
     teacher, student = checkpoint(tokenizers[1], 12, 1, depth=3), checkpoint(tokenizers[0], 16, 2).model
     basis = torch.randn(12, 16, generator=torch.Generator().manual_seed(0))  # any map to the student's width
-    weights = {"words": 1.3, "vectors": 0.7, "similarities": 2.1, "mlm": 0.9}
+    weights = {"words": 1.3, "vectors": 0.7, "similarities": 2.1, "neighbours": 0.4, "mlm": 0.9}
     objective = Taught(student, teacher, layers=2, basis=Basis(basis), **weights)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
     loss, found = gradients(student, objective, [items])
@@ -311,10 +311,16 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
         logits = student(batch, "mlm")[torch.from_numpy(piece.rows)]
         of_hidden.append(F.cross_entropy(logits, torch.from_numpy(piece.values), reduction="none"))
     s_, t_ = torch.stack(s_all), torch.stack(t_all)
+    near = []
+    for i in range(len(s_)):
+        others = [j for j in range(len(s_)) if j != i]
+        ours, theirs = (torch.log_softmax(20 * x[others] @ x[i], 0) for x in (s_, t_))
+        near.append((theirs.exp() * (theirs - ours)).sum())
     wanted = (
         1.3 * torch.stack(of_words).mean()
         + 0.7 * torch.stack(of_texts).mean()
         + 2.1 * ((s_ @ s_.T - t_ @ t_.T) ** 2).mean()
+        + 0.4 * torch.stack(near).mean()
         + 0.9 * torch.cat(of_hidden).mean()
     )
     assert loss == pytest.approx(wanted.item(), rel=1e-5)
@@ -383,7 +389,7 @@ def test_several_objectives_share_what_lies_aside(corpora: Any, tokenizers: Any)
 
 def test_what_taught_refuses(tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], 12), checkpoint(tokenizers[0], 16).model
-    for name in ("words", "vectors", "similarities", "mlm"):
+    for name in ("words", "vectors", "similarities", "neighbours", "mlm"):
         for value in (-1.0, float("inf"), float("nan")):
             with pytest.raises(ConfigError, match=f"^{name}={value} must be 0 or greater$"):
                 Taught(student, teacher, **{name: value})
@@ -394,7 +400,7 @@ def test_what_taught_refuses(tokenizers: Any) -> None:
         Taught(student, teacher)
     assert Taught(student, teacher, vectors=0.0).words == 1.0
     teacher.sentence = None
-    with pytest.raises(ConfigError, match="is no sentence encoder: set vectors and similarities to 0"):
+    with pytest.raises(ConfigError, match="is no sentence encoder: set vectors, similarities, neighbours to 0"):
         Taught(student, teacher)
 
 

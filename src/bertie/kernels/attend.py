@@ -47,12 +47,14 @@ def attend(
     `global_tokens` (T,) bool are keys that every query of their text sees whatever the pattern. Their own
     queries are answered elsewhere (nn/attention.py).
     """
-    from bertie.kernels import gpu, grouped
+    from bertie.kernels import disentangled, gpu, grouped
 
     if q.is_cuda and gpu.can(q, lengths, pattern, relative, global_tokens, dropout):
         return gpu.attend(q, k, v, lengths, cu_seqlens, scale=scale, pattern=pattern, dropout=dropout)
     if q.is_cuda and relative is not None and gpu.can_biased(q, lengths, pattern, relative, global_tokens, dropout):
         return gpu.attend_biased(q, k, v, lengths, scale=scale, relative=relative)
+    if relative is not None and disentangled.can(q, k, pattern, global_tokens):
+        return disentangled.attend(q, k, v, lengths, cu_seqlens, scale=scale, relative=relative, dropout=dropout)
     return grouped.attend(
         q, k, v, lengths, scale=scale, pattern=pattern, relative=relative, global_tokens=global_tokens, dropout=dropout
     )

@@ -22,12 +22,16 @@ from torch.nn import functional as F
 
 from bertie.config import Activation
 
-enabled = False  # whether our own programs are used where they can be
+enabled = True  # whether our own programs are used where they can be
 
 WIDEST = 8192  # of a row that a program holds as a whole
 ALIGNED = 64  # logits of a row, rounded up: products of other sizes take up to twice as long
 HALF = (torch.bfloat16, torch.float16)
 KINDS = ("gelu", "gelu_tanh", "relu", "silu")  # activations that the programs know
+# What was fastest on an H200 (python -m benchmarks.fused): warps of a norm's program for rows of up to 1,024, there and
+# back; warps and rows of an activation's tile, there and back; programs a processor that share the rows on a way back.
+NORM_WARPS, NORM_SHARE = (8, 4), 32
+TILE_WARPS, TILE_ROWS, TILE_SHARE = (2, 4), (2, 1), 16
 
 
 def takes(x: Tensor) -> bool:
@@ -83,7 +87,7 @@ class _AddNorm(torch.autograd.Function):
                 BIAS=bias is not None,
                 DROP=seed is not None,
                 BLOCK=block,
-                num_warps=_warps(block),
+                num_warps=_warps(block, NORM_WARPS[0]),
             )
         ctx.save_for_backward(x, residual, weight, bias, mean, rstd, seed)
         return out
@@ -98,7 +102,7 @@ class _AddNorm(torch.autograd.Function):
         rows, width = x.shape
         down = torch.empty_like(residual)
         dx = torch.empty_like(x) if seed is not None else None
-        count = min(-(-rows // programs.ROWS), _programs(x.device))
+        count = min(-(-rows // programs.ROWS), _programs(x.device, NORM_SHARE))
         sums = torch.empty(2, count, width, dtype=torch.float32, device=x.device)
         block = _power_of_2(width)
         with _launching(x):
@@ -107,7 +111,7 @@ class _AddNorm(torch.autograd.Function):
                 *(rows, width, ctx.dropped, ctx.scale),
                 DROP=seed is not None,
                 BLOCK=block,
-                num_warps=_warps(block),
+                num_warps=_warps(block, NORM_WARPS[1]),
             )
         dweight, dbias = sums.sum(1)
         return (
@@ -150,7 +154,7 @@ def expand(x: Tensor, linear: nn.Module, activation: Activation, gated: bool) ->
 
 
 class _Activate(torch.autograd.Function):
-    TALL, BLOCK = 4, 1024
+    BLOCK = 1024
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
@@ -162,13 +166,14 @@ class _Activate(torch.autograd.Function):
         ctx.kind, ctx.gated = kind, gated
         ctx.block = min(_Activate.BLOCK, _power_of_2(width))
         with _launching(x):
-            programs.activate_forward[(-(-rows // _Activate.TALL), -(-width // ctx.block))](
+            programs.activate_forward[(-(-rows // TILE_ROWS[0]), -(-width // ctx.block))](
                 *(x, bias, out, rows, width),
                 KIND=kind,
                 GATED=gated,
                 BIAS=bias is not None,
-                TALL=_Activate.TALL,
+                TALL=TILE_ROWS[0],
                 BLOCK=ctx.block,
+                num_warps=TILE_WARPS[0],
             )
         ctx.save_for_backward(x, bias)
         return out
@@ -182,7 +187,7 @@ class _Activate(torch.autograd.Function):
         up = up.contiguous()
         rows, width = up.shape
         down = torch.empty_like(x)
-        count = min(-(-rows // _Activate.TALL), _programs(x.device))
+        count = min(-(-rows // TILE_ROWS[1]), _programs(x.device, TILE_SHARE))
         sums = None if bias is None else torch.empty(count, x.shape[1], dtype=torch.float32, device=x.device)
         with _launching(x):
             programs.activate_backward[(count, -(-width // ctx.block))](
@@ -190,8 +195,9 @@ class _Activate(torch.autograd.Function):
                 KIND=ctx.kind,
                 GATED=ctx.gated,
                 BIAS=bias is not None,
-                TALL=_Activate.TALL,
+                TALL=TILE_ROWS[1],
                 BLOCK=ctx.block,
+                num_warps=TILE_WARPS[1],
             )
         return down, None if sums is None else sums.sum(0).to(bias.dtype), None, None
 
@@ -269,11 +275,12 @@ def _power_of_2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _warps(block: int) -> int:
-    return 4 if block <= 1024 else 8 if block <= 4096 else 16
+def _warps(block: int, narrow: int) -> int:
+    """Of a program that holds a row of `block`, where one of up to 1,024 has `narrow`."""
+    return min(16, narrow * max(1, block // 1024))
 
 
 @cache
-def _programs(device: torch.device) -> int:
+def _programs(device: torch.device, share: int) -> int:
     """Programs that share the rows of a way back: several for each of a GPU's processors."""
-    return 8 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return share * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -123,6 +123,7 @@ def attend_biased(
         # A text that is shorter than its rectangle asks for no distance that is not there: what is beyond is not seen.
         far = (i[:, None] - i[None, :]).clamp(-(len(relative.rows) // 2), len(relative.rows) // 2)
         bias = relative.scores[relative.rows[far + len(relative.rows) // 2]].permute(2, 0, 1)[None].to(q.dtype)
+        bias = bias.contiguous()  # and so is the mask: of any other, the framework takes its slow way, in float32
         mask = torch.where(seen[:, None, None, :], bias, torch.finfo(q.dtype).min)  # (b, H, n, n)
         qs, ks, vs = (x[index].view(-1, n, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # (b, H, n, d)
         found = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask, scale=scale)

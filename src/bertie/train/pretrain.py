@@ -38,7 +38,7 @@ from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
 from bertie.train.packing import Packed
 from bertie.train.plans import Growing, Mixed, PairSteps
-from bertie.train.pretrain_recipe import MASKING, Pretraining
+from bertie.train.pretrain_recipe import MASKING, TAUGHT, Pretraining
 from bertie.train.pretraining import EnhancedMasked, NextSentence, ReplacedTokens, Replacement, SentenceOrder
 from bertie.train.recipe import TASKS
 from bertie.train.taught import Aligned, Basis, Taught, TaughtSteps
@@ -287,7 +287,7 @@ class _Run:
         if reach > teacher.reach:
             raise ConfigError(f"reach={reach} must be at most {teacher.reach}, which is the teacher's")
         aligned = Aligned(corpus, self._corpus(given["teacher_corpus"], teacher.tokenizer), reach)
-        terms = {name: float(given[name]) for name in ("words", "vectors", "similarities", "mlm") if name in given}
+        terms = {name: float(given[name]) for name in TAUGHT if name in given}
         model, basis = self.checkpoint.model, None
         wide = teacher.sentence is not None and teacher.sentence.dimension != model.config.width
         if wide and "basis" not in model.aside:

@@ -13,6 +13,7 @@ from bertie.errors import ConfigError, NotFoundError
 from bertie.train.masking import Masking
 from bertie.train.recipe import TASKS, Recipe, refuse_unknown
 
+TAUGHT = ("words", "vectors", "similarities", "neighbours", "mlm")
 MASKING = tuple(one.name for one in fields(Masking))
 # What each kind of objective may say.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -20,11 +21,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     "rtd": (*MASKING, "static", "generator", "sharing", "weight"),
     "triple": (*MASKING, "static", "teacher", "temperature", "soft", "mlm", "cosine", "copy_layers"),
     "relations": ("teacher", "relations", "heads", "layer", "student_layer"),
-    "taught": (*MASKING, "teacher", "teacher_corpus", "words", "vectors", "similarities", "mlm", "layers"),
+    "taught": (*MASKING, "teacher", "teacher_corpus", "layers", *TAUGHT),
 } | dict.fromkeys(TASKS, ("name", "train", "dev", "batch_size", "columns"))
 COMMON = ("kind", "share", "corpus", "reach", "batch_tokens")
 WHOLE = ("reach", "batch_tokens", "batch_size", "layers", "heads")  # whole numbers of at least 1
-REAL = ("words", "vectors", "similarities", "mlm", "soft", "cosine", "temperature", "weight")  # numbers of at least 0
+REAL = (*TAUGHT, "soft", "cosine", "temperature", "weight")  # numbers of at least 0
 NAMES = ("teacher", "name", "train", "dev", "pairs", "sharing", "tokenizer", "sentence")
 FOLDERS = ("corpus", "teacher_corpus")
 OWN = ("tokens", "steps", "batch_warmup", "evals", "save_steps")  # of [train], beside the fields of Recipe

@@ -24,6 +24,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.train.corpus import Corpus, Numbers
 from bertie.train.loop import Source
+from bertie.train.losses import neighbours
 from bertie.train.masking import Masking, seeded
 from bertie.train.mlm import items_of
 from bertie.train.objectives import Item, MiniBatch, OverModel
@@ -209,6 +210,7 @@ class Taught(OverModel):
         words           over words    1 − cos(P h, g)    h the student's state of a word, g the teacher's, P learned
         vectors         over texts    1 − cos(s, t)      s the mean of the student's states, t the teacher's vector
         similarities    over pairs    (cos(sᵢ, sⱼ) − cos(tᵢ, tⱼ))², of a micro-batch
+        neighbours      over texts    `losses.neighbours`: who is near to whom, of a micro-batch
         mlm             over hidden tokens, the cross-entropy, where the plan hides any
 
     A word's state is the mean over its tokens; the teacher's is the mean of its upper `layers`, each normalized. Where
@@ -223,20 +225,24 @@ class Taught(OverModel):
         words: float = 1.0,
         vectors: float = 1.0,
         similarities: float = 0.0,
+        neighbours: float = 0.0,
         mlm: float = 1.0,
         layers: int = 1,
         basis: Basis | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("words", words), ("vectors", vectors), ("similarities", similarities), ("mlm", mlm)):
+        of_texts = {"vectors": vectors, "similarities": similarities, "neighbours": neighbours}
+        for name, value in {"words": words, **of_texts, "mlm": mlm}.items():
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}={value} must be 0 or greater")
         if not 1 <= layers <= teacher.model.config.depth:
             raise ConfigError(f"layers={layers} must be from 1 to {teacher.model.config.depth}, the teacher's depth")
-        if (vectors or similarities) and teacher.sentence is None:
-            raise ConfigError(f"{teacher.source} is no sentence encoder: set vectors and similarities to 0")
-        self.teacher, self.layers = teacher, layers
-        self.words, self.vectors, self.similarities, self.mlm = words, vectors, similarities, mlm
+        asks_texts = any(of_texts.values())
+        if asks_texts and teacher.sentence is None:
+            raise ConfigError(f"{teacher.source} is no sentence encoder: set {', '.join(of_texts)} to 0")
+        self.teacher, self.layers, self.asks_texts = teacher, layers, asks_texts
+        self.words, self.mlm = words, mlm
+        self.vectors, self.similarities, self.neighbours = vectors, similarities, neighbours
         ours, theirs = model.config.width, teacher.model.config.width
         if words and "words" not in model.aside:
             project = nn.Linear(ours, theirs, device=model.device)
@@ -246,7 +252,7 @@ class Taught(OverModel):
         if basis is not None:
             model.aside["basis"] = basis.to(model.device)
         has = ours if teacher.sentence is None else teacher.sentence.dimension
-        if (vectors or similarities) and has != ours and "basis" not in model.aside:
+        if asks_texts and has != ours and "basis" not in model.aside:
             raise ConfigError(f"the teacher's vectors have {has} numbers, the student's {ours}")
 
     def of(self, model: Model, mini: MiniBatch) -> Tensor:
@@ -279,6 +285,8 @@ class Taught(OverModel):
                 if self.similarities:
                     apart = ((s @ s.T - t @ t.T) ** 2).mean() * len(batch)
                     total = total + self.similarities * self.mean(apart, "texts")
+                if self.neighbours and len(batch) > 1:
+                    total = total + self.neighbours * self.mean(neighbours(s, t) * len(batch), "texts")
         return total
 
     @torch.no_grad()
@@ -295,7 +303,7 @@ class Taught(OverModel):
                 kept = one if kept is None else kept + one
         assert last is not None
         vectors = None
-        if (self.vectors or self.similarities) and self.teacher.sentence is not None:
+        if self.asks_texts and self.teacher.sentence is not None:
             vectors = self.teacher.sentence(last, batch)
         return last if kept is None else kept, vectors
 

@@ -1,0 +1,199 @@
+"""Attention with relative terms by our own programs, in half precision, against the plain path in single precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from bertie.config import Bucketed, Disentangled, Full
+from bertie.kernels import Relative, attend, disentangled, grouped
+from bertie.nn.positions import relative_rows
+
+pytest.importorskip("triton", reason="the programs are Triton's")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
+HEADS = 2
+SCALE = 0.07
+BOTH = Disentangled(("c2p", "p2c"), 512, buckets=64)
+
+
+def drawn(lengths: list[int], dtype: torch.dtype, scheme: Any = BOTH, width: int = 64) -> tuple[list[Tensor], Relative]:
+    torch.manual_seed(0)
+    fused = torch.randn(sum(lengths), 3 * HEADS, width, device="cuda").to(dtype)
+    leaves = [x.detach().requires_grad_() for x in fused.split(HEADS, dim=1)]
+    if isinstance(scheme, Bucketed):
+        tables = {"scores": torch.randn(scheme.buckets, HEADS, device="cuda")}  # as a parameter is, under autocast
+    else:
+        names = {"c2p": "keys", "p2c": "queries"}
+        size = (2 * scheme.span, HEADS, width)
+        tables = {names[term]: torch.randn(size, device="cuda").to(dtype) for term in scheme.terms}
+    leaves += [x.requires_grad_() for x in tables.values()]
+    rows = relative_rows(scheme, max(lengths), torch.device("cuda"))
+    return leaves, Relative(rows, **dict(zip(tables, leaves[3:], strict=True)))
+
+
+def compare(lengths: list[int], dtype: torch.dtype, scheme: Any = BOTH, width: int = 64) -> None:
+    leaves, relative = drawn(lengths, dtype, scheme, width)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    fast = disentangled.attend(*leaves[:3], tuple(lengths), cu, scale=SCALE, relative=relative)
+    wide = [x.detach().float().requires_grad_() for x in leaves]
+    names = [name for name in ("keys", "queries", "scores") if getattr(relative, name) is not None]
+    same = Relative(relative.rows, **dict(zip(names, wide[3:], strict=True)))
+    slow = grouped.attend(*wide[:3], tuple(lengths), scale=SCALE, pattern=Full(), relative=same)
+    assert_close(fast.float(), slow, atol=TOLERANCE[dtype], rtol=0)
+    up = torch.randn_like(slow)
+    ours = torch.autograd.grad(fast, leaves, up.to(dtype))
+    for leaf, one, other in zip(leaves, ours, torch.autograd.grad(slow, wide, up), strict=True):
+        assert one.dtype == leaf.dtype
+        assert one.shape == leaf.shape
+        assert_close(one.float(), other, atol=TOLERANCE[dtype] * max(1.0, float(other.abs().max())), rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [16] * 9, [1, 2, 15, 16, 17, 31, 32, 33], [127, 128, 129, 1, 2], [512, 513, 3], [1] * 50 + [4096] + [7] * 50],
+    ids=lambda lengths: f"{len(lengths)} up to {max(lengths)}",
+)
+def test_lengths(dtype: torch.dtype, lengths: list[int]) -> None:
+    compare(lengths, dtype)
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize(
+    "scheme", [Bucketed(32), Disentangled(("c2p",), 64), Disentangled(("p2c",), 64, buckets=16), BOTH], ids=str
+)
+def test_terms_and_tiles(scheme: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disentangled, "ROWS", (rows, rows))
+    compare([1, 130, 64, 40], torch.bfloat16, scheme)
+
+
+@pytest.mark.parametrize("width", [16, 24, 32, 80, 128])
+def test_widths(width: int) -> None:
+    compare([1, 17, 70], torch.float16, width=width)
+
+
+def test_the_door_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, relative = drawn([40, 3], torch.bfloat16)
+    cu = torch.tensor([0, 40, 43]).int().cuda()
+    call = {"scale": SCALE, "pattern": Full(), "relative": relative}
+    ours = attend(*leaves[:3], (40, 3), cu, **call)
+    assert torch.equal(ours, disentangled.attend(*leaves[:3], (40, 3), cu, scale=SCALE, relative=relative))
+    monkeypatch.setattr(disentangled, "enabled", False)
+    assert_close(attend(*leaves[:3], (40, 3), cu, **call), ours, atol=3e-2, rtol=0)
+
+
+def test_a_text_does_not_depend_on_its_neighbours() -> None:
+    """To the bit where the programs have the same number of rows."""
+    lengths = [70, 5, 200, 64]
+    leaves, relative = drawn(lengths, torch.bfloat16)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    with torch.no_grad():
+        all_ = disentangled.attend(*leaves[:3], tuple(lengths), cu, scale=SCALE, relative=relative)
+        one = [x[75:275] for x in leaves[:3]]
+        alone = disentangled.attend(*one, (200,), torch.tensor([0, 200]).int().cuda(), scale=SCALE, relative=relative)
+    assert torch.equal(all_[75:275], alone)
+
+
+def test_values_that_overflow_half_precision() -> None:
+    leaves, relative = drawn([100, 30], torch.float16)
+    cu = torch.tensor([0, 100, 130]).int().cuda()
+    with torch.no_grad():
+        leaves[0] *= 1000.0
+        leaves[1] *= 10.0
+    out = disentangled.attend(*leaves[:3], (100, 30), cu, scale=1e-5, relative=relative)
+    wide = [x.detach().float() for x in leaves]
+    same = Relative(relative.rows, keys=wide[3], queries=wide[4])
+    slow = grouped.attend(*wide[:3], (100, 30), scale=1e-5, pattern=Full(), relative=same)
+    assert_close(out.float(), slow, atol=4e-3, rtol=0)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_memory_grows_with_length_not_its_square() -> None:
+    leaves, relative = drawn([8192], torch.bfloat16)
+    cu = torch.tensor([0, 8192]).int().cuda()
+    up = torch.randn(8192, HEADS, 64, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = disentangled.attend(*leaves[:3], (8192,), cu, scale=SCALE, relative=relative, dropout=0.1)
+    torch.autograd.grad(out, leaves, up)
+    assert torch.cuda.max_memory_allocated() - before < HEADS * 8192 * 8192  # half of one matrix of scores
+
+
+# --- dropout ---
+
+DROPOUT = 0.3
+SHORT = [5, 64, 33, 1, 17]  # at most 64, the width of a head
+
+
+def dropped(leaves: list[Tensor], values: Tensor, relative: Relative, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    cu = torch.tensor([0, *SHORT]).cumsum(0).int().cuda()
+    return disentangled.attend(*leaves[:2], values, tuple(SHORT), cu, scale=SCALE, relative=relative, dropout=DROPOUT)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [(64, 64), (32, 64), (64, 16)])
+def test_gradients_with_dropout(dtype: torch.dtype, rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was dropped shows where the values are a unit matrix; with the same seed the same is dropped again."""
+    monkeypatch.setattr(disentangled, "ROWS", rows)
+    leaves, relative = drawn(SHORT, dtype)
+    units = torch.cat([torch.eye(n, 64) for n in SHORT])[:, None].expand(-1, HEADS, -1).to(leaves[0])
+    kept = dropped(leaves, units, relative, 1) > 0  # (T, H, 64): query, head, key
+    assert torch.equal(kept, dropped(leaves, units, relative, 1) > 0)
+    assert not torch.equal(kept, dropped(leaves, units, relative, 2) > 0)
+    share = float(kept[5:69].float().mean())
+    assert abs(share - (1 - DROPOUT)) < 5 * (0.21 / kept[5:69].numel()) ** 0.5
+    out = dropped(leaves, leaves[2], relative, 1)
+    wide = [x.detach().float().requires_grad_() for x in leaves]
+    pieces, start = [], 0
+    for n in SHORT:
+        own = slice(start, start + n)
+        q, k, v = (x[own] for x in wide[:3])
+        at = torch.arange(n, device="cuda")
+        row = relative.rows[at[:, None] - at + len(relative.rows) // 2]
+        scores = torch.einsum("ihd,jhd->hij", q, k) + torch.einsum("ihd,ijhd->hij", q, wide[3][row])
+        scores = scores + torch.einsum("jhd,ijhd->hij", k, wide[4][row])
+        weights = torch.softmax(scores * SCALE, -1) * kept[own, :, :n].transpose(0, 1) / (1 - DROPOUT)
+        pieces.append(torch.einsum("hij,jhd->ihd", weights, v))
+        start += n
+    slow = torch.cat(pieces)
+    assert_close(out.float(), slow, atol=2 * TOLERANCE[dtype], rtol=0)
+    up = torch.randn_like(slow)
+    for one, other in zip(
+        torch.autograd.grad(out, leaves, up.to(dtype)), torch.autograd.grad(slow, wide, up), strict=True
+    ):
+        assert_close(one.float(), other, atol=2 * TOLERANCE[dtype] * max(1.0, float(other.abs().max())), rtol=0)
+
+
+def test_a_recorded_graph_draws_anew_and_takes_other_lengths() -> None:
+    leaves, relative = drawn([64, 56], torch.bfloat16)
+    cu = torch.tensor([0, 64, 120, 120]).int().cuda()
+
+    def call(dropout: float) -> Tensor:
+        with torch.no_grad():
+            return disentangled.attend(*leaves[:3], (64,) * 3, cu, scale=SCALE, relative=relative, dropout=dropout)
+
+    graphs = {}
+    for dropout in (0.0, 0.5):
+        call(dropout)  # compiled before it is recorded
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call(dropout)
+        graphs[dropout] = (graph, out)
+    graph, out = graphs[0.5]
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert not torch.equal(out, first)
+    cu.copy_(torch.tensor([0, 10, 74, 120]))
+    graph, out = graphs[0.0]
+    graph.replay()
+    wanted = grouped.attend(*leaves[:3], (10, 64, 46), scale=SCALE, pattern=Full(), relative=relative)
+    assert_close(out, wanted, atol=3e-2, rtol=0)
