@@ -238,8 +238,7 @@ def test_bad_input(trained: dict[str, Path], here: Path, capsys: pytest.CaptureF
     assert "no/such" in failed(capsys, trained["classify"] / "test.jsonl", "-m", model, "--baseline", "/no/such")
     assert main(["eval", "none.jsonl", "-m", str(model), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"] == "NotFoundError"
-    with pytest.raises(SystemExit):
-        main(["eval", "-m", str(model)])
+    assert main(["eval", "-m", str(model)]) == 2
     assert "FILE" in capsys.readouterr().err
 
 

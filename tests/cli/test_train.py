@@ -258,7 +258,7 @@ FLAGS = {
     "class_weights": "cat=2,dog=0.5", "label_smoothing": "0.1", "dropout": "0", "patience": "2",
     "evals_per_epoch": "3", "seed": "7",
     "precision": "fp32", "gradient_checkpointing": None, "reach": "20", "train_windows": "2", "dev_share": "0.2",
-    "metric": "f1", "abstain": "0.9",
+    "metric": "f1", "abstain": "0.9", "loss": "triplet:margin=0.2", "matryoshka": "64,32", "pooling": "cls",
 }  # fmt: skip
 
 
@@ -270,6 +270,8 @@ def test_every_field_of_a_recipe_is_a_flag() -> None:
         value = getattr(args, f"recipe.{name}")
         if name == "class_weights":
             assert value == {"cat": 2.0, "dog": 0.5}
+        elif name == "matryoshka":
+            assert value == (64, 32)
         else:
             assert str(value) in (text, "True") or float(text or 0) == value
         others = {one.name for one in fields(Recipe)} - {name}

@@ -20,7 +20,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
     recipe = Recipe()
     assert recipe.warnings() == []
     assert (recipe.epochs, recipe.lr, recipe.batch_size, recipe.micro_tokens) == (3.0, 3e-5, 32, 16384)
-    assert len(fields(Recipe)) == 30
+    assert len(fields(Recipe)) == 33
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Score a trained model on labelled texts: every metric with its 95% interval.
 
 The task is that of the model's head. Labels are the model's own; where those are names, whole numbers in the file count
-them from 0, as in the data sets of the Hugging Face hub.
+them from 0, as in the data sets of the Hugging Face hub. A model of vectors without such a head is scored on pairs of
+texts: by how far its similarities agree with those in the column score.
+
+Or, with --beir, score a search: a folder as BEIR ships it, with corpus.jsonl, queries.jsonl and qrels/test.tsv.
 """
 
 from __future__ import annotations
@@ -9,18 +12,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import add_model, device_of, model_name, verb
+from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
 from bertie.cli.train import add_columns, add_draws, pairs, read, short_name, summary, table
 from bertie.config import HeadName
+from bertie.data.progress import Progress
+from bertie.data.writers import TableWriter
 from bertie.errors import ExistsError, InputError, NotFoundError
 from bertie.train.recipe import TASKS
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.config import HeadInfo
+    from bertie.evaluate.beir import Collection
+    from bertie.evaluate.intervals import Difference, Score
+    from bertie.evaluate.retrieval import Run
     from bertie.hub import Checkpoint
     from bertie.tasks.base import Long
     from bertie.tasks.learn import Judged, Learner
@@ -28,19 +39,26 @@ if TYPE_CHECKING:
 
     AnyLearner = Learner[Any, Any, Any]
 
+EMBED = "embed"  # the task of models without a head, whose vectors are compared
+MODES = ("dense", "lexical", "hybrid")
+
 EXAMPLE = """  bertie eval test.jsonl -m ./my-model
   bertie eval test.csv --columns text=review label=stars -m ./my-model --json | jq .accuracy.value
   bertie eval test.jsonl -m ./my-model --baseline ./the-old-one --train train.jsonl -o report
+  bertie eval --beir ./scifact -m ./my-embedder --mode hybrid --rerank ./my-reranker
 """
 
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
     parser = verb(verbs, "eval", "score a model on labelled texts, with intervals", __doc__, EXAMPLE)
-    parser.add_argument("file", metavar="FILE", help="labelled texts: .csv, .tsv, .jsonl, .parquet, .gz, .zst")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="labelled texts: .csv, .tsv, .jsonl, .parquet, .gz, .zst"
+    )
     add_columns(parser)
     add_model(parser)
-    parser.add_argument("--task", choices=TASKS, help="what the model is for, where its head does not tell")
+    tasks = tuple(dict.fromkeys((*TASKS, EMBED)))
+    parser.add_argument("--task", choices=tasks, help="what the model is for, where its head does not tell")
     parser.add_argument("--head", metavar="NAME", help="one of several heads of the model")
     parser.add_argument("--baseline", metavar="MODEL", help="another model, to compare with on the same texts")
     parser.add_argument("--train", metavar="FILE", help="what the model was trained on, to find texts that leaked")
@@ -48,17 +66,44 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", help="write a report there: report.md, .html and .json")
     parser.add_argument("--overwrite", action="store_true", help="replace the report if there is one")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
+    search = parser.add_argument_group("to score a search")
+    search.add_argument("--beir", metavar="FOLDER", help="documents, queries and judgements, instead of FILE")
+    search.add_argument("--split", metavar="NAME", help="of the judgements (test)")
+    search.add_argument("--mode", choices=MODES, help="by vectors (the default), by words (BM25), or by both")
+    search.add_argument("--rerank", metavar="MODEL", help="a cross-encoder, for the first 100 documents of a query")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
+    if (args.file is None) == (args.beir is None):
+        raise UsageError("name a FILE of labelled texts, or a folder with --beir: one of them")
+    if args.beir is not None:
+        _refuse(args, "--beir scores a search", "columns", "task", "head", "train", "output")
+        _search(args)
+        return
+    _refuse(args, "without --beir there is no search", "split", "mode", "rerank")
+    model = model_name(args)
+    if args.task == EMBED or (args.task is None and _compares(model, args)):
+        _refuse(args, f"{model} is scored by its vectors", "head", "train", "output")
+        _similar(args, model)
+    else:
+        _labelled(args, model)
+
+
+def _refuse(args: argparse.Namespace, why: str, *flags: str) -> None:
+    for flag in flags:
+        if getattr(args, flag):
+            raise UsageError(f"{why}: leave off --{flag}")
+
+
+def _labelled(args: argparse.Namespace, model: str) -> None:
+    """By the model's head."""
     from bertie.train.study import in_words_of, study
 
     columns = pairs(args.columns, "--columns", "NAME=COLUMN")
     if args.output is not None:
         _claim(Path(args.output), args.overwrite)
-    model = model_name(args)
     plain, task = _outline(model, args.task, args.head, args.revision)
     given = read(task, [args.file], columns)
     train = None if args.train is None else read(task, [args.train], columns)
@@ -87,6 +132,129 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(found.pop("test") | found))
     else:
         sys.stdout.write(table(made))
+
+
+# --- by vectors ---
+
+
+def _compares(model: str, args: argparse.Namespace) -> bool:
+    """Whether a model has vectors, and no head that says anything of labelled texts."""
+    from bertie.hub import Checkpoint
+
+    if args.head is not None:
+        return False
+    checkpoint = Checkpoint.inspect(model, revision=args.revision)
+    return checkpoint.sentence is not None and not any(
+        info.task in TASKS or info.kind in (*TASKS, "classify") for info in checkpoint.heads.values()
+    )
+
+
+def _similar(args: argparse.Namespace, model: str) -> None:
+    """How far similarities agree with the scores of pairs."""
+    from bertie.evaluate import scores, similarity
+    from bertie.tasks import Embedder
+
+    data = read("regress", [args.file], pairs(args.columns, "--columns", "NAME=COLUMN"))
+    texts = [(one.texts[0], one.texts[-1]) for one in data.examples if len(one.texts) == 2]
+    if len(texts) < len(data.examples):
+        raise InputError(f"{data.name} has single texts; vectors are compared in pairs, of columns text_a and text_b")
+    gold = [float(one.target) for one in data.examples]
+    device = device_of(args.device)
+
+    def said(name: str, revision: str | None) -> Any:
+        embedder = Embedder.load(name, long=args.long, revision=revision, device=device)
+        return similarity.alike(embedder, texts)
+
+    found = said(model, args.revision)
+    measured = similarity.sts(gold, found, draws=args.draws)
+    if args.baseline is None:
+        _say(args, measured)
+        return
+    other = said(args.baseline, None)
+    gaps = scores.paired("regress", (gold, found), (gold, other), draws=args.draws)
+    _say(args, measured, similarity.sts(gold, other, draws=args.draws), {name: gaps[name] for name in measured})
+
+
+def _search(args: argparse.Namespace) -> None:
+    """How well a search finds what it should."""
+    from bertie.evaluate import beir, retrieval
+
+    mode = args.mode or MODES[0]
+    if mode == "lexical" and args.baseline is not None:
+        raise UsageError("--mode lexical reads no vectors, so that there is nothing to compare: leave off --baseline")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        collection = beir.read(args.beir, args.split or "test")
+    for one in caught:
+        print(f"bertie: {one.message}", file=sys.stderr)
+    words = None if mode == "dense" else beir.lexical(collection)
+    model = None if mode == "lexical" else model_name(args)
+    found = retrieval.each_query(collection.judged, _run(args, collection, model, args.revision, words))
+    measured = retrieval.by_query(found, draws=args.draws)
+    if args.baseline is None:
+        _say(args, measured)
+        return
+    other = retrieval.each_query(collection.judged, _run(args, collection, args.baseline, None, words))
+    gaps = retrieval.paired_by_query(found, other, draws=args.draws)
+    _say(args, measured, retrieval.by_query(other, draws=args.draws), gaps)
+
+
+def _run(
+    args: argparse.Namespace, collection: Collection, model: str | None, revision: str | None, words: Run | None
+) -> Run:
+    """What is found by a model, by words or by both, reranked if that was asked for."""
+    from bertie.evaluate import beir
+    from bertie.tasks import Embedder, Reranker
+
+    device, run = device_of(args.device), words
+    if model is not None:
+        embedder = Embedder.load(model, long=args.long, revision=revision, device=device)
+        with _progress("embed", len(collection.corpus)) as advance:
+            vectors = beir.dense(collection, embedder, advance=advance)
+        run = vectors if words is None else beir.hybrid(words, vectors)
+    assert run is not None
+    if args.rerank is None:
+        return run
+    reranker = Reranker.load(args.rerank, long=args.long, device=device)
+    pairs = sum(min(len(one), beir.RERANKED) for one in run.values())
+    with _progress("rerank", pairs) as advance:
+        return beir.reranked(collection, reranker, run, advance=advance)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    done = 0
+    with Progress(what, lambda: done / max(total, 1)) as progress:
+
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows
+            progress.update(rows)
+
+        yield advance
+
+
+def _say(
+    args: argparse.Namespace,
+    measured: Mapping[str, Score],
+    other: Mapping[str, Score] | None = None,
+    gaps: Mapping[str, Difference] | None = None,
+) -> None:
+    """Scores, beside those of the baseline if there is one."""
+    found: dict[str, Any] = {metric: score.as_dict() for metric, score in measured.items()}
+    titles = ["metric", "test", "95%"]
+    rows = [[metric, one.value, f"{one.low:.4f}–{one.high:.4f}"] for metric, one in measured.items()]
+    if other is not None and gaps is not None:
+        scores, differences = ({metric: one.as_dict() for metric, one in many.items()} for many in (other, gaps))
+        found["baseline"] = {"name": short_name(args.baseline), "scores": scores, "difference": differences}
+        titles += [short_name(args.baseline), "difference", "p"]
+        for row, metric in zip(rows, measured, strict=True):
+            gap = gaps[metric]
+            row += [other[metric].value, f"{gap.value:+.4f} ({gap.low:+.4f}–{gap.high:+.4f})", gap.p]
+    sys.stdout.write(f"{json.dumps(found)}\n" if args.json else TableWriter(titles).text(rows))
+
+
+# --- by heads ---
 
 
 def _judged(
@@ -130,7 +298,7 @@ def task_of(checkpoint: Checkpoint, head: str | None = None) -> str:
         have = ", ".join(checkpoint.heads) or "none"
         raise NotFoundError(
             f"{checkpoint.source} has no head that says anything of labelled texts (its heads: {have}); bertie train "
-            f"makes one, for {', '.join(TASKS)}"
+            f"makes one, for {', '.join(TASKS)}; --task {EMBED} scores its vectors, on pairs of texts"
         )
     return next(iter(found.values()))
 

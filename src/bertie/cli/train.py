@@ -5,7 +5,8 @@ All data is read and checked before anything else. The folder of --out appears w
 OUT.training; a run that was stopped in any way goes on with the same command and --resume.
 
 The columns that are looked for: text, or text_a and text_b, with label or labels (classify) or score (regress); tokens
-and tags (tag); question, context and answers (answer); query, passage and label (rerank).
+and tags (tag); question, context and answers (answer); query, passage and label (rerank); anchor, positive and
+negative, or query and passage, or text_a and text_b with score or label (embed).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
 from bertie.data.journal import Complete
 from bertie.data.writers import TableWriter
 from bertie.errors import BertieError, InputError
-from bertie.train.recipe import TASKS, Recipe, RecipeFile, read_recipe
+from bertie.train.recipe import TRAINED, Recipe, RecipeFile, read_recipe
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 EXAMPLE = """  bertie train classify train.jsonl --dev dev.jsonl --test test.jsonl -m ./my-encoder --out mood
   bertie train tag train.jsonl --dev-share 0.1 --columns tokens=words tags=ner -m ./my-encoder --out my-tagger
   bertie train classify reviews.csv --seeds 3 --lora 8 --lr 3e-4 -m ./my-encoder --out mood --json
+  bertie train embed pairs.jsonl --dev-share 0.1 --batch-size 512 -m ./my-encoder --out my-embedder
   bertie train --recipe recipes/sst2.toml --data ./data --epochs 1 --out mood
   torchrun --nproc-per-node 4 -m bertie train classify train.jsonl -m ./my-encoder --out mood
 """
@@ -79,13 +81,19 @@ HELP = {
     "dev_share": "of the training data held out where there is no --dev",
     "metric": "that chooses the best epoch and the best seed; the task's main one unless given",
     "abstain": "the wanted precision of the answers that the model is sure of",
+    "loss": (
+        "embed: infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse or kl, with settings as in "
+        "triplet:margin=0.2,distance=cosine; what the data calls for unless given"
+    ),
+    "matryoshka": "embed: dimensions that vectors may be cut to, as 256,128,64",
+    "pooling": "embed: cls, mean, max, last or weighted-mean; the checkpoint's, or mean",
 }
 
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
     parser = verb(verbs, "train", "train a model on labelled texts, and report how good it is", __doc__, EXAMPLE)
-    tasks = ", ".join(TASKS)
+    tasks = ", ".join(TRAINED)
     parser.add_argument(
         "items", nargs="*", metavar="TASK TRAIN", help=f"what to train ({tasks}), then the files to train on"
     )
@@ -147,7 +155,7 @@ def _is_number(value: object) -> bool:
 
 
 def _metavar(hint: Any) -> str:
-    named = {int: "N", float: "NUMBER", str: "NAME", NoneType: "none"}
+    named = {int: "N", float: "NUMBER", str: "NAME", NoneType: "none", tuple[int, ...]: "N,N,…"}
     return "|".join(
         one
         for kind in _kinds(hint)
@@ -174,6 +182,11 @@ def _value_of(hint: Any) -> Callable[[str], Any]:
             elif kind in (int, float, str):
                 try:
                     return kind(text)
+                except ValueError:
+                    continue
+            elif kind == tuple[int, ...]:
+                try:
+                    return tuple(int(one) for one in text.split(","))
                 except ValueError:
                     continue
             elif "=" in text:
@@ -236,6 +249,8 @@ def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
     dev, test = (
         None if file is None else read(asked.task, [file], columns, like=train) for file in (asked.dev, asked.test)
     )
+    if asked.task == "embed":
+        _comparable(dev, test)
     if asked.task == "tag" and (dev or test or recipe.dev_share) and spans_in([train.labels]):
         entities([])  # a package that is missing is an error now, not after the first epoch
     if args.baseline is not None and test is not None:
@@ -263,6 +278,12 @@ def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
     )
 
 
+def _comparable(dev: Labelled | None, test: Labelled | None) -> None:
+    """Refuse two sets that are judged in different ways."""
+    if dev is not None and test is not None and (dev.inputs == "pairs") != (test.inputs == "pairs"):
+        raise InputError(f"{dev.name} has {dev.inputs} and {test.name} {test.inputs}; give both scores, or both pairs")
+
+
 def _model(args: argparse.Namespace, asked: RecipeFile) -> str:
     """The name of the model to begin from."""
     return asked.model if args.model is None and asked.model is not None else model_name(args)
@@ -280,9 +301,9 @@ def _asked(args: argparse.Namespace) -> RecipeFile:
         return RecipeFile(**values | given | {"columns": found.columns | columns})
     if args.data is not None:
         raise UsageError("--data is where the paths of a recipe start; name one with --recipe")
-    if not args.items or args.items[0] not in TASKS:
+    if not args.items or args.items[0] not in TRAINED:
         what = f"{args.items[0]!r} is no task" if args.items else "name a task, or a recipe with --recipe"
-        raise UsageError(f"{what}; the tasks are {', '.join(TASKS)} (see bertie train --help)")
+        raise UsageError(f"{what}; the tasks are {', '.join(TRAINED)} (see bertie train --help)")
     task, *files = args.items
     if not files:
         raise UsageError(f"name the file to train on: bertie train {task} FILE")
@@ -353,7 +374,7 @@ def read(
 def _baseline(model: str, task: str, data: Labelled) -> Labelled:
     """The data in the words of another model, which is not loaded for that."""
     from bertie.hub import Checkpoint
-    from bertie.tasks.heads import LEARNERS
+    from bertie.tasks.heads import TRAINED as LEARNERS
     from bertie.train.study import in_words_of
 
     return in_words_of(LEARNERS[task](Checkpoint.inspect(model)), data)
@@ -456,7 +477,7 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
 
 def _other(args: argparse.Namespace, job: Job) -> tuple[str, AnyLearner, Judged]:
     """The baseline, and what it says of the test data."""
-    from bertie.tasks.heads import LEARNERS
+    from bertie.tasks.heads import TRAINED as LEARNERS
 
     assert job.test is not None
     data = _baseline(args.baseline, job.task, job.test)

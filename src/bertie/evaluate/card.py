@@ -19,6 +19,8 @@ _TASKS = {
     "tag": ("token-classification", "Token Classification"),
     "answer": ("question-answering", "Question Answering"),
     "rerank": ("text-ranking", "Text Ranking"),
+    "alike": ("sentence-similarity", "Semantic Similarity"),
+    "find": ("sentence-similarity", "Information Retrieval"),
 }
 _METRICS = {
     "macro_f1": "f1",
@@ -36,6 +38,8 @@ _USES = {
     "tag": ("TokenClassification", "Tagger", 'tag(["A text."])[0]'),
     "answer": ("QuestionAnswering", "Reader", 'answer([("A question?", "The text that answers it.")])[0]'),
     "rerank": ("SequenceClassification", "Reranker", 'rerank("a query", ["a text", "another text"])'),
+    "alike": ("", "Embedder", 'embed(["A text."])'),
+    "find": ("", "Embedder", 'embed(["A text."])'),
 }
 
 
@@ -60,7 +64,8 @@ def _front(study: Study) -> dict[str, Any]:
     front: dict[str, Any] = {}
     if study.language is not None:
         front["language"] = study.language if isinstance(study.language, str) else list(study.language)
-    front |= {"library_name": "bertie", "tags": ["bertie", "transformers", study.kind], "pipeline_tag": tag}
+    other = "transformers" if _USES[study.kind][0] else "sentence-transformers"
+    front |= {"library_name": "bertie", "tags": ["bertie", other, study.kind], "pipeline_tag": tag}
     if study.base is not None:
         front["base_model"] = study.base
     named = [name for one in study.evaluations.values() for name in one.scores]
@@ -96,12 +101,7 @@ def _chapters(study: Study) -> list[tuple[str, str]]:
         (
             "How to use it",
             f'```python\nimport bertie\n\nmodel = bertie.{name}.load("path/to/this/folder")\n'
-            f"print(model.{call})\n```\n\n"
-            "Bertie reads texts of any length in windows and uses the temperature and thresholds below. transformers "
-            "loads the same weights, without these:\n\n"
-            f"```python\nfrom transformers import AutoModelFor{head}, AutoTokenizer\n\n"
-            f'model = AutoModelFor{head}.from_pretrained("path/to/this/folder")\n'
-            'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```',
+            f"print(model.{call})\n```\n\n" + _others(head),
         ),
     ]
     if study.data:
@@ -118,6 +118,24 @@ def _chapters(study: Study) -> list[tuple[str, str]]:
         error = _table(["", f"expected calibration error on {one.measured_on}"], rows)
         chapters.append(("Calibration", f"{said}\n\n{error}"))
     return [*chapters, ("Limits", _limits(study))]
+
+
+def _others(head: str) -> str:
+    """How other packages load it; without a head it is one for sentence-transformers."""
+    if not head:
+        return (
+            "Bertie reads texts of any length in windows. sentence-transformers loads the same folder, and reads the "
+            "beginning of each text:\n\n"
+            "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
+            'model = SentenceTransformer("path/to/this/folder")\nprint(model.encode(["A text."]))\n```'
+        )
+    return (
+        "Bertie reads texts of any length in windows and uses the temperature and thresholds below. transformers "
+        "loads the same weights, without these:\n\n"
+        f"```python\nfrom transformers import AutoModelFor{head}, AutoTokenizer\n\n"
+        f'model = AutoModelFor{head}.from_pretrained("path/to/this/folder")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```'
+    )
 
 
 def _label_list(one: Evaluation) -> str:

@@ -41,6 +41,8 @@ KINDS = {
     "tag": "tagging",
     "answer": "question answering",
     "rerank": "ranking",
+    "alike": "similarity",
+    "find": "retrieval",
 }
 _MOST = 20  # rows of a table of examples
 _POINTS = 300  # of a curve

@@ -37,9 +37,11 @@ __all__ = [
     "MAIN",
     "Difference",
     "Score",
+    "alikeness",
     "answering",
     "classification",
     "entities",
+    "finding",
     "main_metric",
     "mcnemar",
     "multi_label",
@@ -57,6 +59,8 @@ MAIN = {
     "tag": "f1",
     "answer": "f1",
     "rerank": "map",
+    "alike": "spearman",
+    "find": "recall_1",
 }
 BINS = 15  # of equal width, for the expected calibration error
 
@@ -425,6 +429,52 @@ def _one_query(gains: FloatArray, points: FloatArray) -> tuple[float, float, flo
     return float(precision.mean()), float(1 / ranks[0]), float(ndcg)
 
 
+# --- vectors ---
+
+
+def alikeness(gold: ArrayLike, predicted: ArrayLike, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
+    """Spearman and pearson of how alike texts are with how alike a model finds them, on whatever scale.
+
+    >>> alikeness([0, 1, 5], [0.1, 0.4, 0.5])["spearman"].value
+    1.0
+    """
+    return bootstrap(*_alikeness(gold, predicted), draws=draws, seed=seed)
+
+
+def _alikeness(gold: ArrayLike, predicted: ArrayLike) -> tuple[Measure, int]:
+    measure, n = _regression(gold, predicted)
+
+    def some(drawn: FloatArray) -> dict[str, FloatArray]:
+        found = measure(drawn)
+        return {name: found[name] for name in ("spearman", "pearson")}
+
+    return some, n
+
+
+def finding(gold: ArrayLike, ranks: ArrayLike, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
+    """Recall_1, recall_10 and mrr_10: how often what was looked for is the first found, is among ten, and 1 / rank.
+
+    `ranks` count from 1, and `gold` is a 1 for each. With a second column, of 1 where what was looked for is above
+    what is known to be wrong, accuracy is its mean.
+
+    >>> scores = finding([1, 1, 1, 1], [1, 2, 1, 40])
+    >>> scores["recall_1"].value, scores["mrr_10"].value
+    (0.5, 0.625)
+    """
+    return bootstrap(*_finding(gold, ranks), draws=draws, seed=seed)
+
+
+def _finding(gold: ArrayLike, ranks: ArrayLike) -> tuple[Measure, int]:
+    table = np.asarray(ranks, dtype=np.float64)
+    table = table[:, None] if table.ndim == 1 else table
+    n, rank = len(table), table[:, 0]
+    if not n or len(np.asarray(gold)) != n or rank.min() < 1:
+        raise InputError(f"there are {n} ranks for {len(np.asarray(gold))} rows; give one a row, from 1 on")
+    columns = np.stack([rank <= 1, rank <= 10, np.where(rank <= 10, 1 / rank, 0), *table.T[1:]], axis=1).astype(float)
+    names = ("recall_1", "recall_10", "mrr_10", "accuracy")[: columns.shape[1]]
+    return linear(columns, lambda sums: {name: sums[:, i] / n for i, name in enumerate(names)}), n
+
+
 # --- comparisons ---
 
 _MEASURES: dict[str, Callable[..., tuple[Measure, int]]] = {
@@ -434,6 +484,8 @@ _MEASURES: dict[str, Callable[..., tuple[Measure, int]]] = {
     "tag": _tagging,
     "answer": _answering,
     "rerank": _ranking,
+    "alike": _alikeness,
+    "find": _finding,
 }
 
 

@@ -15,10 +15,19 @@ from bertie.evaluate.calibration import Abstention, Bin, kept
 from bertie.evaluate.intervals import BoolArray, Difference, IntArray, Score
 from bertie.evaluate.leaks import Leak
 from bertie.evaluate.noise import Suspect
-from bertie.evaluate.scores import MAIN, answering, classification, main_metric, multi_label, regression, tagging
+from bertie.evaluate.scores import (
+    MAIN,
+    answering,
+    classification,
+    finding,
+    main_metric,
+    multi_label,
+    regression,
+    tagging,
+)
 from bertie.evaluate.slices import LabelSlice, LengthSlice, by_label, by_labels, by_length, by_tag
 
-Kind = Literal["classify", "multi", "regress", "tag", "answer", "rerank"]
+Kind = Literal["classify", "multi", "regress", "tag", "answer", "rerank", "alike", "find"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +35,8 @@ class Evaluation:
     """What a model says of one split, beside what is true: one entry a text in each sequence.
 
     `gold` and `predicted` are labels (classify), tuples of labels (multi), values (regress, rerank), a tag a word
-    (tag), or all right answers and the answer (answer). `confidences` are those of the finished model, after its
-    temperature.
+    (tag), all right answers and the answer (answer), how alike two texts are (alike), or ranks (find). `confidences`
+    are those of the finished model, after its temperature.
     """
 
     scores: Mapping[str, Score]
@@ -189,8 +198,10 @@ def length_slices(kind: str, evaluation: Evaluation, main: str) -> list[LengthSl
             ]
         if kind == "multi":
             return multi_label(_table(gold, evaluation.labels), _table(predicted, evaluation.labels), 0.5)[main]
-        if kind == "regress":
+        if kind in ("regress", "alike"):
             return regression(gold, predicted)[main]
+        if kind == "find":
+            return finding(gold, predicted)[main]
         return (tagging if kind == "tag" else answering)(gold, predicted)[main]
 
     return by_length(evaluation.lengths, score)

@@ -183,6 +183,26 @@ class SentenceModules(nn.Module):
             folder.json["2_Dense/config.json"] = _dense_config(dense)
         return cls(pool, layers, width, folder)
 
+    def followed_by(self, *layers: nn.Module) -> SentenceModules:
+        """The same with more layers at the end: of `Dense` and `Normalize`, as those that it has must be.
+
+        >>> SentenceModules.fresh(384, normalize=False).followed_by(Dense(384, 64), Normalize()).dimension
+        64
+        """
+        every = [*self.layers, *layers]
+        for layer in every:
+            if not isinstance(layer, Dense | Normalize):
+                raise ConfigError(
+                    f"a {type(layer).__name__} among the layers; only Dense and Normalize may be added to"
+                )
+        kinds = ["Transformer", "Pooling", *(type(layer).__name__ for layer in every)]
+        folder = Folder.fresh("SentenceTransformer", kinds, self._settings())
+        folder.json["1_Pooling/config.json"] = _pooling_config(self.pooling, self.width)
+        for entry, layer in zip(folder.entries[2:], every, strict=True):
+            if isinstance(layer, Dense):
+                folder.json[entry.inside("config.json")] = _dense_config(layer)
+        return SentenceModules(self.pooling, every, self.width, folder)
+
     def files(self) -> dict[str, bytes]:
         """What to write beside the transformer, by relative path, so that sentence-transformers reads this model."""
         files = self._folder.files(self._settings())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -60,6 +61,8 @@ class Task(ABC, Generic[Options, Output, Result]):
     model: Model
     tokenizer: Tokenizer
     head: str | None  # its name in the model
+    # Who turns windows into outputs; None: the task itself, at once. A server puts its queue here.
+    compute: Callable[[Any, Sequence[tuple[Ask[Any], Window]]], Sequence[Any]] | None = None
 
     def __init__(self, checkpoint: Checkpoint, *, long: Long = "window", head: str | None = None) -> None:
         if long not in LONG:
@@ -165,6 +168,11 @@ class Task(ABC, Generic[Options, Output, Result]):
         encoded = self.tokenizer.encode_batch([_one_or_two(ask.texts) for ask in asks])
         read = [self.windows(ask, encoding) for ask, encoding in zip(asks, encoded, strict=True)]
         flat = [(ask, window) for ask, found in zip(asks, read, strict=True) for window in found]
+        outputs = deque(self._outputs(flat) if self.compute is None else self.compute(self, flat))
+        for ask, found in zip(asks, read, strict=True):
+            yield self.decode(ask, found, [outputs.popleft() for _ in found])
+
+    def _outputs(self, flat: Sequence[tuple[Ask[Options], Window]]) -> Sequence[Output]:
         outputs: dict[int, Output] = {}
         for group in pack([len(window) for _, window in flat], TOKENS_A_BATCH):
             members = [flat[i][1] for i in group]
@@ -172,10 +180,7 @@ class Task(ABC, Generic[Options, Output, Result]):
             hidden = self.model.hidden(batch, self.head)
             said = self.outputs(hidden, batch, [flat[i][0] for i in group], members)
             outputs.update(zip(group, said, strict=True))
-        start = 0
-        for ask, found in zip(asks, read, strict=True):
-            yield self.decode(ask, found, [outputs.pop(i) for i in range(start, start + len(found))])
-            start += len(found)
+        return [outputs[i] for i in range(len(flat))]
 
     def windows(self, ask: Ask[Options], encoding: Encoding) -> list[Window]:
         """The windows of one thing, as `long` says."""

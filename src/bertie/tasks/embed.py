@@ -1,16 +1,17 @@
 """Texts to vectors.
 
 Over several windows, the pooled vectors are averaged with the tokens that each window answers for as weights, before
-whatever follows the pooling (a dense layer, the scaling to length 1).
+whatever follows the pooling (a dense layer, the scaling to length 1). Training reads long texts in the same way.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,14 +19,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertie.errors import InputError
+from bertie.config import HeadInfo
+from bertie.errors import ConfigError, InputError
+from bertie.families import blueprint
 from bertie.hub import Checkpoint
-from bertie.sentence import SentenceModules
-from bertie.tasks.base import Ask, FloatArray, Long, Task, default_model, pooled, reading, singles
+from bertie.model import Model
+from bertie.nn.heads import Head
+from bertie.sentence import CrossEncoderConfig, SentenceModules
+from bertie.tasks.base import ITEMS_AT_ONCE, Ask, FloatArray, Long, Task, default_model, pooled, reading, singles
+from bertie.tasks.learn import Judged, Learner, pieces
 from bertie.text.batch import Batch
 from bertie.text.windows import Window
+from bertie.train.recipe import POOLINGS, Recipe
+
+if TYPE_CHECKING:
+    from bertie.evaluate.scores import Score
+    from bertie.train.data import Example, Labelled
+    from bertie.train.loop import Plan
+    from bertie.train.losses import VectorLoss
+    from bertie.train.objectives import Item, Piece
+    from bertie.train.vectors import OverVectors
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
+# The loss for each kind of data, where none is named.
+USUAL = {"pairs": "infonce", "scores": "cosent", "classes": "softmax", "lists": "kl"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +60,7 @@ class _Options:
     prompt_tokens: int  # that pooling may be told to leave out, with the special one before them
 
 
-class Embedder(Task[_Options, FloatArray, Embedding]):
+class Embedder(Learner[_Options, FloatArray, Embedding]):
     """Turns each text into one vector, as the checkpoint's sentence-transformers modules say.
 
     A checkpoint without such modules is pooled by the mean over tokens, unless `pooling` says otherwise: cls, mean,
@@ -53,41 +70,79 @@ class Embedder(Task[_Options, FloatArray, Embedding]):
     >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")       # doctest: +SKIP
     >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape    # doctest: +SKIP
     (2, 384)
+
+    Or trains one, with the hyperparameters of `bertie.train.recipe.Recipe`:
+
+    >>> embedder = Embedder("path/to/any/encoder", batch_size=256)                              # doctest: +SKIP
+    >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …], dev=pairs).save("my-model")  # doctest: +SKIP
+
+    The data says what is learnt. Pairs that belong together, with texts that do not if there are any: each text is to
+    find its own among all of its step (`InfoNCE`), and no step has a text twice. Pairs with scores: their order
+    (`CoSENT`). Pairs with classes: Sentence-BERT's `Softmax`. Queries with passages and a teacher's scores: their
+    distribution (`KL`). `loss` names another (infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse, kl,
+    with settings as in "triplet:margin=0.2,distance=cosine"), or is one of `bertie.train.losses`; `matryoshka` lists
+    shorter lengths that vectors shall serve at, too.
     """
+
+    data_kind = "embed"
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | str | Path,
         *,
         long: Long = "window",
         pooling: Literal["cls", "mean", "max", "last", "weighted-mean"] | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
+        loss: str | VectorLoss | None = None,
+        device: str | torch.device | None = None,
+        **training: Any,
     ) -> None:
-        super().__init__(checkpoint, long=long)
-        if pooling is not None and pooling not in POOLING:
-            raise InputError(f"pooling={pooling!r} must be one of {', '.join(POOLING)}")
-        width = checkpoint.model.config.width
-        if pooling is None:
-            self.modules = checkpoint.sentence or SentenceModules.fresh(width, normalize=False)
-        else:
-            self.modules = SentenceModules.fresh(width, pooling=POOLING[pooling], normalize=False)
-            if checkpoint.sentence is not None:
-                self.modules.prompts = checkpoint.sentence.prompts
-                self.modules.default_prompt = checkpoint.sentence.default_prompt
-                self.modules.lower_case = checkpoint.sentence.lower_case
-        if dimensions is not None and not 1 <= dimensions <= self.modules.dimension:
-            raise InputError(f"dimensions={dimensions} must lie between 1 and {self.modules.dimension}")
+        if pooling is not None and pooling not in POOLINGS:
+            raise InputError(f"pooling={pooling!r} must be one of {', '.join(POOLINGS)}")
         self.normalize, self.dimensions = normalize, dimensions
+        self._loss = loss  # by name it is one of the recipe
+        named = loss if loss is None or isinstance(loss, str) else None
+        super().__init__(checkpoint, long=long, device=device, pooling=pooling, loss=named, **training)
+
+    def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
+        Task._use(self, checkpoint, None)
+        self.modules = self._behind(checkpoint, normalize=False)  # which `_finish` does
+        if self.dimensions is not None and not 1 <= self.dimensions <= self.modules.dimension:
+            raise InputError(f"dimensions={self.dimensions} must lie between 1 and {self.modules.dimension}")
+
+    def _behind(self, checkpoint: Checkpoint, *, normalize: bool) -> SentenceModules:
+        """What follows the encoder."""
+        width, pooling, given = checkpoint.model.config.width, self.recipe.pooling, checkpoint.sentence
+        if pooling is None:
+            return given or SentenceModules.fresh(width, normalize=normalize)
+        modules = SentenceModules.fresh(width, pooling=POOLING[pooling], normalize=normalize)
+        if given is not None:
+            modules.prompts, modules.default_prompt = given.prompts, given.default_prompt
+            modules.lower_case = given.lower_case
+        return modules
+
+    def __getattr__(self, name: str) -> Any:
+        """A checkpoint given by name is loaded when it is first needed."""
+        if name not in ("checkpoint", "model", "tokenizer", "head", "modules") or "_given" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._use(self._start(), None)
+        return self.__dict__[name]
 
     @classmethod
     def load(cls, name: str | Path | None = None, *, long: Long = "window", **options: Any) -> Self:
         """Load a checkpoint, the built-in model if none is named.
 
-        `options` are `pooling`, `normalize`, `dimensions`, and those of `Checkpoint.load`.
+        `options` are `pooling`, `normalize`, `dimensions`, hyperparameters for `fit`, and those of `Checkpoint.load`.
         """
-        mine = {key: options.pop(key) for key in ("pooling", "normalize", "dimensions") if key in options}
+        known = ("normalize", "dimensions", *(one.name for one in fields(Recipe)))
+        mine = {key: options.pop(key) for key in known if key in options}
         return cls(Checkpoint.load(default_model() if name is None else name, **options), long=long, **mine)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments, as scikit-learn wants them."""
+        mine = {"normalize": self.normalize, "dimensions": self.dimensions, "loss": self._loss}
+        return {key: value for key, value in super().get_params(deep).items() if key != "head"} | mine
 
     @property
     def dimension(self) -> int:
@@ -101,13 +156,17 @@ class Embedder(Task[_Options, FloatArray, Embedding]):
 
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
         """As `embed`, one by one, each with how much of its text was read."""
-        name = prompt if prompt is not None else self.modules.default_prompt
+        before = self._prompt(prompt)
+        asks = singles(texts, "embed", _Options(self._tokens(before)))
+        return self.run(replace(ask, texts=(self._prepared(before + ask.texts[0]),)) for ask in asks)
+
+    def _prompt(self, name: str | None) -> str:
+        """What goes before each text."""
+        name = name if name is not None else self.modules.default_prompt
         if name is not None and name not in self.modules.prompts:
             known = ", ".join(self.modules.prompts) or "none"
             raise InputError(f"prompt={name!r} is not one of the checkpoint's prompts: {known}")
-        before = self.modules.prompts[name] if name is not None else ""
-        asks = singles(texts, "embed", _Options(self._tokens(before)))
-        return self.run(replace(ask, texts=(self._prepared(before + ask.texts[0]),)) for ask in asks)
+        return self.modules.prompts[name] if name is not None else ""
 
     def _prepared(self, text: str) -> str:
         return text.lower() if self.modules.lower_case else text
@@ -139,12 +198,7 @@ class Embedder(Task[_Options, FloatArray, Embedding]):
         self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(width,) the pooled state of each window."""
-        skips = []
-        for ask, window in zip(asks, group, strict=True):
-            skip = ask.options.prompt_tokens
-            # Of several windows only the first begins with the prompt.
-            holds = 0 < skip < len(window) and window.places[skip - 1] == skip - 1
-            skips.append(skip if holds else 0)
+        skips = [_skip(window, ask.options.prompt_tokens) for ask, window in zip(asks, group, strict=True)]
         return self.by_text(self.modules.pooling(hidden, batch, skips).float())
 
     def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
@@ -163,3 +217,202 @@ class Embedder(Task[_Options, FloatArray, Embedding]):
         rows = torch.from_numpy(np.stack(vectors)).to(self.model.device)
         rows = self.modules.to(rows.device).project(rows)[:, : self.dimensions]
         return self.by_text(F.normalize(rows, dim=-1) if self.normalize else rows)
+
+    # --- training ---
+
+    def fit_labelled(self, data: Labelled, dev: Labelled | None = None, **options: Any) -> Self:
+        """As `fit`, on data that was read already."""
+        if dev is not None and dev.inputs == "classes" and not _numbers(dev):
+            raise InputError(
+                f"{dev.name} has classes, by which vectors cannot be judged; give data with scores, or pairs that "
+                "belong together"
+            )
+        try:
+            return super().fit_labelled(data, dev, **options)
+        finally:
+            if "model" in self.__dict__:
+                self.model.aside.clear()
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """There is none."""
+        raise ConfigError("an Embedder has no head; train it by itself, not among bertie.Heads")
+
+    def _ready(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
+        """The encoder with what follows it, and no heads: they were trained for another encoder than will come out."""
+        plan, config = checkpoint.blueprint, checkpoint.config
+        if not set(plan.heads) <= {"pooler"}:
+            config = {
+                key: value for key, value in config.items() if key not in (*CrossEncoderConfig.CONFIG_KEYS, *_GONE)
+            }
+            config["architectures"] = [name for name, heads in plan.family.architectures.items() if not heads][:1]
+            plan = blueprint(config, None, head="none", ignore=plan.ignored)
+        kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in plan.heads}
+        return replace(
+            checkpoint,
+            model=Model.over(checkpoint.model.encoder, kept).eval(),
+            config=config,
+            blueprint=plan,
+            heads={},
+            sentence=self._behind(checkpoint, normalize=bool(self.normalize)),
+            cross_encoder=None,
+        )
+
+    def _plan(self, data: Labelled) -> Plan:
+        from bertie.train.loop import Source
+        from bertie.train.rows import Rows
+
+        assert self.checkpoint.sentence is not None
+        self.modules = self.checkpoint.sentence
+        objective = self.objective(data)
+        objective.begin(self.model, self.modules)
+        apart = objective.loss.inputs == "pairs"  # other rows' texts are taken for wrong ones
+        texts = [example.texts for example in data.examples] if apart else None
+        return Rows(Source("", objective, list(self.items(data))), self.recipe, texts)
+
+    def objective(self, data: Labelled) -> OverVectors:
+        """A loss over all vectors of a step."""
+        from bertie.train.losses import KL, Cosine, Dot, Matryoshka, VectorLoss
+        from bertie.train.vectors import OverVectors, named_loss
+
+        if isinstance(self._loss, VectorLoss):
+            loss = self._loss
+        elif self.recipe.loss is None and data.inputs == "lists":
+            loss = KL(scale=20.0, score=Cosine())
+        else:
+            loss = named_loss(self.recipe.loss or USUAL[data.inputs], classes=len(data.labels))
+        _fitting(loss, data)
+        self._values = loss.inputs
+        self._number = {label: i for i, label in enumerate(data.labels)}
+        if self.recipe.matryoshka is not None:
+            whole = self.modules.dimension
+            loss = Matryoshka(loss, tuple(dict.fromkeys((whole, *self.recipe.matryoshka))))
+        elif isinstance(getattr(loss, "score", None), Dot) and self.modules.similarity is None:
+            self.modules.similarity = "dot"  # as it was trained to be compared
+        return OverVectors(loss)
+
+    def items(self, data: Labelled) -> Iterator[Item]:
+        """Rows of texts, tokenized; each text is read as `embed` reads it."""
+        from bertie.train.vectors import row
+
+        before = self._prompt(None)
+        options = _Options(self._tokens(before))
+        for start in range(0, len(data.examples), ITEMS_AT_ONCE):
+            chunk = data.examples[start : start + ITEMS_AT_ONCE]
+            texts = [self._prepared(before + text) for example in chunk for text in example.texts]
+            encoded = iter(zip(texts, self.tokenizer.encode_batch(texts), strict=True))
+            for example in chunk:
+                name = f"{data.name}, row {example.row}"
+                some = [self.windows(Ask(name, (t,), options), e) for t, e in islice(encoded, len(example.texts))]
+                yield row([self._pieces(found, options.prompt_tokens) for found in some], self._value(example))
+
+    def item(self, example: Example, found: Sequence[Window]) -> Item:
+        """One text by itself."""
+        from bertie.train.vectors import row
+
+        return row([self._pieces(found, self._tokens(self._prompt(None)))], self._value(example))
+
+    def _pieces(self, found: Sequence[Window], prompt: int) -> Sequence[Piece]:
+        if not prompt or self.modules.pooling.include_prompt:
+            return pieces(found)
+        skips = [np.array(_skip(window, prompt)) for window in found]
+        return [replace(piece, values=skip) for piece, skip in zip(pieces(found), skips, strict=True)]
+
+    def _value(self, example: Example) -> Any:
+        if self._values == "classes":
+            return np.int64(self._number[example.target])
+        return None if example.target is None else np.array(example.target, dtype=np.float32)
+
+    def _fingerprint(self, *data: Labelled | None) -> str:
+        loss = re.sub(r" at 0x\w+", "", repr(self._loss))  # a function's place is another in each process
+        return f"{super()._fingerprint(*data)} {loss}"
+
+    def judge(self, data: Labelled) -> Judged:
+        """How alike the texts of each row are; of pairs that belong together, at which rank the right one is found."""
+        places = {text: i for i, text in enumerate(dict.fromkeys(t for one in data.examples for t in one.texts))}
+        found = list(self.embed_each(list(places)))
+        vectors = np.stack([one.vector for one in found])
+        rows = [[places[text] for text in example.texts] for example in data.examples]
+        counts = [
+            np.array([sum(getattr(found[i], name) for i in row) for row in rows])
+            for name in ("tokens_total", "tokens_read", "windows")
+        ]
+        if data.inputs == "pairs":
+            ranks = self._ranks(rows, vectors)
+            return Judged("find", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
+        alike = [self.compare(vectors[row[:1]], vectors[row[1:]])[0] for row in rows]
+        if data.inputs == "lists":  # each passage is a row
+            several = [len(one) for one in alike]
+            examples = [
+                replace(one, texts=(one.texts[0], text), target=target)
+                for one in data.examples
+                for text, target in zip(one.texts[1:], one.target, strict=True)
+            ]
+            data, counts = replace(data, examples=examples, inputs="scores"), [np.repeat(c, several) for c in counts]
+        gold = [float(example.target) for example in data.examples]
+        said = np.concatenate(alike).tolist()
+        return Judged("alike", data, gold, said, None, None, counts[0], counts[1], counts[2])
+
+    def _ranks(self, rows: Sequence[Sequence[int]], vectors: NDArray[np.float32]) -> list[tuple[float, ...]]:
+        """The rank of each row's second text for its first, among all second and later ones; ties count against it.
+
+        Other texts that belong to the first are not in its way, nor is it itself. With negatives: whether it is above
+        all those of its own row, too.
+        """
+        right: dict[int, set[int]] = {}
+        for first, second, *_ in rows:
+            right.setdefault(first, {first}).add(second)
+        others = sorted({i for row in rows for i in row[1:]})
+        column = {i: n for n, i in enumerate(others)}
+        ranks: list[tuple[float, ...]] = []
+        for start in range(0, len(rows), 256):
+            block = rows[start : start + 256]
+            table = self.compare(vectors[[row[0] for row in block]], vectors[others])  # (256, candidates)
+            for (first, second, *wrong), alike in zip(block, table, strict=True):
+                own = alike[column[second]]
+                beaten = [own > alike[column[i]] for i in wrong]
+                alike[[column[i] for i in right[first] if i in column]] = -np.inf
+                rank = 1.0 + float((alike >= own).sum())
+                ranks.append((rank, float(all(beaten))) if wrong else (rank,))
+        return ranks
+
+    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+        """Correlations with the scores; or how often the right text is found."""
+        from bertie.evaluate import scores
+
+        return (scores.finding if judged.kind == "find" else scores.alikeness)(
+            judged.gold, judged.predicted, draws=draws
+        )
+
+
+_GONE = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")  # of a config.json: what a head says
+
+
+def _skip(window: Window, prompt: int) -> int:
+    """How many of a window's tokens are the prompt's: of several windows only the first begins with it."""
+    return prompt if 0 < prompt < len(window) and window.places[prompt - 1] == prompt - 1 else 0
+
+
+def _numbers(data: Labelled) -> bool:
+    """Whether all classes are numbers, and so may be scores."""
+    return all(label.removeprefix("-").isdigit() for label in data.labels)
+
+
+def _fitting(loss: VectorLoss, data: Labelled) -> None:
+    """Refuse data that a loss cannot learn from."""
+    wanted, name = loss.inputs, type(loss).__name__
+    texts = len(data.examples[0].texts)
+    if wanted == "triplets" and data.inputs == "pairs":
+        if texts != 3:
+            raise InputError(f"{name} takes three texts a row, and {data.name} has {texts}: anchor, positive, negative")
+        return
+    if wanted == "scores" and data.inputs == "classes" and _numbers(data):
+        return
+    if wanted != data.inputs:
+        needs = {
+            "pairs": "texts that belong together (anchor, positive), without labels",
+            "triplets": "three texts a row (anchor, positive, negative)",
+            "scores": "two texts and a score a row (text_a, text_b, score)",
+            "classes": "two texts and a label a row (text_a, text_b, label)",
+            "lists": "a query, passages and a score for each",
+        }.get(wanted, "vectors of a teacher, and is trained by bertie.Trainer")
+        raise InputError(f"{name} learns from {needs}; {data.name} has {data.inputs}")

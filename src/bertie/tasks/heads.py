@@ -17,6 +17,7 @@ from bertie.hub import Checkpoint
 from bertie.tasks.answer import Reader
 from bertie.tasks.base import Ask, Long, Task, default_model, singles
 from bertie.tasks.classify import Classifier, Regressor, entailing
+from bertie.tasks.embed import Embedder
 from bertie.tasks.learn import Learner, main_metric, run_fingerprint, start
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
@@ -36,6 +37,7 @@ LEARNERS: dict[str, type[Learner[Any, Any, Any]]] = {
     "answer": Reader,
     "rerank": Reranker,
 }
+TRAINED: dict[str, type[Learner[Any, Any, Any]]] = {**LEARNERS, "embed": Embedder}  # with what needs no head
 _OF_ONE_TEXT = (Classifier, Regressor, Tagger)
 
 

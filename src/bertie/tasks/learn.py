@@ -33,7 +33,7 @@ from bertie.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from bertie.train.distributed import Spread
-    from bertie.train.loop import History
+    from bertie.train.loop import History, Plan, Source
     from bertie.train.objectives import Item, Objective, Piece
 
 
@@ -70,6 +70,10 @@ class Learner(Task[Options, Output, Result]):
             raise InputError(f"long={long!r} must be one of {', '.join(LONG)}")
         self.long = long
         self.recipe = Recipe.from_mapping(training)
+        if self.data_kind != "embed":
+            for name in ("loss", "matryoshka", "pooling"):
+                if (value := getattr(self.recipe, name)) is not None:
+                    raise ConfigError(f"{name}={value!r} is for training an Embedder; leave it out")
         self._given, self._asked, self._device, self._training = checkpoint, head, device, training
         if isinstance(checkpoint, Checkpoint):
             self._use(checkpoint, head)
@@ -129,7 +133,7 @@ class Learner(Task[Options, Output, Result]):
         kind = {"classify": "classifier", "regress": "regressor"}.get(self.data_kind)
         return Tags(
             estimator_type=kind,
-            target_tags=TargetTags(required=True),
+            target_tags=TargetTags(required=self.data_kind != "embed"),
             classifier_tags=ClassifierTags() if kind == "classifier" else None,
             regressor_tags=RegressorTags() if kind == "regressor" else None,
         )
@@ -209,7 +213,7 @@ class Learner(Task[Options, Output, Result]):
         quiet: bool = False,
     ) -> Self:
         """As `fit`, on data that was read already."""
-        from bertie.train.loop import Source, Trainer
+        from bertie.train.loop import Trainer
 
         if self._asked is not None:
             raise ConfigError(
@@ -221,18 +225,16 @@ class Learner(Task[Options, Output, Result]):
         base = self._start()
         if base.tokenizer is None:
             raise InputError(f"{base.source} has no tokenizer, and reading texts needs one")
-        checkpoint = self._headed(base, self.head_for(data))
+        checkpoint = self._ready(base, data)
         if self.recipe.reach is not None:
             checkpoint = checkpoint.with_reach(self.recipe.reach)
-        Task._use(self, checkpoint, None)
-        objective = self.objective(data)
-        source = Source(str(self.head), objective, list(self.items(data)))
+        self._use(checkpoint, None)
         trainer = Trainer(
             self.model,
-            [source],
+            self._plan(data),
             self.recipe,
             evaluate=None if dev is None else lambda: self.quick(dev),
-            metric=self.recipe.metric or main_metric(data),
+            metric=self.recipe.metric or main_metric(data if dev is None else dev),
             folder=None if folder is None else Path(folder),
             resume=resume,
             save_steps=save_steps,
@@ -245,6 +247,16 @@ class Learner(Task[Options, Output, Result]):
         if dev is not None:
             self.calibrate(dev)
         return self
+
+    def _ready(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
+        """The checkpoint as it begins to train."""
+        return self._headed(checkpoint, self.head_for(data))
+
+    def _plan(self, data: Labelled) -> Sequence[Source] | Plan:
+        """What the steps read."""
+        from bertie.train.loop import Source
+
+        return [Source(str(self.head), self.objective(data), list(self.items(data)))]
 
     def _headed(self, checkpoint: Checkpoint, info: HeadInfo) -> Checkpoint:
         """The checkpoint under such a head, and no other."""
@@ -309,6 +321,8 @@ def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, long: str, data: Seq
 
 def main_metric(data: Labelled) -> str:
     """The metric that stands for a task; for plain tags, which form no spans, their accuracy."""
+    if data.kind == "embed":
+        return scores.MAIN["find" if data.inputs == "pairs" else "alike"]
     if data.kind == "tag" and not scores.spans_in([data.labels]):
         return "accuracy"
     return scores.MAIN["multi" if data.multi else data.kind]

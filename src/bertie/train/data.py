@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
@@ -21,7 +22,8 @@ from bertie.data.readers import open_table
 from bertie.errors import InputError
 from bertie.text.tokenizer import checked_text
 
-Kind = Literal["classify", "regress", "tag", "answer", "rerank"]
+Kind = Literal["classify", "regress", "tag", "answer", "rerank", "embed"]
+Inputs = Literal["", "pairs", "classes", "scores", "lists"]
 
 # The columns that are looked for: the first that are there. Those of GLUE, SQuAD and CoNLL are among them.
 _TEXTS = (
@@ -39,6 +41,14 @@ _INPUTS: dict[Kind, tuple[tuple[str, ...], ...]] = {
     "tag": (("tokens",),),
     "answer": (("question", "context"),),
     "rerank": (("query", "passage"), ("query", "document"), ("query", "text")),
+    "embed": (
+        ("anchor", "positive"),
+        ("query", "positive"),
+        ("query", "passage"),
+        ("query", "document"),
+        ("query", "text"),
+        *(group for group in _TEXTS if len(group) == 2),
+    ),
 }
 _TARGETS: dict[Kind, tuple[str, ...]] = {
     "classify": ("label", "labels"),
@@ -46,7 +56,9 @@ _TARGETS: dict[Kind, tuple[str, ...]] = {
     "tag": ("tags", "ner_tags"),
     "answer": ("answers",),
     "rerank": ("label", "score"),
+    "embed": ("score", "label"),
 }
+_NEGATIVE = re.compile(r"negatives?|negative_\d+")
 _SHOWN = 5  # problems an error names
 _MEND = "fill it in or leave the row out"
 
@@ -55,9 +67,11 @@ _MEND = "fill it in or leave the row out"
 class Example:
     """One row: texts, and what a model shall learn to say of them."""
 
-    texts: tuple[str, ...]  # the text, or the two of a pair; tag: the words, joined by single spaces
+    texts: tuple[
+        str, ...
+    ]  # the text, or the two of a pair; tag: the words, joined by single spaces; embed: two or more
     target: Any  # classify: a label, or a tuple of them; regress, rerank: a float; tag: a tuple of tags, one a word;
-    # answer: a tuple of (start, end) characters in the context, empty if the answer is not in it
+    # answer: a tuple of (start, end) characters in the context, empty if the answer is not in it; embed: by `inputs`
     row: int  # counted from 1 in what was given
     words: tuple[tuple[int, int], ...] = ()  # tag: where each word lies in the text
     answers: tuple[str, ...] = ()  # answer: the texts as they were given, one a target
@@ -73,6 +87,7 @@ class Labelled:
     multi: bool  # classify: any number of labels a text
     labels: tuple[str, ...]  # classify and tag: in the order of a model's outputs
     original: dict[str, Any]  # from a label to what was given for it: {"0": 0}
+    inputs: Inputs = ""  # embed: pairs have no target, others a label (classes), a float, or one a text but the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +127,10 @@ def labelled(
     - tag: `tokens`, with `tags` or `ner_tags`
     - answer: `question` and `context`, with `answers`
     - rerank: `query` and `passage` (or `document`, or `text`), with `label` or `score`, from 0 to 1
+    - embed: what belongs together: `anchor` and `positive`, or `query` and `positive` (or `passage`, `document`,
+      `text`), with texts that do not, if there are any: `negative`, `negative_1`, …, or lists of `negatives`. Or a pair
+      of texts with `score`, or with `label`: a class, but of queries and passages a score. Or `query`, lists of
+      `passages` and lists of their `scores`. Lists of pairs or triplets need no `y`
 
     What they hold:
 
@@ -163,7 +182,7 @@ def labelled(
     if training:
         _check_worth(kind, examples, name)
     labels = tuple(known) if known is not None else _ordered(reader.original)
-    return Labelled(name, kind, examples, bool(reader.multi), labels, reader.original)
+    return Labelled(name, kind, examples, bool(reader.multi), labels, reader.original, reader.inputs)
 
 
 def split(data: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
@@ -179,7 +198,7 @@ def split(data: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
     """
     if not 0 < share < 1:
         raise InputError(f"share={share!r} must be between 0 and 1")
-    shared = {"rerank": slice(0, 1), "answer": slice(1, 2)}.get(data.kind, slice(0, 2))
+    shared = {"rerank": slice(0, 1), "embed": slice(0, 1), "answer": slice(1, 2)}.get(data.kind, slice(0, 2))
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, example in enumerate(data.examples):
         groups.setdefault(example.texts[shared], []).append(i)
@@ -249,12 +268,14 @@ def _check_worth(kind: Kind, examples: Sequence[Example], name: str) -> None:
     """Is there anything to learn?"""
     if kind == "answer" and not any(example.target for example in examples):
         raise InputError(f"{name} has no answer in any of its {len(examples):,} rows; training needs some")
-    if kind not in ("classify", "tag", "rerank"):
+    if kind not in ("classify", "tag", "rerank", "embed"):
+        return
+    if kind == "embed" and not isinstance(examples[0].target, str | float):  # pairs, and lists of scores
         return
     found = {tag for one in examples for tag in one.target} if kind == "tag" else {one.target for one in examples}
     if len(found) > 1:
         return
-    needs = {"classify": "two labels", "tag": "two tags", "rerank": "positives (1) and negatives (0)"}[kind]
+    needs = {"tag": "two tags", "rerank": "positives (1) and negatives (0)"}.get(kind, "two labels")
     what = "tag" if kind == "tag" else "label"
     raise InputError(
         f"{name} has the {what} {found.pop()!r} in each of its {len(examples):,} rows; training needs {needs}"
@@ -285,7 +306,8 @@ def _pieces(kind: Kind, X: Any, y: Any, columns: Mapping[str, str], name: str) -
         for file in files:
             table = open_table(os.fspath(file))
             inputs, target, role = _chosen(kind, table.columns, columns, table.name)
-            yield _Piece(table.name, _picked(table.rows((*inputs, target)), inputs, target), inputs, target, role)
+            rows = table.rows(_both(inputs, target))
+            yield _Piece(table.name, _picked(rows, inputs, target), inputs, target, role)
     elif isinstance(X, list):
         have = list(dict.fromkeys(key for row in X if isinstance(row, Mapping) for key in row))
         inputs, target, role = _chosen(kind, have, columns, name)
@@ -297,6 +319,8 @@ def _pieces(kind: Kind, X: Any, y: Any, columns: Mapping[str, str], name: str) -
 def _from_lists(kind: Kind, X: list[Any], y: Any, columns: Mapping[str, str], name: str) -> _Piece:
     if columns:
         raise InputError(f"columns={dict(columns)} needs a table or a file, and X is a list of texts")
+    if y is None and kind == "embed":
+        return _Piece(name, ((texts, None) for texts in X))
     if y is None:
         raise InputError(
             f"{name} has no labels: give them as y, or give a table with the columns {_either(_INPUTS[kind])} and "
@@ -310,7 +334,14 @@ def _from_lists(kind: Kind, X: list[Any], y: Any, columns: Mapping[str, str], na
     labels = _values(y, "y")
     if len(labels) != len(X):
         raise InputError(f"X has {len(X):,} texts and y {len(labels):,} labels; each text needs its own")
-    return _Piece(name, zip(X, labels, strict=True))
+    return _Piece(name, zip(X, labels, strict=True), role=_role(labels) if kind == "embed" else "")
+
+
+def _role(labels: Sequence[Any]) -> str:
+    """What the targets of texts to be compared are: lists of scores, scores or classes."""
+    if any(_list(one) is not None for one in labels):
+        return "scores"
+    return "score" if any(isinstance(_scalar(one), float) for one in labels) else "label"
 
 
 def _is_table(X: Any) -> bool:
@@ -327,11 +358,13 @@ def _from_table(kind: Kind, X: Any, columns: Mapping[str, str], name: str) -> _P
     inputs, target, role = _chosen(kind, have, columns, name)
     classes = _classes(getattr(X, "features", None), target)
     if hasattr(X, "select_columns"):  # a Dataset may be set to give tensors, and is slow one by one
-        X = X.select_columns(sorted({*inputs, target})).to_dict()
-    found = [_values(X[column], f"column {column!r}") for column in (*inputs, target)]
+        X = X.select_columns(sorted({*_both(inputs, target)})).to_dict()
+    found = [_values(X[column], f"column {column!r}") for column in _both(inputs, target)]
     if len({len(one) for one in found}) > 1:
-        counts = (f"{len(one):,} in {column!r}" for one, column in zip(found, (*inputs, target), strict=True))
+        counts = (f"{len(one):,} in {column!r}" for one, column in zip(found, _both(inputs, target), strict=True))
         raise InputError(f"{name} has columns of different lengths: {', '.join(counts)}")
+    if not target:
+        found.append([None] * len(found[0]))
     rows = zip(zip(*found[:-1], strict=True), found[-1], strict=True)
     return _Piece(name, rows, inputs, target, role, classes)
 
@@ -344,11 +377,16 @@ def _values(column: Any, what: str) -> list[Any]:
     return list(ways[0]() if ways else column)
 
 
+def _both(inputs: tuple[str, ...], target: str) -> tuple[str, ...]:
+    """The columns to read: pairs to be compared need no target."""
+    return (*inputs, target) if target else inputs
+
+
 def _picked(rows: Iterable[Any], inputs: tuple[str, ...], target: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
     for row in rows:
         if not isinstance(row, Mapping):  # in a list of dicts
             row = {}
-        yield tuple([row.get(column) for column in inputs]), row.get(target)
+        yield tuple([row.get(column) for column in inputs]), row.get(target) if target else None
 
 
 def _classes(features: Any, column: str) -> Sequence[str] | None:
@@ -364,8 +402,10 @@ def _chosen(kind: Kind, have: Sequence[str], columns: Mapping[str, str], name: s
     """The columns of the inputs and of the target, and the target's role; what `columns` names goes first."""
     groups, targets = _INPUTS[kind], tuple((one,) for one in _TARGETS[kind])
     known = list(dict.fromkeys(one for group in (*groups, *targets) for one in group))
+    if kind == "embed":
+        known += ["negative", "negatives", "passages", "scores"]
     for role, column in columns.items():
-        if role not in known:
+        if role not in known and not (kind == "embed" and _NEGATIVE.fullmatch(role)):
             raise InputError(f"columns names {role!r}, which {kind} does not read; it reads {_listed(known)}")
         if column not in have:
             raise InputError(f"{name} has no column {column!r}, only {_listed(have)}")
@@ -379,10 +419,37 @@ def _chosen(kind: Kind, have: Sequence[str], columns: Mapping[str, str], name: s
             f"columns={{{groups[0][0]!r}: ...}}"
         )
 
+    if kind == "embed":
+        inputs, target, role = _compared(have, columns, choose)
+        if left := [one for one in columns if columns[one] not in (*inputs, target)]:
+            raise InputError(
+                f"columns names {_listed(left)} besides {_listed(_both(inputs, target))}; name one or other"
+            )
+        return inputs, target, role
     inputs, (target,) = choose(groups), choose(targets)
     if left := [one for one in columns if one not in (*inputs, target)]:
         raise InputError(f"columns names {_listed(left)} besides {_listed((*inputs, target))}; name one or the other")
     return tuple(columns.get(one, one) for one in inputs), columns.get(target, target), target
+
+
+def _compared(
+    have: Sequence[str], columns: Mapping[str, str], choose: Callable[[Sequence[tuple[str, ...]]], tuple[str, ...]]
+) -> tuple[tuple[str, ...], str, str]:
+    """As `_chosen`, of texts to be compared: which columns there are says what they are."""
+    called = {name: role for role, name in columns.items()}  # what a column is to us
+    roles = {called.get(name, name): name for name in have}
+    if "query" in roles and "passages" in roles and "scores" in roles:
+        return (roles["query"], roles["passages"]), roles["scores"], "scores"
+    group = choose(_INPUTS["embed"])
+    inputs = tuple(roles[one] for one in group)
+    wrong = [role for role in roles if _NEGATIVE.fullmatch(role)]
+    if group[1] == "positive" or (group[0] == "query" and wrong):
+        wrong.sort(key=lambda role: (len(role), role))  # negative_2 before negative_10
+        return (*inputs, *(roles[one] for one in wrong)), "", ""
+    for role in ("score", "label"):
+        if role in roles:
+            return inputs, roles[role], "score" if group[0] == "query" else role
+    return inputs, "", ""
 
 
 def _listed(names: Sequence[Any], most: int = 20) -> str:
@@ -405,6 +472,7 @@ class _Reader:
         self.known = known
         self.original: dict[str, Any] = {}
         self.multi: bool | None = None
+        self.inputs: Inputs = ""
         self._width = 0
 
     def example(self, piece: _Piece, inputs: Any, target: Any, row: int) -> Example:
@@ -412,6 +480,8 @@ class _Reader:
         where = f"column {piece.target!r}" if piece.target else "y"
         if self.kind == "tag":
             return self._tagged(piece, inputs[0] if piece.columns else inputs, target, where, row)
+        if self.kind == "embed":
+            return self._several(piece, inputs, target, where, row)
         texts = self._texts(piece, inputs)
         if self.kind == "classify":
             return Example(texts, self._labels(piece, target, where), row)
@@ -434,6 +504,40 @@ class _Reader:
             raise InputError(f"{len(inputs)} texts; give {before}, the same in each row")
         self._width = len(inputs)
         return tuple([_text(text, place) for text, place in zip(inputs, places, strict=True)])
+
+    def _several(self, piece: _Piece, inputs: Any, target: Any, where: str, row: int) -> Example:
+        """Texts to be compared, with what is known of them."""
+        found: Inputs = "pairs"
+        if piece.role:
+            found = {"score": "scores", "label": "classes", "scores": "lists"}[piece.role]  # type: ignore[assignment]
+        if self.inputs and found != self.inputs:
+            raise InputError(f"{found} here and {self.inputs} before; all data must be of one kind")
+        self.inputs = found
+        given = list(inputs) if piece.columns else _list(inputs)
+        if given is None:
+            raise InputError(f"{_shown(inputs)} in X; give two texts or more, in a tuple")
+        texts: list[str] = []
+        for i, value in enumerate(given):
+            place = f"column {piece.columns[i]!r}" if piece.columns else f"text {i + 1} of X"
+            many = _list(value)
+            if many is None and isinstance(value, str) and i >= (1 if found == "lists" else 2):
+                many = _json(value, list)  # passages or negatives, where a file has no lists
+            texts += [_text(one, place) for one in ([value] if many is None else many)]
+        if len(texts) < 2 or (self._width and len(texts) != self._width):
+            raise InputError(f"{len(texts)} texts; give {self._width or 'two or more'}, the same in each row")
+        if found in ("scores", "classes") and len(texts) != 2:
+            raise InputError(f"{len(texts)} texts with one {piece.role}; give two")
+        self._width = len(texts)
+        if found == "pairs":
+            return Example(tuple(texts), None, row)
+        if found == "classes":
+            return Example(tuple(texts), self._label(piece, target, where), row)
+        if found == "scores":
+            return Example(tuple(texts), self._score(target, where), row)
+        scores = tuple([self._score(one, where) for one in _parts(target, where, "scores")])
+        if len(scores) != len(texts) - 1:
+            raise InputError(f"{len(texts) - 1} passages and {len(scores)} scores in {where}; each needs one")
+        return Example(tuple(texts), scores, row)
 
     def _labels(self, piece: _Piece, value: Any, where: str) -> str | tuple[str, ...]:
         several = _list(value)

@@ -15,7 +15,9 @@ from bertie.errors import ConfigError, NotFoundError
 
 ScheduleName = Literal["linear", "cosine", "wsd", "constant"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-TASKS = ("classify", "regress", "tag", "answer", "rerank")
+TASKS = ("classify", "regress", "tag", "answer", "rerank")  # that have a head
+TRAINED = (*TASKS, "embed")
+POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,9 @@ class Recipe:
     dev_share: float = 0.0  # of the training data held out when no dev set is given
     metric: str | None = None  # that chooses the best evaluation; None: the task's main one
     abstain: float | None = None  # wanted precision of the answers it is sure of
+    loss: str | None = None  # embed: by name, as "infonce" or "triplet:margin=0.2"; None: what the data calls for
+    matryoshka: tuple[int, ...] | None = None  # embed: dimensions that vectors may be cut to
+    pooling: str | None = None  # embed: cls, mean, max, last or weighted-mean; None: the checkpoint's, or mean
 
     def __post_init__(self) -> None:
         for name, numbers in _NUMBERS.items():
@@ -72,6 +77,11 @@ class Recipe:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
         if not isinstance(self.gradient_checkpointing, bool):
             raise ConfigError(f"gradient_checkpointing={self.gradient_checkpointing!r} must be true or false")
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise ConfigError(f"pooling={self.pooling!r} must be one of {', '.join(POOLINGS)}")
+        if self.loss is not None and (not isinstance(self.loss, str) or not self.loss):
+            raise ConfigError(f"loss={self.loss!r} must be the name of a loss")
+        object.__setattr__(self, "matryoshka", _dimensions(self.matryoshka))
         if self.metric is not None and (not isinstance(self.metric, str) or not self.metric):
             raise ConfigError(f"metric={self.metric!r} must be the name of a metric")
         if self.freeze != "encoder":
@@ -196,6 +206,14 @@ def _class_weights(value: Any) -> Literal["balanced"] | dict[str, float] | None:
     return {label: _ABOVE_0.checked(f"class_weights[{label!r}]", weight) for label, weight in value.items()}
 
 
+def _dimensions(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Iterable) or not (found := list(value)):
+        raise ConfigError(f"matryoshka={value!r} must be a list of dimensions")
+    return tuple(int(_COUNT.checked("matryoshka", one)) for one in found)
+
+
 def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """An error for names that are not known, with the nearest that is."""
     unknown = [key for key in given if key not in known]
@@ -214,7 +232,7 @@ class RecipeFile:
     """What a recipe file says: which data, which model, and how to train."""
 
     title: str
-    task: str  # one of TASKS
+    task: str  # one of TRAINED
     model: str | None  # a folder, a built-in name or a hub id; None: the caller says
     train: list[str]  # paths
     dev: str | None
@@ -266,8 +284,8 @@ def _recipe_file(raw: dict[str, Any], root: Path, title: str) -> RecipeFile:
     if "task" in raw and "task" in model:
         raise ConfigError("task stands at the top and in [model]; once is enough")
     task = _text(raw | model, "task")
-    if task not in TASKS:
-        raise ConfigError(f"task={task!r} must be one of {', '.join(TASKS)}")
+    if task not in TRAINED:
+        raise ConfigError(f"task={task!r} must be one of {', '.join(TRAINED)}")
     recipe = Recipe.from_mapping(training)
     if "seeds" in raw and "seed" in training:
         raise ConfigError("give seeds, or seed in [training], not both")

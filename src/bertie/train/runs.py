@@ -43,7 +43,7 @@ ASKED, DONE, MODEL, STATE = "asked.json", "done.json", "model", "state.pt"
 class Job:
     """What is trained, on what, and how."""
 
-    task: str  # one of `bertie.train.recipe.TASKS`
+    task: str  # one of `bertie.train.recipe.TRAINED`
     model: str | Path
     train: Labelled
     dev: Labelled | None
@@ -69,9 +69,9 @@ class Job:
 
     def learner(self, seed: int) -> AnyLearner:
         """A fresh one."""
-        from bertie.tasks.heads import LEARNERS
+        from bertie.tasks.heads import TRAINED
 
-        return LEARNERS[self.task](
+        return TRAINED[self.task](
             self.model, long=self.long, device=self.device, **self.recipe.replace(seed=seed).as_dict()
         )
 
@@ -243,16 +243,16 @@ class Runs:
         """The one that chooses."""
         from bertie.tasks.learn import main_metric
 
-        return self.job.recipe.metric or main_metric(self.job.train)
+        return self.job.recipe.metric or main_metric(self.job.train if self.job.dev is None else self.job.dev)
 
     # --- the end ---
 
     def best(self) -> Best:
         """The best model, read from where it was saved: what is reported on is what is kept."""
-        from bertie.tasks.heads import LEARNERS
+        from bertie.tasks.heads import TRAINED
 
         job, seed = self.job, self.best_seed()
-        task = LEARNERS[job.task].load(self._model(seed), long=job.long, device=job.device)
+        task = TRAINED[job.task].load(self._model(seed), long=job.long, device=job.device)
         # A seed that was done before this process began was judged in another one.
         return Best(self.done[seed], task, self._judged.get(seed) or self._judge(task))
 

@@ -15,17 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from bertie.config import Full, Sliding
+from bertie.errors import ConfigError
 from bertie.model import Model
 from bertie.train.objectives import MaskedTokens, MiniBatch, Objective, OverHead, OverModel, Targets
 from bertie.train.optim import set_lr
+from bertie.train.vectors import OverVectors
 
 SHORT = 128  # tokens; attention's grid is for texts of up to this, or for any
 
 
 class Loss(nn.Module):
-    """A model with an objective behind a head: a micro-batch in, its summed loss out."""
+    """A model with an objective behind a head: a micro-batch in, its summed loss out.
+
+    Objectives over vectors need those of other micro-batches as well: of these a micro-batch's vectors come out, or,
+    once their gradients are known, what has these gradients.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -35,6 +42,8 @@ class Loss(nn.Module):
         """-> ()."""
         if isinstance(objective, OverModel):
             return objective.of(self.model, mini) * float(mini.weight > 0)
+        if isinstance(objective, OverVectors):
+            return (objective.surrogate if "gradient" in mini.more else objective.rows)(self.model, mini, head)
         assert isinstance(objective, OverHead)
         hidden = self.model.hidden(mini.batch, head)
         if mini.targets.rows is not None:
@@ -57,6 +66,7 @@ class Stepper:
         self.device = next(module.parameters()).device
         self.dtype = dtype
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        self._held: list[tuple[MiniBatch, int, Tensor]] = []  # of a step: micro-batches, their seeds, their vectors
 
     def autocast(self) -> Any:
         """Half precision where it is asked for."""
@@ -68,13 +78,57 @@ class Stepper:
 
     def add(self, mini: MiniBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
         """Add a micro-batch's gradient; its summed loss. `total` is the weight of the whole step."""
-        # Not torch.manual_seed: it seeds every kind of device there might be, at a quarter of a millisecond.
-        (torch.cuda.manual_seed if self.device.type == "cuda" else torch.default_generator.manual_seed)(seed)
+        mini = mini.to(self.device)
+        if isinstance(objective, OverVectors):
+            return self._compared(mini, head, objective, total, seed, last)
+        self._seed(seed)
         with self._synced(last), self.autocast():
-            loss: Tensor = self.module(mini.to(self.device), head, objective)
+            loss: Tensor = self.module(mini, head, objective)
             # Gradients are averaged over processes; here they are to be summed.
             self.scaler.scale(loss * (self.world / total)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _seed(self, seed: int) -> None:
+        # Not torch.manual_seed: it seeds every kind of device there might be, at a quarter of a millisecond.
+        (torch.cuda.manual_seed if self.device.type == "cuda" else torch.default_generator.manual_seed)(seed)
+
+    def _compared(
+        self, mini: MiniBatch, head: str, objective: OverVectors, total: float, seed: int, last: bool
+    ) -> Tensor:
+        """As `add`, of what is compared with all of its step: nothing is added before the last micro-batch is there."""
+        bare: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        model: Model = bare.model
+        weights = [one for one in model.aside["loss"].parameters() if one.requires_grad]
+        if weights and hasattr(self.module, "set_requires_gradient_sync"):
+            raise ConfigError(f"spread='fsdp' cannot train what {type(objective.loss).__name__} needs; use 'ddp'")
+        self._seed(seed)
+        alone = last and not self._held and self.world == 1
+        with torch.set_grad_enabled(alone), self.autocast():
+            found: Tensor = bare(mini, head, objective)
+        if alone:
+            loss = objective.over(model, found, [mini], total)
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            return loss.detach() * total
+        self._held.append((mini, seed, found))
+        if not last:
+            return torch.zeros((), device=self.device)
+        held, self._held = self._held, []
+        own = [rows if mini.weight > 0 else rows[:0] for mini, _, rows in held]
+        leaf = torch.cat(own).requires_grad_()
+        loss = objective.over(model, leaf, [mini for mini, _, _ in held], total)
+        by_row, *by_weight = torch.autograd.grad(loss, [leaf, *weights])
+        flat = torch.cat([leaf.new_zeros(0), *(one.flatten() for one in by_weight)])
+        parts = torch.split(by_row, [len(rows) for rows in own])
+        for number, ((part, again, rows), gradient) in enumerate(zip(held, parts, strict=True), start=1):
+            once = flat if number == len(held) else torch.zeros_like(flat)
+            given = gradient if len(gradient) else torch.zeros_like(rows)
+            self._seed(again)  # for the same dropout
+            with self._synced(number == len(held)), self.autocast():
+                same: Tensor = self.module(
+                    replace(part, more={**part.more, "gradient": given, "aside": once}), head, objective
+                )
+                self.scaler.scale(same * self.world).backward()  # type: ignore[no-untyped-call]
+        return loss.detach() * total
 
     def _synced(self, last: bool) -> Any:
         """Processes add up their gradients once a step, with the last micro-batch."""
@@ -100,6 +154,7 @@ class Stepper:
     def forget(self) -> None:
         """Drop the gradients."""
         self.optimizer.zero_grad()
+        self._held.clear()
 
     def reset(self) -> None:
         """Which weights are trained has changed."""
@@ -142,8 +197,8 @@ class Graphs(Stepper):
             held = [None if p.grad is None else p.grad.clone() for p in self._parameters()]
             recorded = self._recorded[sizes] = _Recorded(self, filled, head, objective)
             for p, grad in zip(self._parameters(), held, strict=True):
-                assert p.grad is not None
-                p.grad.zero_() if grad is None else p.grad.copy_(grad)
+                if p.grad is not None:  # else the objective leaves it alone
+                    p.grad.zero_() if grad is None else p.grad.copy_(grad)
         torch.cuda.manual_seed(seed)
         return recorded.play(filled, 1 / total)
 

@@ -166,9 +166,8 @@ def _scores_of(task: AnyLearner, judged: Judged, rows: Sequence[int], draws: int
 
 def calibration(task: AnyLearner, judged: Judged, split: str, *, draws: int = DRAWS) -> Calibrated | None:
     """The calibration error with and without the temperature that was fitted; None where none was."""
-    heat = task.info.calibration.temperature
     after = judged.probabilities
-    if after is None or heat == 1.0:
+    if after is None or (heat := task.info.calibration.temperature) == 1.0:
         return None
     labels, table = _labels(task), np.clip(after.astype(np.float64), 1e-30, 1.0)
     threshold = task.info.calibration.threshold
@@ -197,8 +196,10 @@ def calibration(task: AnyLearner, judged: Judged, split: str, *, draws: int = DR
 
 def _abstention(task: AnyLearner, dev: Judged | None) -> Abstention | None:
     """The threshold that was fitted on the dev data."""
+    if dev is None or dev.confidence is None:
+        return None
     found = task.info.calibration
-    if dev is None or dev.confidence is None or found.abstain_below is None or found.precision is None:
+    if found.abstain_below is None or found.precision is None:
         return None
     right = np.array([a == b for a, b in zip(dev.gold, dev.predicted, strict=True)])
     precision = kept(dev.confidence, right, found.abstain_below)

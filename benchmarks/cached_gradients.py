@@ -1,0 +1,120 @@
+"""How much memory a step of contrastive training takes, by its pairs: with cached gradients it hardly grows.
+
+    python benchmarks/cached_gradients.py
+
+Each line is a process of its own: one step of InfoNCE over so many pairs of 16 tokens each, through a random encoder of
+4 layers and a width of 128. "tokens" are those that a graph is held for at a time; "memory" is the most that the
+process ever held, less what it held before the step. The C library is told to give back what is freed: by itself it
+keeps holes between what is in use, and twice as much after 64 micro-batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+PAIRS, TOKENS = (256, 2048, 16384), 8  # tokens a text
+MICRO = 256 * 2 * TOKENS
+UNCACHED = (2048,)
+
+
+def measure(pairs: int, micro: int) -> dict[str, Any]:
+    """One step, in this process."""
+    import torch
+
+    from bertie.config import Embeddings, EncoderConfig, Full, Learned
+    from bertie.model import Model
+    from bertie.sentence import SentenceModules
+    from bertie.train.loop import Source, Trainer
+    from bertie.train.losses import InfoNCE
+    from bertie.train.objectives import Piece
+    from bertie.train.recipe import Recipe
+    from bertie.train.rows import Rows
+    from bertie.train.vectors import OverVectors, row
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    width = 128
+    shape = EncoderConfig(
+        vocab=1000,
+        width=width,
+        layer_map=(0, 1, 2, 3),
+        heads=2,
+        head_width=64,
+        kv_heads=2,
+        ff_width=4 * width,
+        activation="gelu",
+        embeddings=Embeddings(width=width),
+        positions=(Learned(TOKENS),),
+        patterns=(Full(),) * 4,
+        reach=TOKENS,
+        dropout=0.1,
+        attention_dropout=0.1,
+    )
+    model = Model(shape, {})
+    rng, held = np.random.default_rng(0), []
+    texts = rng.integers(0, 1000, (pairs, 2, TOKENS))
+    zeros = np.zeros(TOKENS, dtype=np.int64)
+    items = [row([[Piece(text, zeros)] for text in pair]) for pair in texts]
+
+    class Counted(OverVectors):
+        def rows(self, model: Any, mini: Any, head: str) -> Any:
+            held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
+            return super().rows(model, mini, head)
+
+    objective = Counted(InfoNCE())
+    objective.begin(model, SentenceModules.fresh(width))
+    recipe = Recipe(epochs=1, batch_size=pairs, micro_tokens=micro)
+    trainer = Trainer(model, Rows(Source("", objective, items), recipe), recipe, quiet=True)
+    before, began = _peak(), time.monotonic()
+    history = trainer.run()
+    return {
+        "pairs": pairs,
+        "cached": micro < pairs * 2 * TOKENS,
+        "tokens": max(held),
+        "memory_mib": round(_peak() - before),
+        "seconds": round(time.monotonic() - began, 1),
+        "loss": history.curve[-1]["loss"],
+    }
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    """Measure all sizes, a process each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", metavar="PAIRS:MICRO", help="measure this alone, and print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    args = parser.parse_args()
+    if args.one is not None:
+        print(json.dumps(measure(*map(int, args.one.split(":")))))
+        return
+    cases = [*((pairs, MICRO) for pairs in PAIRS), *((pairs, 1 << 30) for pairs in UNCACHED)]
+    if not args.json:
+        print(f"{'pairs':>8}{'':>12}{'tokens':>10}{'memory':>12}{'seconds':>10}")
+    for pairs, micro in cases:
+        said = subprocess.run(
+            [sys.executable, __file__, "--one", f"{pairs}:{micro}"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},
+        )
+        one = json.loads(said.stdout)
+        how = "cached" if one["cached"] else "one graph"
+        line = f"{pairs:>8,}{how:>12}{one['tokens']:>10,}{one['memory_mib']:>8,} MiB{one['seconds']:>10}"
+        print(json.dumps(one) if args.json else line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
