@@ -23,8 +23,10 @@ ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "recipes" / "bertie-small"
 CARD = Path(bertie.__file__).parent / "models" / hub.DEFAULT / "README.md"
 PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.md"
-PAGES = [page for page in (PRETRAIN, MODEL, SMALL / "README.md", CARD) if page.exists()]  # a card comes with its model
-OTHERS = ("hf", "tensorboard")  # programs of others
+SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search", "embeddings", "scale"))
+PAGES = [PRETRAIN, SEARCH, EMBEDDINGS, SCALE, SMALL / "README.md", MODEL]
+PAGES += [CARD] if CARD.exists() else []  # a card comes with its model
+OTHERS = ("hf", "tensorboard", "pip", "ray")  # programs of others
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 
 
@@ -88,7 +90,9 @@ def test_links(page: Path) -> None:
         assert link.startswith("https://") or (page.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("page", [PRETRAIN, *([] if not CARD.exists() else [MODEL, CARD])], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [PRETRAIN, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, CARD])], ids=lambda page: page.stem
+)
 def test_python(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

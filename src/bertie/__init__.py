@@ -21,8 +21,10 @@ from bertie.errors import (
 )
 
 if TYPE_CHECKING:
+    from bertie.client import AsyncClient, Client, ServerError
     from bertie.config import EncoderConfig
     from bertie.hub import Checkpoint
+    from bertie.search.index import Index
     from bertie.tasks import (
         Classifier,
         Embedder,
@@ -41,16 +43,19 @@ if TYPE_CHECKING:
     from bertie.train.recipe import Recipe
 
 __all__ = [
+    "AsyncClient",
     "Batch",
     "BertieError",
     "Checkpoint",
     "CheckpointError",
     "Classifier",
+    "Client",
     "ConfigError",
     "Embedder",
     "EncoderConfig",
     "ExistsError",
     "Heads",
+    "Index",
     "InputError",
     "MaskedLM",
     "MissingPackageError",
@@ -59,6 +64,7 @@ __all__ = [
     "Recipe",
     "Regressor",
     "Reranker",
+    "ServerError",
     "Tagger",
     "Tokenizer",
     "Trainer",
@@ -73,9 +79,11 @@ _HOME = {
     "Batch": "bertie.text.batch",
     "Checkpoint": "bertie.hub",
     "EncoderConfig": "bertie.config",
+    "Index": "bertie.search.index",
     "Recipe": "bertie.train.recipe",
     "Tokenizer": "bertie.text.tokenizer",
     "Trainer": "bertie.train.loop",
+    **dict.fromkeys(("AsyncClient", "Client", "ServerError"), "bertie.client"),
     **dict.fromkeys(
         (
             "Classifier",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import add_column, add_input, add_model, add_output, load, table_of, verb
+from bertie.cli.cluster import add_ray, check_ray, on_cluster
+from bertie.cli.common import UsageError, add_column, add_input, add_model, add_output, load, table_of, verb
 from bertie.cli.stream import READ, Stream, read_cells, schema_of
+from bertie.data.readers import STDIN
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
 EXAMPLE = """  bertie embed "A cat sat on the mat."
   bertie embed reviews.csv --column review -o reviews.npy -m sentence-transformers/all-MiniLM-L6-v2
   zcat big.txt.gz | bertie embed - -o big.parquet --resume -m ./my-model
+  bertie embed corpus/*.jsonl.gz -o vectors --ray local
 """
 
 
@@ -31,11 +37,16 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--dimensions", type=int, metavar="N", help="keep the first N numbers of each vector")
     parser.add_argument("--prompt", metavar="NAME", help="one of the checkpoint's prompts, put before each text")
     add_output(parser, vectors=True)
+    add_ray(parser, "read any number of files into OUT, a folder of Parquet files")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
+    check_ray(args)
+    if args.ray is not None:
+        run_ray(args)
+        return
     table = table_of(args.items, args.format)
     column = table.column(["text"], args.column, "--column", only=True)
     stream = Stream(args, table, [column], vectors=True)
@@ -66,3 +77,37 @@ def run(args: argparse.Namespace) -> None:
         ],
         dimension=task.dimension,
     )
+
+
+def run_ray(args: argparse.Namespace) -> None:
+    """Do it on many machines."""
+    if args.output is None or args.output == STDIN:
+        raise UsageError("--ray writes a folder of Parquet files; name it with -o")
+    missing = next((item for item in args.items if not os.path.isfile(item)), None)
+    if missing is not None:
+        raise UsageError(f"{missing[:60]!r} is no file; --ray reads files only")
+
+    from bertie import scale
+
+    given = {"pooling": args.pooling, "normalize": args.normalize, "dimensions": args.dimensions}
+    options = {key: value for key, value in given.items() if value is not None}
+    with on_cluster():
+        done = scale.embed(
+            [Path(item) for item in args.items],
+            args.output,
+            args.model,
+            address=args.ray,
+            column=args.column,
+            format=args.format,
+            prompt=args.prompt,
+            resume=args.resume,
+            overwrite=args.overwrite,
+            device=args.device,
+            workers=args.workers,
+            threads=args.threads,
+            long=args.long,
+            revision=args.revision,
+            **options,
+        )
+    if args.json:
+        print(json.dumps({"folder": args.output, "rows": done.rows, "shards": done.shards}))

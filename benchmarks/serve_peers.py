@@ -1,0 +1,128 @@
+"""Servers to compare `bertie serve` with: FastAPI over sentence-transformers, plainly and with batches.
+
+    python -m benchmarks.serve_peers plain --model FOLDER --port 9001
+    python -m benchmarks.serve_peers async --model FOLDER --port 9001
+    python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --batch 64 --wait-ms 0
+
+plain: as the documentations of both suggest. A function that blocks is declared with `def`, which FastAPI calls in one
+of its threads, and it calls `encode` on what came in.
+async: the same with `async def`, as many have it: one `encode` after the other, on the event loop.
+batched: what waits is encoded together, up to a number of texts, in one thread; sentence-transformers sorts it by
+length. The reply is written by orjson, from numpy. POST /tune sets how many and how long they are waited for.
+
+All take text-embeddings-inference's POST /embed with one text, or several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+import orjson
+import uvicorn
+from fastapi import FastAPI, Response
+from pydantic import BaseModel
+from sentence_transformers import SentenceTransformer
+
+
+class Ask(BaseModel):
+    inputs: str | list[str]
+
+
+class Tuning(BaseModel):
+    batch: int
+    wait_ms: float
+
+
+def listed(inputs: str | list[str]) -> list[str]:
+    return [inputs] if isinstance(inputs, str) else inputs
+
+
+def plain(model: SentenceTransformer) -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/embed")
+    def embed(ask: Ask) -> list[list[float]]:
+        found: list[list[float]] = model.encode(listed(ask.inputs)).tolist()
+        return found
+
+    return app
+
+
+def on_the_loop(model: SentenceTransformer) -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/embed")
+    async def embed(ask: Ask) -> list[list[float]]:
+        found: list[list[float]] = model.encode(listed(ask.inputs)).tolist()
+        return found
+
+    return app
+
+
+def batched(model: SentenceTransformer, batch: int, wait: float) -> FastAPI:
+    app = FastAPI()
+    waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]]] = asyncio.Queue()
+    running: list[asyncio.Task[None]] = []
+
+    @app.post("/tune")
+    async def tune(ask: Tuning) -> None:
+        nonlocal batch, wait
+        batch, wait = ask.batch, ask.wait_ms / 1000
+
+    def encode(texts: list[str]) -> Any:
+        return model.encode(texts, batch_size=batch, show_progress_bar=False)
+
+    async def work() -> None:
+        while True:
+            some = [await waiting.get()]
+            if wait and waiting.qsize() < batch - 1:
+                await asyncio.sleep(wait)
+            while len(some) < batch and not waiting.empty():
+                some.append(waiting.get_nowait())
+            try:
+                found = await asyncio.to_thread(encode, [text for text, _ in some])
+            except Exception as error:
+                for _, future in some:
+                    if not future.done():
+                        future.set_exception(error)
+            else:
+                for (_, future), vector in zip(some, found, strict=True):
+                    if not future.done():
+                        future.set_result(vector)
+
+    @app.post("/embed")
+    async def embed(ask: Ask) -> Response:
+        if not running:
+            running.append(asyncio.create_task(work()))
+        futures = [asyncio.get_running_loop().create_future() for _ in listed(ask.inputs)]
+        for text, future in zip(listed(ask.inputs), futures, strict=True):
+            waiting.put_nowait((text, future))
+        vectors = await asyncio.gather(*futures)
+        return Response(orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("plain", "async", "batched"))
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--wait-ms", type=float, default=0.0)
+    parser.add_argument("--device")
+    args = parser.parse_args()
+    model = SentenceTransformer(args.model, device=args.device)
+    model.encode(["The first one is slow."])
+    kinds = {
+        "plain": lambda: plain(model),
+        "async": lambda: on_the_loop(model),
+        "batched": lambda: batched(model, args.batch, args.wait_ms / 1000),
+    }
+    uvicorn.run(kinds[args.kind](), host="127.0.0.1", port=args.port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""The index over a tiny model: what is put in is found, by each way and by all together, and only what has changed
+is embedded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertie
+from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
+from bertie.search import index as module
+from bertie.search.index import Changed, Index, fingerprint
+from bertie.search.passages import Document
+from bertie.tasks.embed import Embedder
+from bertie.tasks.rerank import Reranker
+from tests.sentence.tiny import save_bert
+
+pytest.importorskip("bm25s")
+pytest.importorskip("Stemmer")
+
+TEXTS = {
+    "cats": "the cat sat on the mat. a cat ran. the cat sat.",
+    "dogs": "a dog ran on the mat. the dog sat. dogs find the cat.",
+    "mats": "a mat on a mat. the mat sat on the dog.",
+    "none": "Rivers flow to the sea, and zebras sleep.",
+}
+LONG = " ".join(f"the cat sat on mat {i}." for i in range(60))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="module")
+def embedder(model: Path) -> Embedder:
+    return Embedder.load(model)
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Reranker:
+    return Reranker.load(save_bert(tmp_path_factory.mktemp("model") / "pairs", labels=1))
+
+
+@pytest.fixture
+def index(tmp_path: Path, embedder: Embedder) -> Iterator[Index]:
+    with Index.create(tmp_path / "index", embedder) as made:
+        made.add(Document(name, text, {"letter": name[0], "n": i}) for i, (name, text) in enumerate(TEXTS.items()))
+        yield made
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every text that is embedded."""
+    seen: list[str] = []
+    plain = Embedder.embed
+
+    def embed(self: Embedder, texts: Any, **options: Any) -> Any:
+        texts = list(texts)
+        seen.extend(texts)
+        return plain(self, texts, **options)
+
+    monkeypatch.setattr(Embedder, "embed", embed)
+    return seen
+
+
+def unit(x: Any) -> Any:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_dense_is_the_cosine_of_the_models_vectors(index: Index, embedder: Embedder) -> None:
+    query = "find the dog"
+    found = index.search(query, k=3, mode="dense")
+    scores = unit(embedder.embed(list(TEXTS.values()))) @ unit(embedder.embed([query]))[0]
+    order = np.argsort(-scores)[:3]
+    assert [hit.document for hit in found] == [list(TEXTS)[i] for i in order]
+    assert [hit.score for hit in found] == pytest.approx(scores[order].tolist(), abs=1e-6)
+    assert [dict(hit.scores) for hit in found] == [{"dense": hit.score} for hit in found]
+    hit = found[0]
+    assert hit.text == TEXTS[hit.document][hit.start : hit.end]
+    assert hit.metadata == {"letter": hit.document[0], "n": list(TEXTS).index(hit.document)}
+
+
+def test_lexical_needs_no_model(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    index.close()
+    monkeypatch.setattr(Embedder, "load", never)
+    with Index.open(tmp_path / "index") as again:
+        found = again.search("Where do rivers flow?", mode="lexical")
+        assert [hit.document for hit in found] == ["none"]
+        assert [found[0].text[a:b] for a, b in found[0].highlights] == ["Rivers", "flow"]
+        # Which ran over from the last time it was made.
+        assert [one.name for one in (tmp_path / "index" / "lexical").iterdir()] == ["1-english"]
+
+
+def test_hybrid_is_by_reciprocal_ranks(index: Index) -> None:
+    query = "the dogs ran"
+    dense, lexical = (index.search(query, k=100, mode=mode) for mode in ("dense", "lexical"))
+    ranks = [{hit.document: i for i, hit in enumerate(one, 1)} for one in (dense, lexical)]
+    expected = {name: sum(1 / (60 + one[name]) for one in ranks if name in one) for name in TEXTS}
+    found = index.search(query, k=4)
+    assert {hit.document: hit.score for hit in found} == pytest.approx(expected)
+    assert [hit.score for hit in found] == sorted(expected.values(), reverse=True)
+    for hit in found:
+        assert set(hit.scores) == {"dense", "fused"} | ({"lexical"} if hit.document in ranks[1] else set())
+    assert set(found.timings) == {"encode", "dense", "load", "lexical", "fuse", "fetch", "highlight"}
+    assert all(seconds >= 0 for seconds in found.timings.values())
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+def test_the_reranker_has_the_last_word(mode: Any, index: Index, reranker: Reranker) -> None:
+    query = "the cat sat"
+    before = index.search(query, k=3, mode=mode)
+    found = index.search(query, k=2, mode=mode, rerank=reranker, depth=3)
+    ranked = reranker.rerank(query, [hit.text for hit in before], top_k=2)
+    assert [hit.text for hit in found] == [one.text for one in ranked]
+    assert [hit.score for hit in found] == pytest.approx([one.score for one in ranked], abs=1e-5)
+    assert all(hit.scores["rerank"] == hit.score for hit in found)
+    assert all(
+        hit.scores.items() >= dict(was.scores).items() for hit in found for was in before if was.text == hit.text
+    )
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+def test_where_says_which_documents_count(mode: Any, index: Index) -> None:
+    query = "the cat sat on the mat"
+    assert {hit.document for hit in index.search(query, mode=mode, where={"letter": ["c", "m"]})} == {"cats", "mats"}
+    assert {hit.document for hit in index.search(query, mode=mode, where={"n <=": 1, "letter !=": "c"})} == {"dogs"}
+    assert list(index.search(query, mode=mode, where={"letter": "x"})) == []
+
+
+def test_several_queries_give_what_each_gives_alone(index: Index, reranker: Reranker) -> None:
+    queries = ["the cat", "a dog ran", "rivers", "the cat", ""]
+    for options in ({}, {"mode": "dense"}, {"mode": "lexical"}, {"rerank": reranker}):
+        together = index.search_each(queries, **options)  # type: ignore[arg-type]
+        assert [one.query for one in together] == queries
+        for one in together:
+            alone = index.search(one.query, **options)  # type: ignore[arg-type]
+            assert [hit.document for hit in one] == [hit.document for hit in alone]
+            assert [hit.score for hit in one] == pytest.approx([hit.score for hit in alone], abs=1e-6)
+    assert index.search_each([]) == []
+
+
+def test_long_documents_are_cut(tmp_path: Path, embedder: Embedder) -> None:
+    with Index.create(tmp_path / "i", embedder, size=20, overlap=4) as index:
+        counts = index.add([Document("long", LONG), "the dog ran."])
+        assert counts == Changed(added=2, passages=len(index))
+        assert len(index) > 20
+        hit = index.search("mat 37", mode="lexical", k=1)[0]
+        assert "37" in hit.text
+        assert hit.text == LONG[hit.start : hit.end]
+        assert len(embedder.tokenizer.encode(hit.text)) <= 20
+
+
+def test_add_updates_what_is_there(index: Index, counted: list[str]) -> None:
+    same = Document("cats", TEXTS["cats"], {"letter": "c", "n": 0})
+    assert index.add([same]) == Changed(unchanged=1)
+    assert counted == []
+    assert index.add([Document("cats", "a zebra."), "a text", "a text"]) == Changed(1, 1, 1, 0, 2)
+    assert counted == ["a zebra.", "a text"]
+    assert {hit.document for hit in index.search("zebras", mode="lexical")} == {"cats", "none"}
+    assert "cats" not in {hit.document for hit in index.search("the cat sat", mode="lexical")}
+    assert index.delete(["cats", "nobody"]) == Changed(deleted=1)
+    assert {hit.document for hit in index.search("zebras")} >= {"none"}
+    assert "cats" not in {hit.document for hit in index.search("zebras")}
+
+
+def test_refresh_embeds_only_what_has_changed(tmp_path: Path, embedder: Embedder, counted: list[str]) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for name, text in TEXTS.items():
+        (folder / f"{name}.txt").write_text(text)
+    (folder / "rows.jsonl").write_text('{"text": "a dog", "year": 1999}\n{"text": "a cat", "year": 2001}\n')
+    with Index.create(tmp_path / "i", embedder) as index:
+        index.add([Document("elsewhere", "a mat ran")])
+        assert index.refresh(folder) == Changed(added=6, passages=6)
+        counted.clear()
+        assert index.refresh(folder) == Changed(unchanged=6)
+        assert counted == []
+        (folder / "cats.txt").write_text("a lion.")
+        (folder / "new.txt").write_text("a tiger.")
+        (folder / "dogs.txt").unlink()
+        (folder / "rows.jsonl").write_text('{"text": "a dog", "year": 1999}\n{"text": "a fox", "year": 2001}\n')
+        assert index.refresh(folder) == Changed(1, 2, 3, 1, 3)
+        assert sorted(counted) == ["a fox", "a lion.", "a tiger."]
+        assert {one for one, _, _ in index.store.documents()} == {
+            *("elsewhere", "cats.txt", "mats.txt", "none.txt", "new.txt", "rows.jsonl#1", "rows.jsonl#2"),
+        }
+        (hit,) = index.search("fox", mode="lexical", where={"year >": 2000})
+        assert (hit.source, hit.text) == (str(folder / "rows.jsonl"), "a fox")
+
+
+def test_what_is_interrupted_goes_on(
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch, counted: list[str]
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    documents = [Document(f"d{i}", f"the cat sat {i}") for i in range(9)]
+    calls = 0
+    plain = Index._entries
+
+    def entries(self: Index, some: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return plain(self, some)
+
+    monkeypatch.setattr(Index, "_entries", entries)
+    with Index.create(tmp_path / "i", embedder) as index:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            index.add(documents)
+        assert "6 documents are safe" in caught.value.__notes__[0]
+        assert len(index) == 6
+    counted.clear()
+    with Index.open(tmp_path / "i", embedder) as index:
+        assert index.add(documents) == Changed(added=3, unchanged=6, passages=3)
+        assert len(counted) == 3
+
+
+def test_an_unreadable_file_loses_nothing(tmp_path: Path, embedder: Embedder) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the cat")
+    (folder / "b.txt").write_bytes("the dög".encode("latin-1"))
+    (folder / "c.txt").write_text("the mat")
+    with Index.create(tmp_path / "i", embedder) as index:
+        with pytest.raises(InputError, match=r"b\.txt"):
+            index.refresh(folder)
+        skipped: list[str] = []
+        counts = index.refresh(folder, on_error="skip", skipped=lambda path, _: skipped.append(Path(path).name))
+        assert skipped == ["b.txt"]
+        assert counts.added + counts.unchanged == 2
+        assert index.refresh(folder, encoding="latin-1").added == 1
+
+
+def test_another_model_is_refused(tmp_path: Path, model: Path, index: Index) -> None:
+    import torch
+
+    index.close()
+    other = Embedder.load(model)
+    with torch.no_grad():
+        next(iter(other.model.parameters())).view(-1)[3] += 1e-3
+    place = tmp_path / "index"
+    for wrong in (other, Embedder.load(model, pooling="cls"), Embedder.load(model, dimensions=8)):
+        with pytest.raises(InputError, match="is another model"):
+            Index.open(place, wrong)
+    copy = tmp_path / "copy"
+    Embedder.load(model).save(copy)
+    for right in (Embedder.load(model), copy, None):
+        with Index.open(place, right) as again:
+            assert again.search("the cat", mode="dense")[0].score > 0
+
+
+def test_a_fingerprint_is_of_what_makes_vectors(model: Path, embedder: Embedder) -> None:
+    assert fingerprint(embedder) == fingerprint(Embedder.load(model))
+    assert fingerprint(embedder) != fingerprint(Embedder.load(model, long="truncate"))
+
+
+def test_a_model_that_is_gone_is_named(tmp_path: Path, model: Path) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    Index.create(tmp_path / "i", tmp_path / "model").close()
+    shutil.rmtree(tmp_path / "model")
+    with Index.open(tmp_path / "i") as index, pytest.raises(NotFoundError, match="was made with"):
+        index.search("the cat")
+
+
+def test_prompts_go_before_queries_and_passages(tmp_path: Path, model: Path, counted: list[str]) -> None:
+    prompted = Embedder.load(model)
+    from bertie.sentence import SentenceModules
+
+    prompted.modules = SentenceModules.fresh(16)
+    prompted.modules.prompts = {"query": "find : ", "document": "the "}
+    with Index.create(tmp_path / "i", prompted) as index:
+        assert (index.about["query_prompt"], index.about["passage_prompt"]) == ("query", "document")
+        index.add(["cat sat"])
+        hit = index.search("dog ran", mode="dense")[0]
+    plain = Embedder.load(model)
+    one, two = unit(plain.embed(["find : dog ran", "the cat sat"]))
+    assert hit.score == pytest.approx(float(one @ two), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "lance"])
+def test_servers_answer_as_a_folder_does(
+    kind: str, tmp_path: Path, embedder: Embedder, index: Index, request: pytest.FixtureRequest
+) -> None:
+    if kind == "lance":
+        pytest.importorskip("lancedb")
+        place = f"lance://{tmp_path / 'lance'}"
+    else:
+        place = request.getfixturevalue("postgres_url") + "#by its name"
+    documents = [Document(name, text, {"letter": name[0], "n": i}) for i, (name, text) in enumerate(TEXTS.items())]
+    with Index.create(place, embedder) as other:
+        assert other.add([*documents, Document("more", "the dog")]) == Changed(added=5, passages=5)
+        assert other.delete(["more"]) == Changed(deleted=1)
+    with Index.open(place) as other:
+        assert dict(other.about) == dict(index.about)
+        assert other.add(documents) == Changed(unchanged=4)
+        for query in ("the cat sat", "dogs ran", "rivers"):
+            for options in ({}, {"mode": "dense"}, {"mode": "lexical"}, {"where": {"n >=": 1, "letter": ["d", "n"]}}):
+                one, two = (each.search(query, **options) for each in (other, index))  # type: ignore[arg-type]
+                assert [hit.document for hit in one] == [hit.document for hit in two]
+                assert [hit.score for hit in one] == pytest.approx([hit.score for hit in two], abs=1e-6)
+                assert [hit.metadata for hit in one] == [hit.metadata for hit in two]
+    with pytest.raises(ExistsError):
+        Index.create(place, embedder)
+
+
+@pytest.mark.parametrize("vectors", ["int8", "binary"])
+def test_smaller_vectors_find_nearly_the_same(vectors: Any, tmp_path: Path, embedder: Embedder, index: Index) -> None:
+    with Index.create(tmp_path / "small", embedder, vectors=vectors) as small:
+        small.add(Document(name, text) for name, text in TEXTS.items())
+        for query in ("the cat sat", "dogs"):
+            one, two = (each.search(query, mode="dense") for each in (small, index))
+            assert [hit.score for hit in one] == pytest.approx([hit.score for hit in two], abs=0.02)
+
+
+def test_damage_is_repaired_from_the_passages(
+    tmp_path: Path, embedder: Embedder, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bertie.search import embedded
+
+    monkeypatch.setattr(embedded, "FULL", 4)
+    with Index.create(tmp_path / "i", embedder) as index:
+        index.add(f"the cat sat on mat {i}" for i in range(8))
+        before = index.search("mat 3")
+    victim = next((tmp_path / "i" / "segments").glob("*/vectors.npy"))
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 64
+    victim.write_bytes(data)
+    with pytest.raises(CheckpointError, match="--rebuild"):
+        Index.open(tmp_path / "i")
+    counted.clear()
+    assert Index.rebuild(tmp_path / "i", embedder) == len(counted) == 8
+    with Index.open(tmp_path / "i", embedder) as index:
+        assert [(hit.document, hit.score) for hit in index.search("mat 3")] == [(h.document, h.score) for h in before]
+
+
+def test_wrong_use_is_refused(tmp_path: Path, embedder: Embedder, index: Index) -> None:
+    for call, message in (
+        (lambda: index.search("a", k=0), "k=0"),
+        (lambda: index.search("a", depth=0), "depth=0"),
+        (lambda: index.search("a", mode="exact"), "mode='exact'"),  # type: ignore[arg-type]
+        (lambda: index.search_each("a"), "list of queries"),
+        (lambda: index.search("a", where={"n": None}), "where: n"),
+        (lambda: index.search("a", where={"n <": [1]}), "where: n=.1."),
+        (lambda: index.delete("cats"), "list of ids"),
+        (lambda: index.add([Document("x", "a"), Document("x", "b")]), "twice"),
+        (lambda: index.add([7]), "documents or texts"),  # type: ignore[list-item]
+        (lambda: Index.create(tmp_path / "x", embedder, size=5), "size=5"),
+        (lambda: Index.create(tmp_path / "x", embedder, vectors="fp8"), "vectors='fp8'"),  # type: ignore[arg-type]
+        (lambda: Index.create(tmp_path / "x", embedder, language="elvish"), "language='elvish'"),
+        (lambda: Index.create("http://host/x", embedder), "postgresql://"),
+        (lambda: Index.create("lance://x", embedder, vectors="int8"), "keeps fp32"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ExistsError):
+        Index.create(tmp_path / "index", embedder)
+    with pytest.raises(NotFoundError, match="no index"):
+        Index.open(tmp_path / "nowhere")
+    assert bertie.Index is Index
+
+
+def test_an_empty_index_answers(tmp_path: Path, embedder: Embedder, reranker: Reranker) -> None:
+    with Index.create(tmp_path / "i", embedder) as index:
+        for mode in ("hybrid", "dense", "lexical"):
+            assert list(index.search("the cat", mode=mode, rerank=reranker)) == []  # type: ignore[arg-type]
+        index.add(["", "  "])
+        assert (len(index), list(index.search("the cat"))) == (0, [])

@@ -1,0 +1,722 @@
+"""What every store must do, whatever it is made of; and that no kill takes or leaves what it should not."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertie.errors import BertieError, CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
+from bertie.search.passages import Document, Entry, Passage, Store, Value, Vectors, Where, meets
+from tests.search.conftest import Place
+
+D = 8
+
+
+def units(n: int, seed: int = 0, dimension: int = D) -> Vectors:
+    x = np.random.default_rng(seed).normal(size=(n, dimension)).astype(np.float32)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def entry(
+    id: str,
+    passages: int = 1,
+    *,
+    metadata: Mapping[str, Value] | None = None,
+    source: str | None = None,
+    version: str = "1",
+    seed: int | None = None,
+) -> Entry:
+    """A document of so many passages of six characters each."""
+    pieces = [f"{version[:3]:>3}{i:3}" for i in range(passages)]
+    document = Document(id, "".join(pieces), metadata or {}, source, version)
+    cut = [Passage(id, 6 * i, 6 * i + 6, piece, ("Top", f"Part {i}")) for i, piece in enumerate(pieces)]
+    return Entry(document, cut, units(passages, zlib.crc32(f"{id} {version}".encode()) if seed is None else seed))
+
+
+def everything(store: Store) -> dict[str, tuple[str | None, str, list[str]]]:
+    """Of each document its source, its version and the texts of its passages, in their order."""
+    held: dict[str, tuple[str | None, str, list[str]]] = {id: (s, v, []) for id, s, v in store.documents()}
+    for found in store.fetch([key for key, _ in store.texts()]):
+        held[found.passage.document][2].append(found.passage.text)
+    return held
+
+
+def expected(entries: Sequence[Entry]) -> dict[str, tuple[str | None, str, list[str]]]:
+    return {e.document.id: (e.document.source, e.document.version, [p.text for p in e.passages]) for e in entries}
+
+
+# --- adding, replacing, deleting ---
+
+
+def test_empty(place: Place) -> None:
+    store = place.create(D)
+    assert (len(store), store.generation, store.dimension) == (0, 0, D)
+    assert list(store.documents()) == list(store.texts()) == store.fetch([]) == store.fetch([1, 2]) == []
+    assert len(store.allowed([])) == len(store.allowed([Where("x", "!=", 1)])) == 0
+    keys, scores = store.nearest(units(1), 5)[0]
+    assert (keys.dtype, scores.dtype, len(keys), len(scores)) == (np.int64, np.float32, 0, 0)
+    assert store.nearest(np.empty((0, D), np.float32), 5) == []
+    store.optimize()
+    store.commit([])
+    assert (len(store), list(store.documents())) == (0, [])
+
+
+def test_add_replace_delete(place: Place) -> None:
+    store = place.create(D)
+    first = [entry("a", 3, source="a.txt"), entry("b", 1), entry("c", 2)]
+    store.commit(first)
+    assert everything(store) == expected(first)
+    assert len(store) == 6
+    old = {key for key, _ in store.texts()}
+    again = [entry("b", 4, version="2"), entry("d", 1)]
+    store.commit(again, delete=["c", "never was"])
+    assert everything(store) == expected([first[0], *again])
+    assert len(store) == 8
+    new = {key for key, _ in store.texts()} - old
+    assert min(new) > max(old)
+    assert store.fetch(sorted(old - {key for key, _ in store.texts()})) == []
+    store.commit([], delete=["a", "b", "d"])
+    assert (len(store), everything(store)) == (0, {})
+    store.commit([entry("a", 1)])
+    assert {key for key, _ in store.texts()}.isdisjoint(old | new), "a key was used again"
+
+
+def test_what_comes_back_is_what_was_put(place: Place) -> None:
+    ids = [
+        "it's",
+        'say "hi"',
+        "naïve 日本語 🎈",
+        "back\\slash",
+        "'; DROP TABLE documents; --",
+        "%s %(a)s {} $1",
+        "a\nb\tc",
+    ]
+    names = ["it's", 'a"b', "a.b", "$.x", "0", "日本", "back\\slash", " ", "", "[0]"]
+    values: list[Value] = ["it's", 'say "hi"', "", "🎈\n\t\\", 0, -1, 2**63 - 1, 0.1, 1e16, 1e23, 5e-324, True, False]
+    entries = []
+    for i, id in enumerate(ids):
+        metadata = {name: values[(i + j) % len(values)] for j, name in enumerate(names)}
+        text = f"{id} — {id}"
+        passage = Passage(id, 0, len(text), text, (id, "{a,b}", 'x"', "", "NULL"))
+        entries.append(Entry(Document(id, text, metadata, f"/tmp/{id}", id), [passage], units(1, i)))
+    place.create(D, {"model": "it's", "a": {"b": [1, 2.5, None, True, "🎈"]}}).commit(entries)
+    place.close()
+    store = place.open()
+    assert store.about == {"model": "it's", "a": {"b": [1, 2.5, None, True, "🎈"]}}
+    assert list(store.documents()) == [(id, f"/tmp/{id}", id) for id in ids]
+    for found, put in zip(store.fetch([key for key, _ in store.texts()]), entries, strict=True):
+        assert (found.passage, found.metadata, found.source) == (
+            put.passages[0],
+            put.document.metadata,
+            put.document.source,
+        )
+        assert [type(found.metadata[name]) for name in names] == [type(put.document.metadata[name]) for name in names]
+        for name, value in put.document.metadata.items():
+            assert found.key in store.allowed([Where(name, "=", value)])
+    store.commit([], delete=ids)
+    assert everything(store) == {}
+
+
+def test_documents_without_passages(place: Place) -> None:
+    store = place.create(D)
+    empty = Entry(Document("empty", "", {"x": 1}), [], np.empty((0, D), np.float32))
+    store.commit([empty, entry("a", 2)])
+    assert (len(store), [id for id, _, _ in store.documents()]) == (2, ["empty", "a"])
+    assert len(store.allowed([])) == len(list(store.texts())) == len(store.nearest(units(1), 9)[0][0]) == 2
+    assert len(store.allowed([Where("x", "=", 1)])) == 0
+    store.commit([entry("empty", 1)], delete=["a"])
+    assert (len(store), [id for id, _, _ in store.documents()]) == (1, ["empty"])
+
+
+def test_many_documents_at_once(place: Place) -> None:
+    store = place.create(D)
+    entries = [entry(f"d{i}", 1, seed=i) for i in range(3000)]
+    store.commit(entries)
+    store.commit(entries[:2000], delete=[e.document.id for e in entries[2500:]])
+    assert len(store) == len(list(store.documents())) == 2500
+    assert [text for _, text in store.texts()] == [e.passages[0].text for e in entries[2000:2500] + entries[:2000]]
+
+
+def test_generation_grows(place: Place) -> None:
+    store = place.create(D)
+    seen = [store.generation]
+    for put, delete in (([entry("a")], []), ([entry("a", 2)], []), ([], ["a"]), ([], ["a"])):
+        store.commit(put, delete)
+        seen.append(store.generation)
+    assert all(a < b for a, b in itertools.pairwise(seen))
+    place.close()
+    assert place.open().generation == seen[-1]
+
+
+def test_fetch_keeps_the_order_and_leaves_out_what_is_gone(place: Place) -> None:
+    store = place.create(D)
+    store.commit([entry("a", 5)])
+    keys = [key for key, _ in store.texts()]
+    asked = [keys[3], 10**12, keys[0], keys[3], np.int64(keys[4])]
+    assert [found.key for found in store.fetch(asked)] == [keys[3], keys[0], keys[3], keys[4]]
+
+
+def test_two_stores_are_apart(place: Place) -> None:
+    place.create(D).commit([entry("a")])
+    other = Place(place.kind, place.at if place.kind == "postgres" else place.at + "2", place.name + "2")
+    second = other.create(4, {"model": "another"})
+    assert (len(second), second.dimension, len(place.open())) == (0, 4, 1)
+    other.close()
+
+
+# --- all or nothing ---
+
+
+def test_bad_entries_change_nothing(place: Place) -> None:
+    store = place.create(D)
+    store.commit([entry("a", 2)])
+    good = entry("b", 1)
+    wrong = Entry(good.document, good.passages, units(1, dimension=D + 1))
+    nan = Entry(good.document, good.passages, np.full((1, D), np.nan, np.float32))
+    half = Entry(Document("b", "\ud800"), [Passage("b", 0, 1, "\ud800")], units(1))
+    odd = Entry(Document("b", "x", {"list": [1]}), [], np.empty((0, D), np.float32))  # type: ignore[dict-item]
+    for bad, message in ((wrong, f"{D} numbers"), (nan, "finite"), (half, "b"), (odd, "list")):
+        with pytest.raises(InputError, match=message):
+            store.commit([entry("a", 1, version="2"), entry("c"), bad], delete=["a"])
+        assert everything(store) == expected([entry("a", 2)])
+    assert store.generation == 1
+    store.commit([good])
+    assert len(store) == 3
+
+
+def test_bad_queries(place: Place) -> None:
+    store = place.create(D)
+    for queries, k in ((units(1, dimension=D + 1), 5), (units(1)[0], 5), (units(1), 0), (units(1) * np.nan, 5)):
+        with pytest.raises(InputError):
+            store.nearest(queries, k)
+
+
+def test_two_writers_lose_nothing(place: Place) -> None:
+    one, two = place.create(D), place.open()
+    one.commit([entry("a")])
+    done = ["a"]
+    for store, id in ((two, "b"), (one, "c"), (two, "d")):
+        try:
+            store.commit([entry(id)])
+            done.append(id)
+        except InputError as error:  # a store may also refuse the second
+            assert "another process" in str(error)  # noqa: PT017
+    place.close()
+    store = place.open()
+    assert [id for id, _, _ in store.documents()] == done
+    store.commit([entry("e")])
+    assert len({key for key, _ in store.texts()}) == len(store) == len(done) + 1
+
+
+def test_readers_see_one_moment(place: Place) -> None:
+    writer, reader = place.create(D), place.open()
+    writer.commit([entry(f"d{i}", 1) for i in range(50)])
+    assert (len(reader), reader.generation) == (50, 1)
+    texts, documents = reader.texts(), reader.documents()
+    before = [next(texts)], [next(documents)]
+    writer.commit([entry(f"d{i}", 2, version="2") for i in range(40)], delete=["d45"])
+    assert len([*before[0], *texts]) == len([*before[1], *documents]) == 50
+    assert (len(reader), len(list(reader.documents()))) == (2 * 40 + 9, 49)
+
+
+def test_threads(place: Place) -> None:
+    store = place.create(D)
+    store.commit([entry(f"d{i}") for i in range(20)])
+
+    def read(seed: int) -> int:
+        seen = 0
+        for _ in range(10):
+            ((keys, _),) = store.nearest(units(1, seed), 5)
+            assert len(keys) == 5
+            seen += len(store.fetch(keys.tolist()))  # fewer, when what was found has been replaced since
+            assert len(list(store.texts())) == 20
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(read, seed) for seed in range(4)]
+        for number in range(2, 7):
+            store.commit([entry(f"d{i}", version=str(number)) for i in range(20)])
+        assert all(one.result() > 0 for one in work)
+
+
+def test_closed(place: Place) -> None:
+    store = place.create(D)
+    store.close()
+    for act in (lambda: store.nearest(units(1), 1), lambda: store.fetch([1]), lambda: len(store)):
+        with pytest.raises(InputError):
+            act()
+
+
+def test_create_and_open_refuse(place: Place) -> None:
+    with pytest.raises(NotFoundError):
+        place.open()
+    assert place.kind == "postgres" or not Path(place.at).exists()
+    place.create(D, {"model": "mine"}).commit([entry("a")])
+    with pytest.raises(ExistsError):
+        place.create(D, {"model": "another"})
+    store = place.open()
+    assert (store.about, len(store)) == ({"model": "mine"}, 1)
+    with pytest.raises(BertieError, match="dimension"):
+        Place(place.kind, place.at + "3", "third").create(0)
+
+
+# --- search ---
+
+
+def brute(vectors: Mapping[int, Vectors], query: Vectors, k: int) -> tuple[list[int], Vectors]:
+    keys = sorted(vectors)
+    scores = np.array([float(vectors[key].astype(np.float64) @ query.astype(np.float64)) for key in keys])
+    order = np.argsort(-scores, kind="stable")[:k]
+    return [keys[i] for i in order], scores[order]
+
+
+def by_key(store: Store, entries: Sequence[Entry]) -> dict[int, Vectors]:
+    """The vector of each passage that is there."""
+    mine = {(e.document.id, p.start): e.vectors[i] for e in entries for i, p in enumerate(e.passages)}
+    found = store.fetch([key for key, _ in store.texts()])
+    return {f.key: mine[f.passage.document, f.passage.start] for f in found}
+
+
+def test_nearest_is_exact(place: Place) -> None:
+    store = place.create(D)
+    entries = [entry(f"d{i}", 5, metadata={"i": i, "even": i % 2 == 0}, seed=i) for i in range(100)]
+    store.commit(entries[:60])
+    store.commit(entries[60:])
+    store.commit([], delete=["d7", "d8"])
+    gone = entries[:7] + entries[9:]
+    vectors = by_key(store, gone)
+    queries = units(8, 77)
+    for where in (
+        [],
+        [Where("even", "=", True)],
+        [Where("i", "<", 3)],
+        [Where("even", "=", False), Where("i", ">", 90)],
+    ):
+        left = {e.document.id for e in gone if meets(e.document.metadata, where)}
+        some = {f.key: vectors[f.key] for f in store.fetch(sorted(vectors)) if f.passage.document in left}
+        assert store.allowed(where).tolist() == sorted(some)
+        for k in (1, 10, 1000):
+            for query, (keys, scores) in zip(queries, store.nearest(queries, k, where), strict=True):
+                best, exact = brute(some, query, k)
+                assert keys.tolist() == best
+                np.testing.assert_allclose(scores, exact, atol=1e-6)
+                assert (keys.dtype, scores.dtype) == (np.int64, np.float32)
+    before = store.nearest(queries, 10)
+    store.optimize()
+    store.optimize(whole=True)
+    for old, new in zip(before, store.nearest(queries, 10), strict=True):
+        assert old[0].tolist() == new[0].tolist()
+
+
+VALUES: list[Value] = [
+    0, 1, -1, 5, 5.0, 5.5, -0.0, 1e300, -1e300, 5e-324, 2**53, 2**53 + 1, float(2**53), -(2**53) - 1, 2**63 - 1,
+    -(2**63), True, False, "", "0", "1", "5", "a", "A", "b", "ab", "ä", "z", "Z", "日本", "🎈", "\uffff", "true",
+    "it's", 'a"b', "a\\b", "%",
+]  # fmt: skip
+
+
+def test_every_condition_on_every_value(place: Place) -> None:
+    store = place.create(D)
+    store.commit([entry(str(i), metadata={"x": value}, seed=i) for i, value in enumerate(VALUES)] + [entry("none")])
+    keys = {f.passage.document: f.key for f in store.fetch([key for key, _ in store.texts()])}
+    rng = random.Random(0)
+    for op in ("=", "!=", "<", "<=", ">", ">="):
+        for value in VALUES:
+            self_made = [i for i, mine in enumerate(VALUES) if holds(mine, op, value)]
+            right = sorted(keys[str(i)] for i in self_made) + ([keys["none"]] if op == "!=" else [])
+            assert store.allowed([Where("x", op, value)]).tolist() == right, (op, value)
+    for _ in range(10):
+        some = tuple(rng.sample(VALUES, rng.randrange(4)))
+        right = sorted(keys[str(i)] for i, mine in enumerate(VALUES) if any(holds(mine, "=", v) for v in some))
+        assert store.allowed([Where("x", "in", some)]).tolist() == right, some
+    both = [Where("x", ">=", 1), Where("x", "<", 5.5), Where("y", "!=", 0)]
+    assert [f.metadata["x"] for f in store.fetch(store.allowed(both).tolist())] == [1, 5, 5.0]
+    for op in ("=", "<", "in"):
+        assert len(store.allowed([Where("y", op, (1,) if op == "in" else 1)])) == 0
+
+
+def holds(mine: Value, op: str, value: Value) -> bool:
+    """By the words of `Where`, and apart from `meets`: within a kind as Python compares, across kinds only != holds."""
+    letters = [bool if isinstance(v, bool) else str if isinstance(v, str) else float for v in (mine, value)]
+    if letters[0] is not letters[1]:
+        return op == "!="
+    signs: dict[str, Callable[[Any, Any], bool]] = {
+        "=": lambda a, b: a == b, "!=": lambda a, b: a != b, "<": lambda a, b: a < b,
+        "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
+    }  # fmt: skip
+    return signs[op](mine, value)
+
+
+def test_conditions_are_not_code(place: Place) -> None:
+    store = place.create(D)
+    store.commit([entry("a", metadata={"x": "1"}), entry("b", metadata={"y' OR '1'='1": "z"})])
+    for name, value in (("x", "' OR '1'='1"), ("x' OR '1'='1", "1"), ("x\\", "1"), ("x", "1'--"), ('x"', 'x"')):
+        assert len(store.allowed([Where(name, "=", value)])) == 0
+    assert len(store.allowed([Where("y' OR '1'='1", "=", "z")])) == 1
+    assert len(store) == 2
+
+
+# --- PostgreSQL ---
+
+
+@pytest.fixture
+def server(postgres_url: str) -> Any:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertie.search.postgres.EXACT", 100)
+    store = place.create(D)
+    entries = [entry(f"d{i}", 1, metadata={"i": i, "odd": i % 2 == 1}, seed=i) for i in range(1000)]
+    store.commit(entries[:800])
+    store.optimize()
+    store.commit(entries[800:], delete=["d5"])  # the graph takes these in
+    vectors = by_key(store, entries)
+    documents = {f.key: int(f.passage.document[1:]) for f in store.fetch(sorted(vectors))}
+    queries = units(30, 7)
+    for where, least in (([], 0.95), ([Where("odd", "=", True)], 0.95), ([Where("i", "<", 3)], 1.0)):
+        some = {key: vectors[key] for key in vectors if meets(entries[documents[key]].document.metadata, where)}
+        right = 0
+        for query, (keys, scores) in zip(queries, store.nearest(queries, 10, where), strict=True):
+            best, _ = brute(some, query, 10)
+            assert len(keys) == len(best)
+            assert set(keys.tolist()) <= some.keys()
+            np.testing.assert_allclose(scores, [vectors[key] @ query for key in keys.tolist()], atol=1e-6)
+            right += len({*keys.tolist()} & {*best})
+        assert right >= least * len(queries) * len(best)
+    place.close()  # which makes the server count what was used
+    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'passages_graph' AND schemaname = %s"
+    assert server.execute(used, (place.name,)).fetchone()[0] >= 60
+
+
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_a_transaction_that_fails_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertie.search import postgres
+
+    store = place.create(D)
+    store.commit([entry("a", 2)])
+    copy = postgres._copy
+
+    def fail(*given: Any) -> None:
+        copy(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "_copy", fail)
+        with pytest.raises(KeyboardInterrupt):
+            store.commit([entry("a", 1, version="2"), entry("b")])
+    assert (everything(store), store.generation) == (expected([entry("a", 2)]), 1)
+    store.commit([entry("b")])
+    assert len(store) == 3
+
+
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_a_connection_that_is_lost(place: Place, server: Any) -> None:
+    store = place.create(D)
+    store.commit([entry("a")])
+    end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname <> ''"
+    server.execute(end)
+    assert len(store) == 1
+    texts = store.texts()
+    next(texts)
+    server.execute(end)
+    with pytest.raises(NotFoundError, match="went away"):
+        list(texts)
+    assert len(store) == 1
+
+
+def test_words_about_servers(postgres_url: str, server: Any) -> None:
+    from bertie.search.postgres import PostgresStore
+
+    with pytest.raises(NotFoundError, match="running") as refused:
+        PostgresStore.open("postgresql://me:secret@127.0.0.1:1/texts")
+    assert "secret" not in str(refused.value)
+    assert "127.0.0.1" in str(refused.value)
+    for nonsense in ("nowhere", "postgresql://me:sec ret@host/x"):
+        with pytest.raises(InputError, match="postgresql://user") as wrong:
+            PostgresStore.open(nonsense)
+        assert "sec" not in str(wrong.value)
+    PostgresStore.create(postgres_url, D, {}, name="Mine!").close()
+    with pytest.raises(NotFoundError, match="'Mine!'"):
+        PostgresStore.open(postgres_url, name="yours")
+    for name in ("", "x" * 64, "pg_mine"):
+        with pytest.raises(ConfigError, match=f"{name!r}"):
+            PostgresStore.create(postgres_url, D, {}, name=name)
+    with pytest.raises(ExistsError, match="public"):
+        PostgresStore.create(postgres_url, D, {}, name="public")
+    server.execute('UPDATE "Mine!".bertie_index SET format = 99')
+    with pytest.raises(ConfigError, match="99"):
+        PostgresStore.open(postgres_url, name="Mine!")
+
+
+def test_a_database_without_pgvector(postgres_url: str, server: Any) -> None:
+    from psycopg.conninfo import make_conninfo
+
+    from bertie.search.postgres import PostgresStore
+
+    server.execute("CREATE DATABASE bare")
+    server.execute("CREATE ROLE guest LOGIN")
+    bare = make_conninfo(postgres_url, dbname="bare", user="guest")
+    with pytest.raises(NotFoundError, match="CREATE EXTENSION vector"):
+        PostgresStore.open(bare)
+    with pytest.raises(NotFoundError, match="CREATE EXTENSION vector"):
+        PostgresStore.create(bare, D, {})
+    owner = make_conninfo(postgres_url, dbname="bare")
+    PostgresStore.create(owner, D, {}).close()  # adds it
+    with pytest.raises(ConfigError, match="permission denied"):
+        PostgresStore.create(bare, D, {}, name="other")
+
+
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_pgvector_in_another_schema(place: Place, server: Any) -> None:
+    from psycopg.conninfo import make_conninfo
+
+    server.execute("CREATE DATABASE elsewhere")
+    place.at = make_conninfo(place.at, dbname="elsewhere")
+    import psycopg
+
+    with psycopg.connect(place.at, autocommit=True) as connection:
+        connection.execute('CREATE SCHEMA "of, others"')
+        connection.execute('CREATE EXTENSION vector SCHEMA "of, others"')
+    store = place.create(D)
+    store.commit([entry("a", 2)])
+    assert len(store.nearest(units(1), 5)[0][0]) == 2
+
+
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_characters_that_postgresql_has_no_place_for(place: Place) -> None:
+    store = place.create(D)
+    with pytest.raises(InputError, match=r"U\+0000"):
+        store.commit([Entry(Document("a", "x\0y"), [Passage("a", 0, 3, "x\0y")], units(1))])
+    assert len(store) == 0
+
+
+# --- LanceDB ---
+
+
+@pytest.mark.parametrize("place", ["lance"], indirect=True)
+@pytest.mark.parametrize("dimension", [16, 6])
+def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertie.search.lance.EXACT", 100)
+    vectors = units(1000, 1, dimension)
+    store = place.create(dimension)
+    entries = []
+    for i, vector in enumerate(vectors):
+        document = Document(f"d{i}", "", {"i": i, "odd": i % 2 == 1})
+        entries.append(Entry(document, [Passage(f"d{i}", 0, 0, "")], vector[None]))
+    store.commit(entries[:800])
+    store.optimize()
+    assert {index.name for index in store._look()[1].list_indices()} >= {"vector_idx", "key_idx", "document_idx"}  # type: ignore[attr-defined]
+    store.commit([*entries[800:], entries[3]], delete=["d5"])  # searched without a list until the next time
+    for joined in (False, True):
+        held = by_key(store, entries)
+        documents = {f.key: int(f.passage.document[1:]) for f in store.fetch(sorted(held))}
+        assert sorted(documents.values()) == [i for i in range(1000) if i != 5]
+        for where in ([], [Where("odd", "=", True)], [Where("i", "<", 3)]):
+            some = {key: held[key] for key in held if meets(entries[documents[key]].document.metadata, where)}
+            right = 0
+            queries = units(20, 7, dimension)
+            for query, (keys, scores) in zip(queries, store.nearest(queries, 10, where), strict=True):
+                best, _ = brute(some, query, 10)
+                assert len(keys) == len(best)
+                np.testing.assert_allclose(scores, [held[key] @ query for key in keys.tolist()], atol=1e-6)
+                right += len({*keys.tolist()} & {*best})
+            assert right >= 0.95 * len(queries) * len(best)
+        if not joined:
+            store.optimize()
+
+
+@pytest.mark.parametrize("place", ["lance"], indirect=True)
+def test_what_was_not_published_is_not_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertie.search import lance
+
+    store = place.create(D)
+    store.commit([entry("a", 2)])
+
+    def fail(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    for act in (lambda: store.commit([entry("a", 1, version="2"), entry("b")]), store.optimize):
+        with monkeypatch.context() as patch:
+            patch.setattr(lance, "_publish", fail)
+            with pytest.raises(KeyboardInterrupt):
+                act()
+        assert (everything(store), everything(place.open())) == (expected([entry("a", 2)]),) * 2
+    store.commit([entry("c")])
+    assert (everything(store), len(store)) == (expected([entry("a", 2), entry("c")]), 3)
+
+
+@pytest.mark.parametrize("place", ["lance"], indirect=True)
+def test_old_versions_never_go_before_new_ones_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertie.search import lance
+
+    monkeypatch.setattr(lance, "KEEP", lance.timedelta(0))
+    monkeypatch.setattr(lance, "FEW", 3)
+    store = place.create(D)
+    publish, seen = lance._publish, []
+
+    def look(folder: Path, *given: Any) -> None:
+        """As somebody would who comes in before a new version counts."""
+        if (folder / lance.STATE).exists():
+            seen.append(everything(lance.LanceStore.open(folder)))
+        publish(folder, *given)
+
+    monkeypatch.setattr(lance, "_publish", look)
+    for i in range(7):
+        store.commit([entry(f"d{i}", 2)], delete=[f"d{i - 2}"])
+        assert len(store) == len(everything(store)) * 2 == min(i + 1, 2) * 2
+    assert len(seen) == 7 + 2 * 2
+    manifests = list((Path(place.at) / "passages.lance" / "_versions").iterdir())
+    assert len(manifests) < 10, "old versions stay"
+    assert not any(b"auto_cleanup" in file.read_bytes() for file in manifests), "LanceDB removes versions by itself"
+
+
+@pytest.mark.parametrize("place", ["lance"], indirect=True)
+def test_readers_of_an_old_version(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its age, a version that counted until now is not taken from those who read it."""
+    from bertie.search import lance
+
+    monkeypatch.setattr(lance, "KEEP", lance.timedelta(seconds=1))
+    store = place.create(D)
+    store.commit([entry(f"d{i}") for i in range(30)])
+    time.sleep(1.2)
+    _, old = store._look()  # type: ignore[attr-defined]
+    store.commit([entry(f"d{i}", version="2") for i in range(30)])
+    store.optimize()
+    assert old.search().select(["text"]).to_arrow()["text"].to_pylist() == ["  1  0"] * 30
+
+
+@pytest.mark.parametrize("place", ["lance"], indirect=True)
+def test_files_that_are_not_as_they_were(place: Place) -> None:
+    store = place.create(D)
+    store.commit([entry("a", 2)])
+    place.close()
+    state = Path(place.at) / "index.json"
+    good = state.read_text()
+    for text, message in (
+        ("{", "index.json"),
+        ("[]", "format"),
+        ('{"format": 9}', "format"),
+        ('{"format": 1}', "index.json"),
+    ):
+        state.write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            place.open()
+    state.write_text(good)
+    assert len(place.open()) == 2
+    for file in (Path(place.at) / "passages.lance" / "data").iterdir():
+        file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match="anew"):
+        everything(place.open())
+    for file in (Path(place.at) / "passages.lance").rglob("*.manifest"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="anew"):
+        place.open()
+    with pytest.raises(ExistsError):
+        place.create(D)
+
+
+# --- kills ---
+
+
+def commits(number: int) -> tuple[list[Entry], list[str]]:
+    """What the commit of that number puts and deletes: it builds, and it changes what was built."""
+    rng = random.Random(number)
+    ids = rng.sample(range(40), 12)
+    put = [entry(f"d{id}", rng.randrange(5), version=str(number), seed=1000 * number + id) for id in ids[:8]]
+    return put, [f"d{id}" for id in ids[8:]]
+
+
+def after(number: int) -> dict[str, Entry]:
+    """The documents that there must be after so many commits."""
+    held: dict[str, Entry] = {}
+    for i in range(1, number + 1):
+        put, delete = commits(i)
+        for id in delete:
+            held.pop(id, None)
+        held |= {e.document.id: e for e in put}
+    return held
+
+
+def write_until_killed(kind: str, at: str, name: str) -> None:
+    """Commit after commit, each said when it is done; files are put in order now and then."""
+    importlib.import_module(f"bertie.search.{kind}").EXACT = 20  # so that there are graphs and lists to build
+    store = Place(kind, at, name).open()
+    for number in itertools.count(store.generation + 1):
+        put, delete = commits(number)
+        store.commit(put, delete)
+        print(number, flush=True)
+        if number % 5 == 0:
+            store.optimize(whole=number % 10 == 0)
+
+
+def kill_and_look(place: Place, kills: int) -> int:
+    """Kill a writer at random moments: what it said it did must be there, and no halves. How many commits it said."""
+    place.create(D, {"model": "m"})
+    place.close()
+    code = "import sys; from tests.search.test_stores import write_until_killed as f; f(*sys.argv[1:])"
+    said = 0
+    rng = random.Random()
+    for _ in range(kills):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, place.kind, place.at, place.name],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert child.stdout is not None
+        said = int(child.stdout.readline())  # it is at work
+        time.sleep(rng.uniform(0, 1.0))
+        child.send_signal(signal.SIGKILL)
+        said = max([said, *map(int, child.stdout.read().split())])
+        child.wait()
+        store = place.open()
+        number = settled(store)
+        assert number in (said, said + 1), "a commit was lost, or seen that nobody made"
+        held = after(number)
+        assert everything(store) == expected(list(held.values()))
+        vectors = by_key(store, list(held.values()))
+        assert len(store) == len(vectors) == len(store.allowed([]))
+        query = units(1, number)
+        assert store.nearest(query, 10)[0][0].tolist() == brute(vectors, query[0], 10)[0]
+        place.close()
+    return said
+
+
+def settled(store: Store) -> int:
+    """The generation, once a server has seen that its client is gone and dealt with what it had been sent."""
+    number, quiet = store.generation, 0
+    while quiet < 3:
+        time.sleep(0.1)
+        quiet = quiet + 1 if store.generation == number else 0
+        number = store.generation
+    return number
+
+
+@pytest.mark.parametrize("place", ["postgres", "lance"], indirect=True)
+def test_kills(place: Place) -> None:
+    kill_and_look(place, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["postgres", "lance"], indirect=True)
+def test_fifty_kills(place: Place) -> None:
+    assert kill_and_look(place, 50) >= 50
