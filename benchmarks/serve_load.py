@@ -125,6 +125,8 @@ class Link(asyncio.Protocol):
         self.transport: Any = None
         self.reply: asyncio.Future[str] | None = None
         self.closed = False
+        self.head = self.body = b""  # of the last reply
+        self.unasked = 0  # bytes that came though nothing was asked
         self._held = b""
         self._wanted = -1  # bytes of head and body together
         self._last = False
@@ -139,17 +141,22 @@ class Link(asyncio.Protocol):
         return self.reply
 
     def data_received(self, data: bytes) -> None:
+        if self.reply is None:
+            self.unasked += len(data)
+            return
         self._held = self._held + data if self._held else data
         if self._wanted < 0:
             end = self._held.find(b"\r\n\r\n")
             if end < 0:
                 return
-            head = self._held[:end].lower()
+            self.head = head = self._held[:end].lower()
             size = head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0] if b"content-length:" in head else b"0"
             self._wanted = end + 4 + int(size)
             self._last = b"\r\nconnection: close" in head
         if len(self._held) >= self._wanted:
             status = self._held[9:12].decode()
+            self.body = self._held[len(self.head) + 4 : self._wanted]
+            self.unasked += len(self._held) - self._wanted
             if self._last:
                 self.closed = True
                 self.transport.close()

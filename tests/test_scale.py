@@ -238,6 +238,22 @@ def test_index_by_ray(cluster: None, model: Path, tmp_path: Path, monkeypatch: p
     compare_indexes(model, tmp_path, monkeypatch)
 
 
+def test_index_on_the_command_line(
+    alone: None, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("files").mkdir()
+    write_documents(Path("files"))
+    same = ["index", "files", "-m", str(model), "--size", "24", "--json", "--out"]
+    assert main([*same, "one"]) == 0
+    assert main([*same, "two", "--ray", "local", "--threads", "1"]) == 0
+    one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert one | {"index": "two"} == two
+    with Index.open("one") as first, Index.open("two") as second:
+        assert contents(first) == contents(second)
+    assert main([*same, "three", "--threads", "1"]) == 2
+
+
 def test_what_is_wrong_with_an_index(alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.search.index.CHARACTERS", 1)  # a group each
     (tmp_path / "files").mkdir()

@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from bertie.cli.cluster import add_ray, check_ray, on_cluster
 from bertie.cli.common import UsageError, add_model, load, verb
 from bertie.errors import ExistsError, NotFoundError
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
+    from bertie.search.documents import Options
     from bertie.search.index import Index
 
 EXAMPLE = """  bertie index docs/ --out my-index
@@ -47,14 +49,17 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--id-column", metavar="NAME", help="with the ids of rows (id or _id, else their numbers)")
     parser.add_argument("--skip", action="store_true", help="leave out files that cannot be read, and say which")
     parser.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    add_ray(parser, "cut and embed documents")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
+    from bertie import scale
     from bertie.search.index import Index
     from bertie.tasks import Embedder
 
+    check_ray(args)
     if args.rebuild:
         if args.paths:
             raise UsageError("--rebuild works from the index alone; leave out the files, or pass --refresh instead")
@@ -69,14 +74,19 @@ def run(args: argparse.Namespace) -> None:
     with index:
         index.progress = True
         try:
-            counts = index.refresh(
-                args.paths,
-                text=args.column,
-                id=args.id_column,
-                encoding=args.encoding,
-                on_error="skip" if args.skip else "raise",
-                skipped=lambda path, reason: skipped.append((path, reason)),
-            )
+            options: Options = {
+                "text": args.column,
+                "id": args.id_column,
+                "encoding": args.encoding,
+                "on_error": "skip" if args.skip else "raise",
+                "skipped": lambda path, reason: skipped.append((path, reason)),
+            }
+            if args.ray is None:
+                counts = index.refresh(args.paths, **options)
+            else:
+                cluster = {"device": args.device, "workers": args.workers, "threads": args.threads}
+                with on_cluster():
+                    counts = scale.index(index, args.paths, address=args.ray, **cluster, **options)
         except BaseException as error:
             if len(index):
                 error.add_note("--refresh goes on from there")

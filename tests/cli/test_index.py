@@ -1,0 +1,212 @@
+"""`bertie index` and `bertie search` on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertie
+from bertie.cli import main
+from bertie.cli.search import condition, shown
+from bertie.search.index import Hit, Index, Results
+from bertie.search.passages import meets
+
+pytest.importorskip("bm25s")
+pytest.importorskip("Stemmer")
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def docs(here: Path) -> Path:
+    folder = here / "docs"
+    folder.mkdir()
+    (folder / "cats.md").write_text("# Cats\n\nthe cat sat on the mat.\n\nA cat ran.")
+    (folder / "dogs.txt").write_text("The dogs ran.")
+    (folder / "rows.csv").write_text("id,text,year\nx,a mat on a mat,1999\ny,find the dog,2005\n")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+def said(capsys: Capture, *argv: str) -> Any:
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_index_and_search(docs: Path, models: dict[str, str], capsys: Capture) -> None:
+    found = said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    counts = {"added": 4, "changed": 0, "unchanged": 0, "deleted": 0, "passages": 4, "total": 4, "skipped": 1}
+    assert found == {"index": "ix", **counts}
+    assert said(capsys, "index", "docs", "--out", "ix", "--refresh")["unchanged"] == 4
+    (docs / "dogs.txt").write_text("The dogs sat.")
+    assert main(["index", "docs", "--out", "ix", "--refresh"]) == 0
+    printed = capsys.readouterr()
+    assert "0 documents added, 1 changed, 0 deleted, 3 as they were; 1 passages embedded, 4 in all" in printed.out
+    assert "1 files of other kinds: .png" in printed.err
+    found = said(capsys, "search", "ix", "where is the dog?", "-k", "2")
+    ours = bertie.Index.open("ix").search("where is the dog?", 2)
+    assert [hit["document"] for hit in found["hits"]] == [hit.document for hit in ours]
+    assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit.score for hit in ours])
+    assert set(found["timings"]) == set(ours.timings)
+    assert found["hits"][0]["text"] == ours[0].text
+
+
+def test_search_by_words_with_conditions(docs: Path, models: dict[str, str], capsys: Capture) -> None:
+    said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    for where, documents in (
+        ("year=1999", ["rows.csv#x"]),
+        ("year != 1999", ["cats.md"]),
+        ("path=cats.md", ["cats.md"]),
+    ):
+        found = said(capsys, "search", "ix", "mats", "--mode", "lexical", "--where", where)
+        assert [hit["document"] for hit in found["hits"]] == documents
+    assert main(["search", "ix", "mats", "--mode", "lexical"]) == 0
+    out = capsys.readouterr().out
+    assert "1. rows.csv#x:0-14\n   lexical " in out
+    assert "\x1b" not in out
+    assert "2 of 4 passages  load " in out
+
+
+def test_search_reranks(docs: Path, models: dict[str, str], capsys: Capture) -> None:
+    said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    found = said(capsys, "search", "ix", "the cat", "--reranker", models["rerank"], "-k", "2", "--depth", "3")
+    ours = Index.open("ix").search("the cat", 2, rerank=bertie.Reranker.load(models["rerank"]), depth=3)
+    assert [hit["document"] for hit in found["hits"]] == [hit.document for hit in ours]
+    assert found["hits"][0]["scores"]["rerank"] == pytest.approx(ours[0].score)
+
+
+def test_the_built_in_model_does_both(docs: Path, small: str, capsys: Capture) -> None:
+    said(capsys, "index", "docs", "--out", "ix")
+    assert Index.open("ix").about["model"] == small
+    assert len(said(capsys, "search", "ix", "the cat", "--rerank", "-k", "1")["hits"]) == 1
+
+
+def test_what_is_wrong_is_said(
+    docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(status: int, *argv: str) -> str:
+        assert main(list(argv)) == status
+        return capsys.readouterr().err
+
+    model = ["-m", models["embed"]]
+    assert "name the files" in fails(2, "index", "--out", "ix")
+    assert "there is no file or folder" in fails(1, "index", "nowhere", "--out", "ix", *model)
+    assert not Path("ix").exists()
+    assert main(["index", "docs", "--out", "ix", *model]) == 0
+    assert "pass --refresh" in fails(1, "index", "docs", "--out", "ix", *model)
+    assert "another model" in fails(1, "search", "ix", "a", "-m", models["fill"])
+    assert "another model" in fails(1, "index", "docs", "--out", "ix", "--refresh", "-m", models["fill"])
+    assert "--size 99: ix was made with 40" in fails(2, "index", "docs", "--out", "ix", "--refresh", "--size", "99")
+    assert main(["index", "docs", "--out", "ix", "--refresh", "--size", "40", "--vectors", "fp32"]) == 0
+    assert "-k 0" in fails(2, "search", "ix", "a", "-k", "0")
+    assert "NAME=VALUE" in fails(2, "search", "ix", "a", "--where", "year")
+    assert "holds no index" in fails(1, "search", "docs", "a")
+    (docs / "later.txt").write_bytes("dög".encode("latin-1"))
+    monkeypatch.setattr("bertie.search.index.AT_ONCE", 1)
+    assert "2 documents are safe" in (message := fails(1, "index", "docs", "--out", "other", *model))
+    assert "--refresh goes on from there" in message
+    assert "--encoding" in fails(1, "index", "docs", "--out", "ix", "--refresh")
+    assert main(["index", "docs", "--out", "ix", "--refresh", "--skip"]) == 0
+    assert "left out" in capsys.readouterr().err
+    assert main(["index", "docs", "--out", "ix", "--refresh", "--encoding", "latin-1"]) == 0
+
+
+def test_a_damaged_index_is_rebuilt(
+    docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertie.search.embedded.FULL", 2)
+    said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    victim = next(Path("ix/segments").glob("*/vectors.npy"))
+    victim.write_bytes(victim.read_bytes()[:-8])
+    assert main(["search", "ix", "the cat"]) == 1
+    assert "bertie index --rebuild --out ix" in capsys.readouterr().err
+    assert said(capsys, "index", "--rebuild", "--out", "ix") == {"index": "ix", "embedded": 4}
+    assert len(said(capsys, "search", "ix", "the cat")["hits"]) == 4
+
+
+def test_conditions_of_the_command_line_take_text_for_numbers_and_numbers_for_text() -> None:
+    for text, met, not_met in (
+        ("year=1999", [{"year": 1999}, {"year": "1999"}], [{"year": 2000}, {}]),
+        ("year!=1999", [{"year": 2000}, {}], [{"year": 1999}, {"year": "1999"}]),
+        ("year>=1999.5", [{"year": 2000}], [{"year": 1999}, {"year": "2000"}]),
+        ("ok=true", [{"ok": True}, {"ok": "true"}], [{"ok": False}, {"ok": 1}]),
+        ("path=a=b", [{"path": "a=b"}], [{"path": "a"}]),
+        ("name<m", [{"name": "a"}], [{"name": "z"}]),
+    ):
+        assert all(meets(one, condition(text)) for one in met)
+        assert not any(meets(one, condition(text)) for one in not_met)
+
+
+def test_words_are_lit_and_terminals_are_left_alone() -> None:
+    text = "x " * 300 + "The \x1b[2Jcat\nsat." + " y" * 300
+    at = text.index("cat")
+    hit = Hit("a\x1bb", text, 0, len(text), ("Top",), 0.5, {"dense": 0.5}, ((at, at + 3),), {}, None)
+    results = Results("cat", (hit,), {"dense": 0.0012})
+    lit = shown(results, 1000, color=True)
+    assert "The  [2J\x1b[1;33mcat\x1b[0m sat. y" in lit
+    assert lit.count("\x1b") == 4
+    plain = shown(results, 1000, color=False)
+    assert "\x1b" not in plain
+    lines = plain.splitlines()
+    assert lines[0] == "1. a b:0-1216 › Top"
+    assert lines[1] == "   dense 0.5"
+    assert lines[2].startswith("   …")
+    assert len(lines[2]) < 350
+    assert lines[-1] == "1 of 1,000 passages  dense 1.2 ms"
+
+
+KILLED = """
+import sys
+import bertie.search.index as module
+import bertie.search.embedded as embedded
+from bertie.cli import main
+module.AT_ONCE, module.CHARACTERS, embedded.FULL = 4, 100, 16
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(here: Path, models: dict[str, str], capsys: Capture) -> None:
+    draw = random.Random(3)
+    Path("docs").mkdir()
+    words = "a the cat dog sat ran on mat find".split()
+    for i in range(400):
+        Path(f"docs/{i:03}.txt").write_text(" ".join(draw.choices(words, k=20)))
+    root = Path(__file__).parents[2]
+    argv = ["index", "docs", "--out", "ix", "--refresh", "-m", models["embed"]]
+    env = os.environ | {"PYTHONPATH": str(root / "src")}
+    before = kills = 0
+    while True:
+        child = subprocess.Popen([sys.executable, "-c", KILLED, *argv], env=env, stdout=subprocess.DEVNULL)
+        grown, wait = before, draw.randrange(1, 60)
+        while child.poll() is None and grown < before + wait:
+            time.sleep(0.005)
+            if Path("ix/index.sqlite").exists():
+                with Index.open("ix") as index:
+                    grown = len(index)
+        if child.poll() is not None:
+            assert child.returncode == 0
+            break
+        child.kill()
+        child.wait()
+        kills += 1
+        with Index.open("ix") as index:
+            assert len(index) >= grown
+            before = len(index)
+            assert len(list(index.store.documents())) == before
+    assert kills > 3
+    said(capsys, "index", "docs", "--out", "whole", "-m", models["embed"])
+    with Index.open("ix") as one, Index.open("whole") as two:
+        assert len(one) == len(two) == 400
+        for query in ("the cat sat", "dogs find a mat"):
+            found = [[(hit.document, hit.score) for hit in each.search(query, 50)] for each in (one, two)]
+            assert {name for name, _ in found[0]} == {name for name, _ in found[1]}
+    print(f"{kills} kills of one run")
