@@ -38,7 +38,8 @@ class TokenConvolution(nn.Module):
         inside = (at >= 0) & (at < len(x))
         at = at.clamp(0, len(x) - 1)
         inside &= owner[at] == owner[:, None]
-        neighbours = x[at] * inside[..., None]  # (T, K, D); zero past a text's ends
+        # Not a product with 0: what is no number in one text would reach the next.
+        neighbours = torch.where(inside[..., None], x[at], 0.0)  # (T, K, D); zero past a text's ends
         y = F.conv1d(neighbours.transpose(1, 2), self.weight, self.bias, groups=self.cfg.groups)  # (T, D, 1)
         y = self.activation(F.dropout(y.squeeze(-1), self.dropout, self.training))
         out: Tensor = self.norm(residual + y)
