@@ -261,7 +261,7 @@ def saturate(args: argparse.Namespace) -> dict[str, Any]:
             f"{statistics.median(one[key] for one in some):.0f}" if name != "offline" else ""
             for key in ("p50_ms", "p99_ms")
         )
-        against = f"{rate['bertie'] / rate[name]:.2f}×" if "bertie" in rate else ""
+        against = f"{rate['bertie'] / rate[name]:.2f}×" if "bertie" in rate and rate[name] else ""
         share = rate[name] / rate["offline"]
         say(f"| {name} | {rate[name]:.1f} | {share:.1%} | {cpu[name]:.2f} | {p50} | {p99} | {against} |")
     return {

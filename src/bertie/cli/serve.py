@@ -3,6 +3,9 @@
 The APIs of OpenAI (/v1/embeddings), of text-embeddings-inference (/embed, /rerank, …), of Cohere and Jina (/v1/rerank),
 our own (/fill, /classify, /tag, /answer, /search), and a page to try them at /. Only this machine can reach it, unless
 --host says otherwise, which needs keys.
+
+SIGTERM ends it once all are answered; SIGHUP loads the models anew meanwhile. With --workers, those are the children of
+this process, and are started anew when they die.
 """
 
 from __future__ import annotations

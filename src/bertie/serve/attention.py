@@ -1,0 +1,126 @@
+"""Who looks at whom: the attention weights of one layer for a short text, as the playground draws them.
+
+They are computed beside the model and plainly, from the formula in `kernels/attend.py`: the fast paths never hold them.
+The same scores under a causal mask show what a model that reads from left to right could have looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from bertie.config import Rotary
+from bertie.errors import InputError, NotFoundError
+from bertie.hub import Checkpoint
+from bertie.kernels.attend import additive_mask
+from bertie.model import Model
+from bertie.nn.block import Block
+from bertie.nn.positions import rotate
+from bertie.tasks.base import single
+from bertie.text.batch import Batch
+
+MOST = 128  # tokens: what can still be drawn and looked at
+DIGITS = 5  # of a weight, on their way to a screen
+
+Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token at `text[start:end]`."""
+
+    text: str  # as the vocabulary spells it
+    start: int
+    end: int
+    special: bool  # added around the text
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How much each token (a row) looks at each token (a column). Every row adds up to 1."""
+
+    tokens: tuple[Token, ...]
+    layers: int
+    heads: int
+    layer: int  # counted from 0
+    head: int | None  # counted from 0; None: the mean over heads
+    weights: Table
+    causal: Table  # the same with everything to the right of a token hidden from it
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@torch.inference_mode()
+def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, head: int | None = None) -> Attention:
+    """The attention of a text's tokens in one layer (the last, if none is named), by one head or by the mean of all.
+
+    >>> found = attention(Checkpoint.load("bertie-small"), "A cat sat.", layer=0, head=1)             # doctest: +SKIP
+    >>> [token.text for token in found.tokens], sum(found.weights[0])                                 # doctest: +SKIP
+    (['[CLS]', 'a', 'cat', 'sat', '.', '[SEP]'], 1.0)
+    """
+    cfg, tokenizer = checkpoint.model.config, checkpoint.tokenizer
+    if tokenizer is None:
+        raise NotFoundError(f"{checkpoint.source} has no tokenizer, and reading texts needs one")
+    layer = cfg.depth - 1 if layer is None else layer
+    for name, value, count in (("layer", layer, cfg.depth), ("head", head, cfg.heads)):
+        if value is not None and not 0 <= value < count:
+            raise InputError(f"{name}={value} must lie between 0 and {count - 1}")
+    encoding = tokenizer.encode(*single(text, "text"))
+    most = min(MOST, checkpoint.reach)
+    if len(encoding) > most:
+        raise InputError(f"text has {len(encoding)} tokens, and attention is shown for at most {most}; shorten it")
+    batch = Batch.from_encodings([encoding]).to(checkpoint.model.device)
+    scores = attention_scores(checkpoint.model, batch, layer)  # (H, n, n)
+    later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+    tables = []
+    for seen in (scores, scores.masked_fill(later, -torch.inf)):
+        weights = seen.softmax(-1)
+        tables.append(_table(weights.mean(0) if head is None else weights[head]))
+    tokens = tuple(
+        Token(tokenizer.token(i), start, end, special)
+        for i, (start, end), special in zip(
+            encoding.ids.tolist(), encoding.offsets.tolist(), encoding.special.tolist(), strict=True
+        )
+    )
+    count = sum(not token.special for token in tokens)
+    return Attention(tokens, cfg.depth, cfg.heads, layer, head, tables[0], tables[1], count, count, 1)
+
+
+def attention_scores(model: Model, batch: Batch, layer: int) -> Tensor:
+    """(H, n, n) the scores of a single text's queries and keys in one layer: softmax makes them weights.
+
+    What the layer's pattern hides is −inf. No token is taken for a global one, as where texts are embedded.
+    """
+    encoder, n = model.encoder, batch.max_len
+    x = next(islice(encoder.hidden_states(batch), layer, None))  # (n, D) what the layer reads
+    places = encoder.places(batch)
+    block = encoder.blocks[encoder.cfg.layer_map[layer]]
+    assert isinstance(block, Block)
+    own = block.attention
+    q, k, _ = own.qkv(block.pre_attention(x))
+    for position in encoder.cfg.positions:
+        if isinstance(position, Rotary):
+            cos, sin = places.rotations[position.bases[layer]]
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    q, k = q.float(), k.float().repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (n, G, d) -> (n, H, d)
+    scores: Tensor = torch.einsum("ihd,jhd->hij", q, k)
+    relative = own._relative(places)
+    at = torch.arange(n, device=x.device)
+    row = None if relative is None else relative.rows[at[:, None] - at[None, :] + len(relative.rows) // 2]  # (n, n)
+    if relative is not None and relative.keys is not None:
+        scores = scores + torch.einsum("ihd,ijhd->hij", q, relative.keys.float()[row])
+    if relative is not None and relative.queries is not None:
+        scores = scores + torch.einsum("jhd,ijhd->hij", k, relative.queries.float()[row])
+    scores = scores * own.scale
+    if relative is not None and relative.scores is not None:
+        scores = scores + relative.scores.float()[row].permute(2, 0, 1)
+    mask = additive_mask(encoder.cfg.patterns[layer], range(n), range(n), n, None, scores)
+    return scores if mask is None else scores + mask
+
+
+def _table(weights: Tensor) -> Table:
+    return tuple(tuple(round(one, DIGITS) for one in row) for row in weights.tolist())

@@ -1,0 +1,280 @@
+"""What waits for the model: windows of many requests, bounded in tokens, handed out by turns.
+
+Requests stand in a ring. Whoever is first gives windows for one turn (`TURN` tokens, at least one window) and goes to
+the back if it has more. So a request of one window waits for one turn of each that came before it, however long those
+are, and a long one gets its turn in every round, however many short ones come.
+
+There is no torch here, and no thread: workers call `take`, those who ask call `put` and `Job.wait`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from threading import Condition, Event, Lock
+from typing import Any
+
+from bertie.errors import BertieError, ConfigError
+
+TURN = 512  # tokens that a request may give before the next one's turn
+SHARE = 4  # one request counts for at most this part of the capacity: it waits with the rest outside
+
+
+class Refused(BertieError):
+    """The queue is full. Nothing was done; asking again after `retry_after` seconds may do."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Expired(BertieError, TimeoutError):
+    """The deadline passed before there was an answer."""
+
+
+class Cancelled(BertieError):
+    """Whoever asked has left."""
+
+
+class Closed(BertieError):
+    """The engine stops, or has stopped. Another one, or this one once it is started again, may answer."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One request on its way through the engine; what it needed is added up here by the workers.
+
+    `cancelled.set()` takes its windows out of the queue. `deadline` is a time of `time.monotonic()`.
+    """
+
+    id: str = ""
+    deadline: float | None = None
+    cancelled: Event = field(default_factory=Event)
+    queue_s: float = 0.0  # from coming in until its first window was taken
+    device_s: float = 0.0  # its part, by tokens, of the time that its batches took
+    tokens: int = 0  # that the model read for it
+    batch_tokens: int = 0  # of the largest batch that it was part of
+
+
+current_ticket: ContextVar[Ticket | None] = ContextVar("current_ticket", default=None)
+
+
+class Job:
+    """What one call to the engine asks for: windows of `lengths` tokens each, to be answered together."""
+
+    __slots__ = (
+        "_answered",
+        "arrived",
+        "backlog",
+        "error",
+        "items",
+        "lengths",
+        "outputs",
+        "taken",
+        "task",
+        "ticket",
+        "unanswered",
+    )
+
+    def __init__(self, ticket: Ticket, task: Any, items: Sequence[Any], lengths: Sequence[int]) -> None:
+        self.ticket, self.task, self.items, self.lengths = ticket, task, items, lengths
+        self.outputs: list[Any] = [None] * len(items)
+        self.error: BaseException | None = None
+        self.arrived = 0.0
+        self.taken = 0  # windows that were handed out
+        self.backlog = sum(lengths)  # tokens that were not
+        self.unanswered = len(items)  # windows; 0: done, or given up
+        self._answered = Lock()
+        self._answered.acquire()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether the answer, or an error, came in time."""
+        return self._answered.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+
+
+@dataclass(slots=True)
+class Part:
+    """Windows of one job in a batch."""
+
+    job: Job
+    first: int
+    last: int  # one past
+
+
+class Queue:
+    """Jobs in a ring, with room for `capacity` tokens.
+
+    >>> queue = Queue(capacity=1000)
+    >>> for name in "a", "b":
+    ...     queue.put(Job(Ticket(name), None, range(3), [300] * 3))
+    >>> [(part.job.ticket.id, part.first, part.last) for part in queue.take(600)]
+    [('a', 0, 1), ('b', 0, 1)]
+    """
+
+    def __init__(self, capacity: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if capacity < 1:
+            raise ConfigError(f"capacity={capacity} must be at least 1 token")
+        self.capacity, self.clock = capacity, clock
+        self.rate = 0.0  # tokens a second, as its owner measured it; 0: not known yet
+        self._ring: deque[Job] = deque()
+        self._waiting = 0  # tokens, each job's counted up to its share
+        self._closed = False
+        self._lock = Lock()
+        self._filled = Condition(self._lock)
+
+    def __len__(self) -> int:
+        """How many jobs wait."""
+        return len(self._ring)
+
+    @property
+    def waiting(self) -> int:
+        """The tokens that wait, of each job up to its share of the capacity."""
+        return self._waiting
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is taken in."""
+        return self._closed
+
+    def _counted(self, job: Job) -> int:
+        return min(job.backlog, max(1, self.capacity // SHARE))
+
+    # --- in ---
+
+    def put(self, job: Job) -> None:
+        """Let a job wait, or refuse it at once: if there is no room, or if its deadline cannot be met."""
+        with self._lock:
+            if self._closed:
+                raise Closed("the engine takes no more requests: it is shutting down")
+            job.arrived = now = self.clock()
+            size = self._counted(job)
+            if self._waiting and self._waiting + size > self.capacity:
+                self._sweep(now)  # those who left are in nobody's way
+                if self._waiting and self._waiting + size > self.capacity:
+                    over = self._waiting + size - self.capacity
+                    raise Refused(
+                        f"{self._waiting} tokens wait and {self.capacity} may; there is no room for {size} more",
+                        self._seconds(over) or 1.0,
+                    )
+            self._check_deadline(job, now)
+            if not job.items:
+                job._answered.release()
+                return
+            self._ring.append(job)
+            self._waiting += size
+            self._filled.notify()
+
+    def _check_deadline(self, job: Job, now: float) -> None:
+        if job.ticket.deadline is None:
+            return
+        left = job.ticket.deadline - now
+        if left <= 0:
+            raise Expired("the deadline had passed before the model was asked")
+        # While it takes its turns, every other job takes as many: that is how much comes before its last window.
+        mine = job.backlog
+        needed = self._seconds(mine + sum(min(one.backlog, max(mine, TURN)) for one in self._ring))
+        if needed > left and self._ring:
+            raise Refused(
+                f"the work before it takes about {needed:.1f} s, and the deadline is in {left:.1f} s", needed - left
+            )
+
+    def _seconds(self, tokens: int) -> float:
+        return tokens / self.rate if self.rate else 0.0
+
+    # --- out ---
+
+    def take(self, budget: int, *, wait: bool = True) -> list[Part]:
+        """Windows of at most `budget` tokens, or a single one; with `wait`, as soon as there are any.
+
+        An empty list: nothing waits; with `wait`, nothing ever will.
+        """
+        with self._lock:
+            while True:
+                if found := self._formed(budget):
+                    return found
+                if not wait or self._closed:
+                    return []
+                self._filled.wait()
+
+    def _formed(self, budget: int) -> list[Part]:
+        now = self.clock()
+        found: dict[Job, Part] = {}
+        used = 0
+        while self._ring and used < budget:
+            job = self._ring.popleft()
+            counted = self._counted(job)
+            if self._gone(job, now):
+                self._waiting -= counted
+                continue
+            first, turn = job.taken, 0
+            while job.taken < len(job.lengths):
+                size = job.lengths[job.taken]
+                if (turn and turn + size > TURN) or (used and used + size > budget):
+                    break
+                job.taken, turn, used = job.taken + 1, turn + size, used + size
+            job.backlog -= turn
+            self._waiting -= counted - self._counted(job)
+            if job.taken > first:
+                if not first:
+                    job.ticket.queue_s += now - job.arrived
+                part = found.setdefault(job, Part(job, first, first))
+                part.last = job.taken
+            if job.taken == first:  # its window does not fit: it is the first one of the next batch
+                self._ring.appendleft(job)
+                break
+            if job.taken < len(job.lengths):
+                self._ring.append(job)
+        return list(found.values())
+
+    def _sweep(self, now: float) -> None:
+        """Give up the jobs that nobody waits for."""
+        kept = [job for job in self._ring if not self._gone(job, now)]
+        self._ring = deque(kept)
+        self._waiting = sum(map(self._counted, kept))
+
+    def _gone(self, job: Job, now: float) -> bool:
+        """Whether a job need not be done; if so, it is answered."""
+        ticket = job.ticket
+        if not job.unanswered:  # one of its windows failed, or it gave up
+            return True
+        if ticket.cancelled.is_set():
+            self._end(job, Cancelled("whoever asked has left"))
+        elif ticket.deadline is not None and ticket.deadline <= now:
+            self._end(job, Expired("the deadline passed while the request waited"))
+        return not job.unanswered
+
+    # --- answers ---
+
+    def answer(self, answers: Iterable[tuple[Job, int, Any]]) -> None:
+        """Outputs of windows: a job and the number of its window. A job is done with its last one."""
+        with self._lock:
+            for job, number, output in answers:
+                if job.unanswered:
+                    job.outputs[number] = output
+                    job.unanswered -= 1
+                    if not job.unanswered:
+                        job._answered.release()
+
+    def fail(self, job: Job, error: BaseException) -> None:
+        """An error for a whole job, if it is not done: what of it waits is dropped when its turn comes."""
+        with self._lock:
+            self._end(job, error)
+
+    def _end(self, job: Job, error: BaseException) -> None:
+        if job.unanswered:
+            job.error, job.unanswered = error, 0
+            job._answered.release()
+
+    def close(self, *, drain: bool = True) -> None:
+        """Take nothing more in. What waits is still handed out with `drain`, and answered with `Closed` without."""
+        with self._lock:
+            self._closed = True
+            if not drain:
+                for job in self._ring:
+                    self._end(job, Closed("the engine stopped before the model read this"))
+                self._ring.clear()
+                self._waiting = 0
+            self._filled.notify_all()

@@ -1,0 +1,201 @@
+"""`bertie serve` as a process: start, signals, workers, keys, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bertie.cli.main import main
+
+WAIT = 120.0  # however loaded the machine
+
+
+class Process:
+    """A server of its own."""
+
+    def __init__(self, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bertie", "serve", "--port", "0", "--grace", "0", "--batch-tokens", "512", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        match = re.match(r"(http://\S+:\d+) is ready after", said)
+        if match is None:
+            self.process.kill()
+            raise AssertionError(f"{said!r} {self.process.communicate()[1]}")
+        self.url = match[1]
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=WAIT, **options)
+
+    def stop(self, sig: int = signal.SIGTERM) -> list[dict[str, Any]]:
+        """End it in good order, and give what it logged."""
+        self.process.send_signal(sig)
+        _, err = self.process.communicate(timeout=WAIT)
+        assert self.process.returncode == 0, err
+        return [json.loads(line) for line in err.splitlines()]
+
+
+Serve = Callable[..., Process]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    running: list[Process] = []
+
+    def begin(*args: str) -> Process:
+        running.append(Process(*args))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+
+
+def until(true: Callable[[], Any]) -> None:
+    end = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_start_answer_reload_and_end(serve: Serve, models: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.symlink_to(models["embed"])
+    server = serve(f"one={folder}", models["tag"])
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert [one["id"] for one in httpx.get(f"{server.url}/v1/models").json()["data"]] == ["one", "tag"]
+    before = server.post("/embed", {"inputs": "a cat", "model": "one"}).json()
+    assert httpx.get(f"{server.url}/info", headers={"host": "evil.example"}).status_code == 403
+    folder.unlink()
+    folder.symlink_to(models["fill"])  # another encoder
+    server.process.send_signal(signal.SIGHUP)
+    until(lambda: server.post("/embed", {"inputs": "a cat", "model": "one"}).json() != before)
+    folder.unlink()
+    server.process.send_signal(signal.SIGHUP)  # which cannot be: the one that there is goes on
+    after = server.post("/embed", {"inputs": "a cat", "model": "one"})
+    assert after.status_code == 200
+    lines = server.stop()
+    events = [line["event"] for line in lines]
+    assert events[0] == "ready"
+    assert events[-1] == "stopped"
+    assert "reloaded" in events
+    assert models["embed"] not in json.dumps(lines)
+
+
+def test_what_is_under_way_is_answered_before_the_end(serve: Serve, models: dict[str, str]) -> None:
+    server = serve(models["embed"])
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps({"inputs": "a cat"}).encode()
+    head = f"POST /embed HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    with socket.create_connection((host, int(port)), timeout=WAIT) as raw:
+        raw.sendall(head.encode() + b"\r\n" + body[:5])
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        raw.sendall(body[5:])  # begun before the signal
+        reply = raw.recv(65536)
+        assert reply.startswith(b"HTTP/1.1 200"), reply
+    server.stop()
+
+
+def test_two_workers_one_of_which_is_killed(serve: Serve, models: dict[str, str]) -> None:
+    server = serve(models["embed"], "--workers", "2")
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    first = set(children.read_text().split())
+    assert len(first) == 2
+    wanted = server.post("/embed", {"inputs": "a cat"}).json()
+    victim = first.pop()
+    os.kill(int(victim), signal.SIGKILL)
+    until(lambda: len(now := set(children.read_text().split())) == 2 and victim not in now)
+    answered = 0
+    for _ in range(50):
+        try:
+            assert server.post("/embed", {"inputs": "a cat"}).json() == wanted
+            answered += 1
+        except httpx.TransportError:  # the port of one that was just killed
+            time.sleep(0.05)
+    assert answered > 40
+    counted = re.search(
+        r'requests_total\{endpoint="/embed",status="200"\} (\d+)', httpx.get(f"{server.url}/metrics").text
+    )
+    assert counted is not None
+    server.process.send_signal(signal.SIGTERM)
+    server.process.communicate(timeout=WAIT)
+    assert server.process.returncode == 0
+    until(lambda: not any(Path(f"/proc/{one}").exists() for one in first))
+
+
+def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "keys")
+    assert main(["serve", "--new-key", "alice", "--api-key-file", file]) == 0
+    key = capsys.readouterr().out.strip()
+    server = serve(models["embed"], "--host", "0.0.0.0", "--api-key-file", file)
+    url = server.url.replace("0.0.0.0", "127.0.0.1")
+    assert httpx.get(f"{url}/info").status_code == 401
+    assert httpx.get(f"{url}/info", headers={"authorization": f"Bearer {key}"}).status_code == 200
+    server.stop(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--host", "0.0.0.0"], "--no-auth"),
+        (["--new-key", "bob"], "--api-key-file"),
+        (["--workers", "0"], "--workers 0"),
+        (["--max-body", "-1"], "--max-body -1"),
+        (["--deadline", "0"], "--deadline 0.0"),
+    ],
+)
+def test_wrong_use(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *args]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_cannot_be_served(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--api-key-file", str(tmp_path / "none")]) == 1
+    assert "no file of keys" in capsys.readouterr().err
+    assert main(["serve", "--port", "0", str(tmp_path / "no-model")]) == 1
+    assert "no-model" in capsys.readouterr().err
+    assert main(["serve", "--port", "0", models["embed"], models["embed"]]) == 1
+    assert "the name 'embed'" in capsys.readouterr().err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
+    assert "name another --port" in capsys.readouterr().err
+
+
+def test_search_over_an_index(serve: Serve, models: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    from bertie.search.index import Index
+
+    with Index.create(tmp_path / "index", models["embed"], size=20) as index:
+        index.add(["a cat sat on the mat", "the dog ran", "find a dog : the cat"])
+        wanted = index.search("the dog", k=2)
+    server = serve(models["rerank"], "--index", str(tmp_path / "index"))  # its model is served as well
+    found = server.post("/search", {"queries": ["the dog", "mat"], "k": 2}).json()
+    assert [hit["text"] for hit in found["results"][0]["hits"]] == [hit.text for hit in wanted]
+    assert found["results"][0]["hits"][0]["score"] == pytest.approx(wanted[0].score, abs=1e-5)
+    assert (found["model"], found["passages"], found["results"][0]["tokens_read"]) == ("embed", 3, 2)
+    assert server.post("/search", {"queries": "dog", "rerank": True, "mode": "dense"}).status_code == 200
+    assert server.post("/search", {"queries": "dog", "where": {"year >=": 3}}).json()["results"][0]["hits"] == []
+    assert str(tmp_path) not in httpx.get(f"{server.url}/about").text
+    server.stop()

@@ -1,0 +1,150 @@
+"""Bodies that no client would send: good ones, spoilt in some way, to every endpoint.
+
+    python -m tests.serve.fuzz --bodies 10000
+
+Each must be answered in time, with a status that is described, and without a word of how the server is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from bertie.serve.endpoints import ROUTES, Route
+from bertie.serve.openapi import description, example
+
+POSTS = [route for route in ROUTES if route.method == "POST"]
+ODD: list[Any] = [
+    *(None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, -1e308, 2**31, 2**63, -(2**63), 10**30),
+    *("", " ", "\0", "\n", "a", "[MASK]", "[CLS]", "{}", "{0}", "{a.b}", "%s", "../../etc/passwd", "\u202e", "ﷺ" * 50),
+    *(
+        "👩‍👩‍👧" * 20,
+        "a" * 5000,
+        "a " * 3000,
+        "é" * 100,
+        "中文" * 300,
+        "\ufeff",
+        "<script>",
+        "' OR 1=1 --",
+        "embed",
+        "small",
+    ),
+    *([], {}, [[]], [{}], [None], {"a": {}}, [""], ["a"] * 50, [[1, 2], [3]], [1, "a"], {"text": "a"}),
+]
+LEAKS = ("Traceback", 'File "', ".py", "site-packages", "object at 0x", "/tmp", "/home", "/root", "/work", "/usr")
+
+
+def spoilt(body: Any, draw: random.Random) -> Any:
+    """The same with one thing changed somewhere inside."""
+    if isinstance(body, dict) and body and draw.random() < 0.9:
+        changed = dict(body)
+        key = draw.choice(list(changed))
+        how = draw.randrange(5)
+        if how == 0:
+            del changed[key]
+        elif how == 1:
+            changed[draw.choice(["model", "head", "truncate", "top_k", "k", "dimensions", key + "x"])] = draw.choice(
+                ODD
+            )
+        elif how == 2:
+            changed[key] = draw.choice(ODD)
+        else:
+            changed[key] = spoilt(changed[key], draw)
+        return changed
+    if isinstance(body, list) and body and draw.random() < 0.9:
+        at = draw.randrange(len(body))
+        return draw.choice(
+            [
+                [*body[:at], spoilt(body[at], draw), *body[at + 1 :]],
+                body * draw.choice([0, 2, 7]),
+                [*body[:at], draw.choice(ODD)],
+                body[at],
+            ]
+        )
+    if isinstance(body, str) and body and draw.random() < 0.5:
+        letters = list(body * draw.choice([1, 1, 40]))
+        for _ in range(draw.randrange(1, 6)):
+            letters[draw.randrange(len(letters))] = chr(draw.choice([draw.randrange(1, 0xD7FF), 0, 0xFFFF, 0x1F600]))
+        return "".join(letters)
+    return draw.choice(ODD)
+
+
+def raw(body: Any, draw: random.Random) -> bytes:
+    """Mostly JSON."""
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        body = spoilt(body, draw)
+    data = json.dumps(body, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
+    if draw.random() < 0.15:
+        at = draw.randrange(len(data) + 1)
+        junk = draw.choice([b"", b"\xff", b"\0", b'"', b"{", b"\\ud800", b"NaN", draw.randbytes(4)])
+        data = draw.choice([data[:at], data[:at] + junk + data[at:], data[at:], data * 2])
+    return data
+
+
+def bodies(count: int, seed: int) -> Iterator[tuple[Route, bytes]]:
+    draw = random.Random(seed)
+    for i in range(count):
+        route = POSTS[i % len(POSTS)]
+        yield route, raw(example(route), draw)
+
+
+def statuses(route: Route) -> set[int]:
+    """Those that are described."""
+    return {int(one) for one in description()["paths"][route.path]["post"]["responses"]}
+
+
+def run(url: str, count: int, seed: int = 0) -> Counter[int]:
+    """Send them, and raise where an answer is not as it must be."""
+    seen: Counter[int] = Counter()
+    allowed = {route.path: statuses(route) for route in POSTS}
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for route, body in bodies(count, seed):
+            reply = client.post(route.path, content=body, headers={"content-type": "application/json"})
+            told = f"{route.path} {body[:300]!r} -> {reply.status_code} {reply.text[:300]}"
+            assert reply.status_code != 500, told
+            assert reply.status_code in allowed[route.path], told
+            said = reply.json()
+            if reply.status_code != 200:
+                text = json.dumps(said)
+                sent = body.decode("utf-8", "replace")
+                assert not [leak for leak in LEAKS if leak in text and leak not in sent], told
+            seen[reply.status_code] += 1
+            if not seen.total() % 1000:
+                print(dict(sorted(seen.items())), file=sys.stderr)
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bodies", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--url", help="a server that runs; else one with the built-in model is started")
+    args = parser.parse_args()
+    begun = time.monotonic()
+    if args.url:
+        seen = run(args.url, args.bodies, args.seed)
+    else:
+        from bertie.serve.http import App, Settings
+        from bertie.serve.limits import Limits
+        from bertie.serve.logs import Log
+        from bertie.serve.registry import Registry
+        from tests.serve.conftest import Running
+
+        few = Settings(limits=Limits(tokens=4096))  # so that it takes minutes and not hours
+        with open("/dev/null", "w") as nowhere:
+            server = Running(App(Registry(), few, log=Log(nowhere)), nowhere)  # type: ignore[arg-type]
+            seen = run(server.url, args.bodies, args.seed)
+            server.stop()
+    print(f"{sum(seen.values()):,} bodies in {time.monotonic() - begun:.0f} s:", dict(sorted(seen.items())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

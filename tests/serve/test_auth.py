@@ -1,0 +1,132 @@
+"""Keys: the file, the limits of each, and what they open."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from pathlib import Path
+
+import pytest
+
+from bertie.errors import ConfigError, ExistsError, NotFoundError
+from bertie.serve.auth import Bucket, Key, Keys, new_key
+from bertie.serve.problems import Problem
+from tests.serve.conftest import Running, Start
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def test_bucket_fills_up_again() -> None:
+    now = 100.0
+    bucket = Bucket(60.0, lambda: now)
+    for _ in range(60):
+        assert bucket.wait() == 0
+        bucket.spend(1)
+    assert bucket.wait() == pytest.approx(1.0)
+    now += 0.5
+    assert bucket.wait() == pytest.approx(0.5)
+    now += 0.5
+    assert bucket.wait() == 0
+    now += 10_000
+    bucket.wait()
+    assert bucket.left == 60  # a full minute's worth, and no more
+
+
+def test_debts_are_paid_off_before_the_next_request() -> None:
+    now = 0.0
+    key = Key("bob", {"tokens": Bucket(100.0, lambda: now)})
+    key.admit()
+    key.spend(250)
+    with pytest.raises(Problem) as refusal:
+        key.admit()
+    assert refusal.value.retry_after == pytest.approx(151 * 0.6)
+    now = 91.0
+    key.admit()
+
+
+def test_a_new_key_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    one, two = new_key(file, "alice"), new_key(file, "bob")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert one not in file.read_text()
+    keys = Keys.read(file)
+    assert keys.find(f"Bearer {one}".encode()).name == "alice"
+    assert keys.find(f"bearer  {two}".encode()).name == "bob"
+    for bad in (None, b"", b"Bearer", b"Bearer wrong", one.encode(), f"Basic {one}".encode(), b"\xff \xfe"):
+        with pytest.raises(Problem, match="wants a key"):
+            keys.find(bad)
+    with pytest.raises(ExistsError, match="alice"):
+        new_key(file, "alice")
+    with pytest.raises(ConfigError, match="letters, digits"):
+        new_key(file, "a b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no key"),
+        ("# nobody\n", "holds no key"),
+        ("bob\n", "line 1"),
+        (f"\nbob {'g' * 64}\n", "line 2"),
+        (f"bob {digest('a')} requests=0\n", "requests=0"),
+        (f"bob {digest('a')} speed=3\n", "speed=3"),
+        (f"bob {digest('a')}\nbob {digest('b')}\n", "line 2.*'bob'"),
+        (f"bob {digest('a')}\nmax {digest('a')}\n", "line 2.*'max'"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        Keys.read(tmp_path / "keys")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="--new-key"):
+        Keys.read(tmp_path / "keys")
+
+
+@pytest.fixture(scope="module")
+def locked(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"bob {digest('b')} requests=3\nmax {digest('m')} tokens=50  # few\nall {digest('a')}\n")
+    return start(keys=Keys.read(file))
+
+
+def test_only_what_all_may_see_needs_no_key(locked: Running) -> None:
+    assert locked.client.get("/health").status_code == 200
+    assert locked.client.get("/").status_code == 200
+    assert locked.client.get("/openapi.json").json()["security"] == [{"key": []}]
+    for path in ("/metrics", "/info", "/v1/models", "/about", "/nope", "/v1/models/small"):
+        reply = locked.client.get(path)
+        assert (path, reply.status_code) == (path, 401)
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert locked.client.get(path, headers={"authorization": "Bearer a"}).status_code in (200, 404)
+    for path in ("/embed", "/v1/embeddings", "/v1/rerank", "/fill"):
+        assert locked.post(path, {}).status_code == 401
+
+
+def test_requests_a_minute(locked: Running) -> None:
+    bob = {"authorization": "Bearer b"}
+    for _ in range(3):
+        assert locked.post("/embed", {"inputs": "a"}, headers=bob).status_code == 200
+    reply = locked.post("/embed", {"inputs": "a"}, headers=bob)
+    assert (reply.status_code, reply.json()["error_type"]) == (429, "Overloaded")
+    assert 1 <= int(reply.headers["retry-after"]) <= 20
+    assert locked.post("/embed", {"inputs": "a"}, headers={"authorization": "Bearer a"}).status_code == 200
+
+
+def test_tokens_a_minute(locked: Running) -> None:
+    mine = {"authorization": "Bearer m"}
+    assert locked.post("/embed", {"inputs": "a cat " * 40}, headers=mine).status_code == 200  # 82, all at once
+    reply = locked.post("/embed", {"inputs": "a"}, headers=mine)
+    assert reply.status_code == 429
+    assert "tokens a minute" in reply.json()["error"]
+
+
+def test_logs_name_the_key_and_do_not_show_it(locked: Running) -> None:
+    locked.post("/embed", {"inputs": "a"}, headers={"authorization": "Bearer a", "x-request-id": "who"})
+    (line,) = [one for one in locked.lines if one.get("id") == "who"]
+    assert line["key"] == "all"
+    assert "Bearer" not in locked.log

@@ -1,0 +1,177 @@
+"""The client's verbs over a real server give what the local objects give."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertie.client import AsyncClient, Client
+from bertie.errors import InputError, NotFoundError
+from bertie.search.index import Index
+from bertie.serve.registry import Registry
+from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
+from tests.sentence.tiny import WORDS
+from tests.serve.conftest import Running, Start
+
+_draw = random.Random(5)
+
+
+def words(count: int) -> str:
+    return " ".join(_draw.choices(WORDS[5:], k=count))
+
+
+LONG = [words(150), words(60)]  # the models read 40 at once
+TEXTS = [*(words(_draw.randint(1, 12)) for _ in range(90)), "", "Zürich 東京 🚀", *LONG]
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest, server: Running) -> Callable[..., Any]:
+    """Call a verb of either client, on one of the served models."""
+
+    def sync(model: str | None, verb: str, *args: Any, url: str = server.url, **options: Any) -> Any:
+        with Client(url, model=model) as client:
+            return getattr(client, verb)(*args, **options)
+
+    def twin(model: str | None, verb: str, *args: Any, url: str = server.url, **options: Any) -> Any:
+        async def main() -> Any:
+            async with AsyncClient(url, model=model) as client:
+                return await getattr(client, verb)(*args, **options)
+
+        return asyncio.run(main())
+
+    return sync if request.param == "sync" else twin
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal in shape and words, and near in numbers, which depend on who shared the batch by a rounding."""
+    assert type(found) is type(expected)
+    if isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=1e-5)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            same(found[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, two in zip(found, expected, strict=True):
+            same(one, two)
+    elif hasattr(expected, "__dataclass_fields__"):
+        same(asdict(found), asdict(expected))
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("model", ["small", "embed", "fill"])
+def test_embed(call: Callable[..., Any], registry: Registry, model: str) -> None:
+    local = Embedder(registry[model].checkpoint)
+    found = call(model, "embed", TEXTS)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, local.embed(TEXTS), atol=1e-5)
+    short = Embedder(registry[model].checkpoint, dimensions=7)
+    np.testing.assert_allclose(call(model, "embed", TEXTS[:3], dimensions=7), short.embed(TEXTS[:3]), atol=1e-5)
+    assert call(model, "embed", []).shape == (0, local.dimension)
+
+
+def test_embed_each(server: Running, registry: Registry) -> None:
+    with Client(server.url, model="embed") as client:
+        found = list(client.embed_each(TEXTS))
+    for one, two in zip(found, Embedder(registry["embed"].checkpoint).embed_each(TEXTS), strict=True):
+        np.testing.assert_allclose(one.vector, two.vector, atol=1e-5)
+        same(replace(one, vector=None), replace(two, vector=None))  # type: ignore[arg-type]
+    assert max(one.windows for one in found) > 1
+
+
+def test_similarity(call: Callable[..., Any], registry: Registry) -> None:
+    local = Embedder(registry["embed"].checkpoint)
+    a, b = TEXTS[:4], TEXTS[10:13]
+    np.testing.assert_allclose(call("embed", "similarity", a, b), local.similarity(a, b), atol=1e-5)
+    np.testing.assert_allclose(call("embed", "similarity", a), local.similarity(a), atol=1e-5)
+
+
+def test_classify(call: Callable[..., Any], registry: Registry) -> None:
+    local = Classifier(registry["classify"].checkpoint)
+    things = [*TEXTS, ("A cat.", "A dog."), (TEXTS[3], TEXTS[90])]
+    same(call("classify", "classify", things), local.classify(things))
+
+
+def test_zero_shot(call: Callable[..., Any], registry: Registry) -> None:
+    local = ZeroShot(registry["nli"].checkpoint)
+    labels, template = ["cat", "dog", "mat"], "find a {}"
+    same(call("nli", "zero_shot", TEXTS[:9], labels), local.classify(TEXTS[:9], labels))
+    found = call("nli", "zero_shot", TEXTS[89:], labels, template=template, multi=True)
+    same(found, local.classify(TEXTS[89:], labels, template=template, multi=True))
+
+
+def test_tag(call: Callable[..., Any], registry: Registry) -> None:
+    local = Tagger(registry["tag"].checkpoint)
+    same(call("tag", "tag", TEXTS), local.tag(TEXTS))
+    found = call("tag", "tag", TEXTS[:5], words="first", outside=["O", "nothing"])
+    same(found, local.tag(TEXTS[:5], words="first", outside=["O", "nothing"]))
+
+
+def test_answer(call: Callable[..., Any], registry: Registry) -> None:
+    local = Reader(registry["answer"].checkpoint)
+    questions: list[Any] = [("find the cat", TEXTS[i]) for i in range(80)] + [("the dog", [*LONG, "a mat"])]
+    same(call("answer", "answer", questions), local.answer(questions))
+    options: dict[str, Any] = {"top_k": 3, "longest": 5, "threshold": 0.5}
+    same(call("answer", "answer", questions[-3:], **options), local.answer(questions[-3:], **options))
+
+
+def test_rerank(call: Callable[..., Any], registry: Registry) -> None:
+    local = Reranker(registry["rerank"].checkpoint)
+    found, expected = call("rerank", "rerank", "find the cat", TEXTS), local.rerank("find the cat", TEXTS)
+    # Those of one score but for a rounding may change places.
+    np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], atol=1e-5)
+    same(sorted(found, key=lambda one: one.index), sorted(expected, key=lambda one: one.index))
+    same(call("rerank", "rerank", "the dog", TEXTS[:9], top_k=2), local.rerank("the dog", TEXTS[:9], top_k=2))
+    assert call("rerank", "rerank", "the dog", []) == []
+
+
+def test_fill(call: Callable[..., Any], registry: Registry) -> None:
+    local = MaskedLM(registry["fill"].checkpoint)
+    mask = local.tokenizer.mask_token
+    texts = [f"{text} {mask} {text}" for text in TEXTS]
+    same(call("fill", "fill", texts), local.fill(texts))
+    some = ["cat", "dog", "mat"]
+    same(call("fill", "fill", texts[:3], top_k=2, candidates=some), local.fill(texts[:3], top_k=2, candidates=some))
+
+
+def test_errors_are_those_of_the_local_objects(call: Callable[..., Any], registry: Registry) -> None:
+    mask = registry["fill"].checkpoint.tokenizer.mask_token  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"^text 70: no "):
+        call("fill", "fill", [f"a {mask}"] * 70 + ["none"])
+    with pytest.raises(NotFoundError, match="there is no model 'nonsense' here"):
+        call("nonsense", "embed", ["a"])
+    with pytest.raises(InputError, match="prompt"):
+        call("embed", "embed", ["a"], prompt="nonsense")
+
+
+def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_path: Path) -> None:
+    with Index.create(tmp_path / "index", Embedder(registry["embed"].checkpoint)) as index:
+        index.add(TEXTS[:30])
+        url = start(index=(index, "embed")).url
+        queries = [*TEXTS[3:5], "find the cat"]
+        for found, local in zip(
+            call(None, "search_each", queries, 4, mode="dense", url=url),
+            index.search_each(queries, 4, mode="dense"),
+            strict=True,
+        ):
+            assert found.query == local.query
+            assert set(found.timings) == set(local.timings)
+            same(list(found), [replace(hit, source=None) for hit in local])
+        assert call(None, "search", queries[0], 2, mode="dense", url=url).query == queries[0]
+    with pytest.raises(Exception, match="no index"):
+        call(None, "search", "anything")
+
+
+def test_what_is_served(call: Callable[..., Any], registry: Registry) -> None:
+    assert call(None, "models") == list(registry)
+    assert call(None, "info")["model_id"] == registry.default
+    assert call(None, "ready") is True

@@ -1,0 +1,53 @@
+"""Garbage: spoilt bodies, and what schemathesis makes of the description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from bertie.serve.openapi import description
+from tests.serve import fuzz
+from tests.serve.conftest import Running
+
+CHECKS = "not_a_server_error status_code_conformance content_type_conformance response_schema_conformance".split()
+
+
+def test_spoilt_bodies(server: Running) -> None:
+    seen = fuzz.run(server.url, 300, seed=1)
+    assert seen[200] > 30  # some are still good
+    assert seen[422] > 50
+    assert not [line for line in server.lines if line["event"] == "failed"]
+
+
+def test_the_same_seed_gives_the_same_bodies() -> None:
+    assert list(fuzz.bodies(50, 3)) == list(fuzz.bodies(50, 3))
+    assert list(fuzz.bodies(50, 3)) != list(fuzz.bodies(50, 4))
+
+
+def test_schemathesis(server: Running) -> None:
+    schemathesis = pytest.importorskip("schemathesis")
+    from schemathesis.checks import CHECKS as known
+
+    schema = schemathesis.openapi.from_dict(description())
+    checks = [known.get_one(name) for name in CHECKS]  # which are there once a schema is
+    schema.config.update(base_url=server.url)
+    usual = settings(
+        max_examples=4,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) == len(description()["paths"])
+    for operation in operations:
+
+        @given(case=operation.as_strategy())
+        @usual
+        def run(case: Any) -> None:
+            case.call_and_validate(checks=checks)
+
+        run()

@@ -1,0 +1,590 @@
+"""The server at a real port: every endpoint, alone and among others, and all that strangers may try."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from bertie.errors import InputError
+from bertie.hub import Checkpoint
+from bertie.serve import limits as limits_module
+from bertie.serve.endpoints import ROUTES, Route
+from bertie.serve.http import Settings
+from bertie.serve.limits import Limits
+from bertie.serve.openapi import description, example
+from bertie.serve.queue import Closed, Expired, Refused
+from bertie.serve.registry import Registry
+from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
+from tests.serve.conftest import Running, Start, until
+
+POSTS = [route for route in ROUTES if route.method == "POST"]
+each_post = pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path)
+SHORT = ["a cat sat", "the dog ran on the mat", "", "find a cat : the dog", "mat"]
+LONG = " ".join(["the cat sat on the mat . a dog ran :"] * 9)  # 99 words, of which the tiny models read 38 at once
+TEXTS = [*SHORT, LONG]
+
+
+# --- every endpoint ---
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_examples_are_answered_as_described(server: Running, route: Route) -> None:
+    if route.method == "GET":
+        reply = server.client.get(route.path)
+    else:
+        body = example(route)
+        if route.path == "/decode":
+            body = {"ids": [2, 5, 7, 3]}
+        reply = server.post(route.path, body)
+    if route.path in ("/search", "/embed_sparse"):  # no index is loaded, no sparse model is served
+        assert reply.status_code == 424
+        assert set(reply.json()) == {"error", "error_type"}
+        return
+    assert reply.status_code == 200, reply.text
+    TypeAdapter(route.gives).validate_json(reply.content, strict=False)
+
+
+def test_description_names_every_endpoint_and_resolves(server: Running) -> None:
+    found = server.client.get("/openapi.json").json()
+    assert found == json.loads(json.dumps(description()))
+    assert {route.path for route in ROUTES} < set(found["paths"])
+    names = set(found["components"]["schemas"])
+    text = json.dumps(found)
+    used = {piece.split('"')[0] for piece in text.split("#/components/schemas/")[1:]}
+    assert used <= names
+    for route in POSTS:
+        body = found["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]["example"]
+        assert route.takes is not None
+        route.takes.model_validate_json(json.dumps(body))
+
+
+def expected(registry: Registry, name: str, kind: Any, **how: Any) -> Any:
+    """The ordinary task, without a server or an engine."""
+    return kind(registry[name].checkpoint, **how)
+
+
+def plain(results: Any) -> Any:
+    return json.loads(json.dumps([asdict(one) for one in results]))
+
+
+def close(found: Any, wanted: Any) -> None:
+    """The same, up to the rounding of numbers."""
+    if isinstance(wanted, dict):
+        assert set(found) == set(wanted)
+        for key, value in wanted.items():
+            close(found[key], value)
+    elif isinstance(wanted, list | tuple):
+        assert len(found) == len(wanted)
+        for one, two in zip(found, wanted, strict=True):
+            close(one, two)
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    else:
+        assert found == wanted
+
+
+def test_results_are_those_of_the_local_objects(server: Running, registry: Registry) -> None:
+    unit = [one / np.linalg.norm(one) for one in expected(registry, "embed", Embedder).embed(TEXTS)]
+    close(server.said("/embed", {"inputs": TEXTS, "model": "embed"}), np.array(unit).tolist())
+    raw = server.said("/embed", {"inputs": TEXTS, "model": "embed", "normalize": False})
+    close(raw, expected(registry, "embed", Embedder).embed(TEXTS).tolist())
+    masked = ["a [MASK] sat", f"{LONG} [MASK] {LONG}"]
+    fill = server.said("/fill", {"texts": masked, "model": "fill", "top_k": 3})
+    close(fill["results"], plain(expected(registry, "fill", MaskedLM).fill(masked, top_k=3)))
+    classes = server.said("/classify", {"texts": TEXTS, "model": "classify"})
+    close(classes["results"], plain(expected(registry, "classify", Classifier).classify(TEXTS)))
+    pairs: Any = [("a cat", "the dog"), ("mat", LONG)]
+    classes = server.said("/classify", {"texts": pairs, "model": "classify"})
+    close(classes["results"], plain(expected(registry, "classify", Classifier).classify(pairs)))
+    any_labels = {"texts": TEXTS, "model": "nli", "labels": ["cat", "dog"], "template": "find {}", "multi": True}
+    zero = expected(registry, "nli", ZeroShot).classify(TEXTS, ["cat", "dog"], template="find {}", multi=True)
+    found = server.said("/classify", any_labels)["results"]
+    close(found, plain(zero))
+    tags = server.said("/tag", {"texts": TEXTS, "model": "tag"})
+    close(tags["results"], plain(expected(registry, "tag", Tagger).tag(TEXTS)))
+    questions = [{"question": "find cat", "documents": [LONG, "a cat sat"]}, {"question": "dog", "documents": "a dog"}]
+    told = server.said("/answer", {"questions": questions, "model": "answer", "top_k": 2})
+    local = expected(registry, "answer", Reader)
+    asked = [("find cat", [LONG, "a cat sat"]), ("dog", "a dog")]
+    close(told["results"], plain(local.answer(asked, top_k=2)))
+    ranked = server.said("/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank"})
+    wanted = expected(registry, "rerank", Reranker).rerank("find cat", TEXTS)  # through the same sigmoid
+    assert [one["index"] for one in ranked["results"]] == [one.index for one in wanted]
+    close([one["relevance_score"] for one in ranked["results"]], [one.score for one in wanted])
+    own = server.said("/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank", "own_scores": True})
+    close([one["relevance_score"] for one in own["results"]], [one.score for one in wanted])
+    bare = server.said("/v1/embeddings", {"input": TEXTS, "model": "embed", "normalize": False, "dimensions": 5})
+    short = expected(registry, "embed", Embedder, dimensions=5).embed(TEXTS)
+    close([one["embedding"] for one in bare["data"]], short.tolist())
+    compared = server.said("/compare", {"texts": TEXTS, "model": "embed", "pooling": "cls"})
+    close(compared["similarity"], expected(registry, "embed", Embedder, pooling="cls").similarity(TEXTS).tolist())
+
+
+def test_token_vectors_are_the_encoders_states(server: Running, models: dict[str, str]) -> None:
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    theirs, tokenizer = AutoModel.from_pretrained(models["embed"]), AutoTokenizer.from_pretrained(models["embed"])
+    for text, found in zip(SHORT, server.said("/embed_all", {"inputs": SHORT, "model": "embed"}), strict=True):
+        with torch.no_grad():
+            wanted = theirs(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        close(found, wanted.tolist())
+    (whole,) = server.said("/embed_all", {"inputs": LONG, "model": "embed"})
+    (tokens,) = server.said("/tokenize", {"inputs": LONG, "model": "embed"})
+    assert len(whole) == len(tokens) > 40  # each token once, though it takes several windows
+
+
+# --- alone and among others ---
+
+# Models that read 40 tokens at once, for each endpoint: with these the long text takes several windows.
+SHORT_SIGHTED = {"/predict": "classify", "/rerank": "rerank", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
+SHORT_SIGHTED |= {f"/{name}": name for name in ("fill", "classify", "tag", "answer")}
+ALONE: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/v1/embeddings": lambda text: {"input": text},
+    "/embed": lambda text: {"inputs": text},
+    "/embed_all": lambda text: {"inputs": text},
+    "/predict": lambda text: {"inputs": text},
+    "/rerank": lambda text: {"query": "find a cat", "texts": [text]},
+    "/similarity": lambda text: {"inputs": {"source_sentence": "a cat", "sentences": [text]}},
+    "/v1/rerank": lambda text: {"query": "find a cat", "documents": [text]},
+    "/v2/rerank": lambda text: {"query": "find a cat", "documents": [text]},
+    "/fill": lambda text: {"texts": f"{text} [MASK]"},
+    "/classify": lambda text: {"texts": text},
+    "/tag": lambda text: {"texts": text},
+    "/answer": lambda text: {"questions": {"question": "find a cat", "documents": f"{text} mat"}},
+    "/compare": lambda text: {"texts": [text, "a cat"]},
+}
+
+
+def test_alone_equals_among_others(server: Running) -> None:
+    """All endpoints at once, over one model: what each gives is what it gives with nobody else there."""
+    jobs = [(path, body(text)) for path, body in ALONE.items() for text in TEXTS]
+    jobs += [(path, body | {"model": SHORT_SIGHTED.get(path, "embed")}) for path, body in jobs]
+    kept = ("id",)
+
+    def ask(job: tuple[str, Any]) -> Any:
+        said = server.said(job[0], job[1])
+        return {key: value for key, value in said.items() if key not in kept} if isinstance(said, dict) else said
+
+    before = server.app.desk.registry["small"].engine.stats()
+    alone = [ask(job) for job in jobs]
+    middle = server.app.desk.registry["small"].engine.stats()
+    with ThreadPoolExecutor(24) as pool:
+        together = list(pool.map(ask, jobs))
+    after = server.app.desk.registry["small"].engine.stats()
+    for one, two in zip(together, alone, strict=True):
+        close(one, two)
+    assert after.batches - middle.batches < middle.batches - before.batches  # they did share batches
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/embed_all", "/tokenize", "/classify", "/tag", "/fill"])
+def test_many_in_a_request_equal_one_each(server: Running, path: str) -> None:
+    field = {"/v1/embeddings": "input", "/embed": "inputs", "/embed_all": "inputs", "/tokenize": "inputs"}
+    name = field.get(path, "texts")
+    texts = [f"{text} [MASK]" for text in TEXTS] if path == "/fill" else TEXTS
+
+    def items(said: Any) -> list[Any]:
+        found = said if isinstance(said, list) else said.get("data", said.get("results"))
+        return [{k: v for k, v in one.items() if k != "index"} if isinstance(one, dict) else one for one in found]
+
+    many = items(server.said(path, {name: texts}))
+    for one, text in zip(many, texts, strict=True):
+        close(one, items(server.said(path, {name: [text]}))[0])
+
+
+# --- what was read ---
+
+
+def test_long_text_is_read_in_windows_and_the_reply_says_so(server: Running) -> None:
+    said = server.said("/classify", {"texts": [LONG], "model": "classify"})["results"][0]
+    assert said["windows"] > 1
+    assert said["tokens_read"] == said["tokens_total"] == 99
+    cut = server.said("/classify", {"texts": [LONG], "model": "classify", "truncate": True})["results"][0]
+    assert (cut["windows"], cut["tokens_read"], cut["tokens_total"]) == (1, 38, 99)
+    reply = server.post("/embed", {"inputs": ["a cat", LONG], "model": "embed"})
+    assert [reply.headers[f"x-{one}"] for one in ("tokens-total", "tokens-read")] == ["101", "101"]
+    assert int(reply.headers["x-windows"]) == said["windows"] + 1
+    reply = server.post("/embed", {"inputs": ["a cat", LONG], "model": "embed", "truncate": True})
+    assert [reply.headers[f"x-{one}"] for one in ("tokens-total", "tokens-read", "windows")] == ["101", "40", "2"]
+    vectors = server.said("/v1/embeddings", {"input": [LONG], "model": "embed"})
+    assert vectors["data"][0]["windows"] > 1
+    assert vectors["usage"] == {"prompt_tokens": 99, "total_tokens": 99}
+
+
+def test_window_map_covers_the_text(server: Running) -> None:
+    found = server.said("/windows", {"text": LONG, "model": "embed"})
+    assert found["windows"][0]["owns"][0] == 0
+    assert found["windows"][-1]["owns"][1] == len(LONG)
+
+
+# --- which model ---
+
+
+def test_the_first_model_that_can_do_it_is_taken(server: Running) -> None:
+    assert server.said("/fill", {"texts": "a [MASK]"})["model"] == "small"
+    assert server.said("/tag", {"texts": "a cat", "model": "tag"})["model"] == "tag"
+
+
+def test_unknown_model_names_those_that_are_served(server: Running) -> None:
+    ranking = {"query": "a", "documents": ["a"]}
+    for path, body in (("/embed", {"inputs": "a"}), ("/fill", {"texts": "a"}), ("/v1/rerank", ranking)):
+        reply = server.post(path, {**body, "model": "gpt"})
+        assert reply.status_code == 404
+        assert "small, embed, classify" in reply.text
+
+
+def test_what_a_model_cannot_do_is_said(server: Running) -> None:
+    reply = server.post("/rerank", {"query": "a", "texts": ["b"], "model": "embed"})
+    assert reply.status_code == 424
+    assert reply.json() == {
+        "error": "this needs a re-ranker: a head with one score, which the model 'embed' has not",
+        "error_type": "Backend",
+    }
+    reply = server.post("/classify", {"texts": "a", "head": "ner", "model": "small"})
+    assert reply.status_code == 422
+    assert "'ner'" in reply.json()["error"]
+
+
+def test_replies_hold_no_paths(server: Running, models: dict[str, str]) -> None:
+    reply = server.post("/classify", {"texts": "a", "head": "nope", "model": "classify"})
+    assert reply.status_code == 422
+    assert "nope" in reply.text
+    assert models["classify"] not in reply.text
+    assert "/tmp" not in reply.text
+    for path in ("/info", "/about", "/v1/models"):
+        assert "/tmp" not in server.client.get(path).text
+
+
+# --- bad requests ---
+
+
+@each_post
+@pytest.mark.parametrize("body", [b"", b"{", b"nul", b'{"a": 1', b"\xff\xfe", b'"\\ud800"', b"[" * 5000])
+def test_no_json_is_refused(server: Running, route: Route, body: bytes) -> None:
+    reply = server.client.post(route.path, content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert "Traceback" not in reply.text
+
+
+@each_post
+def test_wrong_fields_are_named(server: Running, route: Route) -> None:
+    for body in ([], 3, "a", {}, {"nope": 1}):
+        reply = server.post(route.path, body)
+        assert reply.status_code == (400 if route.style == "openai" else 422)
+        shapes = {"openai": {"error"}, "rank": {"message", "detail"}, "tei": {"error", "error_type"}}
+        assert set(reply.json()) == shapes[route.style]
+
+
+def test_our_own_endpoints_refuse_unknown_fields_and_theirs_take_them(server: Running) -> None:
+    reply = server.post("/fill", {"texts": "a [MASK]", "topk": 3})
+    assert reply.status_code == 422
+    assert reply.json()["error"] == "topk: Extra inputs are not permitted"
+    assert server.post("/embed", {"inputs": "a", "whatever": 3}).status_code == 200
+
+
+def test_errors_of_the_tasks_are_passed_on(server: Running) -> None:
+    reply = server.post("/fill", {"texts": ["a [MASK]", "a cat"]})
+    assert reply.status_code == 422
+    assert reply.json()["error"].startswith("text 1: no [MASK] in the text")
+    reply = server.post("/embed", {"inputs": "a", "prompt_name": "nope"})
+    assert (reply.status_code, reply.json()["error_type"]) == (422, "Tokenizer")
+
+
+def test_addresses_and_methods(server: Running) -> None:
+    assert server.client.get("/nope").status_code == 404
+    assert server.client.get("/embed").status_code == 405
+    assert server.client.delete("/embed").status_code == 405
+    assert server.client.post("/health").status_code == 405
+    assert server.client.head("/health").status_code == 200
+    assert server.client.get("/page/../http.py").status_code == 404
+    assert server.client.options("/embed", headers={"origin": "http://evil.example"}).status_code == 405
+
+
+def test_only_json_is_taken(server: Running) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        reply = server.client.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": kind})
+        assert reply.status_code == 415
+    kind = "application/json; charset=utf-8"
+    assert server.client.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": kind}).status_code == 200
+
+
+# --- headers ---
+
+
+def test_request_ids_go_in_and_out(server: Running) -> None:
+    assert server.client.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    for bad in ("a b", "x" * 200, "<script>"):
+        found = server.client.get("/health", headers={"x-request-id": bad}).headers["x-request-id"]
+        assert found != bad
+        assert len(found) == 16
+
+
+def test_security_headers(server: Running) -> None:
+    for path in ("/", "/info", "/nope"):
+        headers = server.client.get(path, headers={"origin": "http://evil.example"}).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert not [name for name in headers if name.startswith("access-control")]
+        assert "server" not in headers
+
+
+def test_other_names_are_refused_where_names_are_given(start: Start) -> None:
+    server = start(Settings(hosts=("localhost", "127.0.0.1")))
+    assert server.client.get("/health").status_code == 200
+    assert server.client.get("/health", headers={"host": f"localhost:{server.port}"}).status_code == 200
+    assert server.client.get("/info", headers={"host": "evil.example"}).status_code == 403
+
+
+# --- limits ---
+
+
+@pytest.fixture(scope="module")
+def strict(start: Start) -> Running:
+    small = Limits(body=2000, items=3, tokens=60, read_seconds=0.5, requests=2)
+    return start(Settings(limits=small, deadline=5.0))
+
+
+def test_large_bodies_are_refused_before_they_are_read(strict: Running) -> None:
+    reply = strict.post("/embed", {"inputs": "a" * 3000})
+    assert reply.status_code == 413
+    assert reply.json() == {"error": "the body may have at most 2,000 bytes", "error_type": "Validation"}
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:  # nothing of it is ever sent
+        raw.sendall(_head("/embed", "content-length: 99999999"))
+        assert raw.recv(4096).startswith(b"HTTP/1.1 413")
+
+    def chunks() -> Any:
+        for _ in range(100):
+            yield b" " * 1000
+
+    reply = httpx.post(f"{strict.url}/embed", content=chunks(), headers={"content-type": "application/json"})
+    assert reply.status_code == 413
+
+
+def test_items_and_tokens_are_limited(strict: Running) -> None:
+    reply = strict.post("/embed", {"inputs": ["a"] * 4})
+    assert (reply.status_code, reply.json()["error"]) == (413, "batch size 4 > maximum allowed batch size 3")
+    reply = strict.post("/embed", {"inputs": [LONG], "model": "embed"})
+    assert (reply.status_code, reply.json()["error_type"]) == (413, "Validation")
+    assert "60 tokens" in reply.json()["error"]
+    assert strict.post("/embed", {"inputs": [LONG], "model": "embed", "truncate": True}).status_code == 200
+    assert strict.post("/v1/rerank", {"query": "a", "documents": ["a"] * 4}).json()["message"].startswith("batch size")
+    labels = {"texts": ["a", "b"], "labels": ["a", "b"], "model": "nli"}
+    assert strict.post("/classify", labels).status_code == 413  # each label is a pair to be read
+
+
+def _head(path: str, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_slow_bodies_are_cut(strict: Running) -> None:
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:
+        raw.sendall(_head("/embed", "content-length: 100") + b'{"inputs"')
+        assert raw.recv(4096).startswith(b"HTTP/1.1 408")
+        assert raw.recv(4096) in (b"", b'{"error":"the body did not arrive within 0.5 seconds","error_type":"Timeout"}')
+    until(lambda: strict.app.under_way == 0)
+
+
+def test_slow_and_large_heads_are_cut(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "HEAD_SECONDS", 0.3)
+    for begin in (b"", b"POST /embed HTT", b"POST /embed HTTP/1.1\r\nhost: a\r\n"):
+        with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:
+            raw.sendall(begin)
+            assert raw.recv(4096).startswith(b"HTTP/1.1 408")
+    monkeypatch.setattr(limits_module, "HEAD_SECONDS", 10.0)
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n")
+        answer = b""
+        for _ in range(64):
+            try:
+                raw.sendall(b"x-a: " + b"a" * 2000 + b"\r\n")
+                time.sleep(0.001)
+            except OSError:
+                break
+        raw.settimeout(5)
+        try:
+            answer = raw.recv(100)
+        except ConnectionResetError:
+            return
+        assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+
+
+def test_a_kept_connection_takes_request_after_request(server: Running) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        for _ in range(3):
+            raw.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert raw.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+class _Waiting:
+    """An engine's compute that waits until it is let go, or until the client has left."""
+
+    def __init__(self) -> None:
+        self.go, self.tickets = threading.Event(), list[Any]()
+
+    def __call__(self, task: Any, items: Any, *, ticket: Any) -> Any:
+        self.tickets.append(ticket)
+        while not self.go.is_set() and not ticket.cancelled.wait(0.01):
+            pass
+        if ticket.cancelled.is_set():
+            raise InputError("nobody is there to read this")
+        return task._outputs(items)
+
+
+@pytest.fixture
+def waiting(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> _Waiting:
+    made = _Waiting()
+    monkeypatch.setattr(registry["embed"].engine, "compute", made)
+    return made
+
+
+def test_more_requests_than_allowed_are_refused_at_once(strict: Running, waiting: _Waiting) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first = [pool.submit(httpx.post, f"{strict.url}/embed", json={"inputs": "a", "model": "embed"}) for _ in "ab"]
+        until(lambda: len(waiting.tickets) == 2)
+        reply = strict.post("/embed", {"inputs": "a", "model": "embed"})
+        assert reply.status_code == 429
+        assert reply.headers["retry-after"] == "1"
+        assert "connection" not in reply.headers  # it is kept for the next try
+        assert reply.json()["error_type"] == "Overloaded"
+        assert strict.client.get("/health").status_code == 200
+        waiting.go.set()
+        assert [one.result().status_code for one in first] == [200, 200]
+
+
+def test_a_client_that_leaves_cancels_its_work(server: Running, waiting: _Waiting) -> None:
+    body = b'{"inputs": "a", "model": "embed"}'
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        raw.sendall(_head("/embed", f"content-length: {len(body)}") + body)
+        until(lambda: len(waiting.tickets) == 1)
+        assert not waiting.tickets[0].cancelled.is_set()
+    until(waiting.tickets[0].cancelled.is_set)
+    until(lambda: server.app.under_way == 0)
+    waiting.go.set()
+    assert server.post("/embed", {"inputs": "a", "model": "embed"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (Refused("full", 2.5), 429, "Overloaded"),
+        (Expired("late"), 504, "Timeout"),
+        (Closed("closed"), 503, "Unhealthy"),
+        (RuntimeError("the secret text"), 424, "Backend"),
+        (MemoryError(), 424, "Backend"),
+        (ZeroDivisionError("the secret text"), 500, "Internal"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_engines_raise_has_its_status(
+    server: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, kind: str
+) -> None:
+    def fail(task: Any, items: Any, *, ticket: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(registry["embed"].engine, "compute", fail)
+    reply = server.post("/embed", {"inputs": "the secret text", "model": "embed"})
+    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
+    assert "secret" not in reply.text
+    assert "secret" not in server.log
+    assert ("retry-after" in reply.headers) == (status in (429, 503))
+    if status == 429:
+        assert reply.headers["retry-after"] == "3"
+
+
+def test_deadlines(start: Start, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(Settings(deadline=20.0))
+    seen = []
+    compute = registry["embed"].engine.compute
+
+    def watch(task: Any, items: Any, *, ticket: Any) -> Any:
+        seen.append(ticket.deadline - time.monotonic())
+        return compute(task, items, ticket=ticket)
+
+    monkeypatch.setattr(registry["embed"].engine, "compute", watch)
+    body = {"inputs": "a", "model": "embed"}
+    for asked in ({}, {"x-request-timeout": "3"}, {"x-request-timeout": "100"}):
+        assert server.post("/embed", body, headers=asked).status_code == 200
+    assert [round(one) for one in seen] == [20, 3, 20]
+    assert server.post("/embed", body, headers={"x-request-timeout": "0.0000001"}).status_code == 504
+    for bad in ("0", "-1", "nan", "inf", "soon"):
+        assert server.post("/embed", body, headers={"x-request-timeout": bad}).status_code == 422
+
+
+# --- health and logs ---
+
+
+def test_health_follows_draining(start: Start) -> None:
+    server = start()
+    assert (server.client.get("/health").status_code, server.client.get("/health").content) == (200, b"")
+    server.app.draining = True
+    reply = server.client.get("/health")
+    assert reply.status_code == 503
+    assert reply.json() == {"error": "unhealthy", "error_type": "Unhealthy"}
+    assert server.post("/embed", {"inputs": "a"}).status_code == 200  # who comes is still answered
+
+
+def test_logs_hold_facts_and_no_texts(server: Running) -> None:
+    name = "log-test-1"
+    server.post("/tag", {"texts": "a private cat"}, headers={"x-request-id": name})
+    (line,) = [one for one in server.lines if one.get("id") == name]
+    assert {"time", "event", "method", "path", "status", "seconds", "tokens", "model"} <= set(line)
+    assert (line["status"], line["path"], line["model"]) == (200, "/tag", "small")
+    server.post("/fill", {"texts": "a private dog"})
+    server.client.get("/private/cat")
+    assert "private" not in server.log
+
+
+def test_texts_are_logged_where_asked(start: Start) -> None:
+    server = start(Settings(log_texts=True))
+    server.post("/tag", {"texts": "a private cat"})
+    assert "a private cat" in server.log
+
+
+def test_reloading_loses_no_request(start: Start, models: dict[str, str]) -> None:
+    registry = Registry({"embed": models["embed"]}, devices=["cpu"], budget=2048)
+    server = start(over=registry)
+    wanted = server.said("/embed", {"inputs": LONG})
+    stop = threading.Event()
+
+    def ask() -> int:
+        asked = 0
+        with httpx.Client(base_url=server.url, timeout=20) as client:
+            while not stop.is_set():
+                reply = client.post("/embed", json={"inputs": LONG})
+                assert reply.status_code == 200, reply.text
+                close(reply.json(), wanted)
+                asked += 1
+        return asked
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask) for _ in range(4)]
+        for _ in range(3):
+            old = registry["embed"]
+            server.app.reload()
+            assert registry["embed"] is not old
+            until(lambda old=old: not old.engine.ready)  # type: ignore[misc]
+        stop.set()
+        assert all(one.result() for one in asking)
+    registry.close()
+
+
+def test_models_share_no_state_with_replies(server: Running, registry: Registry) -> None:
+    """Whatever was asked before, the first answer comes again."""
+    checkpoint = registry["small"].checkpoint
+    assert isinstance(checkpoint, Checkpoint)
+    first = server.said("/embed", {"inputs": "a cat sat", "model": "small"})
+    server.post("/embed", {"inputs": "a cat sat", "model": "small", "dimensions": 3})
+    assert server.said("/embed", {"inputs": "a cat sat", "model": "small"}) == first

@@ -1,0 +1,105 @@
+"""Metrics: the text format, histograms, several workers' files, and what the server counts."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from pathlib import Path
+
+import orjson
+
+from bertie.serve.metrics import SECONDS, Family, Metrics
+from bertie.serve.registry import Registry
+from tests.serve.conftest import Start, until
+
+LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\]|\\.)*",?)+)\})? (-?[0-9.e+-]+)')
+
+
+def parsed(text: str) -> dict[tuple[str, str], float]:
+    """The format, read by its grammar."""
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            assert re.fullmatch(r"# (HELP [a-z_]+ .+|TYPE [a-z_]+ (counter|gauge|histogram))", line), line
+            continue
+        match = LINE.fullmatch(line)
+        assert match, line
+        found[match[1], match[2] or ""] = float(match[3])
+    return found
+
+
+def test_histograms_agree_with_a_plain_count() -> None:
+    metrics, draw = Metrics(), random.Random(0)
+    values = [draw.expovariate(2) for _ in range(1000)] + list(SECONDS)
+    for value in values:
+        metrics.request_seconds.add(value, "/embed")
+    found = parsed(metrics.text())
+    for bound in SECONDS:
+        key = ("bertie_request_seconds_bucket", f'endpoint="/embed",le="{bound:g}"')
+        assert found[key] == sum(value <= bound for value in values)
+    inside = 'endpoint="/embed"'
+    assert found["bertie_request_seconds_bucket", f'{inside},le="+Inf"'] == len(values)
+    assert found["bertie_request_seconds_count", inside] == len(values)
+    assert abs(found["bertie_request_seconds_sum", inside] - sum(values)) < 1e-6
+
+
+def test_labels_are_escaped() -> None:
+    metrics = Metrics()
+    metrics.requests.add(2, 'a"\\\nb', "200")
+    assert r'endpoint="a\"\\\nb"' in metrics.text()
+    parsed(metrics.text())
+
+
+def test_a_family_counts_by_its_labels() -> None:
+    family = Family("counter", "x", ("a",))
+    family.add(1, "x")
+    family.add(2, "x")
+    family.add(5, "y")
+    assert family.values == {("x",): [3.0], ("y",): [5.0]}
+
+
+def test_workers_are_added_up_and_the_dead_keep_their_counts(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    metrics.requests.add(3, "/embed", "200")
+    metrics.in_flight.set(1)
+    metrics.save()
+    assert [file.name for file in tmp_path.iterdir()] == [f"{os.getpid()}.json"]
+    other = {
+        "bertie_requests_total": [(("/embed", "200"), [4.0]), (("/tag", "200"), [1.0])],
+        "bertie_requests_in_flight": [((), [7.0])],
+    }
+    (tmp_path / "1.json").write_bytes(orjson.dumps(other))  # alive
+    (tmp_path / "99999999.json").write_bytes(orjson.dumps(other))  # dead
+    found = parsed(metrics.text())
+    assert found["bertie_requests_total", 'endpoint="/embed",status="200"'] == 3 + 4 + 4
+    assert found["bertie_requests_total", 'endpoint="/tag",status="200"'] == 2
+    assert found["bertie_requests_in_flight", ""] == 1 + 7
+
+
+def test_the_server_counts(start: Start, small_folder: Path) -> None:
+    metrics = Metrics()
+    registry = Registry({"small": small_folder / "bertie-small"}, devices=["cpu"], watch=metrics.watch, budget=2048)
+    server = start(over=registry, metrics=metrics)
+    for _ in range(3):
+        server.said("/embed", {"inputs": ["a cat", "the dog ran on the mat"]})
+    server.said("/tag", {"texts": "a cat"})
+    server.post("/embed", {"inputs": []})
+    server.client.get("/wp-login.php")
+    until(lambda: metrics.batches.values == {(): [4.0]})  # which are counted after they were answered
+    found = parsed(server.client.get("/metrics").text)
+    assert found["bertie_requests_total", 'endpoint="/embed",status="200"'] == 3
+    assert found["bertie_requests_total", 'endpoint="/embed",status="400"'] == 1
+    assert found["bertie_requests_total", 'endpoint="other",status="404"'] == 1  # strangers make no new labels
+    assert found["bertie_request_seconds_count", 'endpoint="/embed"'] == 4
+    assert found["bertie_queue_seconds_count", 'endpoint="/embed"'] == 3
+    assert found["bertie_tokens_total", 'task="embed"'] == 3 * (4 + 8)
+    assert found["bertie_tokens_total", 'task="tag"'] == 4
+    assert found["bertie_padding_avoided_tokens_total", ""] == 3 * 4
+    assert found["bertie_batches_total", ""] == found["bertie_batch_tokens_count", ""] == 4
+    assert found["bertie_batch_tokens_sum", ""] == 3 * 12 + 4
+    assert found["bertie_device_seconds_count", 'task="embed"'] == 3
+    assert found["bertie_queue_tokens", 'model="small"'] == 0
+    assert found["bertie_batch_budget_tokens", 'model="small"'] == 2048
+    assert found["process_resident_memory_bytes", ""] > 1e6
+    registry.close()

@@ -1,0 +1,617 @@
+"""The playground in a real Chromium, over the real server with the built-in model: every view used, right and quiet."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertie import hub
+from bertie.hub import Checkpoint
+from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Tagger, ZeroShot
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright")
+uvicorn = pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+expect = sync_api.expect
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to drive"),
+    pytest.mark.skipif(hub.DEFAULT not in hub.built_in(), reason="there is no built-in model in this installation"),
+]
+
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+VIEWS = ("fill", "attention", "tag", "answer", "similarity", "search", "classify")
+PATIENCE = 60_000  # milliseconds: how loaded a machine may be
+REACH = 96  # tokens read at once, so that a page of text is a long one
+LONG = " ".join(f"In the year {1800 + i} nothing of note took place in the village by the lake." for i in range(40))
+NEEDLE = "The secret password of the club was Albatross."
+HAYSTACK = LONG[:1510] + NEEDLE + " " + LONG[1510:]
+TRICKY = 'It\'s "naïve" 😀 of $HOME, `Paris` is the [MASK] of France\\.'
+
+
+# --- the server and the browser ---
+
+
+class Served:
+    """The server in a thread of this process."""
+
+    def __init__(self, index: Path | None = None, reach: int | None = REACH) -> None:
+        from bertie.search.index import Index
+        from bertie.serve.http import Settings, app
+        from bertie.serve.registry import Registry
+
+        # However slow the machine, nothing is refused or given up.
+        registry = Registry([hub.DEFAULT], budget=2048, capacity=1_000_000)
+        self.checkpoint = registry[hub.DEFAULT].checkpoint
+        self.checkpoint.limit = reach
+        opened = None if index is None else (Index.open(index, Embedder(self.checkpoint)), hub.DEFAULT)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+            port = free.getsockname()[1]
+        made = app(registry, Settings(deadline=300), index=opened)
+        self.server = uvicorn.Server(uvicorn.Config(made, host="127.0.0.1", port=port, log_level="warning"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            assert self.thread.is_alive()
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    server = Served()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(served: Served) -> Checkpoint:
+    return served.checkpoint
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def visit(browser: Any, served: Served) -> Iterator[Open]:
+    """Open a view; whatever the console says of errors, and whatever leaves this server, fails the test."""
+    contexts: list[Any] = []
+    bad: list[str] = []
+
+    def visiting(
+        view: str,
+        url: str = served.url,
+        wait: bool = True,
+        quiet: tuple[str, ...] = (),
+        before: Any = None,
+        **options: Any,
+    ) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        context.add_init_script(path=AXE)
+        page = context.new_page()
+
+        def heard(message: Any) -> None:
+            if message.type in ("error", "warning") and not any(one in message.text for one in quiet):
+                bad.append(message.text)
+
+        page.on("console", heard)
+        page.on("pageerror", lambda error: bad.append(str(error)))
+        page.on("request", lambda one: None if one.url.startswith((url, "data:")) else bad.append(one.url))
+        if before is not None:
+            before(page)
+        page.goto(f"{url}/#/{view}")
+        if wait and view != "search":
+            settled(page, view)
+        return page
+
+    expect.set_options(timeout=PATIENCE)
+    yield visiting
+    for context in contexts:
+        context.close()
+    assert bad == []
+
+
+def settled(page: Any, view: str) -> None:
+    expect(page.locator(f"#view-{view} .read")).to_contain_text("Read")
+    expect(page.locator(f"#view-{view}[aria-busy]")).to_have_count(0)
+
+
+def bars(page: Any, where: str) -> list[tuple[str, str]]:
+    return [
+        (one.locator(".name").inner_text(), one.locator(".score").inner_text())
+        for one in page.locator(f"{where} > li").all()
+    ]
+
+
+def percent(x: float) -> str:
+    return ">99.9%" if 0.9995 <= x < 1 else f"{100 * x:.1f}%"
+
+
+def read(one: Any) -> str:
+    return f"Read {one.tokens_read:,} of {one.tokens_total:,} tokens in {one.windows} window"
+
+
+# --- the views ---
+
+
+def test_fill_as_you_type(visit: Open, checkpoint: Checkpoint) -> None:
+    page = visit("fill")
+    text = "Paris is the [MASK] of France."
+    page.fill("#fill-text", text)  # no button is pressed
+    expect(page.locator("#fill-masks h3")).to_have_count(1)
+    (found,) = MaskedLM(checkpoint).fill([text])
+    said = [(one.text, percent(one.score)) for one in found.masks[0].candidates]
+    assert bars(page, "#fill-masks .bars") == said
+    assert said[0][0] == "capital"
+    expect(page.locator("#said")).to_have_text(f"Best words: capital {said[0][1]}")  # for screen readers
+    expect(page.locator("#view-fill .read")).to_contain_text(read(found))
+
+    page.fill("#fill-text", "Paris is the capital of ")
+    expect(page.locator("#view-fill .problem")).to_have_text(
+        "The text needs at least one [MASK], where a word is to be found."
+    )
+    page.press("#fill-text", "End")
+    page.click("#fill-mask")
+    settled(page, "fill")
+    expect(page.locator("#view-fill .problem")).to_be_hidden()
+    expect(page.locator("#fill-text")).to_have_value("Paris is the capital of [MASK]")
+    page.select_option("#fill-top", "10")
+    expect(page.locator("#fill-masks .bars > li")).to_have_count(10)
+
+
+def test_attention_of_layers_and_heads(visit: Open, checkpoint: Checkpoint) -> None:
+    from bertie.serve.attention import attention
+
+    page = visit("attention", quiet=("getImageData", "status of 422"))
+    text = page.input_value("#attention-text")
+    found = attention(checkpoint, text)
+    tokens = [one.text for one in found.tokens]
+    assert page.locator("#attention-tokens button").all_inner_texts() == tokens
+    assert tokens[5] == "bank"
+
+    def check(found: Any, chosen: int) -> None:
+        for side, table in (("both", found.weights), ("causal", found.causal)):
+            row = sorted(
+                ((w, i) for i, w in enumerate(table[chosen]) if w >= 0.0005), key=lambda one: (-one[0], one[1])
+            )
+            shown = [(tokens[i], percent(w)) for w, i in row[:5]]
+            expect(page.locator(f"#attention-{side}-list > li").first.locator(".score")).to_have_text(shown[0][1])
+            assert bars(page, f"#attention-{side}-list") == shown
+            assert side == "both" or all(i <= chosen for _, i in row)
+
+    check(found, 5)
+    assert page.locator("#attention-both svg line.strong").count() > 5
+    page.select_option("#attention-layer", label="3")
+    page.select_option("#attention-head", label="4")
+    expect(page.locator("#request-curl")).to_contain_text('"layer":2,"head":3')
+    settled(page, "attention")
+    page.locator("#attention-tokens button", has_text="river").focus()
+    page.keyboard.press("Enter")
+    check(attention(checkpoint, text, layer=2, head=3), tokens.index("river"))
+    expect(page.locator("#attention-tokens button[aria-pressed=true]")).to_have_text("river")
+
+    page.check("input[value=heat]")
+    # The upper half of the causal map is the plain ground, and the lower half is not.
+    painted = """([id, n]) => {
+        const canvas = document.querySelector(id + " canvas"), draw = canvas.getContext("2d");
+        const scale = canvas.width / parseFloat(canvas.style.inlineSize), side = 84 * scale;
+        const cell = (canvas.width - side - 4 * scale) / n;
+        const place = (i) => side + (i + 0.4) * cell;
+        const at = (i, j) => draw.getImageData(place(j), place(i), 1, 1).data.join();
+        return [at(2, n - 2), at(3, n - 2), at(0, 0), at(n - 3, 2)];
+    }"""
+    first, second, *seen = page.evaluate(painted, ["#attention-causal", len(tokens)])
+    assert first == second
+    assert first not in seen
+    first, second, *_ = page.evaluate(painted, ["#attention-both", len(tokens)])
+    assert first != second
+
+    page.fill("#attention-text", "word " * 200)
+    expect(page.locator("#view-attention .problem")).to_contain_text("attention is shown for at most 96; shorten it")
+
+
+def test_entities_in_the_text(visit: Open, checkpoint: Checkpoint) -> None:
+    page = visit("tag")
+    text = "😀😀 Ada Lovelace met Angela Merkel in London. " + LONG  # two letters of JavaScript's each, and two windows
+    page.fill("#tag-text", text)
+    (found,) = Tagger(checkpoint).tag([text])
+    assert found.windows > 1
+    expect(page.locator("#view-tag .read")).to_contain_text(read(found))
+    marks = page.locator("#tag-marked mark").all()
+    said = [
+        (one.inner_text().removesuffix(one.locator(".label").inner_text()), one.locator(".label").inner_text())
+        for one in marks
+    ]
+    assert said == [(span.text, span.label) for span in found.spans]
+    assert ("Ada Lovelace", "PER") in said
+    assert ("London", "LOC") in said
+    people = sum(span.label == "PER" for span in found.spans)
+    expect(page.locator("#tag-legend")).to_contain_text(f"PER {people}")
+    assert (
+        page.locator("#tag-marked").evaluate(
+            "(one) => [...one.childNodes].map((n) => n.nodeName === 'MARK' ? n.firstChild.data : n.data).join('')"
+        )
+        == text
+    )
+
+
+def test_answers_and_the_map_of_windows(visit: Open, checkpoint: Checkpoint) -> None:
+    page = visit("answer")
+    expect(page.locator("#answer-best .verdict")).to_contain_text("Reform Club")
+    expect(page.locator("#answer-span")).to_contain_text("Reform Club")
+    question = "What was the secret password of the club?"
+    page.fill("#answer-question", question)
+    page.fill("#answer-context", HAYSTACK)
+    page.press("#answer-question", "Enter")
+    (found,) = Reader(checkpoint).answer([(question, HAYSTACK)], top_k=3)
+    expect(page.locator("#view-answer .read")).to_contain_text(read(found))
+    assert "Albatross" in found.best.text
+    expect(page.locator("#answer-best .verdict")).to_have_text(found.best.text)
+    expect(page.locator("#answer-span")).to_have_text(found.best.text)
+    assert found.windows > 3
+    expect(page.locator("#answer-map .reads")).to_have_count(found.windows)
+    boxes = [
+        tuple(float(one.get_attribute(name) or "") for name in ("x", "width"))
+        for one in page.locator("#answer-map .owns").all()
+    ]
+    x = 600 * (found.best.start or 0) / len(HAYSTACK)
+    holding = next(i for i, (start, width) in enumerate(boxes) if start <= x < start + width)
+    expect(page.locator("#answer-map")).to_contain_text(f"The answer is window {holding + 1}'s.")
+    assert abs(float(page.locator("#answer-map .answer").get_attribute("x") or "") + 1.5 - x) < 0.01
+    box = page.locator("#answer-text").bounding_box()
+    span = page.locator("#answer-span").bounding_box()
+    assert box["y"] <= span["y"] <= box["y"] + box["height"]  # scrolled to
+
+    page.click("#answer-book")
+    expect(page.locator("#answer-context")).to_have_value(re.compile("^Chapter I"))
+
+
+def test_similarity_by_two_poolings(visit: Open, checkpoint: Checkpoint) -> None:
+    page = visit("similarity")
+    texts = page.input_value("#similarity-texts").split("\n")
+    for pooling in ("cls", "mean"):
+        vectors = Embedder(checkpoint, pooling=pooling).embed(texts)  # type: ignore[arg-type]
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        rows = page.locator(f"#similarity-{pooling} tbody tr").all()
+        shown = np.array([[float(cell) for cell in row.locator("td").all_inner_texts()] for row in rows])
+        np.testing.assert_allclose(shown, vectors @ vectors.T, atol=0.0051)
+        assert [row.locator("th").get_attribute("title") for row in rows] == texts
+    page.fill("#similarity-texts", "only one")
+    expect(page.locator("#view-similarity .problem")).to_have_text("There are 1 sentences; give 2 to 24, one a line.")
+
+
+def test_search_without_and_with_an_index(visit: Open, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    from bertie.search.index import Index
+
+    page = visit("search")
+    expect(page.locator("#search-none")).to_contain_text("No index is loaded.")
+    expect(page.locator("#search-form")).to_be_hidden()
+    with Index.create(tmp_path / "index", Embedder(checkpoint)) as index:
+        index.add(["Cats eat meat and fish.", "Bread is baked in an oven.", "Ships sail across the sea."])
+    server = Served(tmp_path / "index")
+    try:
+        page = visit("search", server.url)
+        expect(page.locator("#search-none")).to_be_hidden()
+        page.fill("#search-query", "what do cats eat")
+        page.press("#search-query", "Enter")
+        settled(page, "search")
+        expect(page.locator("#search-said")).to_have_text("The best 3 of 3 passages")
+        best = page.locator("#search-hits > li").first
+        expect(best.locator(".text")).to_have_text("Cats eat meat and fish.")
+        assert {one.lower() for one in best.locator("mark").all_inner_texts()} == {"cats", "eat"}
+        page.select_option("#search-mode", "lexical")
+        expect(page.locator("#search-said")).to_have_text("The best 1 of 3 passages")
+        page.context.close()
+    finally:
+        server.close()
+
+
+def test_classes_and_leaving_it_to_a_person(visit: Open, checkpoint: Checkpoint) -> None:
+    page = visit("classify")
+    text = page.input_value("#classify-text")
+
+    def shown(scores: dict[str, float]) -> None:
+        best = sorted(scores.items(), key=lambda one: -one[1])
+        expect(page.locator("#classify-bars > li").first.locator(".score")).to_have_text(percent(best[0][1]))
+        assert bars(page, "#classify-bars") == [(label, percent(score)) for label, score in best]
+
+    classifier = Classifier(checkpoint)
+    (found,) = classifier.classify([text])
+    shown(found.scores)
+    expect(page.locator("#classify-said")).to_have_text(f"positive {percent(found.score)}")
+    expect(page.locator("#classify-note")).to_contain_text(
+        f"temperature of {classifier.info.calibration.temperature:.2f}"
+    )
+    page.locator("#classify-below").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#classify-below-said")).to_have_text("100%")
+    expect(page.locator("#classify-said")).to_have_text(
+        f"Left to a person the likeliest, positive, has only {percent(found.score)}"
+    )
+
+    page.select_option("#classify-head", "nli")
+    pair = (text, page.input_value("#classify-pair"))
+    shown(Classifier(checkpoint, head="nli").classify([pair])[0].scores)
+
+    page.check("input[value=any]")
+    expect(page.locator("#classify-pair")).to_be_hidden()
+    page.fill("#classify-labels", "sport, politics")
+    text = page.input_value("#classify-text")
+    shown(ZeroShot(checkpoint).classify([text], ["sport", "politics"])[0].scores)
+    page.check("#classify-multi")
+    shown(ZeroShot(checkpoint).classify([text], ["sport", "politics"], multi=True)[0].scores)
+
+
+# --- the request, as curl and as Python ---
+
+
+def evaluated(code: str) -> Any:
+    """Run code, and give what its last line is worth."""
+    tree = ast.parse(code)
+    last = tree.body.pop()
+    assert isinstance(last, ast.Expr)
+    names: dict[str, Any] = {}
+    exec(compile(tree, "shown", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "shown", "eval"), names)
+
+
+@pytest.mark.parametrize("view", ["fill", "attention", "tag", "answer", "similarity", "classify"])
+def test_what_is_shown_as_the_request_works(visit: Open, served: Served, view: str) -> None:
+    page = visit(view)
+    if view in ("fill", "tag", "classify"):
+        page.fill(f"#{view}-text", TRICKY)
+        expect(page.locator("#request-curl")).to_contain_text("$HOME")
+        settled(page, view)
+    program, url, *rest = shlex.split(page.locator("#request-curl").text_content().replace("\\\n", " "))
+    assert program == "curl"
+    assert rest[:3] == ["-H", "Content-Type: application/json", "-d"]
+    by_curl = httpx.post(url, content=rest[3].encode(), headers={"Content-Type": "application/json"}, timeout=60)
+    assert by_curl.status_code == 200, by_curl.text
+    if view in ("fill", "tag", "classify"):
+        assert json.loads(rest[3])["texts"] == [TRICKY]
+    by_python = evaluated(page.locator("#request-python").text_content())
+    if isinstance(by_python, dict):
+        assert by_python.keys() == by_curl.json().keys()
+        return
+    (one,), (other,) = by_python, by_curl.json()["results"]
+    scored = {
+        "fill": lambda x: [c["score"] for c in x["masks"][0]["candidates"]],
+        "tag": lambda x: [s["score"] for s in x["spans"]],
+        "answer": lambda x: [a["score"] for a in x["answers"]],
+        "classify": lambda x: list(x["scores"].values()),
+    }[view]
+    np.testing.assert_allclose(scored(asdict(one)), scored(other), atol=1e-4)
+
+
+def test_the_request_can_be_copied(visit: Open) -> None:
+    page = visit("fill", permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the Python code").click()
+    expect(page.locator("#said")).to_have_text("Copied")
+    assert page.evaluate("() => navigator.clipboard.readText()") == page.locator("#request-python").text_content()
+
+
+# --- trouble ---
+
+
+def answering(page: Any, path: str, *replies: dict[str, Any]) -> list[Any]:
+    """Stand in for the server: one reply after the other, the last one for good."""
+    asked: list[Any] = []
+
+    def reply(route: Any) -> None:
+        asked.append(route.request)
+        route.fulfill(**replies[min(len(asked), len(replies)) - 1])
+
+    page.route(f"**/{path}", reply)
+    return asked
+
+
+def test_errors_in_words(visit: Open) -> None:
+    page = visit("tag", quiet=("status of 429", "status of 500", "ERR_FAILED"))
+    problem = page.locator("#view-tag .problem")
+    answering(
+        page, "tag", {"status": 429, "headers": {"Retry-After": "7"}, "json": {"error": "full", "error_type": "x"}}
+    )
+    page.fill("#tag-text", "one")
+    expect(problem).to_have_text("The server is busy; it may have room again in 7 seconds. full")
+    page.unroute("**/tag")
+    answering(page, "tag", {"status": 500, "body": "<h1>oh</h1>"})
+    page.fill("#tag-text", "two")
+    expect(problem).to_have_text("The server answered with status 500 and no words.")
+    page.unroute("**/tag")
+    page.route("**/tag", lambda route: route.abort())
+    page.fill("#tag-text", "three")
+    expect(problem).to_have_text("The server cannot be reached. Is it still running?")
+    page.unroute("**/tag")
+    page.fill("#tag-text", "Ada Lovelace")
+    expect(page.locator("#tag-marked mark")).to_have_count(1)
+    expect(problem).to_be_hidden()
+
+
+def test_a_key_is_asked_for_and_sent(visit: Open) -> None:
+    def locked(page: Any) -> None:
+        def check(route: Any) -> None:
+            if route.request.headers.get("authorization") == "Bearer open sesame":
+                route.continue_()
+            else:
+                route.fulfill(status=401, json={"error": "a key is needed", "error_type": "Unauthorized"})
+
+        page.route("**/about", check)
+
+    page = visit("fill", wait=False, before=locked, quiet=("status of 401",))
+    expect(page.locator("#facts")).to_have_text("The server says: a key is needed")
+    page.fill("#key", "open sesame")
+    page.press("#key", "Enter")
+    settled(page, "fill")
+    expect(page.locator("#key-form")).to_be_hidden()
+    expect(page.locator("#request-curl")).to_contain_text("$BERTIE_KEY")
+    assert "sesame" not in page.content()
+
+
+def test_of_several_models_one_is_chosen(visit: Open, served: Served) -> None:
+    about = httpx.get(f"{served.url}/about").json()
+    other = about["models"][0] | {"name": "other", "layers": 2, "tasks": {}}
+    about["models"].append(other)
+    page = visit("fill", before=lambda page: answering(page, "about", {"json": about}))
+    expect(page.locator("#request-curl")).to_contain_text('"model":"bertie-small"')
+    expect(page.locator("#request-python")).to_contain_text(', model="bertie-small")')
+    page.select_option("#model", "other")
+    expect(page.locator("#facts")).to_contain_text("other: 21 million parameters, 2 layers")
+    expect(page.locator("#view-fill .problem")).to_have_text("other has no head for filling masks.")
+    expect(page.locator("#attention-layer option")).to_have_count(2)
+
+
+def test_a_threshold_that_came_with_the_head(visit: Open, served: Served) -> None:
+    about = httpx.get(f"{served.url}/about").json()
+    (head,) = (one for one in about["models"][0]["tasks"]["classify"] if one["head"] == "sentiment")
+    head |= {"abstain_below": 0.9567, "precision": 0.9}
+    page = visit("classify", before=lambda page: answering(page, "about", {"json": about}))
+    expect(page.locator("#classify-below-said")).to_have_text("95.7%")
+    expect(page.locator("#classify-below-why")).to_have_text(
+        "Set to what was fitted for this head, for a precision of 90.0%."
+    )
+    expect(page.locator("#classify-said")).to_contain_text("Left to a person")
+
+
+def test_only_the_latest_answer_counts(visit: Open) -> None:
+    page = visit("tag")
+    waiting: list[Any] = []
+
+    def slow(route: Any) -> None:
+        if "slow" in (route.request.post_data or ""):
+            waiting.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/tag", slow)
+    page.fill("#tag-text", "slow: Berlin and Paris and Rome")
+    expect(page.locator("#view-tag[aria-busy]")).to_have_count(1)
+    while not waiting:
+        page.wait_for_timeout(20)
+    page.fill("#tag-text", "quick: Angela Merkel")
+    expect(page.locator("#tag-marked")).to_contain_text("quick")
+    settled(page, "tag")
+    assert page.locator("#tag-marked").inner_text().startswith("quick")
+    for route in waiting:
+        route.abort()
+
+
+def test_a_very_long_text_is_shown_in_part(visit: Open) -> None:
+    page = visit("tag")
+    text = "Ada Lovelace lived in London. " * 20_000  # 600,000 characters
+    spans = [
+        {"label": label, "start": start + i * 30, "end": end + i * 30, "text": "x", "score": 0.9}
+        for i in range(20_000)
+        for label, start, end in (("PER", 0, 12), ("LOC", 22, 28))
+    ]
+    result = {"spans": spans, "tokens_total": 140_000, "tokens_read": 140_000, "windows": 99}
+    answering(page, "tag", {"json": {"model": "m", "head": "ner", "results": [result]}})
+    page.fill("#tag-text", text)
+    expect(page.locator("#view-tag .read")).to_contain_text("Read 140,000 of 140,000 tokens in 99 windows")
+    expect(page.locator("#tag-legend")).to_contain_text("PER 20000")
+    assert page.locator("#tag-marked mark").count() == 20_000 // 30 * 2 + 1
+    expect(page.locator("#tag-marked")).to_contain_text("the first 20,000 characters are shown")
+    assert len(page.locator("#request-curl").text_content()) < 1000
+    page.goto(page.url.replace("#/tag", "#/fill"))
+    settled(page, "fill")
+
+
+# --- for everyone ---
+
+
+def test_by_keyboard_alone(visit: Open) -> None:
+    page = visit("fill")
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator("#fill-text")).to_be_focused()
+    page.get_by_role("link", name="Entities").focus()
+    assert page.get_by_role("link", name="Entities").evaluate("(one) => getComputedStyle(one).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    settled(page, "tag")
+    expect(page).to_have_title("Entities · Bertie playground")
+    expect(page.get_by_role("link", name="Entities")).to_have_attribute("aria-current", "page")
+    expect(page.locator("main > section[id^=view-]:visible")).to_have_count(1)
+    page.go_back()
+    expect(page.locator("#view-fill")).to_be_visible()
+
+
+def test_themes(visit: Open) -> None:
+    page = visit("fill", color_scheme="light")
+    paper = "() => getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.select_option("#theme", "dark")
+    dark = page.evaluate(paper)
+    assert light == "rgb(250, 249, 246)"
+    assert dark == "rgb(20, 22, 26)"
+    page.reload()
+    settled(page, "fill")
+    assert page.evaluate(paper) == dark
+    assert visit("fill", color_scheme="dark").evaluate(paper) == dark
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_axe_finds_nothing(visit: Open, look: str) -> None:
+    options = {
+        "light": {"color_scheme": "light"},
+        "dark": {"color_scheme": "dark"},
+        "phone": {"viewport": {"width": 360, "height": 740}, "has_touch": True},
+    }[look]
+    page = visit("fill", reduced_motion="reduce", **options)
+    for view in VIEWS:
+        page.goto(f"{page.url.partition('#')[0]}#/{view}")
+        if view != "search":
+            settled(page, view)
+        states: list[Callable[[], None]] = [lambda: None]
+        if view == "attention":
+            states.append(lambda: page.check("input[value=heat]"))
+        if view == "classify":
+            states.append(lambda: page.check("input[value=any]"))
+        for change in states:
+            change()
+            found = page.evaluate("() => axe.run().then((said) => said.violations)")
+            assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], view
+        wide = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{view} is wider than the window"
+
+
+def test_the_page_is_plain_and_keeps_to_itself(served: Served) -> None:
+    reply = httpx.get(f"{served.url}/")
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for name in ("index.html", "app.js", "style.css"):
+        text = httpx.get(f"{served.url}/page/{name}").text
+        # Nothing is loaded from elsewhere: SVG's namespace is a name, not an address.
+        assert re.findall(r"https?://[^\s\"'`<>)]+", text.replace("http://www.w3.org/2000/svg", "")) == []
+        assert not re.search(r"<script(?![^>]*src)|\son\w+=|style=|innerHTML|eval\(", text), name

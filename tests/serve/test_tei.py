@@ -1,0 +1,176 @@
+"""Clients of text-embeddings-inference, unchanged: Hugging Face's own, and one written from the documentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from huggingface_hub import InferenceClient
+
+from bertie.serve.registry import Registry
+from bertie.tasks import Classifier, Embedder, Reranker
+from tests.serve.conftest import Running
+
+TEXTS = ["a cat sat", "the dog ran on the mat"]
+LONG = " ".join(["the cat sat on the mat"] * 20)
+
+
+class Tei:
+    """What https://huggingface.github.io/text-embeddings-inference describes, and nothing else."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=20)
+
+    def __call__(self, path: str, **body: Any) -> Any:
+        reply = self._client.post(path, json=body)
+        if reply.status_code != 200:
+            said = reply.json()
+            raise RuntimeError(reply.status_code, said["error"], said["error_type"])
+        return reply.json()
+
+    def get(self, path: str) -> httpx.Response:
+        return self._client.get(path)
+
+
+@pytest.fixture(scope="module")
+def tei(server: Running) -> Tei:
+    return Tei(server.url)
+
+
+def unit(rows: Any) -> Any:
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def refused(tei: Tei, path: str, **body: Any) -> tuple[int, str, str]:
+    with pytest.raises(RuntimeError) as error:
+        tei(path, **body)
+    return error.value.args  # type: ignore[return-value]
+
+
+def test_hugging_faces_client(server: Running, registry: Registry) -> None:
+    client = InferenceClient()
+    vectors = unit(Embedder(registry["small"].checkpoint).embed(TEXTS))
+    found = client.feature_extraction(TEXTS[0], model=f"{server.url}/embed")
+    np.testing.assert_allclose(found, vectors[:1], atol=1e-5)
+    found = client.feature_extraction(TEXTS[0], model=f"{server.url}/embed", normalize=False, truncate=True)
+    np.testing.assert_allclose(unit(found), vectors[:1], atol=1e-5)
+    alike = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS, model=f"{server.url}/similarity")
+    np.testing.assert_allclose(alike, vectors @ vectors[0], atol=1e-5)
+
+
+def test_embed_takes_one_or_many_and_gives_many(tei: Tei, registry: Registry) -> None:
+    vectors = unit(Embedder(registry["small"].checkpoint).embed(TEXTS))
+    np.testing.assert_allclose(tei("/embed", inputs=TEXTS), vectors, atol=1e-5)
+    np.testing.assert_allclose(tei("/embed", inputs=TEXTS[0]), vectors[:1], atol=1e-5)
+    body = {"truncate": False, "truncation_direction": "Right", "normalize": True, "prompt_name": None}
+    np.testing.assert_allclose(tei("/embed", inputs=TEXTS, **body), vectors, atol=1e-5)
+    cut = tei("/embed", inputs=TEXTS, dimensions=4)
+    np.testing.assert_allclose(cut, unit(vectors[:, :4]), atol=1e-5)
+
+
+def test_ids_as_input(tei: Tei) -> None:
+    tokens = tei("/tokenize", inputs=TEXTS[1])[0]
+    ids = [one["id"] for one in tokens if not one["special"]]
+    assert tei("/embed", inputs=ids) == tei("/embed", inputs=[ids]) == tei("/embed", inputs=TEXTS[1])
+
+
+def test_embed_all(tei: Tei) -> None:
+    (found,) = tei("/embed_all", inputs=TEXTS[1])
+    assert np.array(found).shape == (8, 16)
+
+
+def test_predict_single_pair_and_batch(tei: Tei, registry: Registry) -> None:
+    classifier = Classifier(registry["classify"].checkpoint)
+    one = tei("/predict", inputs=TEXTS[0], model="classify")
+    wanted = classifier.classify(TEXTS[:1])[0].scores
+    assert {row["label"]: row["score"] for row in one} == pytest.approx(wanted, abs=1e-5)
+    assert [row["score"] for row in one] == sorted((row["score"] for row in one), reverse=True)
+    assert sum(row["score"] for row in one) == pytest.approx(1, abs=1e-5)
+    pair = tei("/predict", inputs=TEXTS, model="classify")  # two texts in a list are a pair
+    wanted = classifier.classify([(TEXTS[0], TEXTS[1])])[0].scores
+    assert {row["label"]: row["score"] for row in pair} == pytest.approx(wanted, abs=1e-5)
+    batch = tei("/predict", inputs=[[TEXTS[0]], TEXTS], model="classify")
+    assert [{row["label"] for row in rows} for rows in batch] == [set(wanted)] * 2
+    assert batch[0] == one
+    assert batch[1] == pair
+
+
+def test_raw_scores_are_logits(tei: Tei) -> None:
+    raw = tei("/predict", inputs=TEXTS[0], model="classify", raw_scores=True)
+    usual = tei("/predict", inputs=TEXTS[0], model="classify")
+    logits = np.array([row["score"] for row in raw])
+    assert [row["label"] for row in raw] == [row["label"] for row in usual]
+    np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(), [row["score"] for row in usual], atol=1e-5)
+    (raw,) = tei("/predict", inputs=TEXTS, model="rerank", raw_scores=True)
+    (usual,) = tei("/predict", inputs=TEXTS, model="rerank")
+    assert usual["score"] == pytest.approx(1 / (1 + np.exp(-raw["score"])), abs=1e-5)
+
+
+def test_rerank(tei: Tei, registry: Registry) -> None:
+    texts = [*TEXTS, LONG]
+    found = tei("/rerank", query="find cat", texts=texts, model="rerank")
+    wanted = Reranker(registry["rerank"].checkpoint).rerank("find cat", texts)
+    assert [set(row) for row in found] == [{"index", "score"}] * 3
+    assert [row["index"] for row in found] == [one.index for one in wanted]
+    assert [row["score"] for row in found] == pytest.approx([one.score for one in wanted], abs=1e-5)
+    raw = tei("/rerank", query="find cat", texts=texts, model="rerank", raw_scores=True, return_text=True)
+    assert [row["text"] for row in raw] == [texts[row["index"]] for row in found]
+    assert [row["score"] for row in found] == pytest.approx([1 / (1 + np.exp(-row["score"])) for row in raw], abs=1e-5)
+
+
+def test_similarity(tei: Tei, registry: Registry) -> None:
+    vectors = unit(Embedder(registry["small"].checkpoint).embed(TEXTS))
+    body = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    for parameters in (None, {}, {"truncate": True, "truncation_direction": "Right", "prompt_name": None}):
+        found = tei("/similarity", inputs=body, parameters=parameters)
+        np.testing.assert_allclose(found, vectors @ vectors[0], atol=1e-5)
+
+
+def test_tokenize_and_decode(tei: Tei) -> None:
+    (tokens,) = tei("/tokenize", inputs="a cat sat")
+    assert tokens[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    assert tokens[2] == {"id": 7, "text": "cat", "special": False, "start": 2, "stop": 5}
+    bare = tei("/tokenize", inputs=["a cat", "dog"], add_special_tokens=False)
+    assert [[one["text"] for one in text] for text in bare] == [["a", "cat"], ["dog"]]
+    ids = [one["id"] for one in tokens]
+    assert tei("/decode", ids=ids) == tei("/decode", ids=[ids]) == ["a cat sat"]
+    assert tei("/decode", ids=ids, skip_special_tokens=False) == ["[CLS] a cat sat [SEP]"]
+
+
+def test_info_has_their_fields(tei: Tei) -> None:
+    found = tei.get("/info").json()
+    wanted = "model_id model_sha model_dtype model_type max_concurrent_requests max_input_length max_batch_tokens"
+    wanted += " max_batch_requests max_client_batch_size auto_truncate tokenization_workers version sha docker_label"
+    assert set(wanted.split()) <= set(found)
+    assert (found["model_id"], found["auto_truncate"]) == ("small", False)
+    assert found["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
+def test_health_and_metrics(tei: Tei) -> None:
+    assert (tei.get("/health").status_code, tei.get("/health").content) == (200, b"")
+    assert tei.get("/metrics").text.startswith("# HELP")
+
+
+def test_errors(tei: Tei) -> None:
+    assert refused(tei, "/embed", inputs=[]) == (400, "`inputs` cannot be empty", "Empty")
+    status, message, kind = refused(tei, "/embed", inputs=["a"] * 1025)
+    assert (status, message, kind) == (413, "batch size 1025 > maximum allowed batch size 1024", "Validation")
+    assert refused(tei, "/rerank", query="a", texts=[]) == (400, "`texts` cannot be empty", "Empty")
+    status, message, kind = refused(tei, "/rerank", query="a", texts=["b"], model="embed")
+    assert (status, kind) == (424, "Backend")
+    assert refused(tei, "/embed_sparse", inputs="a")[0] == 424
+    assert refused(tei, "/embed", inputs=3)[0] == 422
+    assert refused(tei, "/predict", inputs=["a", "b", "c"], model="classify")[0] == 422
+    status, message, kind = refused(tei, "/embed", inputs="a", truncate=True, truncation_direction="Left")
+    assert (status, kind) == (422, "Tokenizer")
+    assert refused(tei, "/decode", ids=[10**6])[0] == 422
+
+
+def test_nothing_is_cut_unless_asked(tei: Tei) -> None:
+    """Their default is to cut in silence, or to refuse; here the whole text counts."""
+    end = f"{LONG} dog dog dog dog"
+    assert tei("/embed", inputs=LONG, model="embed") != tei("/embed", inputs=end, model="embed")
+    cut = {"truncate": True, "model": "embed"}
+    assert tei("/embed", inputs=LONG, **cut) == tei("/embed", inputs=end, **cut)
