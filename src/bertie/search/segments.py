@@ -36,7 +36,7 @@ STEP = 1 << 11  # rows that are compared at a time: they stay in the processor's
 SPARE = 16  # proposals beyond k, for what exact scores move
 PRICE = 16  # rows that are compared in the time that a proposal takes
 MOST = 4096  # proposals, before comparing all that is allowed
-TARGET = 0.95  # recall@10 at which effort is enough, of queries that are harder than real ones: see `_effort`
+TARGET = 0.9  # recall@10 at which effort is enough, of queries that are harder than real ones: see `_effort`
 TRIED = 10 + SPARE  # proposals at which that was measured
 LEVELS = 127  # of int8 on each side of zero
 

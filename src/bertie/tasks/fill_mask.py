@@ -113,9 +113,10 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
         """The masks that each window answers for, with their places: the (V,) logits of all would be too many."""
         at = [np.flatnonzero((window.encoding.ids == self._mask_id()) & window.owned) for window in group]
         starts = np.cumsum([0, *batch.lengths[:-1]])
-        rows = np.concatenate([start + own for start, own in zip(starts, at, strict=True)])
-        logits = self.rows(hidden[torch.from_numpy(rows).to(hidden.device)], batch)  # (masks, V)
-        scores = iter(logits.softmax(-1).cpu().numpy())
+        places = np.concatenate([start + own for start, own in zip(starts, at, strict=True)])
+        rows = torch.from_numpy(places).to(hidden.device)
+        # (masks, V), some at a time: of a text full of masks all would be too many.
+        scores = (row for some in torch.split(rows, 256) for row in self.rows(hidden[some], batch).softmax(-1).cpu().numpy())
         found: list[list[tuple[int, Mask]]] = []
         for ask, window, own in zip(asks, group, at, strict=True):
             found.append([])
@@ -138,7 +139,11 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
     def _best(self, scores: FloatArray, options: _Options) -> tuple[Candidate, ...]:
         # Tables of embeddings are often rounded up: past the vocabulary there are ids without a token.
         ids = np.arange(min(len(scores), self.tokenizer.vocab_size)) if options.allowed is None else options.allowed
-        order = ids[np.argsort(-scores[ids], kind="stable")][: options.top_k].tolist()
+        found = scores[ids]
+        if len(found) > options.top_k:  # to sort a whole vocabulary takes longer than the model does
+            kept = found >= np.partition(found, -options.top_k)[-options.top_k]
+            ids, found = ids[kept], found[kept]
+        order = ids[np.argsort(-found, kind="stable")][: options.top_k].tolist()
         decode, token = self.tokenizer.decode, self.tokenizer.token
         return tuple(Candidate(token(i), i, float(scores[i]), decode([i], skip_special=False)) for i in order)
 
