@@ -116,7 +116,9 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
         places = np.concatenate([start + own for start, own in zip(starts, at, strict=True)])
         rows = torch.from_numpy(places).to(hidden.device)
         # (masks, V), some at a time: of a text full of masks all would be too many.
-        scores = (row for some in torch.split(rows, 256) for row in self.rows(hidden[some], batch).softmax(-1).cpu().numpy())
+        scores = (
+            row for some in torch.split(rows, 256) for row in self.rows(hidden[some], batch).softmax(-1).cpu().numpy()
+        )
         found: list[list[tuple[int, Mask]]] = []
         for ask, window, own in zip(asks, group, at, strict=True):
             found.append([])
