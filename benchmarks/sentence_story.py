@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", type=lambda text: text.split(";"), default=["raw", *WAYS], help="some of them, by ;")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     judge = Judge(options.data)
@@ -135,11 +136,14 @@ def main() -> None:
 
     print(f"| vectors | examples | {' | '.join([*judge.pairs, 'WikiQA MAP'])} | random pairs |")
     print("|---|---|---|---|---|---|", flush=True)
-    put("as pretrained, first token", judge.vectors(bertie.Embedder(options.model, pooling="cls")))
-    mean = judge.vectors(bertie.Embedder(options.model, pooling="mean"))
-    put("as pretrained, mean", mean)
-    put("as pretrained, mean, whitened", Whitening.fit(mean).apply(mean))
+    if "raw" in options.ways:
+        put("as pretrained, first token", judge.vectors(bertie.Embedder(options.model, pooling="cls")))
+        mean = judge.vectors(bertie.Embedder(options.model, pooling="mean"))
+        put("as pretrained, mean", mean)
+        put("as pretrained, mean, whitened", Whitening.fit(mean).apply(mean))
     for name, way in WAYS.items():
+        if name not in options.ways:
+            continue
         data = data_for(way["loss"].partition(":")[0], rows)
         began = time.perf_counter()
         embedder = bertie.Embedder(
