@@ -26,6 +26,15 @@ from bertie.train.loop import History
 from bertie.train.objectives import OneOfMany, Targets
 from tests.train import tiny
 
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """Ctrl-C is heard, even if these tests run in the background of a shell, which turns it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 # --- kills ---
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -111,6 +112,12 @@ def run(args: argparse.Namespace) -> None:
             Parent(_again(args, port), args.workers, patience=args.deadline, on_ready=ready).run()
         else:
             _serve(args, socket, place, ready, begun)
+    if args.workers == 1 or place.folder is not None:
+        # All is answered and written. Threads of libraries may be at work still (a download's, say), and to end the
+        # interpreter under them is an abort.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _again(args: argparse.Namespace, port: int) -> list[str]:
