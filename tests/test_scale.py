@@ -322,6 +322,7 @@ def kill_midway(out: Path, shards: int) -> tuple[threading.Thread, list[int]]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
+@pytest.mark.slow
 def test_a_killed_worker(cluster: None, model: Path, tmp_path: Path) -> None:
     texts = sentences(12_000)
     thread, killed = kill_midway(tmp_path / "out", 3)
