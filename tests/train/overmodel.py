@@ -153,7 +153,7 @@ def likeliest(logits: Tensor, draw: Any = None) -> Tensor:
 def gradients(of: Model, objective: OverModel, parts: Sequence[Sequence[Item]]) -> tuple[float, dict[str, Tensor]]:
     """As the loop does it: each part's loss by the number of texts of the step."""
     whole = [item for part in parts for item in part]
-    counted = objective.counted(whole)
+    counted = objective.with_counts(objective.counted(whole))
     of.zero_grad(set_to_none=True)
     total = 0.0
     for part in parts:

@@ -22,7 +22,8 @@ from bertie.errors import ConfigError, TrainingError
 from bertie.model import Model
 from bertie.text.batch import Batch
 from bertie.train import loop
-from bertie.train.loop import Source, Steps, micro_batches, shared_out
+from bertie.train.ahead import micro_batches, shared_out
+from bertie.train.loop import Source, Steps
 from bertie.train.objectives import Item, OneOfMany, Piece, Targets
 from tests.train import tiny
 

@@ -446,7 +446,7 @@ def test_lexical_as_in_sentence_transformers() -> None:
 # --- two processes
 
 RANKS = 2
-SHARES = {"infonce": 8}  # rows of the first process, where not 3 of 8
+SHARES = {"infonce": 8, "infonce late": 8}  # rows of the first process, where not 3 of 8
 
 
 class Net(nn.Module):

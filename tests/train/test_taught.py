@@ -22,9 +22,9 @@ from bertie.sentence import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.learn import train
 from bertie.text.tokenizer import Tokenizer
+from bertie.train.ahead import micro_batches
 from bertie.train.begin import fresh
 from bertie.train.corpus import Corpus, build
-from bertie.train.loop import micro_batches
 from bertie.train.masking import Masking
 from bertie.train.objectives import Item
 from bertie.train.taught import Aligned, Basis, Taught, TaughtSteps

@@ -20,7 +20,8 @@ from torch import nn
 from bertie.errors import ConfigError
 from bertie.sentence import Dense, SentenceModules
 from bertie.train import losses
-from bertie.train.loop import Source, micro_batches
+from bertie.train.ahead import micro_batches
+from bertie.train.loop import Source
 from bertie.train.losses import VectorLoss
 from bertie.train.objectives import Piece
 from bertie.train.rows import Rows

@@ -81,7 +81,7 @@ def flops_per_token(
     if not 0 <= rows_share <= 1:
         raise InputError(f"rows_share={rows_share} must lie between 0 and 1")
     cfg = model.config
-    weights = _encoder(cfg) + rows_share * _head(model.head(head).cfg, cfg)
+    weights = encoder_weights(cfg) + rows_share * _head(model.head(head).cfg, cfg)
     inner = cfg.heads * cfg.head_width
     # A product of queries and keys, and one of their weights and values: each of width `inner` for a pair.
     pairs = sum(int(_pairs(pattern, sizes).sum()) for pattern in cfg.patterns) / int(sizes.sum())
@@ -89,7 +89,7 @@ def flops_per_token(
     return float(there * (3 if backward else 1))  # back: as much for the inputs as for the weights
 
 
-def _encoder(cfg: EncoderConfig) -> int:
+def encoder_weights(cfg: EncoderConfig) -> int:
     """The weights that a token meets in matrices: a shared block's in each layer that runs it."""
     inner, inner_kv = cfg.heads * cfg.head_width, cfg.kv_heads * cfg.head_width
     attention = cfg.width * (inner + 2 * inner_kv) + inner * cfg.width

@@ -31,9 +31,10 @@ from bertie.data.progress import Progress
 from bertie.errors import ConfigError, TrainingError
 from bertie.model import Model
 from bertie.train import distributed, lora
+from bertie.train.ahead import Ahead, Ready
 from bertie.train.checkpoint import Folder, Progressed
 from bertie.train.distributed import Spread, World
-from bertie.train.objectives import Item, MiniBatch, Objective, OverModel
+from bertie.train.objectives import Item, Objective, OverModel
 from bertie.train.optim import Schedule, apply_freezing, build_optimizer, param_groups
 from bertie.train.recipe import Recipe
 from bertie.train.stepper import Graphs, Loss, Stepper, can_record, out_of_memory
@@ -207,45 +208,6 @@ class Steps:
         return replace(item, pieces=tuple(replace(piece, share=piece.share / whole) for piece in chosen))
 
 
-def micro_batches(items: Sequence[Item], budget: int) -> list[list[Item]]:
-    """Items in parts of at most `budget` tokens; one that is larger is a part of its own.
-
-    >>> from bertie.train.objectives import Piece
-    >>> items = [Item((Piece(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
-    >>> [[len(item) for item in part] for part in micro_batches(items, budget=8)]
-    [[3, 4], [9], [2]]
-    """
-    parts: list[list[Item]] = []
-    used = 0
-    for item in items:
-        tokens = len(item)
-        if not parts or used + tokens > budget:
-            parts.append([])
-            used = 0
-        parts[-1].append(item)
-        used += tokens
-    return parts
-
-
-def shared_out(items: Sequence[Item], size: int) -> list[list[Item]]:
-    """Items for each of so many processes, of nearly as many tokens each; none for some, where there are too few.
-
-    >>> from bertie.train.objectives import Piece
-    >>> items = [Item((Piece(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
-    >>> [[len(item) for item in share] for share in shared_out(items, size=2)]
-    [[9], [4, 3, 2]]
-    """
-    if size == 1:
-        return [list(items)]
-    shares: list[list[Item]] = [[] for _ in range(size)]
-    used = [0] * size
-    for item in sorted(items, key=len, reverse=True):
-        least = used.index(min(used))
-        shares[least].append(item)
-        used[least] += len(item)
-    return shares
-
-
 class Trainer:
     """Trains the heads of a model, and the encoder below them, by a recipe.
 
@@ -255,7 +217,8 @@ class Trainer:
 
     For long runs: `evaluate_at` names the steps after which to evaluate, in place of the ends of epochs. `keep="last"`
     ends with the last weights, whatever the scores. With `rollback` a loss that is out of line, or no number, takes the
-    weights back to the last state that was saved, and the run goes on behind the step that brought it.
+    weights back to the last state that was saved, and the run goes on behind the step that brought it. `ahead` is the
+    number of processes that read the next steps meanwhile: where a step is long to read and quick to train.
     """
 
     def __init__(
@@ -276,6 +239,7 @@ class Trainer:
         keep: Literal["best", "last"] = "best",
         restart: bool = False,
         rollback: bool = False,
+        ahead: int = 0,
     ) -> None:
         if spread not in ("ddp", "fsdp"):
             raise ConfigError(f"spread={spread!r} must be ddp or fsdp")
@@ -285,7 +249,7 @@ class Trainer:
             raise ConfigError("resume=True needs the folder that holds the run")
         self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
         self.resume, self.restart, self.save_steps, self.quiet = resume, restart, save_steps, quiet
-        self.keep, self.rollback = keep, rollback and folder is not None
+        self.keep, self.rollback, self.ahead = keep, rollback and folder is not None, ahead
         self.watcher: Watcher | None = None  # of the first process
         self.steps: Plan = Steps(data, recipe) if isinstance(data, Sequence) else data
         self.heads = self.steps.heads
@@ -383,6 +347,7 @@ class Trainer:
             self._log(HEADER)
         self._watched_anew()
         self._trained.train()
+        self._ahead = Ahead(self.steps, self.ahead, self.world.rank, self.world.size)
 
     def _epoch_now(self) -> int:
         return self.steps.epoch_of(min(self.progressed.step, self.steps.total - 1))
@@ -421,6 +386,8 @@ class Trainer:
 
     def _leave(self) -> None:
         """Make the model a plain one again, however the run ended."""
+        if hasattr(self, "_ahead"):
+            self._ahead.close()
         if hasattr(self, "_dropout"):
             _restore_dropout(self._dropout)
         self.model.encoder.gradient_checkpointing = False
@@ -437,30 +404,27 @@ class Trainer:
         """Do one; how many texts it read."""
         p = self.progressed
         self._thaw()
-        source, items = self.steps.read(p.step)
-        if isinstance(source.objective, OverModel):
-            source = replace(source, objective=source.objective.counted(items))
-        total = sum(source.objective.weight_of(item) for item in items)
-        self._losses.append(self._learn(source, items, total) if total > 0 else self._zero())
+        source, ready = self._ahead(p.step, self._micro_tokens)
+        self._losses.append(self._learn(source, ready) if ready.total > 0 else self._zero())
         # Losses of one kind are compared with each other, and those of another plan are of another kind.
         kind = f"{type(source.objective).__name__} {source.head} {source.plan}" if source.objective.steady else ""
-        self._asked.append((kind, total))
-        p.weight += total
-        p.texts += len(items)
-        p.tokens += sum(map(len, items))
+        self._asked.append((kind, ready.total))
+        p.weight += ready.total
+        p.texts += ready.texts
+        p.tokens += ready.tokens
         p.step += 1
         if p.step % LOG_EVERY == 0 or p.step == self.steps.total:
             self._log_row()
-        return len(items)
+        return ready.texts
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _learn(self, source: Source, items: Sequence[Item], total: float) -> Tensor:
+    def _learn(self, source: Source, ready: Ready) -> Tensor:
         """Update the weights; the summed loss before that."""
         step = self.progressed.step
         try:
-            loss = self._gradients(source, items, total)
+            loss = self._gradients(source, ready)
             self.stepper.update(self.schedule.factor(self.steps.pace(step)))
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -486,38 +450,33 @@ class Trainer:
     def _micro_tokens(self) -> int:
         return self.progressed.micro_tokens or self.recipe.micro_tokens
 
-    def _gradients(self, source: Source, items: Sequence[Item], total: float) -> Tensor:
+    def _gradients(self, source: Source, ready: Ready) -> Tensor:
         """Add up the gradients of a step; its summed loss. Out of memory: once more, in smaller parts."""
         while True:
-            shares = [micro_batches(share, self._micro_tokens) for share in shared_out(items, self.world.size)]
             try:
-                return self._added(source, shares, items[:1], total)
+                return self._added(source, ready)
             except (RuntimeError, MemoryError) as error:
-                divisible = [sum(map(len, part)) for part in shares[0] if len(part) > 1]
-                if not out_of_memory(error) or self.world.size > 1 or not divisible:
+                if not out_of_memory(error) or self.world.size > 1 or not ready.divisible:
                     raise
             # Out of the handler, so that what it held is free.
             self.stepper.forget()
             self.stepper.reset()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self.progressed.micro_tokens = max(divisible) // 2
+            self.progressed.micro_tokens = ready.divisible // 2
+            source, ready = self._ahead(self.progressed.step, self._micro_tokens)
 
-    def _added(
-        self, source: Source, shares: Sequence[Sequence[Sequence[Item]]], spare: Sequence[Item], total: float
-    ) -> Tensor:
-        """This process's part of a step; all processes have as many micro-batches, the last of some without weight."""
+    def _added(self, source: Source, ready: Ready) -> Tensor:
+        """This process's part of a step."""
+        objective = source.objective
+        if isinstance(objective, OverModel):
+            objective = objective.with_counts(ready.counts)
         rank, size = self.world.rank, self.world.size
-        rounds = max(map(len, shares))
         loss = self._zero()
-        for number in range(rounds):
-            empty = number >= len(shares[rank])
-            mini = source.objective.collate(spare if empty else shares[rank][number])
-            if empty:
-                mini = _weightless(mini)
+        for number, mini in enumerate(ready.minis):
             seed = _seed(self.recipe.seed, self.progressed.step, number * size + rank)
-            last = number == rounds - 1
-            loss += self.stepper.add(mini, source.head, source.objective, total, seed, last)
+            last = number == len(ready.minis) - 1
+            loss += self.stepper.add(mini, source.head, objective, ready.total, seed, last)
         return loss
 
     def _settle(self) -> None:
@@ -718,11 +677,6 @@ def _row(row: str) -> dict[str, float]:
 
 def _seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _weightless(mini: MiniBatch) -> MiniBatch:
-    targets = replace(mini.targets, weights=torch.zeros_like(mini.targets.weights))
-    return replace(mini, targets=targets, weight=0.0)
 
 
 def _set_dropout(model: Model, rate: float | None) -> list[tuple[Any, str, Any]]:

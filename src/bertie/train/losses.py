@@ -178,7 +178,8 @@ class MaxSim(Similarity):
     def pairs(self, a: Vectors, b: Vectors) -> Tensor:
         """-> (B,)."""
         texts = zip(_tokens(a).texts(), _tokens(b).texts(), strict=True)
-        return torch.stack([(ours @ theirs.T).amax(1).sum() for ours, theirs in texts])
+        none = _tokens(a).states[:0].sum(1)  # (0,) in its graph: a process may have no rows of a batch
+        return torch.cat([none, *((ours @ theirs.T).amax(1).sum()[None] for ours, theirs in texts)])
 
 
 def maxsim(queries: Tokens, passages: Tokens) -> Tensor:
@@ -187,8 +188,10 @@ def maxsim(queries: Tokens, passages: Tokens) -> Tensor:
     Token vectors of length 1 make it a sum of cosines, as ColBERT has it.
     """
     products = passages.states @ queries.states.T  # (T of passages, T of queries)
-    best = torch.stack([one.amax(0) for one in torch.split(products, passages.lengths())])  # (C, T of queries)
-    return torch.stack([one.sum(1) for one in torch.split(best, queries.lengths(), dim=1)])  # (B, C)
+    # (C, T of queries). What is empty comes first: a process may have no rows of a batch.
+    best = torch.cat([products[:0], *(one.amax(0)[None] for one in torch.split(products, passages.lengths()))])
+    parts = torch.split(best.T, queries.lengths())
+    return torch.cat([best.T[:0], *(one.sum(0)[None] for one in parts)])  # (B, C)
 
 
 def lexical(logits: Tensor, batch: Batch) -> Tensor:
@@ -203,7 +206,8 @@ def lexical(logits: Tensor, batch: Batch) -> Tensor:
     if logits.ndim != 2 or len(logits) != len(batch.ids):
         raise InputError(f"logits have shape {tuple(logits.shape)}; the batch needs ({len(batch.ids)}, V)")
     # The greatest first: the function rises with the logit, and so it is taken of B rows and not of T.
-    return torch.stack([one.amax(0) for one in torch.split(logits, list(batch.lengths))]).relu().log1p()
+    texts = torch.split(logits, list(batch.lengths))
+    return torch.cat([logits[:0], *(one.amax(0)[None] for one in texts)]).relu().log1p()
 
 
 # --- losses

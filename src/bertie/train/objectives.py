@@ -269,8 +269,8 @@ class Span(OverHead):
 class OverModel(Objective):
     """A loss that asks more of the model than one head's outputs: several heads, hidden states, another model.
 
-    It is a sum of means, each over things of its own kind: over a step's hidden tokens, its texts, its words. `counted`
-    tells it how many of each a whole step has, so that micro-batches still add up to the step's gradient. What it
+    It is a sum of means, each over things of its own kind: over a step's hidden tokens, its texts, its words. `counts`
+    tell it how many of each a whole step has, so that micro-batches still add up to the step's gradient. What it
     trains besides the model lies in `model.aside`.
     """
 
@@ -288,13 +288,17 @@ class OverModel(Objective):
         """How many things of each kind an item has."""
         return {"texts": 1, "hidden": sum(len(p.rows) for p in item.pieces if p.rows is not None), "tokens": len(item)}
 
-    def counted(self, items: Sequence[Item]) -> Self:
-        """The same objective for a step of these items."""
+    def counted(self, items: Sequence[Item]) -> Mapping[str, float]:
+        """How many things of each kind a step of these items has."""
         total: Counter[str] = Counter()
         for item in items:
             total.update(self.count(item))
+        return total
+
+    def with_counts(self, counts: Mapping[str, float]) -> Self:
+        """The same objective for a step of so many things."""
         one = copy(self)
-        one.counts = total
+        one.counts = counts
         return one
 
     def mean(self, total: Tensor, of: str) -> Tensor:

@@ -45,6 +45,7 @@ from bertie.train.taught import Aligned, Basis, Taught, TaughtSteps
 
 PARTS = 8  # steps of a batch that grows
 BASIS_TEXTS = 8_192  # of a teacher's vectors, to find their directions
+READERS = 3  # processes that read the next steps while a GPU works
 
 
 def pretrain(
@@ -106,6 +107,7 @@ class _Run:
             fingerprint=json.dumps(self.asked.as_dict()),
             spread=spread,
             rollback=True,
+            ahead=READERS if self.device.type == "cuda" else 0,  # on a CPU they would take what training needs
             quiet=self.quiet,
         )
         watcher = _Watcher(self, plan, half, tensorboard)
