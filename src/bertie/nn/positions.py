@@ -38,11 +38,16 @@ def relative_rows(scheme: Bucketed | Disentangled, max_len: int, device: torch.d
     """(2 · max_len − 1,) the table's row for each distance i − j of query i from key j, from −(max_len − 1) up."""
     # Built once for the next power of two and cut, so that serving many lengths keeps few tables.
     size = 1 << max(0, max_len - 1).bit_length()
-    rows = _rows(scheme, size)[size - max_len : size + max_len - 1]
-    return rows.to(device)
+    return _on(device, scheme, size)[size - max_len : size + max_len - 1]
 
 
 @lru_cache(maxsize=64)
+def _on(device: torch.device, scheme: Bucketed | Disentangled, max_len: int) -> Tensor:
+    # Kept where it is used: sending it anew would make the host wait for the device in every pass.
+    with torch.inference_mode(False):  # a later pass may need a gradient
+        return _rows(scheme, max_len).to(device)
+
+
 def _rows(scheme: Bucketed | Disentangled, max_len: int) -> Tensor:
     distance = torch.arange(-(max_len - 1), max_len)
     if isinstance(scheme, Bucketed):
