@@ -20,16 +20,16 @@ from bertie.kernels.attend import Relative
 from bertie.kernels.fused import HALF, _dropped, _has_triton, _launching, _power_of_2
 from bertie.text.batch import send
 
-enabled = False  # whether our own programs are used where they can be: not before they were tried on a GPU
+enabled = True  # whether our own programs are used where they can be
 
 NARROWEST, WIDEST = 16, 128  # of a head
-# To be tuned on a GPU (python -m benchmarks.disentangled --tune). Rows of a program where texts have as many, there and
-# back; and for each number of rows the warps, the turns of a loop in flight and the registers of a thread (None: as
-# many as it likes) of the three programs: there, back by queries, back by keys.
-ROWS = (64, 64)
+# Tuned on an H200 (python -m benchmarks.disentangled --tune). Rows of a program where texts have as many, there and back;
+# and for each number of rows the warps, the turns of a loop in flight and the registers of a thread (None: as many as it
+# likes) of the three programs: there, back by queries, back by keys.
+ROWS = (64, 32)
 SIZES: dict[int, tuple[tuple[int, int, int | None], ...]] = {
-    16: ((1, 1, 168), (1, 1, 168), (1, 1, 168)),
-    32: ((2, 2, None), (4, 1, None), (4, 1, None)),
+    16: ((1, 1, 128), (1, 1, 168), (1, 1, None)),
+    32: ((2, 2, None), (2, 2, None), (2, 2, None)),
     64: ((4, 2, None), (4, 1, None), (4, 1, None)),
 }
 
