@@ -33,11 +33,12 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     from bertie.config import Embeddings, EncoderConfig, Full, Learned
     from bertie.model import Model
     from bertie.sentence import SentenceModules
-    from bertie.train.loop import Source, Trainer
+    from bertie.train.loop import Trainer
     from bertie.train.losses import InfoNCE
     from bertie.train.objectives import Piece
     from bertie.train.recipe import Recipe
     from bertie.train.rows import Rows
+    from bertie.train.steps import Source
     from bertie.train.vectors import OverVectors, row
 
     torch.set_num_threads(1)

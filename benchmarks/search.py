@@ -5,8 +5,9 @@
 
 `ways` compares BM25, dense, hybrid (reciprocal ranks, k = 60), hybrid + rerank (its first 100 documents in the
 reranker's order) and all fused (the ranks of BM25, dense and reranker) on each collection, by a paired bootstrap over
-queries. A reranker is a cross-encoder; a MODEL without such a head reranks by its vectors. WikiQA is searched as a
-collection: all sentences of its test part, for the questions that one of them answers.
+queries; and the two fusions once more by scores in place of ranks, each run's from 0 to 1 and added up unweighted. A
+reranker is a cross-encoder; a MODEL without such a head reranks by its vectors. WikiQA is searched as a collection: all
+sentences of its test part, for the questions that one of them answers.
 
 `parity` runs Bertie and sentence-transformers through mteb's own evaluators, offline. Both cut texts at the model's
 reach there: sentence-transformers knows nothing else.
@@ -113,12 +114,14 @@ class KeptEmbedder(Embedder):
 
     kept: Kept | None = None
 
+    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> np.ndarray:
+        read = super().embed
+        return read(texts, prompt=prompt) if self.kept is None or prompt is not None else self.kept(list(texts), read)
+
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
         if self.kept is None or prompt is not None:
             return super().embed_each(texts, prompt=prompt)
-        read = super().embed_each
-        vectors = self.kept(list(texts), lambda some: np.stack([one.vector for one in read(some)]))
-        return (Embedding(vector, 0, 0, 0) for vector in vectors)
+        return (Embedding(vector, 0, 0, 0) for vector in self.embed(texts))
 
 
 class KeptReranker(Reranker):
@@ -165,6 +168,10 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
         if again is not None:
             runs["hybrid + rerank"] = again(one, runs["hybrid"])
             runs["all fused"] = beir.hybrid(runs["BM25"], runs["dense"], runs["hybrid + rerank"])
+        runs["hybrid by scores"] = by_scores(runs["BM25"], runs["dense"])
+        if again is not None:
+            best = {query: dict(list(some.items())[: beir.RERANKED]) for query, some in runs["hybrid + rerank"].items()}
+            runs["all by scores"] = by_scores(runs["BM25"], runs["dense"], best)
         units = {way: retrieval.each_query(one.judged, run) for way, run in runs.items()}
         found[name] = {
             "queries": len(one.queries),
@@ -179,6 +186,18 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
         save(options.json, found)
         save(options.candidates, candidates)
     return found
+
+
+def by_scores(*runs: Run) -> Run:
+    """Runs as one: the sum of their scores, of each run and query from 0 for its last document to 1 for its first."""
+    out: dict[str, dict[str, float]] = {}
+    for run in runs:
+        for query, some in run.items():
+            low, high = min(some.values(), default=0.0), max(some.values(), default=1.0)
+            summed = out.setdefault(query, {})
+            for document, score in some.items():
+                summed[document] = summed.get(document, 0.0) + (score - low) / ((high - low) or 1.0)
+    return {query: dict(sorted(some.items(), key=lambda one: -one[1])) for query, some in out.items()}
 
 
 def plain(scores: Mapping[str, Score] | Mapping[str, Difference]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.serve import ROOT, environment
 from benchmarks.serve_load import Link
-from bertie import client
+from bertie.client import replies
 from bertie.errors import BertieError
 
 TOLERANCE = 1e-4
@@ -113,16 +113,16 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
         vectors = embedder.embed(texts)
         add("/embed", {"inputs": texts, "normalize": False}, list, vectors.tolist())
         unit = vectors / (vectors**2).sum(1, keepdims=True) ** 0.5
-        add("/v1/embeddings", {"input": texts, "encoding_format": "base64"}, client._vectors, list(unit))
+        add("/v1/embeddings", {"input": texts, "encoding_format": "base64"}, replies.vectors, list(unit))
     for kind, add_some in (
-        (Classifier, lambda task, t: add("/classify", {"texts": t}, client._classifications, task.classify(t))),
-        (Tagger, lambda task, t: add("/tag", {"texts": t}, client._tagged, task.tag(t))),
+        (Classifier, lambda task, t: add("/classify", {"texts": t}, replies.classifications, task.classify(t))),
+        (Tagger, lambda task, t: add("/tag", {"texts": t}, replies.tagged, task.tag(t))),
         (
             Reader,
             lambda task, t: add(
                 "/answer",
                 {"questions": [{"question": "Who was it?", "documents": one} for one in t]},
-                client._answers,
+                replies.answers,
                 task.answer([("Who was it?", one) for one in t]),
             ),
         ),
@@ -131,8 +131,8 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
             lambda task, t: add(
                 "/v1/rerank",
                 {"query": "Who was it?", "documents": t},
-                lambda reply: [read for _, read in client._scored(reply)],
-                [client._read(asdict(one)) for one in task.predict_each([("Who was it?", one) for one in t])],
+                lambda reply: [read for _, read in replies.scored(reply)],
+                [replies.reading(asdict(one)) for one in task.predict_each([("Who was it?", one) for one in t])],
             ),
         ),
         (
@@ -140,7 +140,7 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
             lambda task, t: add(
                 "/classify",
                 {"texts": t[:1], "labels": list(LABELS), "multi": True},
-                lambda reply: [dict(sorted(one.scores.items())) for one in client._zero_shot(reply)],
+                lambda reply: [dict(sorted(one.scores.items())) for one in replies.zero_shot(reply)],
                 [dict(sorted(one.scores.items())) for one in task.classify(t[:1], LABELS, multi=True)],
             ),
         ),
@@ -153,7 +153,7 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
         filler = MaskedLM(checkpoint)
         for _ in range(count):
             texts = [f"{one} {filler.tokenizer.mask_token} {text()}" for one in some()]
-            add("/fill", {"texts": texts}, client._filled, filler.fill(texts))
+            add("/fill", {"texts": texts}, replies.filled, filler.fill(texts))
     draw.shuffle(found)
     return found
 
@@ -270,22 +270,31 @@ class Soak:
         return True
 
     async def raw(self, data: bytes, timeout: float = 30.0) -> str:
-        """Send something; the status that comes back, or "cut off"."""
+        """Send something; the status that comes back, "refused" or "cut off"."""
         try:
             reader, writer = await asyncio.open_connection(self.host, self.port)
             writer.write(data)
-            line = await asyncio.wait_for(reader.readline(), timeout)
+            status = await self.status(reader, timeout)
             writer.close()
-            return line[9:12].decode("latin-1") if line else "cut off"
-        except TimeoutError:
-            return "timeout"
         except OSError:
             return "cut off"
+        return status
+
+    async def status(self, reader: asyncio.StreamReader, timeout: float) -> str:
+        """Of a reply; "refused" if it says when to come back, "cut off" if there is none."""
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), timeout)
+        except asyncio.IncompleteReadError as broken:
+            head = broken.partial
+        except TimeoutError:
+            return "timeout"
+        announced = head[9:12] in (b"429", b"503") and b"\r\nretry-after: " in head
+        return "refused" if announced else head[9:12].decode("latin-1") or "cut off"
 
     def wronged(self, what: str, status: str) -> None:
-        """A wrong-doer's lot: 2xx, 4xx or to be cut off."""
+        """A wrong-doer's lot: 2xx, 4xx, to be refused or to be cut off."""
         self.counts[what] += 1
-        if not (re.fullmatch("[24]..", status) or status == "cut off" or (status == "503" and self.after_a_kill)):
+        if not (re.fullmatch("[24]..", status) or status in ("refused", "cut off")):
             self.problem(f"{what}: {status}")
 
     async def hang_up(self) -> None:
@@ -313,11 +322,8 @@ class Soak:
                 for i in range(0, len(data), step):
                     writer.write(data[i : i + step])
                     await asyncio.sleep(0.2)
-            line = await asyncio.wait_for(reader.readline(), 60)
+            status = await self.status(reader, 60)
             writer.close()
-            status = line[9:12].decode() if line else "cut off"
-        except TimeoutError:
-            status = "timeout"
         except OSError:
             status = "cut off"
         self.wronged("slow sender", status)

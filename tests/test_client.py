@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import email.utils
+import inspect
 import json
 import subprocess
 import sys
@@ -18,8 +19,7 @@ import numpy as np
 import pytest
 
 import bertie
-from bertie import client as module
-from bertie.client import AsyncClient, Client
+from bertie.client import AsyncClient, Client, calls, clients, tries
 from bertie.errors import InputError, NotFoundError
 
 Script = Callable[[str, Any], tuple[int, dict[str, str], Any]]
@@ -110,7 +110,7 @@ def fake() -> Iterator[Fake]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(tries, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -145,16 +145,16 @@ def test_long_lists_go_in_several_requests_and_come_back_in_order(fake: Fake, ca
     found = call(fake.url, "embed", iter(texts))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, np.array([vector_of(text) for text in texts], dtype=np.float32))
-    assert len(fake.asked) == -(-500 // module.ITEMS)
-    assert 1 < fake.most <= module.IN_FLIGHT
-    assert fake.connections <= module.IN_FLIGHT  # they are kept
+    assert len(fake.asked) == -(-500 // calls.ITEMS)
+    assert 1 < fake.most <= clients.IN_FLIGHT
+    assert fake.connections <= clients.IN_FLIGHT  # they are kept
     assert all(path == "/v1/embeddings" and body["encoding_format"] == "base64" for path, body, _ in fake.asked)
 
 
 def test_requests_are_cut_by_characters_too_and_a_longer_text_goes_alone(
     fake: Fake, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHARACTERS", 100)
+    monkeypatch.setattr(calls, "CHARACTERS", 100)
     texts = ["a" * 60, "b" * 40, "c", "d" * 300, "e"]
     found = call(fake.url, "embed", texts, in_flight=1)
     assert found[:, 0].tolist() == [60, 40, 1, 300, 1]
@@ -177,7 +177,7 @@ def test_results_come_before_all_was_read(fake: Fake) -> None:
         assert first[0].tokens_total == 6
         stream.close()  # type: ignore[attr-defined]
         time.sleep(0.05)
-        assert len(fake.asked) <= module.IN_FLIGHT
+        assert len(fake.asked) <= clients.IN_FLIGHT
 
     async def main() -> int:
         async with AsyncClient(fake.url) as client:
@@ -187,7 +187,7 @@ def test_results_come_before_all_was_read(fake: Fake) -> None:
 
     fake.asked.clear()
     assert asyncio.run(main()) == 6
-    assert len(fake.asked) <= module.IN_FLIGHT
+    assert len(fake.asked) <= clients.IN_FLIGHT
 
 
 def test_no_texts_are_vectors_of_the_right_length(fake: Fake, call: Callable[..., Any]) -> None:
@@ -214,7 +214,7 @@ def test_threads_may_share_a_client(fake: Fake) -> None:
     for number in range(8):
         expected = np.array([vector_of(f"{number} {i}") for i in range(200)], dtype=np.float32)
         np.testing.assert_array_equal(found[number], expected)
-    assert fake.connections <= module.IN_FLIGHT
+    assert fake.connections <= clients.IN_FLIGHT
 
 
 def test_a_cancelled_verb_takes_its_requests_back(fake: Fake) -> None:
@@ -238,7 +238,7 @@ def test_a_cancelled_verb_takes_its_requests_back(fake: Fake) -> None:
 
     asyncio.run(main())
     gone.set()
-    assert len(fake.asked) <= module.IN_FLIGHT
+    assert len(fake.asked) <= clients.IN_FLIGHT
 
 
 # --- trouble ---
@@ -282,22 +282,22 @@ def test_a_server_that_asks_for_too_much_patience_is_not_waited_for(fake: Fake, 
 
 
 def test_pauses_grow_and_are_as_long_as_asked_for() -> None:
-    tries = module._Tries(6, "there")
-    pauses = [tries.failed(OSError()) for _ in range(5)]
+    asked = tries.Tries(6, "there")
+    pauses = [asked.failed(OSError()) for _ in range(5)]
     for i, pause in enumerate(pauses):
-        assert 0.5 * module.FIRST_PAUSE * 2**i <= pause <= module.FIRST_PAUSE * 2**i
-    assert 7.0 <= tries._next(7.0) < 7.0 + module.FIRST_PAUSE * 2**5
-    tries.pause = 100 * module.LONGEST_PAUSE
-    tries._next(0.0)
-    assert tries.pause == module.LONGEST_PAUSE
+        assert 0.5 * tries.FIRST_PAUSE * 2**i <= pause <= tries.FIRST_PAUSE * 2**i
+    assert 7.0 <= asked._next(7.0) < 7.0 + tries.FIRST_PAUSE * 2**5
+    asked.pause = 100 * tries.LONGEST_PAUSE
+    asked._next(0.0)
+    assert asked.pause == tries.LONGEST_PAUSE
 
 
 def test_retry_after_in_both_spellings() -> None:
-    assert module._retry_after(None) == 0.0
-    assert module._retry_after("7") == 7.0
-    assert module._retry_after("-1") == 0.0
-    assert module._retry_after("soon") == 0.0
-    assert 50 < module._retry_after(email.utils.formatdate(time.time() + 60, usegmt=True)) <= 60
+    assert tries.retry_after(None) == 0.0
+    assert tries.retry_after("7") == 7.0
+    assert tries.retry_after("-1") == 0.0
+    assert tries.retry_after("soon") == 0.0
+    assert 50 < tries.retry_after(email.utils.formatdate(time.time() + 60, usegmt=True)) <= 60
 
 
 @pytest.mark.parametrize("status", [400, 401, 413, 422, 424, 500, 504])
@@ -412,30 +412,33 @@ def test_without_httpx_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     def absent(name: str) -> Any:
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(module, "import_module", absent)
+    monkeypatch.setattr(clients, "import_module", absent)
     with pytest.raises(bertie.MissingPackageError, match="pip install httpx2"):
         Client()
 
 
 def test_either_httpx_will_do(fake: Fake, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("httpx")
-    load = module.import_module
+    load = clients.import_module
 
     def older(name: str) -> Any:
         if name == "httpx2":
             raise ModuleNotFoundError(name=name)
         return load(name)
 
-    monkeypatch.setattr(module, "import_module", older)
+    monkeypatch.setattr(clients, "import_module", older)
     assert call(fake.url, "embed", ["a"])[0, 0] == 1.0
     with pytest.raises(bertie.ServerError, match="ConnectError"):
         call("http://127.0.0.1:9", "embed", ["a"], retries=0)
 
 
 def test_both_clients_have_the_same_verbs() -> None:
-    import inspect
+    def verbs(kind: type) -> dict[str, list[inspect.Parameter]]:
+        public = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+        return {name: list(inspect.signature(getattr(kind, name)).parameters.values()) for name in public}
 
-    for name, verb in vars(Client).items():
-        if not name.startswith("_") and name != "close":
-            theirs = inspect.signature(getattr(AsyncClient, name))
-            assert list(inspect.signature(verb).parameters.items()) == list(theirs.parameters.items()), name
+    assert verbs(Client) == verbs(AsyncClient)
+    assert list(inspect.signature(Client.embed).parameters) == ["self", "texts", "prompt", "dimensions"]
+    assert "one vector a text" in (Client.embed.__doc__ or "")
+    assert inspect.iscoroutinefunction(AsyncClient.embed)
+    assert not inspect.iscoroutinefunction(Client.embed)

@@ -25,6 +25,10 @@ from benchmarks import scale as tables
 from bertie import scale
 from bertie.cli import main
 from bertie.errors import BertieError, ExistsError, InputError, MissingPackageError, NotFoundError
+from bertie.scale import cluster, job
+from bertie.scale.embedding import Embed
+from bertie.scale.folder import MANIFEST, Folder
+from bertie.scale.shards import shards as read_shards
 from bertie.search.index import Index
 from bertie.tasks import Embedder, base
 from tests import test_docs
@@ -50,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def started() -> Iterator[None]:
     """One for all tests: it takes seconds to start."""
     ray.init("local", num_cpus=2, object_store_memory=200 << 20, include_dashboard=False, log_to_driver=False)
     yield
@@ -75,7 +79,7 @@ class Tries:
 
     def __init__(self) -> None:
         self.begin = self
-        self._tries = scale._Tries()
+        self._tries = job.Tries()
 
     def remote(self, name: str) -> int:
         return self._tries.begin(name) + self.before
@@ -85,19 +89,19 @@ class Tries:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same readers and workers without Ray: for what does not depend on it."""
 
-    def job(
+    def run_here(
         _: Any, sources: Any, read: Any, worker: Any, plan: Any, workers: int, ordered: bool = False
     ) -> Iterator[Any]:
         made = worker(plan, Tries())
         for source in sources:
-            for row in scale._reading({"cell": pickle.dumps(source)}, read, plan):
+            for row in job.reading({"cell": pickle.dumps(source)}, read, plan):
                 one = pickle.loads(made(row)["cell"])
                 if isinstance(one, BertieError):
                     raise one
                 yield one
 
-    monkeypatch.setattr(scale, "_cluster", lambda address: nullcontext(Nodes({"CPU": 1.0})))
-    monkeypatch.setattr(scale, "_job", job)
+    monkeypatch.setattr(cluster, "connected", lambda address: nullcontext(Nodes({"CPU": 1.0})))
+    monkeypatch.setattr(job, "run", run_here)
     monkeypatch.setattr(ray, "get", lambda one: one)
 
 
@@ -116,7 +120,7 @@ def vectors(table: Any) -> np.ndarray:
 
 def stop(folder: Path) -> None:
     """As if it had been stopped before its end."""
-    manifest = folder / scale.MANIFEST
+    manifest = folder / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"rows": None, "shards": None}))
 
 
@@ -154,7 +158,7 @@ def test_files(alone: None, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_by_ray(cluster: None, model: Path, tmp_path: Path) -> None:
+def test_files_by_ray(started: None, model: Path, tmp_path: Path) -> None:
     compare_files(model, tmp_path)
 
 
@@ -234,7 +238,7 @@ def test_index(alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_index_by_ray(cluster: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_by_ray(started: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare_indexes(model, tmp_path, monkeypatch)
 
 
@@ -322,7 +326,7 @@ def kill_midway(out: Path, shards: int) -> tuple[threading.Thread, list[int]]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
-def test_a_killed_worker(cluster: None, model: Path, tmp_path: Path) -> None:
+def test_a_killed_worker(started: None, model: Path, tmp_path: Path) -> None:
     texts = sentences(12_000)
     thread, killed = kill_midway(tmp_path / "out", 3)
     done = scale.embed(texts, tmp_path / "out", model, rows=1024, threads=1)
@@ -338,9 +342,9 @@ def test_a_shard_that_kills_every_worker(
     alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is given up after some, and says which it is."""
-    monkeypatch.setattr(Tries, "before", scale.RETRIES)
+    monkeypatch.setattr(Tries, "before", job.RETRIES)
     scale.embed(sentences(20), tmp_path / "out", model, threads=1)
-    monkeypatch.setattr(Tries, "before", scale.RETRIES + 1)
+    monkeypatch.setattr(Tries, "before", job.RETRIES + 1)
     with pytest.raises(BertieError, match=r"texts\.jsonl, rows 1 to 20: 4 workers died"):
         scale.embed(sentences(20), tmp_path / "out", model, threads=1, overwrite=True)
 
@@ -384,7 +388,7 @@ def test_the_folder_keeps_to_what_was_asked(alone: None, model: Path, tmp_path: 
     assert vectors(read(out)).shape == (20, 16)
     scale.embed(texts[:7], out, model, threads=1, overwrite=True)
     assert vectors(read(out)).shape == (7, 16)
-    (out / scale.MANIFEST).unlink()
+    (out / MANIFEST).unlink()
     with pytest.raises(ExistsError, match="shards of no known run"):
         scale.embed(texts, out, model, resume=True)
     (out / "film.part").write_text("mine")
@@ -394,7 +398,7 @@ def test_the_folder_keeps_to_what_was_asked(alone: None, model: Path, tmp_path: 
 
 
 def test_one_process_at_a_time(alone: None, model: Path, tmp_path: Path) -> None:
-    with scale._Folder(tmp_path / "out", resume=False, overwrite=False) as folder:
+    with Folder(tmp_path / "out", resume=False, overwrite=False) as folder:
         begun = folder.path / f"00000-000000.parquet.{'0' * 32}.part"
         begun.write_bytes(b"half")
         with pytest.raises(InputError, match="another process"):
@@ -406,7 +410,7 @@ def test_one_process_at_a_time(alone: None, model: Path, tmp_path: Path) -> None
 def test_a_folder_that_the_workers_do_not_see(
     alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scale._Embed, "_write", lambda self, shard: None)
+    monkeypatch.setattr(Embed, "_write", lambda self, shard: None)
     with pytest.raises(BertieError, match="1 shards were made and 0 are in"):
         scale.embed(["a cat"], tmp_path / "out", model)
 
@@ -468,20 +472,20 @@ def test_no_ray(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody at the port; or someone who is not Ray, and says nothing."""
-    monkeypatch.setattr(scale, "SECONDS_TO_JOIN", 3.0)
+    monkeypatch.setattr(cluster, "SECONDS_TO_JOIN", 3.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
         with pytest.raises(NotFoundError, match=r"no Ray cluster answers at '127.*refused"):
-            scale._reachable(f"127.0.0.1:{port}")
+            cluster.reachable(f"127.0.0.1:{port}")
         other.listen()
         with pytest.raises(NotFoundError, match="no answer in 3 s"):
-            scale._reachable(f"127.0.0.1:{port}")
+            cluster.reachable(f"127.0.0.1:{port}")
     for address in ("nonsense", "host:port", ":1", "host:"):
         with pytest.raises(InputError, match="must be local, auto or host:port"):
-            scale._reachable(address)
+            cluster.reachable(address)
     with pytest.raises(InputError, match="does not run through Ray's client"):
-        scale._reachable("ray://127.0.0.1:10001")
+        cluster.reachable("ray://127.0.0.1:10001")
 
 
 def test_one_worker_a_device() -> None:
@@ -496,16 +500,16 @@ def test_one_worker_a_device() -> None:
         ((gpus,), ("cpu", None, 4), (4, 4)),
         ((gpus,), (None, 100, None), (8, None)),
     ):
-        assert scale._devices(Nodes(*nodes), *asked) == wanted  # type: ignore[arg-type]
+        assert cluster.devices(Nodes(*nodes), *asked) == wanted  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no machine of the cluster has a GPU"):
-        scale._devices(Nodes(large), "cuda", None, None)
+        cluster.devices(Nodes(large), "cuda", None, None)
     with pytest.raises(InputError, match="threads=10"):
-        scale._devices(Nodes(large), None, None, 10)
+        cluster.devices(Nodes(large), None, None, 10)
 
 
 def test_another_version_on_the_cluster() -> None:
-    plan = scale._Plan("0.0.0", "", {}, 1)
-    (row,) = scale._reading({"cell": b""}, scale._shards, plan)
+    plan = job.Plan(version="0.0.0", model="", options={}, threads=1)
+    (row,) = job.reading({"cell": b""}, read_shards, plan)
     assert "install the same" in str(pickle.loads(row["cell"]))
 
 
@@ -545,7 +549,7 @@ def test_the_python_runs(
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_texts(cluster: None, model: Path, tmp_path: Path) -> None:
+def test_a_hundred_thousand_texts(started: None, model: Path, tmp_path: Path) -> None:
     texts = sentences(100_000)
     thread, killed = kill_midway(tmp_path / "out", 20)
     done = scale.embed(texts, tmp_path / "out", model, rows=2048, threads=1)

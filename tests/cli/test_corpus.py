@@ -112,14 +112,14 @@ SLOWLY = """
 import sys, time
 from importlib import import_module
 from bertie.cli import corpus as verb
-from bertie.train import corpus
+from bertie.train.corpus import building
 module = import_module("bertie.cli.main")
 module.VERBS = (verb,)
-honest = corpus.write_file
+honest = building.write_file
 def slowly(path, content):
     honest(path, content)
     time.sleep(0.05)
-corpus.write_file = slowly
+building.write_file = slowly
 sys.exit(module.main(sys.argv[1:]))
 """
 

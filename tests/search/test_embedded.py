@@ -383,6 +383,12 @@ def test_damage_to_the_database_is_named(tmp_path: Path) -> None:
         file.write_bytes(broken)
         with pytest.raises(CheckpointError, match="damaged"):
             list(EmbeddedStore.open(tmp_path).texts())
+    file.unlink()
+    with pytest.raises(NotFoundError):  # as if a kill had left the folder
+        EmbeddedStore.open(tmp_path)
+    (tmp_path / "segments" / "1").mkdir()
+    with pytest.raises(CheckpointError, match="not there"):
+        EmbeddedStore.open(tmp_path)
 
 
 # --- kills ---

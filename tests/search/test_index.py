@@ -98,7 +98,7 @@ def test_lexical_needs_no_model(index: Index, tmp_path: Path, monkeypatch: pytes
         assert [hit.document for hit in found] == ["none"]
         assert [found[0].text[a:b] for a, b in found[0].highlights] == ["Rivers", "flow"]
         # Which ran over from the last time it was made.
-        assert [one.name for one in (tmp_path / "index" / "lexical").iterdir()] == ["1-english"]
+        assert [one.name for one in (tmp_path / "index" / "lexical").iterdir()] == ["0-4"]
 
 
 def test_hybrid_is_by_reciprocal_ranks(index: Index) -> None:
@@ -204,7 +204,7 @@ def test_what_is_interrupted_goes_on(
     monkeypatch.setattr(module, "AT_ONCE", 2)
     documents = [Document(f"d{i}", f"the cat sat {i}") for i in range(9)]
     calls = 0
-    plain = Index._entries
+    plain = Index.entries
 
     def entries(self: Index, some: Any) -> Any:
         nonlocal calls
@@ -213,7 +213,7 @@ def test_what_is_interrupted_goes_on(
             raise KeyboardInterrupt
         return plain(self, some)
 
-    monkeypatch.setattr(Index, "_entries", entries)
+    monkeypatch.setattr(Index, "entries", entries)
     with Index.create(tmp_path / "i", embedder) as index:
         with pytest.raises(KeyboardInterrupt) as caught:
             index.add(documents)

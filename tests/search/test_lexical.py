@@ -90,29 +90,99 @@ class Toy:
     """As much of a store as is asked."""
 
     def __init__(self) -> None:
-        self.generation, self.read, self.rows = 1, 0, list(zip(KEYS, TEXTS, strict=True))
+        self.generation, self.read, self.next, self.rows = 1, 0, 1000, list(zip(KEYS, TEXTS, strict=True))
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def texts(self) -> Iterator[tuple[int, str]]:
-        self.read += 1
-        yield from self.rows
+    def allowed(self, where: tuple[()]) -> Any:
+        return np.array([key for key, _ in self.rows])
+
+    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        for key, text in self.rows:
+            if key > after:
+                self.read += 1
+                yield key, text
+
+    def change(self, add: int, delete: slice) -> None:
+        """Add some texts that are there already, in other passages, and delete others."""
+        del self.rows[delete]
+        self.rows += [(self.next + i, TEXTS[(self.next + i) % 200]) for i in range(add)]
+        self.next += add
+        self.generation += 1
 
 
-def test_it_is_kept_until_something_changes(tmp_path: Path) -> None:
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     store: Any = Toy()
     folder, words = tmp_path / "lexical", Words()
     first = current(store, words, folder, None, progress=True)
     assert current(store, words, folder, first) is first
     again = current(store, words, folder, None)
-    assert (store.read, [one.name for one in folder.iterdir()]) == (1, ["1-english"])
-    assert again[1].nearest(QUERY, 9)[0].tolist() == first[1].nearest(QUERY, 9)[0].tolist()
-    assert again[1].nearest(QUERY, 9)[1].tolist() == first[1].nearest(QUERY, 9)[1].tolist()
-    store.generation, store.rows = 2, [(1000, "A cat.")]
+    assert (store.read, names(folder)) == (200, ["0-602"])
+    assert [one.tolist() for one in again[1].nearest(QUERY, 9)] == [one.tolist() for one in first[1].nearest(QUERY, 9)]
+    store.change(3, slice(1, 2))
     changed = current(store, words, folder, again)
-    assert changed[1].nearest(QUERY, 9)[0].tolist() == [1000]
-    assert [one.name for one in folder.iterdir()] == ["2-english"]
+    assert (store.read, names(folder)) == (203, ["0-602", "602-1002"])
+    store.change(1, slice(0))
+    current(store, words, folder, changed)
+    assert (store.read, names(folder)) == (204, ["0-602", "1002-1003", "602-1002"])
+    store.change(0, slice(20, 100))  # of the first, too many are dead
+    current(store, words, folder, None)
+    assert (store.read, names(folder)) == (204 + len(store.rows), ["0-1003"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("full", [32, 1 << 18])
+def test_after_any_changes_scores_are_those_of_bm25s_made_anew(
+    full: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertie.search.lexical.FULL", full)
+    store: Any = Toy()
+    rng, words, now = random.Random(seed), Words(), None
+    for step in range(40):
+        at = rng.randrange(len(store.rows))
+        store.change(rng.choice([0, 1, 1, 2, 30]), slice(at, at + rng.choice([0, 1, 5, 20])))
+        folder = None if seed == 0 else tmp_path / "lexical"
+        now = current(store, words, folder, now if folder is None or step % 3 else None)
+        keys, scores = now[1].nearest(QUERY, 500)
+        theirs = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+        theirs.index([words.stems(text) for _, text in store.rows], show_progress=False)
+        whole = dict(zip([key for key, _ in store.rows], theirs.get_scores(words.stems(QUERY)), strict=True))
+        assert set(keys.tolist()) == {key for key, score in whole.items() if score > 0}
+        assert scores == pytest.approx([whole[key] for key in keys.tolist()], abs=1e-5)
+        assert len(now[1].parts) <= 2 + len(store.rows) // min(full, 32) + math.log2(len(store.rows))
+        if folder is not None:
+            assert len(names(folder)) == len(now[1].parts)
+
+
+def test_texts_without_words_are_kept_too(tmp_path: Path) -> None:
+    store: Any = Toy()
+    store.rows = [(1, "?"), (2, "the")]
+    for _ in range(2):
+        assert len(current(store, Words(), tmp_path / "lexical", None)[1].nearest(QUERY, 9)[0]) == 0
+    assert store.read == 2
+
+
+def test_what_changes_meanwhile_is_looked_at_again() -> None:
+    store: Any = Toy()
+    rows, store.rows = store.rows, store.rows[:100]
+    plain = store.texts
+
+    def texts(after: int) -> Iterator[tuple[int, str]]:
+        store.generation, store.rows = 2, rows
+        return plain(after)
+
+    store.texts = texts
+    generation, meanwhile = current(store, Words(), None, None)
+    assert generation != store.generation
+    store.texts = plain
+    now = current(store, Words(), None, (generation, meanwhile))
+    assert now[0] == 2
+    assert [one.tolist() for one in now[1].nearest(QUERY, 9)] == [one.tolist() for one in index().nearest(QUERY, 9)]
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "lose"])
@@ -120,7 +190,7 @@ def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
     store: Any = Toy()
     folder = tmp_path / "lexical"
     whole = current(store, Words(), folder, None)[1].nearest(QUERY, 9)
-    for file in sorted((folder / "1-english").iterdir()):
+    for file in sorted((folder / "0-602").iterdir()):
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.unlink()
@@ -128,7 +198,7 @@ def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
             file.write_bytes(data if harm == "flip" else data[:-1])
         before = store.read
         found = current(store, Words(), folder, None)[1].nearest(QUERY, 9)
-        assert store.read == before + 1
+        assert store.read == before + 200
         assert [one.tolist() for one in found] == [one.tolist() for one in whole]
 
 

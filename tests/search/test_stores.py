@@ -615,15 +615,27 @@ def test_files_that_are_not_as_they_were(place: Place) -> None:
         ("{", "index.json"),
         ("[]", "format"),
         ('{"format": 9}', "format"),
-        ('{"format": 1}', "index.json"),
+        ('{"format": 2}', "index.json"),
+        (good.replace('"generation": 1', '"generation": 0'), "not what was written"),
     ):
         state.write_text(text)
         with pytest.raises(CheckpointError, match=message):
             place.open()
+    state.unlink()
+    for attempt in (place.open, lambda: place.create(D)):  # which would begin with an empty table
+        with pytest.raises(CheckpointError, match="put back a copy"):
+            attempt()
     state.write_text(good)
     assert len(place.open()) == 2
+    (file,) = (Path(place.at) / "passages.lance" / "data").iterdir()
+    whole, vector = file.read_bytes(), entry("a", 2).vectors[1].tobytes()
+    for old, new in ((vector, vector[:-1] + bytes([vector[-1] ^ 1])), (b"  1  1", b"  1  2")):
+        assert whole.count(old)
+        file.write_bytes(whole.replace(old, new))
+        with pytest.raises(CheckpointError, match="a passage of 'a' is not what was written"):
+            everything(place.open())
     for file in (Path(place.at) / "passages.lance" / "data").iterdir():
-        file.write_bytes(file.read_bytes()[:50])
+        file.write_bytes(whole[:50])
     with pytest.raises(CheckpointError, match="anew"):
         everything(place.open())
     for file in (Path(place.at) / "passages.lance").rglob("*.manifest"):

@@ -8,10 +8,11 @@ import numpy as np
 
 from bertie.model import Model
 from bertie.sentence import Dense, SentenceModules
-from bertie.train.loop import Source, Trainer
+from bertie.train.loop import Trainer
 from bertie.train.losses import VectorLoss
 from bertie.train.objectives import Item, Piece
 from bertie.train.rows import Rows
+from bertie.train.steps import Source
 from bertie.train.vectors import OverVectors, Reading, row
 from tests.train import tiny
 

@@ -23,7 +23,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.train import pretraining
 from bertie.train.begin import fresh
 from bertie.train.corpus import Corpus, build
-from bertie.train.loop import Plan, Source, Steps, Trainer
+from bertie.train.loop import Trainer
 from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
 from bertie.train.objectives import Item, OneOfMany, OverModel, Targets
@@ -32,6 +32,7 @@ from bertie.train.plans import Growing, Mixed, PairSteps
 from bertie.train.pretraining import NextSentence, ReplacedTokens, Replacement
 from bertie.train.recipe import Recipe
 from bertie.train.stepper import Loss
+from bertie.train.steps import Plan, Source, Steps
 from bertie.train.taught import Aligned, Taught, TaughtSteps
 from tests.train import killed, tiny
 from tests.train.test_corpus import PIECES, SPECIALS, texts, tokenizer_of

@@ -16,8 +16,9 @@ from torch import Tensor
 from bertie.errors import TrainingError
 from bertie.text.batch import Batch
 from bertie.train.distributed import Spread
-from bertie.train.loop import History, Source, Trainer
+from bertie.train.loop import History, Trainer
 from bertie.train.objectives import OneOfMany, Targets
+from bertie.train.steps import Source
 from tests.train import tiny
 
 # 33 texts by 8 are 5 steps an epoch, the last of one text. A step has several micro-batches, some more than others.

@@ -11,8 +11,8 @@ import torch
 
 from bertie.errors import TrainingError
 from bertie.train.ahead import Ahead, ready
-from bertie.train.loop import Source, Steps
 from bertie.train.objectives import Item
+from bertie.train.steps import Source, Steps
 from tests.train import overmodel, tiny
 
 CASES = ["mlm", "growing", "pairs", "tied", "taught", "mixed"]

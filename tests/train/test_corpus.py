@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from bertie.data.journal import Complete
 from bertie.errors import CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
 from bertie.text.tokenizer import Tokenizer
-from bertie.train import clean, corpus
+from bertie.train import clean
 from bertie.train.clean import Copies, cleaned, plain, signature
-from bertie.train.corpus import Corpus, Settings, build, read_titles
+from bertie.train.corpus import Corpus, Settings, build, building, documents, read_titles
 from bertie.train.packing import SPECIAL, Packed, first_fit
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -165,7 +165,7 @@ def test_folder_without_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_a_document_without_end_goes_on_as_the_next(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "LONGEST", 10)
+    monkeypatch.setattr(documents, "LONGEST", 10)
     made = build([write_text(tmp_path / "a.txt", ["ba da ga\nka la ma\nna pa"])], tokenizer, tmp_path / "out")
     assert (made["documents"], made["tokens"]) == (2, 8)
 
@@ -344,14 +344,14 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_write(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "AT_ONCE", 700)
+    monkeypatch.setattr(building, "AT_ONCE", 700)
     source = write_text(tmp_path / "a.txt", [*texts(40), *texts(5)])
     how = Settings(held_out=0.2, dedup="near", shard_tokens=1200)
     whole = build([source], tokenizer, tmp_path / "whole", how)
     assert len(whole["shards"]) > 2
     want = files(tmp_path / "whole")
     assert "heldout/corpus.json" in want
-    honest, writes = corpus.write_file, 0
+    honest, writes = building.write_file, 0
 
     def dying(path: Path, content: bytes) -> None:
         nonlocal writes
@@ -361,7 +361,7 @@ def test_killed_at_any_write(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: 
             raise Killed
         honest(path, content)
 
-    monkeypatch.setattr(corpus, "write_file", dying)
+    monkeypatch.setattr(building, "write_file", dying)
     for at in range(2, 100):
         writes, out = at, tmp_path / f"at{at}"
         try:
@@ -382,7 +382,7 @@ def test_killed_again_and_again(tokenizer: Tokenizer, tmp_path: Path, monkeypatc
     source = write_text(tmp_path / "a.txt", texts(40))
     how = Settings(shard_tokens=400)
     build([source], tokenizer, tmp_path / "whole", how)
-    honest = corpus.write_file
+    honest = building.write_file
     made: Counter[str] = Counter()
 
     def dying(path: Path, content: bytes) -> None:
@@ -391,7 +391,7 @@ def test_killed_again_and_again(tokenizer: Tokenizer, tmp_path: Path, monkeypatc
         if path.name == "build.json" and sum(made.values()) % 4 == 0:  # after a shard's two files
             raise Killed
 
-    monkeypatch.setattr(corpus, "write_file", dying)
+    monkeypatch.setattr(building, "write_file", dying)
     runs = 0
     while not (tmp_path / "out" / "corpus.json").exists():
         runs += 1
@@ -407,9 +407,9 @@ def test_killed_again_and_again(tokenizer: Tokenizer, tmp_path: Path, monkeypatc
 @pytest.fixture
 def stopped(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
     """A source, and a folder with some of its shards."""
-    monkeypatch.setattr(corpus, "AT_ONCE", 700)
+    monkeypatch.setattr(building, "AT_ONCE", 700)
     source = write_text(tmp_path / "a.txt", texts(40))
-    honest = corpus.write_file
+    honest = building.write_file
 
     def dying(path: Path, content: bytes) -> None:
         if path.name == "shard-00003.bin":
@@ -417,7 +417,7 @@ def stopped(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         honest(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "write_file", dying)
+        patch.setattr(building, "write_file", dying)
         with pytest.raises(KeyboardInterrupt) as caught:
             build([source], tokenizer, tmp_path / "out", Settings(shard_tokens=400))
     assert "3 shards are safe" in caught.value.__notes__[0]

@@ -22,8 +22,8 @@ from bertie.nn.pooling import Pooling
 from bertie.text.batch import Batch
 from bertie.train import distil
 from bertie.train.distil import Embeddings, Logits, Relations, TokenLogits, TripleLoss, copy_layers
-from bertie.train.loop import Source
 from bertie.train.objectives import EachToken, Item, Objective, OneOfMany, Piece
+from bertie.train.steps import Source
 from tests.parity.test_transformers import check_gradients, ours
 from tests.parity.tiny import build, texts
 from tests.train import tiny

@@ -23,8 +23,8 @@ from bertie.model import Model
 from bertie.text.batch import Batch
 from bertie.train import loop
 from bertie.train.ahead import micro_batches, shared_out
-from bertie.train.loop import Source, Steps
 from bertie.train.objectives import Item, OneOfMany, Piece, Targets
+from bertie.train.steps import Source, Steps
 from tests.train import tiny
 
 # --- which items a step reads ---

@@ -18,30 +18,23 @@ from torch.nn.functional import pad
 
 from bertie.errors import ConfigError, InputError
 from bertie.text.batch import Batch
-from bertie.train import losses
+from bertie.train import losses, similarity
 from bertie.train.losses import (
     KL,
     Contrastive,
     CoSENT,
-    Cosine,
     CosineRegression,
-    Dot,
     Flops,
     InfoNCE,
     MarginMSE,
     Matryoshka,
-    MaxSim,
     Neighbours,
     Softmax,
-    Tokens,
     Triplet,
     VectorLoss,
-    Vectors,
-    across_ranks,
-    lexical,
-    maxsim,
     neighbours,
 )
+from bertie.train.similarity import Cosine, Dot, MaxSim, Tokens, Vectors, across_ranks, lexical, maxsim
 
 ROWS, WIDTH, CLASSES = 8, 6, 3
 Reference = Callable[[list[Any], Any, nn.ModuleDict], Tensor]
@@ -463,7 +456,7 @@ class Net(nn.Module):
     def forward(self, name: str) -> Tensor:
         """-> ()."""
         loss, columns, values, _ = _case(name, 11)
-        mine = [losses._rows(one, self.cut.start, self.cut.stop) for one in columns]
+        mine = [similarity.rows_of(one, self.cut.start, self.cut.stop) for one in columns]
         moved = [
             Tokens(self.layer(one.states), one.cu_seqlens) if isinstance(one, Tokens) else self.layer(one)
             for one in mine
@@ -551,7 +544,7 @@ def test_negatives_come_from_where_they_are_gathered() -> None:
 
 def test_some_rows_of_tokens() -> None:
     tokens = _token_vectors(1, 0)[0]
-    some = losses._rows(losses._rows(tokens, 1, 7), 2, 5)
+    some = similarity.rows_of(similarity.rows_of(tokens, 1, 7), 2, 5)
     assert isinstance(some, Tokens)
     assert some.cu_seqlens[0] == 0
     for ours, theirs in zip(some.texts(), tokens.texts()[3:6], strict=True):
@@ -562,7 +555,7 @@ def test_some_rows_of_tokens() -> None:
 def test_one_row_and_equal_vectors_have_finite_gradients(name: str) -> None:
     loss, count, made, _ = CASES[name]
     aside = loss.modules(WIDTH).double()
-    one = losses._rows(made(1, 0)[0], 0, 1)
+    one = similarity.rows_of(made(1, 0)[0], 0, 1)
     columns = [_leaf(one) for _ in range(count)]
     values = _values(loss, count, 0)
     found = loss.loss(columns, None if values is None else values[:1], aside)

@@ -24,7 +24,6 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.train.ahead import micro_batches
 from bertie.train.corpus import Corpus, build
 from bertie.train.distil import Related, Relations, Triple, TripleLoss
-from bertie.train.loop import Source
 from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
 from bertie.train.objectives import Item, MaskedTokens, MiniBatch, OverHead, OverModel, Piece
@@ -43,6 +42,7 @@ from bertie.train.pretraining import (
 )
 from bertie.train.recipe import Recipe
 from bertie.train.stepper import Loss
+from bertie.train.steps import Source
 from tests.train.overmodel import gradients
 from tests.train.test_corpus import SPECIALS, tokenizer_of
 

@@ -19,18 +19,18 @@ from torch import nn
 
 from bertie.errors import ConfigError
 from bertie.sentence import Dense, SentenceModules
-from bertie.train import losses
+from bertie.train import losses, similarity
 from bertie.train.ahead import micro_batches
-from bertie.train.loop import Source
 from bertie.train.losses import VectorLoss
 from bertie.train.objectives import Piece
 from bertie.train.rows import Rows
 from bertie.train.stepper import Loss, Stepper
+from bertie.train.steps import Source
 from bertie.train.vectors import OverVectors, Reading, named_loss, row
 from tests.train import compared, tiny
 from tests.train.killed import forked
 
-DOT = losses.InfoNCE(scale=1.0, score=losses.Dot())
+DOT = losses.InfoNCE(scale=1.0, score=similarity.Dot())
 ALL: dict[str, tuple[VectorLoss, int, Reading]] = {
     "infonce": (losses.InfoNCE(), 2, "vectors"),
     "hard": (losses.InfoNCE(symmetric=True), 4, "vectors"),
@@ -43,7 +43,7 @@ ALL: dict[str, tuple[VectorLoss, int, Reading]] = {
     "margin-mse": (losses.MarginMSE(), 4, "vectors"),
     "kl": (losses.KL(), 4, "vectors"),
     "neighbours": (losses.Neighbours(), 1, "vectors"),
-    "colbert": (losses.InfoNCE(scale=1.0, score=losses.MaxSim()), 3, "tokens"),
+    "colbert": (losses.InfoNCE(scale=1.0, score=similarity.MaxSim()), 3, "tokens"),
     "splade": (losses.Flops(DOT, 0.01, 0.01), 3, "lexical"),
 }
 

@@ -10,9 +10,10 @@ import torch
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
 from bertie.model import Model
-from bertie.train.loop import Source, Trainer
+from bertie.train.loop import Trainer
 from bertie.train.objectives import EachToken, Item, OneOfMany, Piece
 from bertie.train.recipe import Recipe
+from bertie.train.steps import Source
 
 CLASSES = 3
 VOCAB = 40

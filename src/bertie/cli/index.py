@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace) -> None:
         if args.paths:
             raise UsageError("--rebuild works from the index alone; leave out the files, or pass --refresh instead")
         again = Index.rebuild(args.out, None if args.model is None else load(Embedder, args))
-        said = {"index": args.out, "embedded": again}
-        print(json.dumps(said) if args.json else f"{args.out} is whole; {again:,} passages were embedded again")
+        said = {"index": _shown(args.out), "embedded": again}
+        print(json.dumps(said) if args.json else f"{said['index']} is whole; {again:,} passages were embedded again")
         return
     if not args.paths:
         raise UsageError("name the files or folders to read")
@@ -98,12 +99,21 @@ def run(args: argparse.Namespace) -> None:
         total = len(index)
     _say(skipped)
     if args.json:
-        print(json.dumps({"index": args.out, **asdict(counts), "total": total, "skipped": len(skipped)}))
+        print(json.dumps({"index": _shown(args.out), **asdict(counts), "total": total, "skipped": len(skipped)}))
     else:
         print(
-            f"{args.out}: {counts.added:,} documents added, {counts.changed:,} changed, {counts.deleted:,} deleted, "
-            f"{counts.unchanged:,} as they were; {counts.passages:,} passages embedded, {total:,} in all"
+            f"{_shown(args.out)}: {counts.added:,} documents added, {counts.changed:,} changed, {counts.deleted:,} "
+            f"deleted, {counts.unchanged:,} as they were; {counts.passages:,} passages embedded, {total:,} in all"
         )
+
+
+def _shown(index: str) -> str:
+    """An index's address without a password.
+
+    >>> _shown("postgresql://me:secret@localhost/papers")
+    'postgresql://me@localhost/papers'
+    """
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", index)
 
 
 def _index(args: argparse.Namespace) -> tuple[Index, bool]:
@@ -122,7 +132,9 @@ def _index(args: argparse.Namespace) -> tuple[Index, bool]:
             has = {**there.about, "vectors": getattr(there.store, "vectors", "fp32")}
             for name, value in asked.items():
                 if str(value).lower() != str(has[name]).lower():
-                    raise UsageError(f"--{name} {value}: {args.out} was made with {has[name]}, which cannot be changed")
+                    raise UsageError(
+                        f"--{name} {value}: {_shown(args.out)} was made with {has[name]}, which cannot be changed"
+                    )
             args.model = args.model or there.about["model"]
             return Index(there.store, load(Embedder, args)), False
     if args.language == "none":

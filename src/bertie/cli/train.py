@@ -433,7 +433,7 @@ def _listed(target: Any) -> Sequence[str]:
 
 
 def _steps(job: Job) -> int:
-    """As `bertie.train.loop.Steps` counts them."""
+    """As `bertie.train.steps.Steps` counts them."""
     whole, part = divmod(job.recipe.epochs, 1.0)
     each = math.ceil(len(job.train.examples) / job.recipe.batch_size)
     return int(whole) * each + (max(1, round(each * part)) if part else 0)

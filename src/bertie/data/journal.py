@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from bertie.data.files import lock
 from bertie.data.writers import Writer
 from bertie.errors import BertieError, ExistsError, InputError
 
@@ -23,6 +24,17 @@ EVERY = 0.25  # seconds between two entries: what a kill may cost
 
 class Complete(Exception):
     """There is nothing left to do."""
+
+
+def agree(path: Path, before: dict[str, Any], asked: dict[str, Any], instead: str) -> None:
+    """Going on with something else than was begun would mix two results."""
+    now = json.loads(json.dumps(asked))
+    for key in {**now, **before}:
+        if now.get(key) != before.get(key):
+            raise InputError(
+                f"{path} was made with {key}={before.get(key)!r:.200}, and now it is {now.get(key)!r:.200}; ask for "
+                f"the same, or {instead}"
+            )
 
 
 class Part:
@@ -51,7 +63,7 @@ class Part:
             raise InputError(f"{self.final} cannot be written: no permission in {self.final.parent.absolute()}")
         before = self._read()
         if self._resume and before is not None:
-            self._agree(before["asked"])
+            agree(self.path, before["asked"], self.asked, "pass --overwrite without --resume to begin anew")
             self.rows, self._size = before["rows"], before["bytes"]
             return
         if self.final.exists() and not overwrite:
@@ -78,16 +90,6 @@ class Part:
             raise InputError(f"{self.path} is shorter than its journal says ({rows:,} rows); delete both to begin anew")
         return found
 
-    def _agree(self, before: dict[str, Any]) -> None:
-        """Going on with something else would mix two results in one file."""
-        asked = json.loads(json.dumps(self.asked))
-        for key in {**asked, **before}:
-            if asked.get(key) != before.get(key):
-                raise InputError(
-                    f"{self.path} was made with {key}={before.get(key)!r:.200}, and now it is {asked.get(key)!r:.200}; "
-                    "ask for the same, or pass --overwrite without --resume to begin anew"
-                )
-
     def start(self, writer: Writer) -> None:
         """Open the part, as long as is safe."""
         self._writer = writer
@@ -95,7 +97,7 @@ class Part:
             file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
-        _lock(file, self.path)
+        lock(file, self.path)
         self._file = file
         if not self._size:  # an old journal must not vouch for a new part
             self.journal.unlink(missing_ok=True)
@@ -168,15 +170,3 @@ class Part:
         else:
             self.path.unlink(missing_ok=True)
             self.journal.unlink(missing_ok=True)
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Two processes must not write one file. The lock goes with the process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise InputError(f"{path} is being written by another process") from None

@@ -57,17 +57,7 @@ class Options(TypedDict, total=False):
     skipped: Skipped | None
 
 
-def documents(
-    paths: Paths,
-    *,
-    text: str = "text",
-    id: str | None = None,
-    title: str | None = None,
-    metadata: Sequence[str] | None = None,
-    encoding: str | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    skipped: Skipped | None = None,
-) -> Iterator[Document]:
+def documents(paths: Paths, **options: Unpack[Options]) -> Iterator[Document]:
     """Read files and folders, one document a file, or one a row of JSONL, CSV, TSV and Parquet.
 
     Folders are read with all below them, in the order of names, without hidden files; files may be compressed. A
@@ -88,7 +78,7 @@ def documents(
     a.md {'path': 'a.md', 'title': 'Rivers'}
     b.csv#x {'path': 'b.csv', 'year': '1999'}
     """
-    return iter(_Reader(paths, text, id, title, metadata, encoding, on_error, skipped).documents())
+    return _Reader(paths, **options).documents()
 
 
 class Changes:

@@ -126,6 +126,8 @@ class EmbeddedStore:
         self._view: _View | None = None
         self._allowed: tuple[int, dict[str, Keys]] = (-1, {})
         if not self._file.is_file():
+            if any((folder / "segments").glob("*")):
+                raise self._broken("it is not there")
             raise NotFoundError(f"{folder} holds no index; `bertie index DIR --out {folder}` makes one")
         with self._blamed():
             self._db = _connect(self._file)
@@ -212,9 +214,9 @@ class EmbeddedStore:
         """Id, source and version of each document."""
         yield from self._stream("SELECT id, source, version FROM documents ORDER BY number")
 
-    def texts(self) -> Iterator[tuple[int, str]]:
-        """Key and text of each passage, in the order of keys."""
-        yield from self._stream("SELECT key, text FROM passages ORDER BY key")
+    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Key and text of each passage, in the order of keys, of those above `after`."""
+        yield from self._stream("SELECT key, text FROM passages WHERE key > ? ORDER BY key", (after,))
 
     def fetch(self, keys: Sequence[int]) -> list[Found]:
         """Passages by their keys, in that order. Those that are gone are left out."""
@@ -238,6 +240,10 @@ class EmbeddedStore:
 
     def allowed(self, where: Sequence[Where]) -> Keys:
         """The keys of all passages whose document meets the conditions."""
+        if not where:  # vectors tell, and are read already
+            view = self._look()
+            keys = np.concatenate([view.keys, *(segment.keys for segment in view.segments.values())])
+            return np.setdiff1d(keys, view.dead, assume_unique=True)
         asked = repr(tuple(where))  # to Python, 1 and True are the same
         with self._reading() as db:
             generation = _fact(db, "generation")
@@ -489,13 +495,14 @@ class EmbeddedStore:
 
     def _broken(self, why: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._file} is damaged ({why}); make the index anew from its documents, or put back a copy of the file"
+            f"{self._file} is damaged ({why}); put back a copy of the file, or remove {self.folder} and make the index "
+            "anew from its documents"
         )
 
-    def _stream(self, query: str) -> Iterator[Any]:
+    def _stream(self, query: str, values: Sequence[int] = ()) -> Iterator[Any]:
         """Rows of one moment, however long they take to read."""
         with self._blamed(), closing(_connect(self._file)) as db:
-            yield from db.execute(query)
+            yield from db.execute(query, values)
 
     def _tidy(self, db: sqlite3.Connection) -> None:
         """Remove what no transaction names: what a kill left, and what was joined."""

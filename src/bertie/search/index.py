@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -231,6 +231,11 @@ class Index:
             self._embedder = loaded
         return self._embedder
 
+    @property
+    def loaded(self) -> Embedder | None:
+        """The model, if one was given or has been needed."""
+        return self._embedder
+
     def _agree(self, embedder: Embedder) -> None:
         """Vectors of two models cannot be compared, even if they are equally long."""
         if embedder.dimension != self.store.dimension or fingerprint(embedder) != self.about["fingerprint"]:
@@ -280,7 +285,7 @@ class Index:
                 seen.add(document.id)
                 yield document
 
-        counts = self._put(fresh(), known)
+        counts = self.put(map(self.entries, groups(fresh())), known)
         return replace(counts, unchanged=same)
 
     def _known(self) -> dict[str, str]:
@@ -317,20 +322,25 @@ class Index:
         `bertie.search.documents.documents`.
         """
         changes = Changes(paths, self.store.documents(), **options)
-        counts = self._put(changes, {}, lambda: changes.gone)
+        counts = self.put(map(self.entries, groups(changes)), gone=lambda: changes.gone)
         return replace(counts, added=changes.added, changed=changes.changed, unchanged=changes.unchanged)
 
-    def _put(
-        self, documents: Iterable[Document], known: Mapping[str, str], gone: Callable[[], Sequence[str]] = lambda: ()
+    def put(
+        self,
+        made: Iterable[Sequence[Entry]],
+        known: Collection[str] = (),
+        gone: Callable[[], Sequence[str]] = lambda: (),
     ) -> Changed:
-        """Embed and commit, some at a time."""
+        """Commit what `entries` makes, here or on another machine, and then delete what is `gone`.
+
+        Documents of `known` ids count as changed. If `made` fails, what it gave before is committed all the same.
+        """
         added = changed = passages = safe = 0
         waiting: list[Entry] = []
         self._watch()
         with Progress("index", lambda: None) if self.progress else nullcontext() as progress:
             try:
-                for some in _groups(documents):
-                    entries = self._entries(some)
+                for entries in made:
                     waiting += entries
                     new = sum(entry.document.id not in known for entry in entries)
                     added, changed = added + new, changed + len(entries) - new
@@ -357,7 +367,8 @@ class Index:
             self.store.optimize()
         return Changed(added, changed, 0, len(deleted), passages)
 
-    def _entries(self, documents: Sequence[Document]) -> list[Entry]:
+    def entries(self, documents: Sequence[Document]) -> list[Entry]:
+        """Documents with their passages and vectors: what `put` commits."""
         cut = self.chunker.batch(documents)
         rows = self.embed([passage.text for passages in cut for passage in passages])
         entries, at = [], 0
@@ -565,7 +576,7 @@ def _versioned(one: Document | str) -> Document:
     return replace(one, version=hashlib.sha256(data).hexdigest()[:32])
 
 
-def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Some at a time: enough for batches of like lengths, few enough for memory."""
     some: list[Document] = []
     size = 0

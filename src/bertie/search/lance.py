@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import struct
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +37,7 @@ from bertie.errors import (
 )
 from bertie.search.passages import Entry, Found, Keys, Passage, Value, Vectors, Where, check, check_queries, kind
 
-FORMAT = 1  # of the folder
+FORMAT = 2  # of the folder
 EXACT = 50_000  # passages, of all or of those that a filter leaves: up to here, every vector is looked at
 STATE, LOCK, TABLE = "index.json", "writer.lock", "passages"
 PROBES, REFINE = 128, 5  # lists that are looked into, and candidates for each passage that is asked for
@@ -89,6 +91,7 @@ class LanceStore:
         ours = {LOCK, f"{TABLE}.lance", f"{STATE}.new"}  # what a kill may have left
         if folder.is_dir() and any(file.name not in ours for file in folder.iterdir()):
             raise ExistsError(f"{folder} holds other files; an index needs a folder of its own")
+        _refuse_orphans(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -126,10 +129,10 @@ class LanceStore:
             for batch in table.search().where("place <= 0").select(names).to_batches(batch_size=2000):
                 yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
 
-    def texts(self) -> Iterator[tuple[int, str]]:
-        """Key and text of each passage, in the order of keys."""
+    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Key and text of each passage, in the order of keys, of those above `after`."""
         _, table = self._look()
-        keys = self._keys(table, "place >= 0")
+        keys = self._keys(table, f"place >= 0 AND key > {after}")
         with _blamed(self.folder):
             for start in range(0, len(keys), 20_000):  # rows may lie in any order
                 some = keys[start : start + 20_000]
@@ -143,13 +146,18 @@ class LanceStore:
         if not wanted:
             return []
         _, table = self._look()
-        names = ["key", "document", "start", "end", "text", "headings", "metadata", "source"]
+        names = ["key", "document", "start", "end", "text", "headings", "metadata", "source", "checksum"]
         with _blamed(self.folder):
             among = ", ".join(map(str, set(wanted)))
-            rows = table.search().where(f"key IN ({among}) AND place >= 0").select(names).to_arrow().to_pylist()
+            rows = table.search().where(f"key IN ({among}) AND place >= 0").select([*names, "vector"]).to_arrow()
         found = {}
-        for row in rows:
+        for row, vector in zip(rows.select(names).to_pylist(), self._vectors(rows), strict=True):
             passage = Passage(row["document"], row["start"], row["end"], row["text"], tuple(row["headings"]))
+            if _row_sum(passage, vector) != row["checksum"]:  # LanceDB has none
+                raise CheckpointError(
+                    f"the index in {self.folder} is damaged: a passage of {passage.document!r} is not what was "
+                    "written; put back a copy of the folder, or make it anew from its documents"
+                )
             found[row["key"]] = Found(row["key"], passage, json.loads(row["metadata"]), row["source"])
         return [found[key] for key in wanted if key in found]
 
@@ -178,10 +186,14 @@ class LanceStore:
         if len(rows) < k and not exact:  # the lists that were looked into hold too few that are allowed
             return self._nearest(table, query, k, condition, exact=True)
         keys = rows["key"].to_numpy()
-        vectors = rows["vector"].combine_chunks().flatten().to_numpy().reshape(len(keys), -1)  # (k, D)
-        scores = vectors @ query
+        scores = self._vectors(rows) @ query
         order = np.lexsort((keys, -scores))
         return keys[order], scores[order]
+
+    def _vectors(self, rows: Any) -> Vectors:
+        """(n, D) of a result."""
+        flat: Vectors = rows["vector"].combine_chunks().flatten().to_numpy()
+        return flat.reshape(len(rows), self.dimension)
 
     def _keys(self, table: Any, condition: str) -> Keys:
         with _blamed(self.folder):
@@ -286,16 +298,32 @@ def _read(folder: Path) -> _State:
     try:
         values = json.loads((folder / STATE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
+        _refuse_orphans(folder)
         raise NotFoundError(f"{folder} holds no index of LanceDB's; LanceStore.create makes one") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / STATE} cannot be read: {error}; put back a copy of it") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         found = values.get("format") if isinstance(values, dict) else values
         raise CheckpointError(f"{folder / STATE} is of format {found!r:.80}; this Bertie reads {FORMAT}")
+    if values.pop("checksum", None) != _checksum(values):
+        raise CheckpointError(f"{folder / STATE} is not what was written; put back a copy of it")
     try:
         return _State(**values)
     except TypeError as error:
         raise CheckpointError(f"{folder / STATE} is damaged: {error}; put back a copy of it") from None
+
+
+def _refuse_orphans(folder: Path) -> None:
+    """A table that has passages is not to be taken for what a kill left of making one."""
+    if any((folder / f"{TABLE}.lance" / "data").glob("*")):
+        raise CheckpointError(
+            f"{folder / STATE} is not there, which says what counts of {TABLE}.lance; put back a copy of it, or remove "
+            f"{folder} and make the index anew from its documents"
+        )
+
+
+def _checksum(values: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def _publish(folder: Path, state: _State, since: float) -> None:
@@ -304,7 +332,8 @@ def _publish(folder: Path, state: _State, since: float) -> None:
         if file.stat().st_mtime >= since - 2:
             _sync(file)
     fresh = folder / f"{STATE}.new"
-    fresh.write_text(json.dumps(asdict(state), ensure_ascii=False))
+    values = asdict(state)
+    fresh.write_text(json.dumps(values | {"checksum": _checksum(values)}))
     _sync(fresh)
     os.replace(fresh, folder / STATE)
     _sync(folder)
@@ -340,9 +369,10 @@ def _blamed(folder: Path) -> Iterator[None]:
         yield
     except BertieError:
         raise
-    except (OSError, RuntimeError, ValueError) as error:  # LanceDB raises these for whatever it meets
+    except Exception as error:  # LanceDB raises all kinds, and for its panics one that is no other's
+        why = re.sub(r", /\S+\.rs:\d+:\d+", "", (str(error) or type(error).__name__).splitlines()[0])[:300]
         raise CheckpointError(
-            f"the index in {folder} fails: {str(error).splitlines()[0][:300]}; all that was committed is safe unless "
+            f"the index in {folder} fails: {why}; all that was committed is safe unless "
             "its files were changed. If they were, make it anew from its documents"
         ) from error
 
@@ -364,6 +394,7 @@ def _schema(dimension: int) -> Any:
         "version": pa.string(),
         "metadata": pa.string(),  # as JSON
         "facts": pa.json_(),  # the same for filters, as `_fact` writes it
+        "checksum": pa.int64(),  # of passage and vector
         "vector": pa.list_(pa.float32(), dimension),
     }
     return pa.schema(list(columns.items()))
@@ -388,19 +419,26 @@ def _rows(put: Sequence[Entry], key: int, dimension: int) -> Any:
         none = (-1, Passage(document.id, 0, 0, ""))
         for place, passage in enumerate(entry.passages) if entry.passages else [none]:
             span = (passage.start, passage.end, passage.text, passage.headings)
-            rows.append((document.id, place, *span, document.source, document.version, metadata, facts))
+            total = _row_sum(passage, entry.vectors[place]) if place >= 0 else 0
+            rows.append((document.id, place, *span, document.source, document.version, metadata, facts, total))
     schema = _schema(dimension)
     blank = np.zeros((1, dimension), np.float32)
     vectors = np.concatenate([blank[:0], *(entry.vectors if entry.passages else blank for entry in put)])  # (rows, D)
     empty = np.array([row[1] < 0 for row in rows], bool)
-    columns = [range(key, key + len(rows)), *(zip(*rows, strict=True) if rows else [()] * 10)]
+    columns = [range(key, key + len(rows)), *(zip(*rows, strict=True) if rows else [()] * 11)]
+    types = schema.types[:-1]  # vectors come last, and are no lists of Python's
     try:
-        arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=False)]
+        arrays = [pa.array(list(column), type) for column, type in zip(columns, types, strict=True)]
     except UnicodeEncodeError as error:
         raise InputError(f"a document holds half a character, which cannot be stored: {error}") from None
     flat = pa.array(vectors.ravel().astype(np.float32, copy=False))
     arrays.append(pa.FixedSizeListArray.from_arrays(flat, dimension, mask=pa.array(empty)))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _row_sum(passage: Passage, vector: Vectors) -> int:
+    words = repr((passage.text, passage.headings)).encode("utf-8", "surrogatepass")
+    return zlib.crc32(np.asarray(vector, np.float32).tobytes(), zlib.crc32(words))
 
 
 # --- metadata ---

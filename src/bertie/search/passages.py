@@ -205,8 +205,8 @@ class Store(Protocol):
     def allowed(self, where: Sequence[Where]) -> Keys:
         """The keys of all passages whose document meets the conditions."""
 
-    def texts(self) -> Iterator[tuple[int, str]]:
-        """Key and text of each passage, in the order of keys: what a lexical index is made from."""
+    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Key and text of each passage above `after`, in the order of keys: what a lexical index is made from."""
 
     def optimize(self, whole: bool = False) -> None:
         """Put vectors in order for fast search, as far as that pays, or all of them: answers stay the same.

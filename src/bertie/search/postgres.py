@@ -205,11 +205,11 @@ class PostgresStore:
         query = sql.SQL("SELECT key FROM {table} ORDER BY key").format(table=table)
         return np.fromiter((key for (key,) in self._stream(query, values)), np.int64)
 
-    def texts(self) -> Iterator[tuple[int, str]]:
-        """Key and text of each passage, in the order of keys."""
+    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Key and text of each passage, in the order of keys, of those above `after`."""
         from psycopg import sql
 
-        yield from self._stream(sql.SQL("SELECT key, text FROM passages ORDER BY key"))
+        yield from self._stream(sql.SQL("SELECT key, text FROM passages WHERE key > %s ORDER BY key"), (after,))
 
     def optimize(self, whole: bool = False) -> None:
         """Build the graph once there are enough passages for it, or build it anew; and tell the planner what is there.

@@ -147,7 +147,8 @@ class Heads:
 
         `data` and `dev` by head: a table, a file, or a pair (X, y). The rest is as in `Classifier.fit`.
         """
-        from bertie.train.loop import Source, Trainer
+        from bertie.train.loop import Trainer
+        from bertie.train.steps import Source
 
         unknown = sorted(set(data) ^ set(self._kinds))
         if unknown:

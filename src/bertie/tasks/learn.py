@@ -33,8 +33,9 @@ from bertie.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from bertie.train.distributed import Spread
-    from bertie.train.loop import History, Plan, Source
+    from bertie.train.loop import History
     from bertie.train.objectives import Item, Objective, Piece
+    from bertie.train.steps import Plan, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ class Learner(Task[Options, Output, Result]):
 
     def _plan(self, data: Labelled) -> Sequence[Source] | Plan:
         """What the steps read."""
-        from bertie.train.loop import Source
+        from bertie.train.steps import Source
 
         return [Source(str(self.head), self.objective(data), list(self.items(data)))]
 

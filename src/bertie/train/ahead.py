@@ -10,15 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
 import torch
 
 from bertie.errors import TrainingError
 from bertie.train.objectives import Item, MiniBatch, OverModel
-
-if TYPE_CHECKING:
-    from bertie.train.loop import Plan, Source
+from bertie.train.steps import Plan, Source, grouped
 
 DEPTH = 2  # steps that each process is ahead
 
@@ -61,16 +58,7 @@ def micro_batches(items: Sequence[Item], budget: int) -> list[list[Item]]:
     >>> [[len(item) for item in part] for part in micro_batches(items, budget=8)]
     [[3, 4], [9], [2]]
     """
-    parts: list[list[Item]] = []
-    used = 0
-    for item in items:
-        tokens = len(item)
-        if not parts or used + tokens > budget:
-            parts.append([])
-            used = 0
-        parts[-1].append(item)
-        used += tokens
-    return parts
+    return list(grouped(items, len, budget))
 
 
 def shared_out(items: Sequence[Item], size: int) -> list[list[Item]]:

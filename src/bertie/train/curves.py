@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from bertie.data.files import write_file
 from bertie.errors import MissingPackageError
 from bertie.evaluate.pages import Plot, Section, Table, to_html
 from bertie.evaluate.plots import Line, lines
-from bertie.train.corpus import write_file
 
 Row = Mapping[str, float]
 Points = list[tuple[float, float]]

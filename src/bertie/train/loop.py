@@ -13,8 +13,7 @@ import signal
 import sys
 import threading
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -34,10 +33,11 @@ from bertie.train import distributed, lora
 from bertie.train.ahead import Ahead, Ready
 from bertie.train.checkpoint import Folder, Progressed
 from bertie.train.distributed import Spread, World
-from bertie.train.objectives import Item, Objective, OverModel
+from bertie.train.objectives import OverModel
 from bertie.train.optim import Schedule, apply_freezing, build_optimizer, param_groups
 from bertie.train.recipe import Recipe
 from bertie.train.stepper import Graphs, Loss, Stepper, can_record, out_of_memory
+from bertie.train.steps import Plan, Source, Steps
 from bertie.train.watch import Spikes
 
 Row = Mapping[str, float]
@@ -46,16 +46,6 @@ LOG_EVERY = 10  # steps
 SAVE_SECONDS = 300.0
 TRIES = 5  # spikes in a row that a run is taken back from
 HEADER = "step,epoch,loss,lr,tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A head, what it is trained for, and on what."""
-
-    head: str
-    objective: Objective
-    items: Sequence[Item]
-    plan: int = 0  # of several in turn, the number of the one it is of
 
 
 @dataclass(slots=True)
@@ -85,127 +75,6 @@ class Watcher(Protocol):
 
     def saving(self) -> None:
         """A state is about to be saved."""
-
-
-class Plan(Protocol):
-    """Which items each step reads: a function of the step's number, so that a run can go on anywhere."""
-
-    total: int  # steps
-    plain: bool  # whether all objectives are over one head's outputs, so that steps can be recorded
-
-    @property
-    def heads(self) -> Sequence[str]:
-        """Those that are trained."""
-
-    @property
-    def starts(self) -> Sequence[int]:
-        """The first step of each epoch, and the end."""
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to, from 0."""
-
-    def part(self, step: int) -> float:
-        """How many epochs are done after a number of steps."""
-
-    def pace(self, step: int) -> float:
-        """Where a step stands in the schedule, counted in steps of equal worth."""
-
-    def read(self, step: int) -> tuple[Source, list[Item]]:
-        """What a step reads."""
-
-    def described(self) -> Any:
-        """What tells one plan from another, as JSON."""
-
-
-class Steps:
-    """Examples drawn anew each epoch, the same for the same seed."""
-
-    plain = True
-
-    def __init__(self, sources: Sequence[Source], recipe: Recipe) -> None:
-        if not any(source.items for source in sources):
-            raise ConfigError("there is nothing to train on")
-        self.sources, self.recipe = sources, recipe
-        self.heads = [source.head for source in sources]
-        self._epoch: tuple[int, list[tuple[int, list[int]]]] = (-1, [])
-        self.starts = [0]  # the first step of each epoch
-        whole, part = divmod(recipe.epochs, 1.0)
-        for epoch in range(int(whole) + bool(part)):
-            count = self._count(epoch)
-            if epoch >= whole:
-                count = max(1, round(count * part))
-            self.starts.append(self.starts[-1] + count)
-        self.total = self.starts[-1]
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to, from 0."""
-        return bisect_right(self.starts, step) - 1
-
-    def part(self, step: int) -> float:
-        """How many epochs are done after a number of steps."""
-        epoch = min(self.epoch_of(step), len(self.starts) - 2)
-        size = self.starts[epoch + 1] - self.starts[epoch]
-        share = min(1.0, self.recipe.epochs - epoch)
-        return epoch + share * (step - self.starts[epoch]) / size
-
-    def pace(self, step: int) -> float:
-        """Steps are alike."""
-        return step
-
-    def read(self, step: int) -> tuple[Source, list[Item]]:
-        """What a step reads."""
-        epoch = self.epoch_of(step)
-        number, chosen = self._of_epoch(epoch)[step - self.starts[epoch]]
-        source = self.sources[number]
-        return source, [self._some(source.items[i], epoch, i) for i in chosen]
-
-    def described(self) -> Any:
-        """How many items each head has."""
-        return [(source.head, len(source.items)) for source in self.sources]
-
-    def _count(self, epoch: int) -> int:
-        if self.recipe.batch_tokens is None:
-            return sum(-(-len(source.items) // self.recipe.batch_size) for source in self.sources)
-        return len(self._of_epoch(epoch))
-
-    def _of_epoch(self, epoch: int) -> list[tuple[int, list[int]]]:
-        """The steps of an epoch: the number of a source, and which of its items."""
-        if self._epoch[0] != epoch:
-            rng = np.random.default_rng([self.recipe.seed, epoch])
-            steps = [(n, one) for n, source in enumerate(self.sources) for one in self._cut(source, epoch, rng)]
-            if len(self.sources) > 1:
-                steps = [steps[i] for i in rng.permutation(len(steps))]
-            self._epoch = (epoch, steps)
-        return self._epoch[1]
-
-    def _cut(self, source: Source, epoch: int, rng: np.random.Generator) -> Iterator[list[int]]:
-        order = rng.permutation(len(source.items)).tolist()
-        budget = self.recipe.batch_tokens
-        if budget is None:
-            size = self.recipe.batch_size
-            yield from (order[i : i + size] for i in range(0, len(order), size))
-            return
-        group: list[int] = []
-        used = 0
-        for i in order:
-            tokens = len(self._some(source.items[i], epoch, i))
-            if group and used + tokens > budget:
-                yield group
-                group, used = [], 0
-            group.append(i)
-            used += tokens
-        if group:
-            yield group
-
-    def _some(self, item: Item, epoch: int, index: int) -> Item:
-        """Of a text with very many windows, as many as a step may read, others in each epoch."""
-        most = self.recipe.train_windows
-        if len(item.pieces) <= most:
-            return item
-        rng = np.random.default_rng([self.recipe.seed, epoch, index, 1])
-        chosen = [item.pieces[i] for i in sorted(rng.choice(len(item.pieces), most, replace=False))]
-        whole = sum(piece.share for piece in chosen)
-        return replace(item, pieces=tuple(replace(piece, share=piece.share / whole) for piece in chosen))
 
 
 class Trainer:
@@ -515,8 +384,7 @@ class Trainer:
             near, end = near + 1, first
         if near >= TRIES:
             raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}, after {TRIES} spikes before it")
-        if self.world.first and not self.quiet:
-            self._say(f"the loss is {spike.loss:.4g} at step {spike.step}: back to the weights of step {before.step}")
+        self._say(f"the loss is {spike.loss:.4g} at step {spike.step}: back to the weights of step {before.step}")
         self._trained.load_state_dict(saved["model"])
         self._restore(saved)
         self.stepper.forget()
@@ -576,15 +444,13 @@ class Trainer:
         if self.watcher is not None:
             self.watcher.evaluated(p.evaluations[-1])
         if self.keep == "last":
-            if self.world.first and not self.quiet:
-                told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-                self._say(f"step {p.step} of {self.steps.total}: {told}")
+            told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            self._say(f"step {p.step} of {self.steps.total}: {told}")
             return
         score = scores.get(self.metric)
         if score is None:
             raise ConfigError(f"metric={self.metric!r} must be one of {', '.join(scores)}")
-        if self.world.first and not self.quiet:
-            self._say(f"epoch {self.steps.part(p.step):.2f}: dev {self.metric} {score:.4f}")
+        self._say(f"epoch {self.steps.part(p.step):.2f}: dev {self.metric} {score:.4f}")
         if math.isnan(score):  # as a correlation with what is always the same
             score = -math.inf
         if p.best is None or score > p.best:
@@ -618,7 +484,8 @@ class Trainer:
         return Progress("train", lambda: self.progressed.step / self.steps.total, before=before, file=file)
 
     def _say(self, text: str) -> None:
-        print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
+        if self.world.first and not self.quiet:
+            print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
 
     def _ask_to_stop(self) -> None:
         self._stop = True

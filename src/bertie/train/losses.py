@@ -22,195 +22,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.errors import ConfigError, InputError
-from bertie.text.batch import Batch
+from bertie.train.similarity import (
+    Cosine,
+    Dot,
+    Gather,
+    Similarity,
+    Vectors,
+    across_ranks,
+    joined,
+    of_all,
+    plain,
+    rows_of,
+    states_of,
+    with_states,
+)
 
 Inputs = Literal["pairs", "classes", "scores", "triplets", "lists", "vectors"]
 Distance = Literal["squared", "euclidean", "cosine"]
 
 BLOCK = 1 << 22  # numbers; a table of similarities that is larger is made in parts
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A vector for each token of B texts, end to end: what late interaction compares. No text is without tokens."""
-
-    states: Tensor  # (T, D)
-    cu_seqlens: Tensor  # (B + 1,)
-
-    def __len__(self) -> int:
-        return len(self.cu_seqlens) - 1
-
-    def texts(self) -> tuple[Tensor, ...]:
-        """(n, D) of each text."""
-        return torch.split(self.states, self.lengths())
-
-    def lengths(self) -> list[int]:
-        """How many tokens each text has."""
-        found: list[int] = self.cu_seqlens.diff().tolist()
-        if min(found, default=1) < 1:
-            raise InputError(f"text {found.index(min(found))} has no tokens; each needs at least one")
-        return found
-
-
-Vectors = Tensor | Tokens  # (B, D), or one for each token
-Gather = Callable[[Vectors], tuple[Vectors, int]]
-
-
-# --- across processes
-
-
-class _Joined(torch.autograd.Function):
-    """(n, …) of each process -> (Σ n, …) of all; backward, the gradients that all processes have for ours."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: list[int], rank: int) -> Tensor:
-        ctx.start, ctx.count = sum(sizes[:rank]), sizes[rank]
-        # A sum with zeros, for processes may have different numbers of rows and not every backend gathers these.
-        out = x.new_zeros(sum(sizes), *x.shape[1:])
-        out[ctx.start : ctx.start + ctx.count] = x
-        dist.all_reduce(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        total = grads[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total[ctx.start : ctx.start + ctx.count], None, None
-
-
-def across_ranks(column: Vectors) -> tuple[Vectors, int]:
-    """A column with the rows of all processes, and the place where this one's begin. Every process must ask.
-
-    Gradients come back from all of them: the mean over processes of each one's gradient is that of the mean of their
-    losses. A process alone gets its own column back.
-
-    >>> across_ranks(torch.ones(2, 3))[1]
-    0
-    """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return column, 0
-    if isinstance(column, Tokens):
-        lengths, start = _joined(column.cu_seqlens.diff())
-        return Tokens(_joined(column.states)[0], F.pad(lengths.cumsum(0), (1, 0)).to(column.cu_seqlens.dtype)), start
-    return _joined(column)
-
-
-def _joined(x: Tensor) -> tuple[Tensor, int]:
-    rank, sizes = dist.get_rank(), torch.zeros(dist.get_world_size(), dtype=torch.int64, device=x.device)
-    sizes[rank] = len(x)
-    dist.all_reduce(sizes)
-    counts: list[int] = sizes.tolist()
-    joined: Tensor = _Joined.apply(x, counts, rank)  # type: ignore[no-untyped-call]
-    return joined, sum(counts[:rank])
-
-
-# --- how alike two texts are
-
-
-class Similarity(ABC):
-    """How alike texts are, by their vectors."""
-
-    @abstractmethod
-    def table(self, a: Vectors, b: Vectors) -> Tensor:
-        """(B, C) of each of B texts to each of C."""
-
-    @abstractmethod
-    def pairs(self, a: Vectors, b: Vectors) -> Tensor:
-        """(B,) of each text to the one in the same row."""
-
-
-@dataclass(frozen=True)
-class Dot(Similarity):
-    """The dot product.
-
-    >>> Dot().table(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0], [1.0, 1.0]])).tolist()
-    [[3.0, 3.0]]
-    """
-
-    def table(self, a: Vectors, b: Vectors) -> Tensor:
-        """(B, D), (C, D) -> (B, C)."""
-        return _plain(a) @ _plain(b).T
-
-    def pairs(self, a: Vectors, b: Vectors) -> Tensor:
-        """(B, D), (B, D) -> (B,)."""
-        return (_plain(a) * _plain(b)).sum(-1)
-
-
-@dataclass(frozen=True)
-class Cosine(Similarity):
-    """The cosine of the angle between two vectors, −1 to 1.
-
-    >>> Cosine().pairs(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0]])).tolist()
-    [1.0]
-    """
-
-    def table(self, a: Vectors, b: Vectors) -> Tensor:
-        """(B, D), (C, D) -> (B, C)."""
-        return F.normalize(_plain(a), dim=-1) @ F.normalize(_plain(b), dim=-1).T
-
-    def pairs(self, a: Vectors, b: Vectors) -> Tensor:
-        """(B, D), (B, D) -> (B,)."""
-        return F.cosine_similarity(_plain(a), _plain(b), dim=-1)
-
-
-@dataclass(frozen=True)
-class MaxSim(Similarity):
-    """Late interaction, ColBERT's: `maxsim`. Its columns are `Tokens`.
-
-    >>> query = Tokens(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 2]))
-    >>> passages = Tokens(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 2, 3]))
-    >>> [round(score, 2) for score in MaxSim().table(query, passages)[0].tolist()]
-    [2.0, 1.4]
-    """
-
-    def table(self, a: Vectors, b: Vectors) -> Tensor:
-        """-> (B, C)."""
-        return maxsim(_tokens(a), _tokens(b))
-
-    def pairs(self, a: Vectors, b: Vectors) -> Tensor:
-        """-> (B,)."""
-        texts = zip(_tokens(a).texts(), _tokens(b).texts(), strict=True)
-        none = _tokens(a).states[:0].sum(1)  # (0,) in its graph: a process may have no rows of a batch
-        return torch.cat([none, *((ours @ theirs.T).amax(1).sum()[None] for ours, theirs in texts)])
-
-
-def maxsim(queries: Tokens, passages: Tokens) -> Tensor:
-    """(B, C) for each query's token the best dot product with a token of the passage, summed over the query's tokens.
-
-    Token vectors of length 1 make it a sum of cosines, as ColBERT has it.
-    """
-    products = passages.states @ queries.states.T  # (T of passages, T of queries)
-    # (C, T of queries). What is empty comes first: a process may have no rows of a batch.
-    best = torch.cat([products[:0], *(one.amax(0)[None] for one in torch.split(products, passages.lengths()))])
-    parts = torch.split(best.T, queries.lengths())
-    return torch.cat([best.T[:0], *(one.sum(0)[None] for one in parts)])  # (B, C)
-
-
-def lexical(logits: Tensor, batch: Batch) -> Tensor:
-    """(T, V) logits over the vocabulary -> (B, V) the weight of each of its words in a text: SPLADE's vectors.
-
-    A weight is the greatest log(1 + max(0, logit)) of the text's tokens. Training with `Flops` makes most of them 0.
-
-    >>> batch = Batch.from_ids([[101, 102], [102]])
-    >>> lexical(torch.tensor([[1.0, -1.0], [0.0, -2.0], [0.0, 3.0]]), batch).exp().round().tolist()
-    [[2.0, 1.0], [1.0, 4.0]]
-    """
-    if logits.ndim != 2 or len(logits) != len(batch.ids):
-        raise InputError(f"logits have shape {tuple(logits.shape)}; the batch needs ({len(batch.ids)}, V)")
-    # The greatest first: the function rises with the logit, and so it is taken of B rows and not of T.
-    texts = torch.split(logits, list(batch.lengths))
-    return torch.cat([logits[:0], *(one.amax(0)[None] for one in texts)]).relu().log1p()
-
-
-# --- losses
 
 
 class VectorLoss(ABC):
@@ -261,7 +98,7 @@ class Softmax(VectorLoss):
 
     def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
-        u, v = map(_plain, _columns(self, columns, 2))
+        u, v = map(plain, _columns(self, columns, 2))
         wanted = _within(self, _values(self, values, len(u)), 0, self.classes - 1)
         logits = aside["softmax"](torch.cat([u, v, (u - v).abs()], -1))  # (B, 3 D) -> (B, classes)
         return _mean(F.cross_entropy(logits, wanted.long(), reduction="none"))
@@ -314,8 +151,8 @@ class CoSENT(VectorLoss):
     def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         a, b = _columns(self, columns, 2)
-        wanted, order = _all(_values(self, values, len(a))).sort()
-        cosines = _all(Cosine().pairs(a, b))[order] * self.scale
+        wanted, order = of_all(_values(self, values, len(a))).sort()
+        cosines = of_all(Cosine().pairs(a, b))[order] * self.scale
         # Sorted, all i of a j lie behind it, from the first with a greater score on: sums from the end have them all,
         # and no table of pairs is needed.
         behind = (-cosines).flip(0).logcumsumexp(0).flip(0)
@@ -377,7 +214,7 @@ class Triplet(VectorLoss):
 
     def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
-        a, p, n = map(_plain, _columns(self, columns, 3))
+        a, p, n = map(plain, _columns(self, columns, 3))
         return _mean((self._far(a, p) - self._far(a, n) + self.margin).relu())
 
     def _far(self, a: Tensor, b: Tensor) -> Tensor:
@@ -418,8 +255,8 @@ class InfoNCE(VectorLoss):
         """As `VectorLoss.loss`."""
         queries, own, *hard = _columns(self, columns, 2, more=True)
         passages, start = self.gather(own)
-        right = torch.arange(start, start + len(queries), device=_states(own).device)
-        candidates = _cat([passages, *(self.gather(one)[0] for one in hard)])
+        right = torch.arange(start, start + len(queries), device=states_of(own).device)
+        candidates = joined([passages, *(self.gather(one)[0] for one in hard)])
         total = self._sum(queries, candidates, right, self.score.table)
         if self.symmetric:  # of the same scores: a query's tokens look for a passage's, and never the other way round
             everyone = self.gather(queries)[0]
@@ -434,7 +271,7 @@ class InfoNCE(VectorLoss):
         def part(rows: Vectors, others: Vectors, right: Tensor) -> Tensor:
             return F.cross_entropy(table(rows, others) * self.scale, right, reduction="sum")
 
-        a, b = _states(texts), _states(candidates)
+        a, b = states_of(texts), states_of(candidates)
         parts = -(-len(a) * len(b) // BLOCK)
         if parts <= 1:
             return part(texts, candidates, right)
@@ -443,10 +280,10 @@ class InfoNCE(VectorLoss):
         b_here = b.detach().requires_grad_()
         step = -(-len(texts) // parts)
         for at in range(0, len(texts), step):
-            rows = _rows(texts, at, at + step)
-            a_here = _states(rows).detach().requires_grad_()
+            rows = rows_of(texts, at, at + step)
+            a_here = states_of(rows).detach().requires_grad_()
             with torch.enable_grad():
-                one = part(_with(rows, a_here), _with(candidates, b_here), right[at : at + step])
+                one = part(with_states(rows, a_here), with_states(candidates, b_here), right[at : at + step])
             more_a, more_b = torch.autograd.grad(one, (a_here, b_here))
             total += one.detach()
             grads_a.append(more_a)
@@ -498,7 +335,7 @@ class Matryoshka(VectorLoss):
 
     def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
-        total = _states(columns[0]).new_zeros(())
+        total = states_of(columns[0]).new_zeros(())
         for dimension, weight in zip(self.dimensions, self.weights or (1.0,) * len(self.dimensions), strict=True):
             name = str(dimension)
             inner = aside[name] if name in aside else nn.ModuleDict()
@@ -509,10 +346,10 @@ class Matryoshka(VectorLoss):
 
 def _cut(column: Vectors, dimension: int) -> Vectors:
     """The first numbers of each vector, of length 1."""
-    states = _states(column)
+    states = states_of(column)
     if dimension > states.shape[-1]:
         raise ConfigError(f"dimension {dimension} must be at most {states.shape[-1]}, the vectors' width")
-    return _with(column, F.normalize(states[:, :dimension], dim=-1))
+    return with_states(column, F.normalize(states[:, :dimension], dim=-1))
 
 
 @dataclass(frozen=True)
@@ -614,15 +451,15 @@ class Flops(VectorLoss):
 
     def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
-        queries, *passages = map(_plain, _columns(self, columns, 2, more=True))
+        queries, *passages = map(plain, _columns(self, columns, 2, more=True))
         price = self.query_weight * _flops(queries) + self.passage_weight * _flops(torch.cat(passages))
         return self.inner.loss(columns, values, aside) + price
 
 
 def _flops(weights: Tensor) -> Tensor:
     """(B, V) -> () the sum over words of the squared mean over the texts of all processes."""
-    total = _all(weights.sum(0, keepdim=True)).sum(0)  # (V,)
-    count = _all(weights.new_tensor([len(weights)])).sum()
+    total = of_all(weights.sum(0, keepdim=True)).sum(0)  # (V,)
+    count = of_all(weights.new_tensor([len(weights)])).sum()
     return ((total / count) ** 2).sum()
 
 
@@ -646,11 +483,11 @@ class Neighbours(VectorLoss):
 
     def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`; values are the teacher's vectors (B, D')."""
-        (ours,) = map(_plain, _columns(self, columns, 1))
+        (ours,) = map(plain, _columns(self, columns, 1))
         if values is None or values.ndim != 2 or len(values) != len(ours):
             has = "none" if values is None else f"of shape {tuple(values.shape)}"
             raise InputError(f"Neighbours needs values of shape ({len(ours)}, a teacher's width); they are {has}")
-        return neighbours(_all(ours), _all(values), self.scale)
+        return neighbours(of_all(ours), of_all(values), self.scale)
 
 
 def neighbours(student: Tensor, teacher: Tensor, scale: float = 20.0) -> Tensor:
@@ -718,51 +555,6 @@ def _lists(
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
     """(B, k) logits, (B, k) logits -> (B,) the divergence of the first ones' distribution from the second ones'."""
     return F.kl_div(ours.log_softmax(-1), theirs.log_softmax(-1), reduction="none", log_target=True).sum(-1)
-
-
-def _all(x: Tensor) -> Tensor:
-    """The rows of all processes."""
-    return _plain(across_ranks(x)[0])
-
-
-def _plain(column: Vectors) -> Tensor:
-    if isinstance(column, Tokens):
-        raise InputError("this takes one vector a text (B, D), not Tokens: those are for MaxSim()")
-    return column
-
-
-def _tokens(column: Vectors) -> Tokens:
-    if isinstance(column, Tensor):
-        raise InputError("MaxSim takes Tokens, a vector for each token, not one vector a text")
-    return column
-
-
-def _states(column: Vectors) -> Tensor:
-    """(B, D) or (T, D)."""
-    return column.states if isinstance(column, Tokens) else column
-
-
-def _with(column: Vectors, states: Tensor) -> Vectors:
-    """The same texts with other vectors."""
-    return Tokens(states, column.cu_seqlens) if isinstance(column, Tokens) else states
-
-
-def _rows(column: Vectors, start: int, end: int) -> Vectors:
-    """Some rows of a column."""
-    if isinstance(column, Tensor):
-        return column[start:end]
-    cu = column.cu_seqlens[start : end + 1]
-    return Tokens(column.states[int(cu[0]) : int(cu[-1])], cu - cu[0])
-
-
-def _cat(columns: Sequence[Vectors]) -> Vectors:
-    """Columns one after the other."""
-    if not any(isinstance(column, Tokens) for column in columns):
-        return torch.cat([_plain(column) for column in columns])
-    tokens = [_tokens(column) for column in columns]
-    lengths = torch.cat([column.cu_seqlens.diff() for column in tokens])
-    ends = F.pad(lengths.cumsum(0), (1, 0)).to(lengths.dtype)
-    return Tokens(torch.cat([column.states for column in tokens]), ends)
 
 
 def _mean(each: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import numpy as np
 
 from bertie.errors import ConfigError, InputError
 from bertie.text.tokenizer import Tokenizer
-from bertie.train.loop import Source
 from bertie.train.masking import Masking, seeded
 from bertie.train.objectives import Item, MaskedTokens, Objective, OverModel, Piece
 from bertie.train.packing import Packed
+from bertie.train.steps import Source
 
 
 class MaskedSteps:

@@ -12,12 +12,12 @@ import numpy as np
 from bertie.errors import ConfigError, InputError
 from bertie.text.tokenizer import Tokenizer
 from bertie.train.corpus import Corpus, Numbers
-from bertie.train.loop import Plan, Source
 from bertie.train.masking import Masking, seeded
 from bertie.train.mlm import items_of
 from bertie.train.objectives import Item
 from bertie.train.packing import Packing
 from bertie.train.pretraining import MaskedPairs, NextSentence, Pair, SentenceOrder
+from bertie.train.steps import Plan, Source
 
 DUPLICATES = 10  # BERT's data was made ten times over, with other pairs and other tokens hidden, then read as it was
 SECTION = 16  # rooms of a pair: longer documents are taken in parts

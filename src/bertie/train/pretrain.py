@@ -20,6 +20,7 @@ from torch import nn
 
 from bertie._version import __version__
 from bertie.config import HeadInfo, HeadName
+from bertie.data.files import write_file
 from bertie.errors import ConfigError, InputError
 from bertie.hub import Checkpoint
 from bertie.sentence import SentenceModules
@@ -27,13 +28,13 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.train import begin, watch
 from bertie.train.ceiling import ceiling, flops_per_token
-from bertie.train.corpus import HELD_OUT, MANIFEST, Corpus, write_file
+from bertie.train.corpus import HELD_OUT, MANIFEST, Corpus
 from bertie.train.curves import Curves
 from bertie.train.data import Labelled, labelled
 from bertie.train.distil import Pair as RelationPair
 from bertie.train.distil import Related, Relations, Triple, TripleLoss, copy_layers
 from bertie.train.distributed import Spread
-from bertie.train.loop import History, Plan, Row, Source, Steps, Trainer, precision
+from bertie.train.loop import History, Row, Trainer, precision
 from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
 from bertie.train.packing import Packed
@@ -41,6 +42,7 @@ from bertie.train.plans import Growing, Mixed, PairSteps
 from bertie.train.pretrain_recipe import MASKING, TAUGHT, Pretraining
 from bertie.train.pretraining import EnhancedMasked, NextSentence, ReplacedTokens, Replacement, SentenceOrder
 from bertie.train.recipe import TASKS
+from bertie.train.steps import Plan, Source, Steps
 from bertie.train.taught import Aligned, Basis, Taught, TaughtSteps
 
 PARTS = 8  # steps of a batch that grows

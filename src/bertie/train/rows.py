@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from bertie.train.loop import Source, Steps
 from bertie.train.objectives import Item, Piece
 from bertie.train.recipe import Recipe
+from bertie.train.steps import Source, Steps
 
 LOOK = 8  # batches ahead are searched for rows that do not clash
 

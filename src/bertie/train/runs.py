@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
+from bertie.data.files import write_file
 from bertie.data.journal import Complete
 from bertie.errors import CheckpointError, ExistsError, InputError
 from bertie.train.data import Labelled, fingerprint
@@ -145,7 +146,7 @@ class Runs:
             return
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir(parents=True)
-        _write(self.state / ASKED, asked)
+        write_file(self.state / ASKED, json.dumps(asked).encode())
 
     def _agree(self, asked: dict[str, Any]) -> None:
         before = _read_json(self.state / ASKED)
@@ -210,7 +211,7 @@ class Runs:
         self._judged[seed] = judged
         if self.world.first:
             task.save(self._model(seed), overwrite=True)
-            _write(folder / DONE, asdict(done))
+            write_file(folder / DONE, json.dumps(asdict(done)).encode())
             for state in (*folder.glob("*.pt"), folder / "log.csv"):
                 state.unlink(missing_ok=True)
         self._forget_worse()
@@ -285,15 +286,6 @@ def _remove(state: Path) -> None:
     with suppress(FileNotFoundError):  # another process of the same job was faster
         os.rename(state, away)
     shutil.rmtree(away, ignore_errors=True)
-
-
-def _write(path: Path, value: Any) -> None:
-    draft = path.with_name(f".{path.name}.new")
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

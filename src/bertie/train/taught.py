@@ -23,12 +23,12 @@ from bertie.model import Model
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.train.corpus import Corpus, Numbers
-from bertie.train.loop import Source
 from bertie.train.losses import neighbours
 from bertie.train.masking import Masking, seeded
 from bertie.train.mlm import items_of
 from bertie.train.objectives import Item, MiniBatch, OverModel
 from bertie.train.packing import SPECIAL, Packing, flat
+from bertie.train.steps import Source
 
 
 class Aligned:

@@ -27,13 +27,11 @@ from bertie.train.losses import (
     InfoNCE,
     MarginMSE,
     Softmax,
-    Tokens,
     Triplet,
     VectorLoss,
-    Vectors,
-    lexical,
 )
 from bertie.train.objectives import Item, MiniBatch, Objective, Piece, Targets
+from bertie.train.similarity import Tokens, Vectors, lexical
 
 if TYPE_CHECKING:
     from bertie.model import Model

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertie.data.files import write_file
 from bertie.errors import ConfigError, InputError
 from bertie.evaluate.intervals import DRAWS, FloatArray, Score, bootstrap, linear, number
 from bertie.model import Model
 from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Tokenizer
-from bertie.train.corpus import write_file
 from bertie.train.masking import Ints, Masking, seeded
 from bertie.train.packing import Packed
 
