@@ -2,22 +2,28 @@
 
     python -m benchmarks.serve saturate --data FOLDER [--seconds 10] [--repeats 3] [--json OUT.json]
     python -m benchmarks.serve latency --data FOLDER [--seconds 10] [--json OUT.json] [--svg OUT.svg]
-    python -m benchmarks.serve saturate --servers bertie --generator python --processes 8 --connections 512
+    python -m benchmarks.serve start [--repeats 5]
+    python -m benchmarks.serve saturate --servers bertie --device cuda --serve-args "--workers 8" --per-request 1,32 \\
+        --generator python --processes 6 --connections 256 --texts TEXTS.json
 
 saturate: requests of one text each from 64 connections, as fast as they are answered, against each server in turn; and
-the same texts in one call of `Embedder.embed`. The peer's batches are tried in several sizes first, and its best is
-used. CPU time a request is given as well: it says more than the rate where others use the same cores.
+the same texts in one call of `Embedder.embed`, with nothing else on the machine. So the server has less of it: what wrk
+uses (a few hundredths of a core) counts against the server. The peer's batches are tried in several sizes first, and
+its best is used. CPU time a text is given as well: it says more than the rate where others use the same cores.
 
 latency: requests that come at random moments, at 25, 50, 75, 100 and 200% of what `saturate` found or --rate says.
 
+start: seconds from starting the process to the first answer, of /classify with the built-in model.
+
 The texts are real ones of mixed lengths: questions, captions, news, paragraphs; none longer than the model reads at
-once, as sentence-transformers would cut it. Without --data they are pieces of the tour's book.
+once, as sentence-transformers would cut it. Without --data they are pieces of the tour's book, or what is in --texts.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import platform
@@ -53,8 +59,11 @@ SOURCES = {
 # --- texts ---
 
 
-def real_texts(data: Path | None, model: str) -> list[str]:
-    """Texts that the model reads at once, in an order of their own."""
+def real_texts(data: Path | None, model: str, file: Path | None = None) -> list[str]:
+    """Texts that the model reads at once, in an order of their own; or those of a file, a list in JSON, as they are."""
+    if file is not None:
+        kept: list[str] = json.loads(file.read_text())
+        return kept
     from bertie.hub import Checkpoint
 
     checkpoint = Checkpoint.load(model)
@@ -84,8 +93,10 @@ def real_texts(data: Path | None, model: str) -> list[str]:
     return found
 
 
-def bodies_of(texts: Sequence[str]) -> list[bytes]:
-    return [json.dumps({"inputs": text}, ensure_ascii=False).encode() for text in texts]
+def bodies_of(texts: Sequence[str], each: int = 1) -> list[bytes]:
+    """Requests of one text, or of several."""
+    some = texts if each == 1 else [texts[i : i + each] for i in range(0, len(texts) - each + 1, each)]
+    return [json.dumps({"inputs": one}, ensure_ascii=False).encode() for one in some]
 
 
 def say(line: str) -> None:
@@ -189,10 +200,11 @@ def offline_here(model: str, seconds: float, device: str | None) -> None:
 
     texts = json.load(sys.stdin)
     embedder = Embedder.load(model, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    embedder.embed(texts[:256])
+    size = 512 if embedder.model.device.type == "cpu" else 16_384  # texts a call: a GPU wants to be asked for many
+    embedder.embed(texts[:256] if size == 512 else texts)
     count, begun, used = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - begun < seconds:
-        some = [texts[i % len(texts)] for i in range(count, count + 512)]
+        some = [texts[i % len(texts)] for i in range(count, count + size)]
         embedder.embed(some)
         count += len(some)
     took = time.perf_counter() - begun
@@ -200,8 +212,10 @@ def offline_here(model: str, seconds: float, device: str | None) -> None:
     print(json.dumps({"rate": round(count / took, 2), "seconds": round(took, 3), "cpu_ms": round(cpu, 4)}))
 
 
-def saturated(one: Running, bodies: Sequence[bytes], args: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """A closed loop, after a short one that does not count."""
+def saturated(
+    one: Running, bodies: Sequence[bytes], args: argparse.Namespace, seconds: float, each: int = 1
+) -> dict[str, Any]:
+    """A closed loop of requests with `each` texts, after a short one that does not count."""
 
     def run(length: float) -> dict[str, Any]:
         if args.generator == "wrk":
@@ -212,28 +226,37 @@ def saturated(one: Running, bodies: Sequence[bytes], args: argparse.Namespace, s
     used = one.cpu_seconds()
     found = run(seconds)
     used = one.cpu_seconds() - used
-    return found | {"cpu_ms": round(1000 * used / max(1, found["answered"]), 4)}
+    texts = {"requests": found["rate"], "rate": found["rate"] * each}
+    return found | texts | {"cpu_ms": round(1000 * used / max(1, found["answered"] * each), 4)}
 
 
-def tuned(one: Running, bodies: Sequence[bytes], args: argparse.Namespace) -> tuple[int, float]:
-    """The batch size and the wait with which the peer is fastest, by CPU time a request and by rate together."""
-    tried = {}
-    for batch in args.batches:
-        for wait in args.waits:
-            post(one.url, "/tune", {"batch": batch, "wait_ms": wait})
-            found = saturated(one, bodies, args, max(3.0, args.seconds / 2))
-            tried[batch, wait] = found["rate"]
-            say(f"  batches of {batch}, waiting {wait:g} ms: {found['rate']:.1f}/s, {found['cpu_ms']:.2f} CPU ms each")
-    best = max(tried, key=lambda key: tried[key])
-    post(one.url, "/tune", {"batch": best[0], "wait_ms": best[1]})
+def tuned(one: Running, bodies: Sequence[bytes], args: argparse.Namespace) -> dict[str, float]:
+    """How many texts at once, in batches of which size, and the wait for more, with which the peer is fastest."""
+    tried: list[tuple[float, dict[str, float]]] = []
+
+    def attempt(most: int, batch: int, wait: float) -> None:
+        how = {"most": most, "batch": batch, "wait_ms": wait}
+        post(one.url, "/tune", how)
+        found = saturated(one, bodies, args, max(3.0, args.seconds / 2))
+        tried.append((found["rate"], how))
+        say(f"  {json.dumps(how)}: {found['rate']:.1f}/s, {found['cpu_ms']:.2f} CPU ms each")
+
+    for most, batch in itertools.product(args.most, args.batches):
+        if batch <= most:
+            attempt(most, batch, 0.0)
+    best = max(tried, key=lambda pair: pair[0])[1]
+    for wait in args.waits:
+        attempt(int(best["most"]), int(best["batch"]), wait)
+    best = max(tried, key=lambda pair: pair[0])[1]
+    post(one.url, "/tune", best)
     return best
 
 
 def saturate(args: argparse.Namespace) -> dict[str, Any]:
     """All servers in turn, several times."""
     model = str(args.model)
-    texts = real_texts(args.data, model)
-    bodies = bodies_of(texts)
+    texts = real_texts(args.data, model, args.texts)
+    bodies = {each: bodies_of(texts, each) for each in args.per_request}
     runs: dict[str, list[dict[str, Any]]] = {"offline": []}
     best = None
     device = [] if args.device is None else ["--device", args.device]
@@ -243,22 +266,27 @@ def saturate(args: argparse.Namespace) -> dict[str, Any]:
             extra = [*device, *(args.serve_args.split() if name == "bertie" else [])]
             up[name] = stack.enter_context(server(name, model, extra))
         if "batched" in up:
-            best = tuned(up["batched"], bodies, args)
+            best = tuned(up["batched"], bodies_of(texts), args)
         for number in range(args.repeats):
             for name in ["offline", *up] if number % 2 == 0 else [*reversed(up), "offline"]:
-                found = (
-                    offline(model, texts, args.seconds, args.device)
-                    if name == "offline"
-                    else saturated(up[name], bodies, args, args.seconds)
-                )
-                runs.setdefault(name, []).append(found)
-                say(f"  {number + 1}/{args.repeats} {name}: {json.dumps(found)}")
+                if name == "offline":
+                    some = {name: offline(model, texts, args.seconds, args.device)}
+                else:
+                    some = {
+                        name if each == 1 else f"{name}, {each} a request": saturated(
+                            up[name], bodies[each], args, args.seconds, each
+                        )
+                        for each in args.per_request
+                    }
+                for label, found in some.items():
+                    runs.setdefault(label, []).append(found)
+                    say(f"  {number + 1}/{args.repeats} {label}: {json.dumps(found)}")
     rate = {name: statistics.median(one["rate"] for one in some) for name, some in runs.items()}
     cpu = {name: statistics.median(one["cpu_ms"] for one in some) for name, some in runs.items()}
     say("\n| | texts/s | of offline | CPU ms a text | p50 ms | p99 ms | Bertie against it |\n|" + "---|" * 7)
-    for name, some in runs.items():
+    for name, several in runs.items():
         p50, p99 = (
-            f"{statistics.median(one[key] for one in some):.0f}" if name != "offline" else ""
+            f"{statistics.median(one[key] for one in several):.0f}" if name != "offline" else ""
             for key in ("p50_ms", "p99_ms")
         )
         against = f"{rate['bertie'] / rate[name]:.2f}×" if "bertie" in rate and rate[name] else ""
@@ -268,7 +296,7 @@ def saturate(args: argparse.Namespace) -> dict[str, Any]:
         "what": "saturate",
         "connections": args.connections,
         "generator": args.generator,
-        "best_batching": None if best is None else {"batch": best[0], "wait_ms": best[1]},
+        "best_batching": best,
         "rate": rate,
         "cpu_ms": cpu,
         "runs": runs,
@@ -278,7 +306,7 @@ def saturate(args: argparse.Namespace) -> dict[str, Any]:
 def latency(args: argparse.Namespace) -> dict[str, Any]:
     """One server at several shares of its capacity."""
     model, name = str(args.model), args.servers[0]
-    bodies = bodies_of(real_texts(args.data, model))
+    bodies = bodies_of(real_texts(args.data, model, args.texts))
     device = [] if args.device is None else ["--device", args.device]
     rows: list[dict[str, Any]] = []
     with server(name, model, [*device, *(args.serve_args.split() if name == "bertie" else [])]) as up:
@@ -312,6 +340,25 @@ def latency(args: argparse.Namespace) -> dict[str, Any]:
     return {"what": "latency", "server": name, "capacity": capacity, "table": table, "runs": rows}
 
 
+def start(args: argparse.Namespace) -> dict[str, Any]:
+    """From nothing to the first answer."""
+    took = []
+    for _ in range(args.repeats):
+        begun = time.perf_counter()
+        command = [sys.executable, "-m", "bertie", "serve", "--port", "0"]
+        with subprocess.Popen(
+            command, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[0]
+            assert post(url, "/classify", {"texts": "A delight from start to finish."})
+            took.append(round(time.perf_counter() - begun, 3))
+            process.terminate()
+        say(f"  {took[-1]:.2f} s")
+    say(f"\nmedian {statistics.median(took):.2f} s, {min(took):.2f} to {max(took):.2f}")
+    return {"what": "start", "seconds": took}
+
+
 _STYLE = """<style>
 svg { background: #fff; } text { fill: #1c2024; font: 11px system-ui, sans-serif; }
 .end { text-anchor: end; } .mid { text-anchor: middle; } .name { fill: #667079; } .grid { stroke: #dde1e5; }
@@ -340,9 +387,11 @@ def plot(table: Sequence[dict[str, Any]], name: str) -> str:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("saturate", "latency", "offline"))
+    parser.add_argument("what", choices=("saturate", "latency", "start", "offline"))
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--data", type=Path, help="a folder with " + ", ".join(SOURCES))
+    parser.add_argument("--texts", type=Path, help="a list of texts in JSON, instead of --data")
+    parser.add_argument("--per-request", default="1", help="texts a request; several numbers: one after the other")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--connections", type=int, default=64)
@@ -350,8 +399,11 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="of the generator in Python")
     parser.add_argument("--servers", default="bertie,plain,async,batched", help="of which latency takes the first")
     parser.add_argument("--serve-args", default="", help="more for bertie serve")
-    parser.add_argument("--batches", default="32,64,128", help="sizes to try for the peer that batches")
-    parser.add_argument("--waits", default="0,5", help="milliseconds to try that it waits for more")
+    parser.add_argument("--most", default="16,64", help="numbers of texts at once to try for the peer that batches")
+    parser.add_argument("--batches", default="1,4,8,16,64", help="sizes of its batches to try")
+    parser.add_argument(
+        "--waits", default="5", help="milliseconds to try that it waits for more, with the best of them"
+    )
     parser.add_argument("--rate", type=float, help="requests/s that count as the capacity (measured)")
     parser.add_argument("--device")
     parser.add_argument("--json", type=Path)
@@ -361,9 +413,11 @@ def main() -> int:
         offline_here(str(args.model), args.seconds, args.device)
         return 0
     args.servers = args.servers.split(",")
+    args.most = [int(one) for one in args.most.split(",")]
     args.batches = [int(one) for one in args.batches.split(",")]
     args.waits = [float(one) for one in args.waits.split(",")]
-    found = saturate(args) if args.what == "saturate" else latency(args)
+    args.per_request = [int(one) for one in args.per_request.split(",")]
+    found = {"saturate": saturate, "latency": latency, "start": start}[args.what](args)
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}
     if args.json is not None:
         args.json.write_text(json.dumps(found | {"machine": machine}, indent=1) + "\n")

@@ -279,7 +279,9 @@ def opened(
 def _several(kind: str, jobs: list[tuple[Any, ...]]) -> dict[str, Any]:
     if len(jobs) == 1:
         return _run(kind, jobs[0]).summary()
-    with ProcessPoolExecutor(len(jobs), mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    together = context.Barrier(len(jobs))  # or the first ones would have the server for themselves
+    with ProcessPoolExecutor(len(jobs), mp_context=context, initializer=together.wait) as pool:
         first, *others = [one.result() for one in [pool.submit(_run, kind, job) for job in jobs]]
     for one in others:
         first.add(one)

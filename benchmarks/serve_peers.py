@@ -2,13 +2,14 @@
 
     python -m benchmarks.serve_peers plain --model FOLDER --port 9001
     python -m benchmarks.serve_peers async --model FOLDER --port 9001
-    python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --batch 64 --wait-ms 0
+    python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --most 64 --batch 8 --wait-ms 0
 
 plain: as the documentations of both suggest. A function that blocks is declared with `def`, which FastAPI calls in one
 of its threads, and it calls `encode` on what came in.
 async: the same with `async def`, as many have it: one `encode` after the other, on the event loop.
 batched: what waits is encoded together, up to a number of texts, in one thread; sentence-transformers sorts it by
-length. The reply is written by orjson, from numpy. POST /tune sets how many and how long they are waited for.
+length and pads it in batches of a size of its own. The reply is written by orjson, from numpy. POST /tune sets both
+numbers, and how long is waited for more.
 
 All take text-embeddings-inference's POST /embed with one text, or several.
 """
@@ -31,6 +32,7 @@ class Ask(BaseModel):
 
 
 class Tuning(BaseModel):
+    most: int
     batch: int
     wait_ms: float
 
@@ -61,15 +63,15 @@ def on_the_loop(model: SentenceTransformer) -> FastAPI:
     return app
 
 
-def batched(model: SentenceTransformer, batch: int, wait: float) -> FastAPI:
+def batched(model: SentenceTransformer, most: int, batch: int, wait: float) -> FastAPI:
     app = FastAPI()
     waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]]] = asyncio.Queue()
     running: list[asyncio.Task[None]] = []
 
     @app.post("/tune")
     async def tune(ask: Tuning) -> None:
-        nonlocal batch, wait
-        batch, wait = ask.batch, ask.wait_ms / 1000
+        nonlocal most, batch, wait
+        most, batch, wait = ask.most, ask.batch, ask.wait_ms / 1000
 
     def encode(texts: list[str]) -> Any:
         return model.encode(texts, batch_size=batch, show_progress_bar=False)
@@ -77,9 +79,9 @@ def batched(model: SentenceTransformer, batch: int, wait: float) -> FastAPI:
     async def work() -> None:
         while True:
             some = [await waiting.get()]
-            if wait and waiting.qsize() < batch - 1:
+            if wait and waiting.qsize() < most - 1:
                 await asyncio.sleep(wait)
-            while len(some) < batch and not waiting.empty():
+            while len(some) < most and not waiting.empty():
                 some.append(waiting.get_nowait())
             try:
                 found = await asyncio.to_thread(encode, [text for text, _ in some])
@@ -110,7 +112,8 @@ def main() -> None:
     parser.add_argument("kind", choices=("plain", "async", "batched"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--most", type=int, default=64, help="texts that are encoded together")
+    parser.add_argument("--batch", type=int, default=8, help="of which so many are padded to one length")
     parser.add_argument("--wait-ms", type=float, default=0.0)
     parser.add_argument("--device")
     args = parser.parse_args()
@@ -119,7 +122,7 @@ def main() -> None:
     kinds = {
         "plain": lambda: plain(model),
         "async": lambda: on_the_loop(model),
-        "batched": lambda: batched(model, args.batch, args.wait_ms / 1000),
+        "batched": lambda: batched(model, args.most, args.batch, args.wait_ms / 1000),
     }
     uvicorn.run(kinds[args.kind](), host="127.0.0.1", port=args.port, log_level="warning", access_log=False)
 

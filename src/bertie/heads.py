@@ -30,7 +30,7 @@ from bertie import store
 from bertie.config import Calibration, HeadConfig, HeadInfo, HeadName
 from bertie.errors import CheckpointError, ConfigError
 from bertie.families.convert import Plan, same
-from bertie.model import Model, Unfilled
+from bertie.model import Model, Unfilled, with_memory
 from bertie.nn.heads import Head
 
 KEY, FILE = "bertie", "heads.safetensors"
@@ -56,7 +56,7 @@ def fresh(cfg: HeadConfig, model: Model, seed: int) -> Head:
 
     They come from `seed` alone: the global generator is left as it was, and every device gets the same numbers.
     """
-    head = empty(cfg, model).to(model.dtype).to_empty(device=model.device)
+    head = with_memory(empty(cfg, model).to(model.dtype), model.device)
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in head.named_parameters():
         if parameter.ndim > 1:
@@ -128,7 +128,7 @@ def load(model: Model, named: Mapping[str, HeadConfig], folder: Path, *, packed:
         source = store.Int8Source(file) if packed else file
         plan.check(added, source.shapes(), ())
         if model.device.type != "meta":
-            added = added.to(model.dtype).to_empty(device=model.device)
+            added = with_memory(added.to(model.dtype), model.device)
             plan.load(added, source)
     except CheckpointError as error:
         raise CheckpointError(f"{FILE}: {error}") from None

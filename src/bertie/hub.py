@@ -16,9 +16,9 @@ from bertie import heads, store
 from bertie.config import Calibration, HeadInfo, HeadName
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.families import LABELLED, Blueprint, blueprint, headed, recipe_for
-from bertie.model import Model, Unfilled
+from bertie.model import Model, Unfilled, with_memory
 from bertie.nn.heads import Head
-from bertie.sentence import CrossEncoderConfig, SentenceModules
+from bertie.sentence import CrossEncoderConfig, SentenceModules, Splade
 from bertie.text.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).parent / "models"
@@ -54,6 +54,7 @@ class Checkpoint:
     tokenizer: Tokenizer | None = None
     sentence: SentenceModules | None = None
     cross_encoder: CrossEncoderConfig | None = None
+    splade: Splade | None = None
     source: str = ""
     limit: int | None = None  # of tokens read at once; None: what the model and the files allow
     heads: dict[str, HeadInfo] = field(default_factory=dict)  # what each head of the model is for
@@ -77,6 +78,8 @@ class Checkpoint:
             limits.append(self.sentence.max_seq_length)
         elif self.cross_encoder is not None and self.cross_encoder.max_length is not None:
             limits.append(self.cross_encoder.max_length)
+        elif self.splade is not None and self.splade.max_length is not None:
+            limits.append(self.splade.max_length)
         elif self.tokenizer is not None and self.tokenizer.model_max_length is not None:
             limits.append(self.tokenizer.model_max_length)
         return min(limits if self.limit is None else [*limits, self.limit])
@@ -142,7 +145,8 @@ class Checkpoint:
         if made is None:
             made = self._fresh(head, plan, seed)
         model = Model.over(self.model.encoder, {head: made}).eval()
-        return replace(self, model=model, config=config, blueprint=plan, heads={}, sentence=None, cross_encoder=None)
+        bare = replace(self, sentence=None, cross_encoder=None, splade=None)
+        return replace(bare, model=model, config=config, blueprint=plan, heads={})
 
     def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
         """Add one more head, of the family's layout for `info.kind`, under a name of its own.
@@ -200,12 +204,15 @@ class Checkpoint:
         """The same checkpoint reading at most so many tokens at once. What is saved says so."""
         if isinstance(reach, bool) or not isinstance(reach, int) or not 1 <= reach <= self.reach:
             raise ConfigError(f"reach={reach!r} must be a whole number from 1 to {self.reach}: it can only be lowered")
-        sentence, pairs = copy(self.sentence), self.cross_encoder
+        sentence, pairs, splade = copy(self.sentence), self.cross_encoder, self.splade
         if sentence is not None:
             sentence.max_seq_length = reach
         if pairs is not None:
             pairs = replace(pairs, max_length=reach)
-        return replace(self, limit=reach, sentence=sentence, cross_encoder=pairs, heads=dict(self.heads))
+        if splade is not None:
+            splade = replace(splade, max_length=reach)
+        held = dict(self.heads)
+        return replace(self, limit=reach, sentence=sentence, cross_encoder=pairs, splade=splade, heads=held)
 
     def calibrated(self, name: str, calibration: Calibration) -> None:
         """Set how a head's scores are to be read; `save` keeps it."""
@@ -234,8 +241,8 @@ class Checkpoint:
         named = {name: self.model.head(name).cfg for name in self.heads if name not in self.blueprint.heads}
         if ours := heads.to_key(self.heads, named, weights):
             config[heads.KEY] = ours
-        # Both parts behind a transformer know where it lies, and give their files by paths from the top.
-        parts = [part for part in (self.sentence, self.cross_encoder) if part is not None]
+        # The parts behind a transformer know where it lies, and give their files by paths from the top.
+        parts = [part for part in (self.sentence, self.cross_encoder, self.splade) if part is not None]
         at = PurePosixPath(next((part.transformer_path for part in parts), ""))
         inner = {"config.json": store.to_json(config)} | self._tokenizer_files()
         if named:
@@ -346,7 +353,8 @@ def _read(
     weights = store.open_weights(at, packed=heads.is_packed(ours))
     shapes = weights.shapes()
     cross_encoder = CrossEncoderConfig.from_folder(folder, config)
-    if head is None and cross_encoder is None and is_sentence:
+    splade = Splade.from_folder(folder)
+    if head is None and cross_encoder is None and splade is None and is_sentence:
         # Sentence models often name the class they were made from, whose head they left behind.
         head = "none"
     plan = blueprint(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
@@ -355,7 +363,7 @@ def _read(
     plan.plan.check(model, shapes, [*plan.family.dropped, *asked])
     if device is not None:
         try:
-            model = model.to(dtype).to_empty(device=device)
+            model = with_memory(model.to(dtype), device)
         except RuntimeError as error:
             raise CheckpointError(f"there is no room for the model on {device}: {error}") from None
         plan.plan.load(model, weights)
@@ -366,6 +374,7 @@ def _read(
         tokenizer=_tokenizer(at, plan),
         sentence=SentenceModules.from_folder(folder, plan.encoder.width),
         cross_encoder=cross_encoder,
+        splade=splade,
         source=str(name),
     )
     if heads.KEY not in ignore:

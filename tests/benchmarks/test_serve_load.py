@@ -93,6 +93,18 @@ def test_closed_loop(stub: Stub) -> None:
     assert set(stub.seen) == set(BODIES)
 
 
+def test_several_processes_begin_together(stub: Stub) -> None:
+    stub.plain = True
+    found = serve_load.closed(stub.url, "/embed", BODIES, connections=4, seconds=0.5, processes=2)
+    assert found["answered"] == stub.statuses[200] >= 4
+    assert found["seconds"] < 5, "of the load, without the start of the processes"
+
+
+def test_requests_of_several_texts() -> None:
+    bodies = [json.loads(one) for one in serve.bodies_of(["a", "b", "c", "d", "e"], 2)]
+    assert bodies == [{"inputs": ["a", "b"]}, {"inputs": ["c", "d"]}]
+
+
 def test_open_loop_counts_from_when_a_request_was_due(stub: Stub) -> None:
     stub.plain = True
     found = serve_load.opened(stub.url, "/embed", BODIES, rate=200, seconds=0.5)

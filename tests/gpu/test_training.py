@@ -11,9 +11,10 @@ import torch
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, Rotary, Sliding
 from bertie.model import Model
 from bertie.train import stepper
-from bertie.train.loop import Source, Trainer
+from bertie.train.loop import Trainer
 from bertie.train.objectives import AnyOfMany, EachToken, Item, Objective, OneOfMany, Piece, Relevance, Span, Value
 from bertie.train.recipe import Recipe
+from bertie.train.steps import Source
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

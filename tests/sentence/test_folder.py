@@ -157,7 +157,7 @@ BAD_KEYS = {
     "two": (entry(1, type="sentence_transformers.models.Transformer"), "each other one of Pooling, Dense"),
     "order": (entry(1, type="sentence_transformers.models.Normalize", path="x"), "one Pooling first"),
     "model key": (edit(MODEL, temperature=2), f"{MODEL}: nothing here knows what to do with temperature=2$"),
-    "sparse": (edit(MODEL, model_type="SparseEncoder"), "model_type='SparseEncoder' is not supported"),
+    "model type": (edit(MODEL, model_type="Router"), "model_type='Router' is not supported"),
     "similarity": (edit(MODEL, similarity_fn_name="maxsim"), "similarity_fn_name='maxsim' .* allowed: 'cosine', 'dot'"),
     "prompts": (edit(MODEL, prompts=["a"]), r"prompts=\['a'\] is not supported; allowed: an object"),
     "prompt": (edit(MODEL, prompts={"query": None}), "prompts: query=None is not supported; allowed: a string"),

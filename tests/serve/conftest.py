@@ -69,7 +69,7 @@ def registry(models: dict[str, str], small_folder: Any) -> Iterator[Registry]:
     """All tiny models; that with many heads comes first."""
     names = ("embed", "classify", "rerank", "nli", "fill", "tag", "answer")
     folders = {"small": str(small_folder / "bertie-small")} | {name: models[name] for name in names}
-    made = Registry(folders, devices=["cpu"], budget=2048, capacity=200_000)
+    made = Registry(folders, devices=["cpu"], budget=2048, max_wait=60)
     yield made
     made.close()
 

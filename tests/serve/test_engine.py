@@ -23,7 +23,6 @@ from bertie.errors import ConfigError, InputError
 from bertie.families import blueprint
 from bertie.hub import Checkpoint
 from bertie.model import Model
-from bertie.serve import engine as engine_file
 from bertie.serve.engine import Engine, Ran
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, current_ticket
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger
@@ -53,7 +52,7 @@ def checkpoint(folder: Path) -> Checkpoint:
 @contextmanager
 def running(model: Model, **options: Any) -> Iterator[Engine]:
     """With one worker unless asked otherwise, so that a gate holds all."""
-    made = Engine(model, **{"budget": 512, "capacity": 10**6, "workers": 1, **options})
+    made = Engine(model, **{"budget": 512, "max_wait": 60.0, "workers": 1, **options})
     try:
         yield made
     finally:
@@ -319,7 +318,8 @@ def test_tickets(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_full(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     expected = embedder.embed(sentences(40))
-    with running(checkpoint.model, capacity=100) as engine:
+    with running(checkpoint.model, max_wait=1.0) as engine:
+        engine.queue.rate, engine.queue.least = 100.0, 0
         embedder.compute = engine.compute
         gate = Gate(checkpoint.model, monkeypatch)
         with ThreadPoolExecutor(41) as pool:
@@ -343,7 +343,7 @@ def test_full(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("drain", [True, False])
 def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
     embedder = Embedder(checkpoint)
-    engine = Engine(checkpoint.model, budget=16, capacity=10**6, workers=1)
+    engine = Engine(checkpoint.model, budget=16, workers=1)
     embedder.compute = engine.compute
     gate = Gate(checkpoint.model, monkeypatch)
     with ThreadPoolExecutor(6) as pool:
@@ -368,7 +368,7 @@ def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain:
 
 def test_a_device_that_hangs_is_not_waited_for(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
-    engine = Engine(checkpoint.model, budget=512, capacity=10**6, workers=1)
+    engine = Engine(checkpoint.model, budget=512, workers=1)
     embedder.compute = engine.compute
     gate = Gate(checkpoint.model, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
@@ -470,23 +470,38 @@ def test_the_budget_is_measured(checkpoint: Checkpoint, monkeypatch: pytest.Monk
         return took[tokens]
 
     monkeypatch.setattr(Engine, "_pass", fake)
-    with running(checkpoint.model, budget=None, capacity=None) as engine:
+    with running(checkpoint.model, budget=None) as engine:
         assert engine.measured is not None
         # 2048 tokens reach 68,267 a second, 4096 reach 70,621: within 5 %, so that the smaller one is taken.
         assert engine.budget == engine.measured.budget == 2048
         assert max(passes) == 8192, "and when it gets worse, no more are tried"
         assert engine.queue.rate == pytest.approx(2048 / 0.030 * engine.workers)
-        assert engine.queue.capacity == int(engine_file.WAIT * engine.queue.rate)
+        assert engine.queue.room == pytest.approx(60 * engine.queue.rate)
+        assert engine.queue.least == 2 * 2048 * engine.workers
     with pytest.raises(ConfigError, match="budget=-1"):
         Engine(checkpoint.model, budget=-1)
 
 
 def test_the_real_measure(checkpoint: Checkpoint) -> None:
-    with running(checkpoint.model, budget=None, capacity=None) as engine:
+    with running(checkpoint.model, budget=None) as engine:
         assert engine.measured is not None
         assert engine.budget in engine.measured.rates
         assert engine.queue.rate > 0
-        assert engine.queue.capacity >= engine_file.ROOM
+        assert engine.queue.room >= engine.queue.least > 0
+
+
+def test_the_rate_is_that_of_full_batches_while_others_wait(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = Embedder(checkpoint)
+    with running(checkpoint.model, budget=64) as engine:
+        embedder.compute = engine.compute
+        for text in sentences(5):
+            embedder.embed([text])
+        assert engine.queue.rate == 0.0, "small ones say nothing"
+        calls = [lambda text=text: embedder.embed([text]) for text in sentences(40)]
+        together(engine, Gate(checkpoint.model, monkeypatch), calls)
+        assert engine.queue.rate > 0
 
 
 def test_nothing_is_held_when_all_is_done(checkpoint: Checkpoint) -> None:

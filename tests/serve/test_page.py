@@ -55,7 +55,7 @@ class Served:
         from bertie.serve.registry import Registry
 
         # However slow the machine, nothing is refused or given up.
-        registry = Registry([hub.DEFAULT], budget=2048, capacity=1_000_000)
+        registry = Registry([hub.DEFAULT], budget=2048, max_wait=60)
         self.checkpoint = registry[hub.DEFAULT].checkpoint
         self.checkpoint.limit = reach
         opened = None if index is None else (Index.open(index, Embedder(self.checkpoint)), hub.DEFAULT)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertie.errors import ConfigError
-from bertie.serve.queue import SHARE, TURN, Cancelled, Closed, Expired, Job, Part, Queue, Refused, Ticket
+from bertie.serve.queue import TURN, Cancelled, Closed, Expired, Job, Part, Queue, Refused, Ticket
 
 
 class Clock:
@@ -36,7 +36,7 @@ def done(one: Job) -> bool:
 
 
 def test_a_request_of_one_window_does_not_wait_for_one_of_many() -> None:
-    queue = Queue(10**6)
+    queue = Queue()
     long, short = job(*[256] * 500), job(10)
     queue.put(long)
     queue.put(short)
@@ -46,7 +46,7 @@ def test_a_request_of_one_window_does_not_wait_for_one_of_many() -> None:
 
 
 def test_a_long_one_has_its_turn_however_many_short_ones_come() -> None:
-    queue = Queue(10**6)
+    queue = Queue()
     long = job(*[400] * 6)
     queue.put(long)
     rounds = 0
@@ -61,7 +61,7 @@ def test_a_long_one_has_its_turn_however_many_short_ones_come() -> None:
 
 
 def test_a_window_beyond_the_budget_is_a_batch_of_its_own() -> None:
-    queue = Queue(10**6)
+    queue = Queue()
     small, large = job(10), job(5000)
     queue.put(small)
     queue.put(large)
@@ -70,31 +70,51 @@ def test_a_window_beyond_the_budget_is_a_batch_of_its_own() -> None:
     assert [part.job for part in queue.take(1000)] == [large], "it did not fit and goes first now"
 
 
-def test_full() -> None:
-    queue = Queue(1000)
+def test_whoever_would_wait_too_long_is_refused_at_once() -> None:
+    queue = Queue(2.0)
     queue.rate = 100.0
-    for _ in range(4):
-        queue.put(job(*[50] * 5))
-    with pytest.raises(Refused, match="1000 tokens wait and 1000 may; there is no room for 50") as refused:
+    for _ in range(5):
+        queue.check()
+        queue.put(job(50))
+    with pytest.raises(Refused, match=r"takes about 2\.5 s, and it may wait for 2 s") as refused:
         queue.put(job(50))
     assert refused.value.retry_after == pytest.approx(0.5)
-    queue.take(100)
+    with pytest.raises(Refused):
+        queue.check()
+    queue.take(50)
     queue.put(job(50))
 
 
-def test_a_request_counts_for_its_share_at_most() -> None:
-    queue = Queue(1000)
+def test_the_room_follows_the_rate() -> None:
+    queue = Queue(2.0)
+    for _ in range(10):
+        queue.put(job(50))  # how long they will take is not known yet
+    queue.rate = 100.0
+    with pytest.raises(Refused):
+        queue.put(job(50))
+    queue.rate = 250.0
+    queue.put(job(50))
+    queue.rate = 1.0
+    with pytest.raises(Refused):
+        queue.put(job(50))
+    queue.least = 550  # however slow it is
+    queue.put(job(50))
+
+
+def test_a_request_counts_for_its_next_turn() -> None:
+    queue = Queue()
     queue.put(job(*[100] * 500))
-    assert queue.waiting == 1000 // SHARE
-    queue.put(job(700))
-    assert queue.waiting == 500
+    assert queue.waiting == TURN
+    queue.put(job(700, 10))
+    assert queue.waiting == TURN + 700
     parts = queue.take(10**9)
-    assert tokens(parts) == 50_700
+    assert tokens(parts) == 50_710
     assert queue.waiting == 0
 
 
 def test_whoever_left_is_in_nobodys_way() -> None:
-    queue = Queue(200)
+    queue = Queue(2.0)
+    queue.rate = 90.0
     gone = [job(50) for _ in range(4)]
     for one in gone:
         queue.put(one)
@@ -111,7 +131,7 @@ def test_whoever_left_is_in_nobodys_way() -> None:
 
 def test_deadlines() -> None:
     clock = Clock()
-    queue = Queue(10_000, clock=clock)
+    queue = Queue(clock=clock)
     late, soon = job(10, deadline=5.0), job(10, deadline=20.0)
     queue.put(late)
     queue.put(soon)
@@ -124,7 +144,7 @@ def test_deadlines() -> None:
 
 
 def test_what_cannot_be_done_in_time_is_refused_at_once() -> None:
-    queue = Queue(10_000, clock=Clock())
+    queue = Queue(60.0, clock=Clock())
     queue.rate = 100.0
     queue.put(job(*[100] * 20))
     queue.put(job(100, deadline=7.0))  # 512 of the first, and itself
@@ -136,7 +156,7 @@ def test_what_cannot_be_done_in_time_is_refused_at_once() -> None:
 
 
 def test_a_failed_job_costs_no_more() -> None:
-    queue = Queue(10**6)
+    queue = Queue()
     poisoned, other = job(*[TURN] * 10), job(10)
     queue.put(poisoned)
     queue.put(other)
@@ -152,7 +172,7 @@ def test_a_failed_job_costs_no_more() -> None:
 
 
 def test_closing() -> None:
-    queue = Queue(1000)
+    queue = Queue()
     one, two = job(TURN, 10), job(10)
     queue.put(one)
     queue.put(two)
@@ -167,7 +187,7 @@ def test_closing() -> None:
 
 
 def test_a_worker_waits_until_there_is_something() -> None:
-    queue, got = Queue(1000), list[list[Part]]()
+    queue, got = Queue(), list[list[Part]]()
     worker = threading.Thread(target=lambda: got.extend((queue.take(100), queue.take(100))))
     worker.start()
     one = job(10)
@@ -180,12 +200,12 @@ def test_a_worker_waits_until_there_is_something() -> None:
 
 
 def test_nothing_to_do() -> None:
-    queue = Queue(10)
+    queue = Queue()
     nothing = job()
     queue.put(nothing)
     assert done(nothing)
     assert queue.take(10, wait=False) == []
-    with pytest.raises(ConfigError, match="capacity=0"):
+    with pytest.raises(ConfigError, match="wait=0"):
         Queue(0)
 
 
@@ -194,9 +214,9 @@ def test_nothing_to_do() -> None:
 def test_everybody_is_answered_once(data: st.DataObject) -> None:
     """Any order of coming, leaving, taking and failing."""
     clock = Clock()
-    capacity = data.draw(st.integers(1, 3000))
-    queue = Queue(capacity, clock=clock)
+    queue = Queue(data.draw(st.floats(0.1, 10)), clock=clock)
     queue.rate = data.draw(st.sampled_from([0.0, 50.0, 5000.0]))
+    queue.least = data.draw(st.integers(0, 1000))
     accepted: list[Job] = []
     running: list[list[Part]] = []
     handed: dict[Job, list[int]] = {}
@@ -234,9 +254,9 @@ def test_everybody_is_answered_once(data: st.DataObject) -> None:
                 queue.fail(one, ValueError())
         elif step == "later":
             clock.now += data.draw(st.floats(0, 10))
-        assert queue.waiting == sum(min(one.backlog, max(1, capacity // SHARE)) for one in queue._ring)
-        # A lone request may be larger than the room; all others fit in.
-        assert queue.waiting <= max(capacity, 600)
+        ahead = [max(min(one.backlog, TURN), *one.lengths[one.taken :][:1]) for one in queue._ring]
+        assert queue.waiting == sum(ahead)
+        assert queue.waiting <= queue.room + 2 * 600, "what waits takes no longer than it may, but for the last turn"
     queue.close(drain=data.draw(st.booleans()))
     while parts := queue.take(1000):
         running.append(parts)
@@ -257,7 +277,7 @@ def test_everybody_is_answered_once(data: st.DataObject) -> None:
 @given(lengths=st.lists(st.lists(st.integers(1, 2 * TURN), min_size=1, max_size=12), min_size=2, max_size=8))
 def test_by_turns(lengths: list[list[int]]) -> None:
     """A window at a time: none of those who wait is more than one ahead."""
-    queue = Queue(10**9)
+    queue = Queue()
     several = [job(*one) for one in lengths]
     for one in several:
         queue.put(one)
@@ -274,7 +294,7 @@ def test_by_turns(lengths: list[list[int]]) -> None:
     before=st.integers(0, 5),
 )
 def test_a_newcomer_waits_for_one_turn_of_each(lengths: list[list[int]], budgets: list[int], before: int) -> None:
-    queue = Queue(10**9)
+    queue = Queue()
     for one in lengths:
         queue.put(job(*one))
     for budget in budgets[:before]:

@@ -21,7 +21,7 @@ from bertie.serve.registry import Registry, named
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Regressor, Reranker, Tagger, ZeroShot
 from tests.tasks.tiny import LABELS, save, sentences
 
-ENGINE: dict[str, Any] = {"budget": 256, "capacity": 100_000, "devices": ["cpu"]}
+ENGINE: dict[str, Any] = {"budget": 256, "devices": ["cpu"]}
 
 
 @pytest.fixture(scope="module")

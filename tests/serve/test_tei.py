@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +12,8 @@ from huggingface_hub import InferenceClient
 
 from bertie.serve.registry import Registry
 from bertie.tasks import Classifier, Embedder, Reranker
-from tests.serve.conftest import Running
+from tests.sentence.test_splade import splade_folder
+from tests.serve.conftest import Running, Start
 
 TEXTS = ["a cat sat", "the dog ran on the mat"]
 LONG = " ".join(["the cat sat on the mat"] * 20)
@@ -174,3 +176,20 @@ def test_nothing_is_cut_unless_asked(tei: Tei) -> None:
     assert tei("/embed", inputs=LONG, model="embed") != tei("/embed", inputs=end, model="embed")
     cut = {"truncate": True, "model": "embed"}
     assert tei("/embed", inputs=LONG, **cut) == tei("/embed", inputs=end, **cut)
+
+
+def test_sparse_vectors(start: Start, tmp_path: Path) -> None:
+    """As sentence-transformers has them; of a long text, the greatest weights of its windows."""
+    folder, theirs = splade_folder(tmp_path)
+    registry = Registry({"splade": folder}, devices=["cpu"], budget=256)
+    tei = Tei(start(over=registry).url)
+    found = tei("/embed_sparse", inputs=TEXTS)
+    for row, dense in zip(found, theirs.encode(TEXTS).to_dense().numpy(), strict=True):
+        assert [one["index"] for one in row] == np.flatnonzero(dense).tolist()
+        np.testing.assert_allclose([one["value"] for one in row], dense[dense != 0], atol=1e-5)
+    long = {one["index"]: one["value"] for one in tei("/embed_sparse", inputs=LONG)[0]}
+    cut = {one["index"]: one["value"] for one in tei("/embed_sparse", inputs=LONG, truncate=True)[0]}
+    assert all(long[index] >= value - 1e-6 for index, value in cut.items())
+    assert len(tei("/embed_sparse", inputs=TEXTS[0], prompt_name="query")) == 1
+    assert refused(tei, "/embed_sparse", inputs="a", prompt_name="none")[0] == 422
+    registry.close()

@@ -12,6 +12,7 @@ import pytest
 import bertie
 from bertie import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 from bertie.errors import InputError, NotFoundError
+from bertie.model import Model
 from bertie.tasks import base
 from tests.tasks.tiny import LABELS, document, sentences
 
@@ -69,6 +70,26 @@ def test_a_text_alone_and_among_others_and_in_order(made: Made, monkeypatch: pyt
             assert len(a) > 0
             np.testing.assert_allclose(b, a, atol=3e-6)
             np.testing.assert_allclose(c, a, atol=3e-6)
+
+
+def test_deterministic_is_to_the_last_bit(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text and window has a pass of its own, so that nothing of its neighbours can reach it."""
+    sizes: list[int] = []
+    true = Model.hidden
+
+    def hidden(self: Model, batch: Any, head: str | None = None) -> Any:
+        sizes.append(len(batch))
+        return true(self, batch, head)
+
+    monkeypatch.setattr(Model, "hidden", hidden)
+    list(every(made)["embed"](TEXTS))
+    assert max(sizes) > 1
+    monkeypatch.setattr(base.Task, "deterministic", True)
+    for name, task in every(made).items():
+        sizes.clear()
+        together = [numbers(one) for one in task(TEXTS)]
+        assert set(sizes) == {1}, name
+        assert together == [numbers(task([text])[0]) for text in TEXTS]
 
 
 def test_a_text_that_fits_is_one_window(made: Made) -> None:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bertie import Embedder
 from bertie.errors import InputError
-from tests.sentence.tiny import old_folder, save_bert
+from bertie.tasks import base
+from bertie.tasks.base import Ask
+from bertie.tasks.embed import _Options
+from tests.sentence.tiny import WORDS, old_folder, save_bert
 
 TEXTS = ["the cat sat", "a dog ran on the mat", "", "dog", "a " * 30, "find the dog"]
 
@@ -76,3 +81,65 @@ def test_similarity_by_every_measure(folder: Path, how: str) -> None:
     np.testing.assert_allclose(
         embedder.similarity(["the cat sat", "a dog", "mat"], ["dog", "the mat"]), theirs, atol=1e-5
     )
+
+
+def many(count: int) -> list[str]:
+    """Of all lengths up to twice the reach, in no order."""
+    draw = np.random.default_rng(0)
+    return [" ".join(draw.choice(WORDS[5:], n)) for n in draw.integers(0, 20, count)]
+
+
+def forced(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Small chunks and batches, and so many threads, as if there were a GPU."""
+    true = Embedder._in_flight
+    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 7)
+    monkeypatch.setattr(base, "TOKENS_A_BATCH", 40)
+
+    def in_flight(self: Embedder, chunks: Any, how: Any, **_: int) -> Any:
+        return true(self, chunks, how, threads)
+
+    monkeypatch.setattr(Embedder, "_in_flight", in_flight)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 3])
+@pytest.mark.parametrize("prompt", [None, "query"])
+def test_many_at_a_time_as_all_tasks_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int, prompt: str | None
+) -> None:
+    texts, embedder = many(60), Embedder.load(folder)
+    before = {None: "", "query": "find : "}[prompt]
+    options = _Options(embedder._tokens(before))
+    wanted = list(embedder.run(Ask(f"text {i}", (before + text,), options) for i, text in enumerate(texts)))
+    assert {one.windows for one in wanted} > {1, 2}
+    forced(monkeypatch, threads)
+    found = list(embedder.embed_each(texts, prompt=prompt))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
+        assert (one.tokens_total, one.tokens_read, one.windows) == (
+            other.tokens_total,
+            other.tokens_read,
+            other.windows,
+        )
+    np.testing.assert_array_equal(embedder.embed(texts, prompt=prompt), [one.vector for one in found])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_is_wrong_comes_after_what_was_right(folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    embedder = Embedder.load(folder)
+    forced(monkeypatch, threads)
+    texts = [*many(18), "a\ud800", *many(30)]
+    found, before = [], threading.active_count()
+    with pytest.raises(InputError, match="text 18: character 1 is the lone surrogate"):
+        found.extend(embedder.embed_each(texts))
+    assert len(found) >= 7
+    assert threading.active_count() == before
+
+
+def test_what_is_given_up_leaves_no_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced(monkeypatch, 2)
+    before = threading.active_count()
+    results = Embedder.load(folder).embed_each(many(60))
+    next(results)
+    assert threading.active_count() > before
+    del results
+    assert threading.active_count() == before

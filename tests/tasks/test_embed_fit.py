@@ -16,6 +16,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.evaluate.scores import finding
 from bertie.train import losses
 from bertie.train.data import labelled
+from bertie.train.similarity import Vectors
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:lr=")  # the models here know nothing that could be lost
@@ -236,7 +237,7 @@ def test_a_run_that_was_stopped_goes_on_in_another_process(folder: Path, tmp_pat
     said = []
     for scale in (20.0, 20.0, 10.0):
 
-        def own(column: losses.Vectors) -> tuple[losses.Vectors, int]:
+        def own(column: Vectors) -> tuple[Vectors, int]:
             return column, 0
 
         embedder = Embedder(folder, loss=losses.InfoNCE(scale=scale, gather=own))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from bertie.errors import InputError
 from bertie.text.batch import Batch, pack
+from bertie.text.tokenizer import Flat
 
 
 def test_flat() -> None:
@@ -20,6 +23,18 @@ def test_flat() -> None:
     assert (batch.lengths, batch.max_len, len(batch)) == ((3, 1), 3, 2)
     assert batch.text_of_token().tolist() == [0, 0, 0, 1]
     assert batch.cu_seqlens.dtype == torch.int32
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.randoms())
+def test_some_of_a_run_of_tokens(lengths: list[int], draw: Any) -> None:
+    total = sum(lengths)
+    flat = Flat(np.arange(total), np.arange(total) % 2, np.array(lengths))
+    texts = draw.sample(range(len(lengths)), draw.randint(1, len(lengths)))
+    ids = np.split(flat.ids, np.cumsum(lengths)[:-1])
+    one, other = Batch.chosen(flat, texts), Batch.from_ids([ids[i] for i in texts], [ids[i] % 2 for i in texts])
+    assert one.lengths == other.lengths
+    for name in ("ids", "segments", "positions", "cu_seqlens"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
 def test_ranges_are_known_without_the_device() -> None:

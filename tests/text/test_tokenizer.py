@@ -53,6 +53,25 @@ def test_pairs(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("a", "").ids.tolist() != tokenizer.encode("a").ids.tolist()
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_flat(tmp_path: Path, name: str) -> None:
+    """Ids as one by one, special tokens spelled out in a text included; and how many the template adds."""
+    make = wordpiece_folder if name == "bert" else bpe_folder
+    specials = {"bert": "[PAD] [UNK] [CLS] [SEP] [MASK]", "roberta": "<s> <pad> </s> <unk> <mask>"}[name]
+    tokenizer = Tokenizer.from_folder(make(tmp_path, tuple(specials.split())), RECIPES[name])
+    texts = [*TEXTS, "", "a [MASK] [SEP] b", "<mask> </s> x"]
+    flat, wanted = tokenizer.encode_flat(texts), tokenizer.encode_batch(texts)
+    assert flat.lengths.tolist() == [len(one) for one in wanted]
+    assert flat.ids.tolist() == [i for one in wanted for i in one.ids]
+    assert flat.segments.tolist() == [i for one in wanted for i in one.segments]
+    assert {int(one.special.sum()) for one in wanted} == {tokenizer.special_count}
+    for one in [*wanted, tokenizer.encode("a b", "[SEP] c"), tokenizer.encode("a b", special=False)]:
+        assert one.text_tokens == take(one, np.arange(len(one))).text_tokens == (one.sources >= 0).sum()
+    assert len(tokenizer.encode_flat([]).ids) == 0
+    with pytest.raises(InputError, match="item 1: character 0 is the lone surrogate"):
+        tokenizer.encode_flat(["a", "\ud800"])
+
+
 def test_literal_special_tokens_are_tokens_but_not_the_templates(tokenizer: Tokenizer) -> None:
     e = tokenizer.encode("a [MASK] b")
     assert e.ids.tolist()[2] == tokenizer.mask_id

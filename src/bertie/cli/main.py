@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from bertie._version import __version__
 from bertie.cli import (
     answer,
+    bench,
     classify,
     corpus,
     embed,
@@ -57,6 +58,7 @@ VERBS = (
     corpus,
     pretrain,
     inspect,
+    bench,
     shrink,
 )
 

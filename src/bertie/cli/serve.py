@@ -59,7 +59,7 @@ def add(verbs: Verbs) -> None:
     limits.add_argument("--max-items", type=int, default=1024, metavar="N", help="texts of a request (1,024)")
     limits.add_argument("--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens of one (1,000,000)")
     limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests under way (512)")
-    limits.add_argument("--queue-tokens", type=int, metavar="N", help="tokens that may wait (two seconds of work)")
+    limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds for others' work first (1)")
     limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens a batch (measured at the start)")
     limits.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds for an answer (30)")
     limits.add_argument("--read-timeout", type=float, default=30.0, metavar="S", help="seconds for a body (30)")
@@ -72,11 +72,11 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    for name in ("workers", "max_body", "max_items", "max_tokens", "max_requests", "queue_tokens", "batch_tokens"):
+    for name in ("workers", "max_body", "max_items", "max_tokens", "max_requests", "batch_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1")
-    for name in ("deadline", "read_timeout"):
+    for name in ("deadline", "read_timeout", "max_wait"):
         if not 0 < getattr(args, name) <= 3600:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)} must lie between 0 and 3600 seconds")
     if args.new_key is not None:
@@ -143,8 +143,9 @@ def _serve(args: argparse.Namespace, socket: Socket, place: Place, ready: Callab
     from bertie.serve.limits import Limits
     from bertie.serve.logs import Handler, Log
     from bertie.serve.metrics import Metrics
-    from bertie.serve.workers import serve
+    from bertie.serve.workers import few_arenas, serve
 
+    few_arenas()
     log = Log(traces=args.log_traces)
     logging.getLogger("uvicorn.error").addHandler(Handler(log))
     keys = None if args.api_key_file is None else Keys.read(args.api_key_file, place.share)
@@ -190,5 +191,5 @@ def _loaded(args: argparse.Namespace, place: Place, metrics: Metrics) -> tuple[R
         name = known.get(resolve(source).resolve()) or next(iter(named([source])))
         models.setdefault(name, source)
         index = opened, name
-    settings = {"budget": args.batch_tokens, "capacity": args.queue_tokens}
+    settings = {"budget": args.batch_tokens, "max_wait": args.max_wait}
     return Registry(models, devices=[device], watch=metrics.watch, **settings), index

@@ -23,9 +23,9 @@ from bertie.text.batch import send
 enabled = True  # whether our own programs are used where they can be
 
 NARROWEST, WIDEST = 16, 128  # of a head
-# Tuned on an H200 (python -m benchmarks.disentangled --tune). Rows of a program where texts have as many, there and back;
-# and for each number of rows the warps, the turns of a loop in flight and the registers of a thread (None: as many as it
-# likes) of the three programs: there, back by queries, back by keys.
+# Tuned on an H200 (python -m benchmarks.disentangled --tune). Rows of a program where texts have as many, there and
+# back; and for each number of rows the warps, the turns of a loop in flight and the registers of a thread (None: as
+# many as it likes) of the three programs: there, back by queries, back by keys.
 ROWS = (64, 32)
 SIZES: dict[int, tuple[tuple[int, int, int | None], ...]] = {
     16: ((1, 1, 128), (1, 1, 168), (1, 1, None)),

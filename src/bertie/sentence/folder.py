@@ -23,7 +23,7 @@ from bertie.families.keys import Keys
 from bertie.store import to_json
 
 Json = dict[str, Any]
-ModelType = Literal["SentenceTransformer", "CrossEncoder"]
+ModelType = Literal["SentenceTransformer", "CrossEncoder", "SparseEncoder"]
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
@@ -41,6 +41,14 @@ TYPES = {
     for package in ("models", "sentence_transformer.modules", "base.modules", "cross_encoder.modules")
     for tail in (kind, f"{kind}.{kind}", f"{'layer_norm' if kind == 'LayerNorm' else kind.lower()}.{kind}")
 }
+TYPES |= {
+    f"sentence_transformers.sparse_encoder.{name}": kind
+    for name, kind in {
+        "models.MLMTransformer": "Transformer",
+        "models.SpladePooling": "SpladePooling",
+        "modules.splade_pooling.SpladePooling": "SpladePooling",
+    }.items()
+}
 
 # Classes are looked up here and never imported by name: a config must not be able to run code.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -56,6 +64,7 @@ ACTIVATION_PATHS = {f"torch.nn.{name}": name for name in ACTIVATIONS} | {
 TASKS: dict[ModelType, tuple[str, str, str]] = {
     "SentenceTransformer": ("feature-extraction", "last_hidden_state", "token_embeddings"),
     "CrossEncoder": ("sequence-classification", "logits", "scores"),
+    "SparseEncoder": ("fill-mask", "logits", "token_embeddings"),
 }
 # How the transformer is run and stored, not what it computes. sentence-transformers ignores trust_remote_code, too:
 # a config must not be able to ask for it.
@@ -102,9 +111,9 @@ class Folder:
 
     @classmethod
     def read(cls, root: Path, model_type: ModelType) -> Folder | None:
-        """Everything but the weights; None where there is no modules.json, or that of the other type of model."""
-        model = read_json(root, MODEL_FILE) or {}
-        if (model.get("model_type") == "CrossEncoder") != (model_type == "CrossEncoder"):
+        """Everything but the weights; None where there is no modules.json, or that of another type of model."""
+        said_type = (read_json(root, MODEL_FILE) or {}).get("model_type")
+        if (said_type if said_type in ("CrossEncoder", "SparseEncoder") else "SentenceTransformer") != model_type:
             return None
         entries = read_entries(root)
         if not entries:

@@ -14,21 +14,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from bertie._version import __version__
 from bertie.serve import schemas, views
 from bertie.serve.limits import Limits
 from bertie.serve.problems import Problem, Style
 from bertie.serve.queue import Ticket
+from bertie.serve.tasks import RawClassifier, RawReranker, Sparse, States
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import Ask, FloatArray, Task, pooled, reading, sigmoid
-from bertie.tasks.classify import Classification, Classifier, ZeroShot, entailing
+from bertie.tasks.base import Ask, FloatArray, Task, reading, sigmoid
+from bertie.tasks.classify import Classifier, ZeroShot, entailing
 from bertie.tasks.embed import POOLING, Embedder
 from bertie.tasks.fill_mask import MaskedLM
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
-from bertie.text.batch import Batch
 from bertie.text.windows import Window
 
 if TYPE_CHECKING:
@@ -80,52 +79,6 @@ class Through:
         if job.tokens > job.limits.tokens:
             raise Problem("large", f"a request may have at most {job.limits.tokens:,} tokens, in all windows together")
         return self.engine.compute(task, items, ticket=job.ticket)
-
-
-class RawReranker(Reranker):
-    """Scores as they come out of the head: each API has its own idea of what follows."""
-
-    def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
-    ) -> Sequence[FloatArray]:
-        """(1,) logit of each window."""
-        return self.by_text(self.rows(hidden, batch))
-
-
-class RawClassifier(Classifier):
-    """Logits instead of probabilities, averaged over windows."""
-
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
-        """Pool the windows."""
-        named = {label: float(pooled(found, outputs)[i]) for i, label in self.info.labels.items()}
-        best = max(named, key=lambda label: named[label])
-        return Classification(best, named[best], named, True, **reading(found))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenVectors:
-    """(n, D) the state of each token of a text, special ones included."""
-
-    vectors: FloatArray
-    tokens_total: int
-    tokens_read: int
-    windows: int
-
-
-class States(Task[None, FloatArray, TokenVectors]):
-    """The encoder's last states. Each token is taken from the window that answers for it."""
-
-    def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
-    ) -> Sequence[FloatArray]:
-        """(n, D) of each window."""
-        return self.by_token(hidden.float(), batch)
-
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> TokenVectors:
-        """All tokens in order."""
-        places = np.concatenate([window.places[window.owned] for window in found])
-        rows = np.concatenate([output[window.owned] for window, output in zip(found, outputs, strict=True)])
-        return TokenVectors(rows[np.argsort(places, kind="stable")], **reading(found))
 
 
 class Desk:
@@ -373,9 +326,26 @@ def embed_all(desk: Desk, ask: schemas.EmbedAllRequest, job: Job) -> Any:
 
 
 def embed_sparse(desk: Desk, ask: schemas.EmbedAllRequest, job: Job) -> Any:
-    """There is none."""
-    desk.candidates(ask.model)
-    raise Problem("unable", "Model is not an embedding model with Splade pooling")
+    """The words of the vocabulary that a text stands for, with their weights."""
+    for name in desk.candidates(ask.model):
+        splade = desk.registry[name].checkpoint.splade
+        if splade is not None:
+            break
+    else:
+        raise Problem("unable", "Model is not an embedding model with Splade pooling")
+    task = desk.task(Sparse, name, job, truncate=_direction(ask.truncate, ask.truncation_direction))
+    prompt = ask.prompt_name or splade.default_prompt
+    if prompt is not None and prompt not in splade.prompts:
+        raise Problem("input", f"prompt_name={prompt[:100]!r} is none of the model's prompts", field="prompt_name")
+    before = "" if prompt is None else splade.prompts[prompt]
+    texts = [before + one for one in desk.texts(ask.inputs, task.tokenizer, "inputs")]
+    texts = [one.lower() for one in texts] if splade.lower_case else texts
+    found = list(task.run(Ask(f"text {i}", (text,), None) for i, text in enumerate(texts)))
+    _finite(one.weights for one in found)
+    job.saw(found)
+    return [
+        [{"index": i, "value": float(one.weights[i])} for i in np.flatnonzero(one.weights).tolist()] for one in found
+    ]
 
 
 def predict(desk: Desk, ask: schemas.PredictRequest, job: Job) -> Any:
@@ -682,7 +652,15 @@ ROUTES = (
     Route("GET", "/v1/models", v1_models, None, _s.Models, "The served models", "openai", OPENAI),
     Route("POST", "/embed", embed, _s.EmbedRequest, list[list[float]], "Vectors", tag=TEI),
     Route("POST", "/embed_all", embed_all, _s.EmbedAllRequest, list[list[list[float]]], "A vector a token", tag=TEI),
-    Route("POST", "/embed_sparse", embed_sparse, _s.EmbedAllRequest, list[Any], "Sparse vectors: 424", tag=TEI),
+    Route(
+        "POST",
+        "/embed_sparse",
+        embed_sparse,
+        _s.EmbedAllRequest,
+        list[list[_s.SparseValue]],
+        "Sparse vectors, of a SPLADE model",
+        tag=TEI,
+    ),
     Route(
         "POST",
         "/predict",

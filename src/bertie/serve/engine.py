@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bertie.errors import ConfigError, InputError
 from bertie.model import Model
-from bertie.serve.queue import Closed, Expired, Job, Part, Queue, Ticket, current_ticket
+from bertie.serve.queue import WAIT, Closed, Expired, Job, Part, Queue, Ticket, current_ticket
 from bertie.tasks.base import Ask, Task
 from bertie.text.batch import Batch
 from bertie.text.windows import Window
@@ -33,7 +33,6 @@ SMALLEST, LARGEST = 512, 65_536  # budgets that are tried, in tokens
 NEAR = 0.95  # of the best rate: larger batches make all wait longer, and win little
 LENGTHS = (9, 14, 21, 33, 48, 75, 110, 170)  # of the texts that are measured with: short and long, no two alike
 SECONDS = 0.6  # that measuring may take; on a GPU, whose first passes are slow, four times as long
-WAIT, ROOM = 2.0, 8192  # seconds of work that may wait, where no capacity is given, and tokens that may in any case
 NAMES = {  # of tasks, for those who watch
     "Embedder": "embed",
     "Classifier": "classify",
@@ -46,6 +45,7 @@ NAMES = {  # of tasks, for those who watch
     "RawReranker": "rerank",
     "RawClassifier": "classify",
     "States": "embed",
+    "Sparse": "embed",
 }
 FADE = 0.95  # the weight of what came before in the running rate, for each batch
 
@@ -93,7 +93,6 @@ class Stats:
     task_s: dict[str, float] = field(default_factory=dict)
     waiting_tokens: int = 0
     waiting_requests: int = 0
-    capacity: int = 0
     budget: int = 0
     rate: float = 0.0  # tokens a second of late
 
@@ -119,10 +118,10 @@ class _Piece:
 class Engine:
     """The one that runs a model for all who ask.
 
-    `budget`: tokens a batch, measured at the start if None. `capacity`: tokens that may wait; None: two seconds of
-    work. `replicas`: the same model on other devices. `workers`: batches at a time on each. Two keep a GPU busy, as one
-    is prepared while the other runs. On a CPU the cores are shared out among up to four, because cores that work on one
-    batch wait for each other at every step.
+    `budget`: tokens a batch, measured at the start if None. `max_wait`: seconds that a request may have to wait for its
+    first turn. `replicas`: the same model on other devices. `workers`: batches at a time on each. Two keep a GPU busy,
+    as one is prepared while the other runs. On a CPU the cores are shared out among up to four, because cores that work
+    on one batch wait for each other at every step.
 
     >>> embedder = Embedder.load()                                                         # doctest: +SKIP
     >>> engine = Engine(embedder.model)                                                    # doctest: +SKIP
@@ -137,7 +136,7 @@ class Engine:
         model: Model,
         *,
         budget: int | None = None,
-        capacity: int | None = None,
+        max_wait: float = WAIT,
         replicas: Sequence[Model] = (),
         workers: int | None = None,
         watch: Callable[[Ran], None] | None = None,
@@ -148,17 +147,16 @@ class Engine:
         self.workers = workers or (2 if model.device.type == "cuda" else min(4, cores()))
         self.budget = budget or 0
         self.measured: Measured | None = None
-        self.queue = Queue(capacity or LARGEST)
+        self.queue = Queue(max_wait)
         self._stats = Stats()
         self._lock = Lock()  # of what follows, and of the stats
         self._tokens = self._seconds = 0.0  # faded sums
-        self._ended = 0.0  # when the last batch was done
+        self._ended = self._full = 0.0  # when the last batch was done, and the last full one
         self._twins: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
         if not self.budget:
             self.budget = self.measure().budget
-        if capacity is None:
-            self.queue.capacity = max(ROOM, 4 * self.budget, int(WAIT * self.queue.rate))
         homes = [one for one in self.models for _ in range(self.workers)]
+        self.queue.least = 2 * self.budget * len(homes)
         self._running: list[list[Part]] = [[] for _ in homes]  # by worker
         self._threads = [
             Thread(target=self._work, args=(home, number), name=f"bertie-{home.device}-{number}", daemon=True)
@@ -198,7 +196,7 @@ class Engine:
             found = copy(self._stats)
             found.task_tokens, found.task_s = dict(found.task_tokens), dict(found.task_s)
         found.waiting_tokens, found.waiting_requests = self.queue.waiting, len(self.queue)
-        found.capacity, found.budget, found.rate = self.queue.capacity, self.budget, self.queue.rate
+        found.budget, found.rate = self.budget, self.queue.rate
         return found
 
     @property
@@ -338,8 +336,12 @@ class Engine:
             for name, count in by_task.items():
                 stats.task_tokens[name] = stats.task_tokens.get(name, 0) + count
                 stats.task_s[name] = stats.task_s.get(name, 0.0) + each * count
-            self._tokens, self._seconds = FADE * self._tokens + tokens, FADE * self._seconds + seconds
-            self.queue.rate = self._tokens / self._seconds
+            # A small batch takes longer by its tokens, and says nothing of how fast a queue is worked off.
+            if tokens >= self.budget / 2 and self.queue.waiting:
+                self._tokens = FADE * self._tokens + tokens
+                self._seconds = FADE * self._seconds + max(1e-6, now - max(start, self._full))
+                self._full = now
+                self.queue.rate = self._tokens / self._seconds
         tasks = {name: (count, each * count) for name, count in by_task.items()}
         return Ran(len(pieces), tokens, padding, seconds, tasks)
 

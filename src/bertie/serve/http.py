@@ -235,6 +235,7 @@ class App:
     ) -> _Reply:
         if self.under_way >= self.limits.requests:
             raise Problem("full", f"{self.under_way} requests are under way, and no more may be", retry_after=1.0)
+        self.desk.registry.check()
         if key is not None:
             key.admit()
         kind = header(scope, b"content-type") or b""
@@ -263,9 +264,13 @@ class App:
             raise _invalid(error) from None
         if job.ticket.cancelled.is_set():
             raise Problem("cancelled", "the client has left")
-        current_job.set(job)
-        with job.stack:
-            found = route.work(self.desk, ask, job)
+        before = current_job.set(job)
+        try:
+            with job.stack:
+                found = route.work(self.desk, ask, job)
+        finally:  # or a thread with nothing to do would hold its last request, and so a model that was reloaded since
+            current_job.reset(before)
+            job.held.clear()
         return orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)
 
     def _problem(self, error: Exception, said: dict[str, Any]) -> Problem:
@@ -275,7 +280,7 @@ class App:
         if isinstance(error, Refused):
             return Problem("full", "the server is busy; come back later", retry_after=error.retry_after)
         if isinstance(error, Expired):
-            return Problem("late", "there was no answer within the time that a request may take")
+            return Problem("late", "there was no answer within the time that a request may take", retry_after=1.0)
         if isinstance(error, Cancelled):
             return Problem("cancelled", "the client has left")
         if isinstance(error, Closed):

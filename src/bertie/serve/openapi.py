@@ -12,7 +12,7 @@ from bertie.serve.schemas import ModelItem, OpenAIError, RankError, TeiError
 
 REF = "#/components/schemas/{model}"
 ERRORS = {"openai": OpenAIError, "rank": RankError, "tei": TeiError}
-STATUSES = (400, 401, 404, 408, 413, 415, 422, 424, 429, 503, 504)
+STATUSES = (400, 401, 404, 408, 413, 415, 422, 424, 429, 503)
 WORDS = {
     400: "The body is not JSON, or there is nothing in it",
     401: "No key, or an unknown one",
@@ -26,7 +26,6 @@ WORDS = {
     424: "The model cannot do this, or failed on it",
     429: "Too busy, or the key's limit is reached; Retry-After says when to come back",
     503: "Not ready, or shutting down",
-    504: "No answer within the time that a request may take",
 }
 
 

@@ -40,7 +40,7 @@ KINDS = {
     "cancelled": _Kind(499, "Cancelled", _BAD, "cancelled"),
     "internal": _Kind(500, "Internal", _SERVER, "internal"),
     "closing": _Kind(503, "Unhealthy", _SERVER, "unavailable"),
-    "late": _Kind(504, "Timeout", _SERVER, "deadline_exceeded"),
+    "late": _Kind(503, "Timeout", _SERVER, "deadline_exceeded"),
 }
 
 

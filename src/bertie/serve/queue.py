@@ -1,8 +1,11 @@
-"""What waits for the model: windows of many requests, bounded in tokens, handed out by turns.
+"""What waits for the model: windows of many requests, bounded in time, handed out by turns.
 
 Requests stand in a ring. Whoever is first gives windows for one turn (`TURN` tokens, at least one window) and goes to
 the back if it has more. So a request of one window waits for one turn of each that came before it, however long those
 are, and a long one gets its turn in every round, however many short ones come.
+
+How long a newcomer would wait for its first turn is known: one turn of each, at the rate that is measured all the time.
+Where that is too long it is refused at once. So the bound follows the device, and those who are let in keep their pace.
 
 There is no torch here, and no thread: workers call `take`, those who ask call `put` and `Job.wait`.
 """
@@ -20,11 +23,11 @@ from typing import Any
 from bertie.errors import BertieError, ConfigError
 
 TURN = 512  # tokens that a request may give before the next one's turn
-SHARE = 4  # one request counts for at most this part of the capacity: it waits with the rest outside
+WAIT = 1.0  # seconds that a request may have to wait for its first turn
 
 
 class Refused(BertieError):
-    """The queue is full. Nothing was done; asking again after `retry_after` seconds may do."""
+    """There is too much before it. Nothing was done; asking again after `retry_after` seconds may do."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -105,22 +108,23 @@ class Part:
 
 
 class Queue:
-    """Jobs in a ring, with room for `capacity` tokens.
+    """Jobs in a ring: a newcomer waits `wait` seconds at most, or is refused.
 
-    >>> queue = Queue(capacity=1000)
+    >>> queue = Queue()
     >>> for name in "a", "b":
     ...     queue.put(Job(Ticket(name), None, range(3), [300] * 3))
     >>> [(part.job.ticket.id, part.first, part.last) for part in queue.take(600)]
     [('a', 0, 1), ('b', 0, 1)]
     """
 
-    def __init__(self, capacity: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if capacity < 1:
-            raise ConfigError(f"capacity={capacity} must be at least 1 token")
-        self.capacity, self.clock = capacity, clock
-        self.rate = 0.0  # tokens a second, as its owner measured it; 0: not known yet
+    def __init__(self, wait: float = WAIT, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not wait > 0:
+            raise ConfigError(f"wait={wait} must be above 0 seconds")
+        self.wait, self.clock = wait, clock
+        self.rate = 0.0  # tokens a second, as its owner measures it; 0: not known yet, and all may wait
+        self.least = 0  # tokens that may wait at any rate: without full batches the rate could not be measured
         self._ring: deque[Job] = deque()
-        self._waiting = 0  # tokens, each job's counted up to its share
+        self._waiting = 0  # tokens
         self._closed = False
         self._lock = Lock()
         self._filled = Condition(self._lock)
@@ -131,41 +135,46 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """The tokens that wait, of each job up to its share of the capacity."""
+        """The tokens that come before a newcomer: the next turn of each job."""
         return self._waiting
+
+    @property
+    def room(self) -> float:
+        """The tokens that may wait."""
+        return max(self.least, self.wait * self.rate) if self.rate else float("inf")
 
     @property
     def closed(self) -> bool:
         """Whether nothing more is taken in."""
         return self._closed
 
-    def _counted(self, job: Job) -> int:
-        return min(job.backlog, max(1, self.capacity // SHARE))
-
     # --- in ---
 
     def put(self, job: Job) -> None:
-        """Let a job wait, or refuse it at once: if there is no room, or if its deadline cannot be met."""
+        """Let a job wait, or refuse it at once: if it would wait too long, or if its deadline cannot be met."""
         with self._lock:
             if self._closed:
                 raise Closed("the engine takes no more requests: it is shutting down")
             job.arrived = now = self.clock()
-            size = self._counted(job)
-            if self._waiting and self._waiting + size > self.capacity:
+            if self._waiting > self.room:
                 self._sweep(now)  # those who left are in nobody's way
-                if self._waiting and self._waiting + size > self.capacity:
-                    over = self._waiting + size - self.capacity
-                    raise Refused(
-                        f"{self._waiting} tokens wait and {self.capacity} may; there is no room for {size} more",
-                        self._seconds(over) or 1.0,
-                    )
+            self.check()
             self._check_deadline(job, now)
             if not job.items:
                 job._answered.release()
                 return
             self._ring.append(job)
-            self._waiting += size
+            self._waiting += _turn(job)
             self._filled.notify()
+
+    def check(self) -> None:
+        """Refuse a newcomer, if it would wait too long; asked by whoever wants to know before there is a job."""
+        waiting, room = self._waiting, self.room
+        if waiting > room:
+            raise Refused(
+                f"the work before it takes about {self._seconds(waiting):.1f} s, and it may wait for {self.wait:g} s",
+                self._seconds(waiting - room),
+            )
 
     def _check_deadline(self, job: Job, now: float) -> None:
         if job.ticket.deadline is None:
@@ -181,7 +190,7 @@ class Queue:
                 f"the work before it takes about {needed:.1f} s, and the deadline is in {left:.1f} s", needed - left
             )
 
-    def _seconds(self, tokens: int) -> float:
+    def _seconds(self, tokens: float) -> float:
         return tokens / self.rate if self.rate else 0.0
 
     # --- out ---
@@ -205,9 +214,8 @@ class Queue:
         used = 0
         while self._ring and used < budget:
             job = self._ring.popleft()
-            counted = self._counted(job)
+            self._waiting -= _turn(job)
             if self._gone(job, now):
-                self._waiting -= counted
                 continue
             first, turn = job.taken, 0
             while job.taken < len(job.lengths):
@@ -216,7 +224,7 @@ class Queue:
                     break
                 job.taken, turn, used = job.taken + 1, turn + size, used + size
             job.backlog -= turn
-            self._waiting -= counted - self._counted(job)
+            self._waiting += _turn(job)
             if job.taken > first:
                 if not first:
                     job.ticket.queue_s += now - job.arrived
@@ -233,7 +241,7 @@ class Queue:
         """Give up the jobs that nobody waits for."""
         kept = [job for job in self._ring if not self._gone(job, now)]
         self._ring = deque(kept)
-        self._waiting = sum(map(self._counted, kept))
+        self._waiting = sum(map(_turn, kept))
 
     def _gone(self, job: Job, now: float) -> bool:
         """Whether a job need not be done; if so, it is answered."""
@@ -278,3 +286,8 @@ class Queue:
                 self._ring.clear()
                 self._waiting = 0
             self._filled.notify_all()
+
+
+def _turn(job: Job) -> int:
+    """The tokens of a job's next turn, at most."""
+    return max(min(job.backlog, TURN), job.lengths[job.taken]) if job.backlog else 0

@@ -183,6 +183,12 @@ class Registry:
             self._retiring = [one for one in self._retiring if one.is_alive()] + [thread]
             return new
 
+    def check(self) -> None:
+        """Refuse a request before anything is done for it, if every model would."""
+        queues = [one.engine.queue for one in list(self._served.values())]
+        if all(queue.waiting > queue.room for queue in queues):
+            queues[0].check()
+
     def stats(self) -> dict[str, Stats]:
         """Of each model's engine."""
         return {name: served.engine.stats() for name, served in list(self._served.items())}

@@ -37,9 +37,9 @@ class _Ours(BaseModel):
 
 
 class _Said(BaseModel):
-    """A reply."""
+    """A reply. It is described, seldom checked: what checks it is not made at the start."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class Read(_Said):
@@ -144,6 +144,13 @@ class EmbedAllRequest(_Tei):
 
     inputs: str | list[str] | Ids | list[Ids] = Field(examples=["What is Deep Learning?"])
     prompt_name: str | None = None
+
+
+class SparseValue(_Said):
+    """A word of the vocabulary, and its weight."""
+
+    index: int
+    value: float
 
 
 class PredictRequest(_Tei):

@@ -6,8 +6,9 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
@@ -32,6 +33,7 @@ FloatArray = NDArray[np.float32]
 ITEMS_AT_ONCE = 1024  # read ahead, so that texts of like length can share a batch
 CHARACTERS_AT_ONCE = 1 << 20
 TOKENS_A_BATCH = 8192
+TOKENS_ON_GPU = 1 << 16  # the same on a GPU, which is not full with less
 
 Thing = TypeVar("Thing")
 Options = TypeVar("Options")
@@ -61,6 +63,9 @@ class Task(ABC, Generic[Options, Output, Result]):
     model: Model
     tokenizer: Tokenizer
     head: str | None  # its name in the model
+    # Whether each text, or window of one, has a pass of its own: libraries choose how to multiply by the number of
+    # rows, so that a text's last bits may depend on its neighbours. Slow on a GPU; of no matter to a server's queue.
+    deterministic: bool = False
     # Who turns windows into outputs; None: the task itself, at once. A server puts its queue here.
     compute: Callable[[Any, Sequence[tuple[Ask[Any], Window]]], Sequence[Any]] | None = None
 
@@ -159,28 +164,32 @@ class Task(ABC, Generic[Options, Output, Result]):
 
     def run(self, asks: Iterable[Ask[Options]]) -> Iterator[Result]:
         """Results one by one, in order. However many there are, few are held at a time."""
-        waiting = iter(asks)
-        while chunk := list(_some(waiting)):
-            yield from self._chunk(chunk)
+        for chunk in chunked(asks, lambda ask: sum(map(len, ask.texts))):
+            encoded = self.tokenizer.encode_batch([_one_or_two(ask.texts) for ask in chunk])
+            read = [self.windows(ask, encoding) for ask, encoding in zip(chunk, encoded, strict=True)]
+            flat = [(ask, window) for ask, found in zip(chunk, read, strict=True) for window in found]
+            outputs = deque(self._outputs(flat) if self.compute is None else self.compute(self, flat))
+            for ask, found in zip(chunk, read, strict=True):
+                yield self.decode(ask, found, [outputs.popleft() for _ in found])
 
     @torch.inference_mode()
-    def _chunk(self, asks: Sequence[Ask[Options]]) -> Iterator[Result]:
-        encoded = self.tokenizer.encode_batch([_one_or_two(ask.texts) for ask in asks])
-        read = [self.windows(ask, encoding) for ask, encoding in zip(asks, encoded, strict=True)]
-        flat = [(ask, window) for ask, found in zip(asks, read, strict=True) for window in found]
-        outputs = deque(self._outputs(flat) if self.compute is None else self.compute(self, flat))
-        for ask, found in zip(asks, read, strict=True):
-            yield self.decode(ask, found, [outputs.popleft() for _ in found])
-
     def _outputs(self, flat: Sequence[tuple[Ask[Options], Window]]) -> Sequence[Output]:
-        outputs: dict[int, Output] = {}
-        for group in pack([len(window) for _, window in flat], TOKENS_A_BATCH):
+        said: list[tuple[list[int], Sequence[Output]]] = []
+        for group in pack([len(window) for _, window in flat], self.budget):
             members = [flat[i][1] for i in group]
             batch = Batch.from_encodings([window.encoding for window in members]).to(self.model.device)
             hidden = self.model.hidden(batch, self.head)
-            said = self.outputs(hidden, batch, [flat[i][0] for i in group], members)
-            outputs.update(zip(group, said, strict=True))
+            said.append((group, self.outputs(hidden, batch, [flat[i][0] for i in group], members)))
+        # Not looked at before all are on their way: see `copied`.
+        outputs = {i: output for group, some in said for i, output in zip(group, some, strict=True)}
         return [outputs[i] for i in range(len(flat))]
+
+    @property
+    def budget(self) -> int:
+        """Tokens a batch. A text that has more is a batch of its own."""
+        if self.deterministic:
+            return 1
+        return TOKENS_A_BATCH if self.model.device.type == "cpu" else TOKENS_ON_GPU
 
     def windows(self, ask: Ask[Options], encoding: Encoding) -> list[Window]:
         """The windows of one thing, as `long` says."""
@@ -202,14 +211,50 @@ class Task(ABC, Generic[Options, Output, Result]):
         return out.float()
 
     @staticmethod
-    def by_token(rows: Tensor, batch: Batch) -> list[FloatArray]:
+    def by_token(rows: Tensor, batch: Batch) -> Copied:
         """(T, n) cut into texts."""
-        return np.split(rows.cpu().numpy(), np.cumsum(batch.lengths)[:-1])
+        return Copied(rows, lambda host: np.split(host, np.cumsum(batch.lengths)[:-1]), len(batch))
 
     @staticmethod
-    def by_text(rows: Tensor) -> list[FloatArray]:
+    def by_text(rows: Tensor) -> Copied:
         """(B, n) cut into texts."""
-        return list(rows.cpu().numpy())
+        return Copied(rows, list, len(rows))
+
+
+class Copied(Sequence[FloatArray]):
+    """Rows on their way from a device to the host, which goes on meanwhile; who looks at one waits for all.
+
+    >>> list(Copied(torch.eye(2), list, 2))
+    [array([1., 0.], dtype=float32), array([0., 1.], dtype=float32)]
+    """
+
+    def __init__(self, rows: Tensor, cut: Callable[[FloatArray], list[FloatArray]], length: int) -> None:
+        self._cut, self._length = cut, length
+        self._rows, self._done = rows, None
+        if rows.is_cuda:
+            self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    @cached_property
+    def host(self) -> FloatArray:
+        """All rows."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._rows.cpu().numpy()
+
+    @cached_property
+    def _parts(self) -> list[FloatArray]:
+        return self._cut(self.host)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[FloatArray]:
+        return iter(self._parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._parts[index]
 
 
 def default_model() -> str:
@@ -219,13 +264,45 @@ def default_model() -> str:
     return hub.DEFAULT
 
 
-def _some(asks: Iterator[Ask[Options]]) -> Iterator[Ask[Options]]:
+def chunked(things: Iterable[Thing], characters: Callable[[Thing], int]) -> Iterator[list[Thing]]:
+    """As many at a time as are read ahead."""
+    chunk: list[Thing] = []
     size = 0
-    for ask in islice(asks, ITEMS_AT_ONCE):
-        yield ask
-        size += sum(map(len, ask.texts))
-        if size > CHARACTERS_AT_ONCE:
-            return
+    for thing in things:
+        chunk.append(thing)
+        size += characters(thing)
+        if len(chunk) >= ITEMS_AT_ONCE or size > CHARACTERS_AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def ahead(call: Callable[[Thing], Output], things: Iterable[Thing], threads: int) -> Iterator[tuple[Thing, Output]]:
+    """Each thing with what the call makes of it, in order; made by so many threads while earlier ones are in use.
+
+    With no threads, nothing is taken from `things` before its turn.
+
+    >>> list(ahead(str.upper, ["a", "b", "c"], threads=2))
+    [('a', 'A'), ('b', 'B'), ('c', 'C')]
+    """
+    if not threads:
+        yield from ((thing, call(thing)) for thing in things)
+        return
+    waiting: deque[tuple[Thing, Future[Output]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for thing in things:
+                waiting.append((thing, pool.submit(call, thing)))
+                if len(waiting) > threads:
+                    first, made = waiting.popleft()
+                    yield first, made.result()
+            while waiting:
+                first, made = waiting.popleft()
+                yield first, made.result()
+        finally:  # nobody waits for the rest if one failed
+            for _, made in waiting:
+                made.cancel()
 
 
 def _one_or_two(texts: tuple[str, ...]) -> str | tuple[str, str]:
@@ -274,11 +351,10 @@ def at_least_one(**values: int | None) -> None:
 
 def reading(found: Sequence[Window]) -> dict[str, int]:
     """How much of a text was read: for every result."""
-    return {
-        "tokens_total": int((found[0].whole.sources >= 0).sum()),
-        "tokens_read": sum(window.tokens_read for window in found),
-        "windows": len(found),
-    }
+    first = found[0]
+    total = first.whole.text_tokens
+    read = total if len(first) == len(first.whole) else sum(window.tokens_read for window in found)
+    return {"tokens_total": total, "tokens_read": read, "windows": len(found)}
 
 
 def pooled(found: Sequence[Window], outputs: Sequence[FloatArray]) -> FloatArray:

@@ -7,9 +7,10 @@ whatever follows the pooling (a dense layer, the scaling to length 1). Training 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -26,23 +27,38 @@ from bertie.hub import Checkpoint
 from bertie.model import Model
 from bertie.nn.heads import Head
 from bertie.sentence import CrossEncoderConfig, SentenceModules
-from bertie.tasks.base import ITEMS_AT_ONCE, Ask, FloatArray, Long, Task, default_model, pooled, reading, singles
+from bertie.tasks import base
+from bertie.tasks.base import (
+    Ask,
+    Copied,
+    FloatArray,
+    Long,
+    Task,
+    ahead,
+    chunked,
+    default_model,
+    listed,
+    pooled,
+    reading,
+)
 from bertie.tasks.learn import Judged, Learner, pieces
-from bertie.text.batch import Batch
+from bertie.text.batch import Batch, pack
+from bertie.text.tokenizer import Flat, checked_text
 from bertie.text.windows import Window
 from bertie.train.recipe import POOLINGS, Recipe
 
 if TYPE_CHECKING:
     from bertie.evaluate.scores import Score
     from bertie.train.data import Example, Labelled
-    from bertie.train.loop import Plan
     from bertie.train.losses import VectorLoss
     from bertie.train.objectives import Item, Piece
+    from bertie.train.steps import Plan
     from bertie.train.vectors import OverVectors
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
 # The loss for each kind of data, where none is named.
 USUAL = {"pairs": "infonce", "scores": "cosent", "classes": "softmax", "lists": "kl"}
+THREADS = 2  # that tokenize: one calls the library, which uses all cores, while the other makes arrays of what it said
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +74,22 @@ class Embedding:
 @dataclass(frozen=True, slots=True)
 class _Options:
     prompt_tokens: int  # that pooling may be told to leave out, with the special one before them
+    before: str = ""  # the prompt
+
+
+_Chunk = list[tuple[int, str]]  # texts with their numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """The results of some texts."""
+
+    vectors: NDArray[np.float32]  # (N, dimension)
+    counts: NDArray[np.int64]  # (N, 3) tokens in all, tokens read, windows
+
+    def __iter__(self) -> Iterator[Embedding]:
+        for vector, counts in zip(self.vectors, self.counts.tolist(), strict=True):
+            yield Embedding(vector, *counts)
 
 
 class Embedder(Learner[_Options, FloatArray, Embedding]):
@@ -151,14 +183,80 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
         """(N, dimension) one vector a text, in order. `prompt` names one of the checkpoint's prompts."""
-        vectors = [one.vector for one in self.embed_each(texts, prompt=prompt)]
-        return np.stack(vectors) if vectors else np.empty((0, self.dimension), dtype=np.float32)
+        found = [block.vectors for block in self._blocks(texts, prompt)]
+        return np.concatenate(found) if found else np.empty((0, self.dimension), dtype=np.float32)
 
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
         """As `embed`, one by one, each with how much of its text was read."""
+        return chain.from_iterable(self._blocks(texts, prompt))
+
+    def _blocks(self, texts: Iterable[str], prompt: str | None) -> Iterator[_Block]:
+        """Results by many at a time, so that there is little to do for each text by itself.
+
+        On a GPU, texts in memory are tokenized ahead by threads, and vectors come back while the next block runs.
+        """
         before = self._prompt(prompt)
-        asks = singles(texts, "embed", _Options(self._tokens(before)))
-        return self.run(replace(ask, texts=(self._prepared(before + ask.texts[0]),)) for ask in asks)
+        options = _Options(self._tokens(before), before)
+        numbered = enumerate(listed(texts, "embed"))
+        checked = ((i, text if type(text) is str else checked_text(text, f"text {i}")) for i, text in numbered)
+        chunks = chunked(checked, lambda one: len(one[1]))
+        if self.compute is not None:  # whoever computes packs the batches, too
+            return (self._apart(chunk, options) for chunk in chunks)
+        on_gpu = self.model.device.type != "cpu"
+        many = isinstance(texts, Sized) and len(texts) > base.ITEMS_AT_ONCE
+        return self._in_flight(chunks, options, threads=THREADS if on_gpu and many else 0)
+
+    def _in_flight(self, chunks: Iterable[_Chunk], options: _Options, threads: int) -> Iterator[_Block]:
+        """The blocks in order; with threads, each one is fetched when the next is on its way."""
+        flying: deque[Callable[[], _Block]] = deque()
+        for chunk, flat in ahead(lambda chunk: self._tokenized(chunk, options), chunks, threads):
+            flying.append(self._launched(chunk, flat, options))
+            if len(flying) > (1 if threads else 0):
+                yield flying.popleft()()
+        for land in flying:
+            yield land()
+
+    def _tokenized(self, chunk: _Chunk, options: _Options) -> Flat:
+        try:
+            return self.tokenizer.encode_flat([self._prepared(options.before + text) for _, text in chunk])
+        except InputError:
+            for i, text in chunk:
+                checked_text(text, f"text {i}")
+            raise
+
+    @torch.inference_mode()
+    def _launched(self, chunk: _Chunk, flat: Flat, options: _Options) -> Callable[[], _Block]:
+        """Start the texts that fit into the model's reach. What is returned waits for them, and sees to the others."""
+        fit = flat.lengths <= self.checkpoint.reach
+        fits, far = np.flatnonzero(fit), np.flatnonzero(~fit)
+        said: list[tuple[NDArray[np.int64], Copied]] = []
+        for group in pack(flat.lengths[fits].tolist(), self.budget):
+            mine = fits[group]
+            batch = Batch.chosen(flat, mine).to(self.model.device)
+            skips = np.where(flat.lengths[mine] > options.prompt_tokens, options.prompt_tokens, 0).tolist()
+            rows = self.modules.pooling(self.model.hidden(batch), batch, skips).float()
+            said.append((mine, self._finish(rows)))
+
+        def land() -> _Block:
+            vectors = np.empty((len(chunk), self.dimension), dtype=np.float32)
+            read = flat.lengths - self.tokenizer.special_count
+            counts = np.stack((read, read, np.ones_like(read)), axis=1)
+            for mine, rows in said:
+                vectors[mine] = rows.host
+            if len(far):
+                block = self._apart([chunk[i] for i in far], options)
+                vectors[far], counts[far] = block.vectors, block.counts
+            return _Block(vectors, counts)
+
+        return land
+
+    def _apart(self, chunk: _Chunk, options: _Options) -> _Block:
+        """As all tasks run."""
+        texts = ((f"text {i}", checked_text(text, f"text {i}")) for i, text in chunk)
+        asks = (Ask(name, (self._prepared(options.before + text),), options) for name, text in texts)
+        found = list(self.run(asks))
+        counts = np.array([(one.tokens_total, one.tokens_read, one.windows) for one in found])
+        return _Block(np.stack([one.vector for one in found]), counts)
 
     def _prompt(self, name: str | None) -> str:
         """What goes before each text."""
@@ -208,13 +306,13 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     def run(self, asks: Iterable[Ask[_Options]]) -> Iterator[Embedding]:
         """As all tasks run, with what follows the pooling at the end."""
         found = super().run(asks)
-        while some := list(islice(found, 256)):
-            for one, vector in zip(some, self._finish([one.vector for one in some]), strict=True):
+        while some := list(islice(found, 1 if self.deterministic else 256)):
+            rows = torch.from_numpy(np.stack([one.vector for one in some])).to(self.model.device)
+            for one, vector in zip(some, self._finish(rows), strict=True):
                 yield replace(one, vector=vector)
 
     @torch.inference_mode()
-    def _finish(self, vectors: Sequence[FloatArray]) -> Sequence[FloatArray]:
-        rows = torch.from_numpy(np.stack(vectors)).to(self.model.device)
+    def _finish(self, rows: Tensor) -> Copied:
         rows = self.modules.to(rows.device).project(rows)[:, : self.dimensions]
         return self.by_text(F.normalize(rows, dim=-1) if self.normalize else rows)
 
@@ -258,8 +356,8 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         )
 
     def _plan(self, data: Labelled) -> Plan:
-        from bertie.train.loop import Source
         from bertie.train.rows import Rows
+        from bertie.train.steps import Source
 
         assert self.checkpoint.sentence is not None
         self.modules = self.checkpoint.sentence
@@ -271,7 +369,8 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def objective(self, data: Labelled) -> OverVectors:
         """A loss over all vectors of a step."""
-        from bertie.train.losses import KL, Cosine, Dot, Matryoshka, VectorLoss
+        from bertie.train.losses import KL, Matryoshka, VectorLoss
+        from bertie.train.similarity import Cosine, Dot
         from bertie.train.vectors import OverVectors, named_loss
 
         if isinstance(self._loss, VectorLoss):
@@ -296,8 +395,8 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
         before = self._prompt(None)
         options = _Options(self._tokens(before))
-        for start in range(0, len(data.examples), ITEMS_AT_ONCE):
-            chunk = data.examples[start : start + ITEMS_AT_ONCE]
+        for start in range(0, len(data.examples), base.ITEMS_AT_ONCE):
+            chunk = data.examples[start : start + base.ITEMS_AT_ONCE]
             texts = [self._prepared(before + text) for example in chunk for text in example.texts]
             encoded = iter(zip(texts, self.tokenizer.encode_batch(texts), strict=True))
             for example in chunk:

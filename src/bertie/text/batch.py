@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.text.tokenizer import Encoding
+from bertie.text.tokenizer import Encoding, Flat
 
 Ids = Sequence[int] | np.ndarray
 Range = tuple[int, int]  # the smallest and the largest
@@ -61,19 +61,38 @@ class Batch:
     def _flat(cls, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray]) -> Batch:
         if not ids:
             raise InputError("an empty batch: give at least one text")
-        lengths = tuple(len(one) for one in ids)
+        lengths = [len(one) for one in ids]
         for b, (one, segment) in enumerate(zip(ids, segments, strict=True)):
-            if one.ndim != 1 or len(one) == 0:
-                raise InputError(f"text {b} of the batch has no tokens (shape {one.shape}); each needs at least one")
+            if one.ndim != 1:
+                raise InputError(f"text {b} of the batch has shape {one.shape}; it must be one row of ids")
             if len(segment) != len(one):
                 raise InputError(f"text {b} of the batch has {len(one)} ids but {len(segment)} segments")
+        every, kinds = (np.concatenate(one, dtype=np.int64) for one in (ids, segments))
+        return cls.chosen(Flat(every, kinds, np.array(lengths)), None)
+
+    @classmethod
+    def chosen(cls, flat: Flat, texts: Ids | None) -> Batch:
+        """Some of the texts of a run of tokens, in the order given, or all as they lie.
+
+        >>> flat = Flat(np.arange(6), np.zeros(6, np.int64), np.array([1, 3, 2]))
+        >>> Batch.chosen(flat, [2, 0]).ids.tolist()
+        [4, 5, 0]
+        """
+        lengths = flat.lengths if texts is None else flat.lengths[texts]
+        if not lengths.all():
+            raise InputError(f"text {lengths.argmin()} of the batch has no tokens; each needs at least one")
         ends = np.cumsum(lengths)
+        positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        ids, segments = flat.ids, flat.segments
+        if texts is not None:
+            at = positions + np.repeat((np.cumsum(flat.lengths) - flat.lengths)[texts], lengths)
+            ids, segments = ids[at], segments[at]
         return cls(
-            ids=torch.from_numpy(np.concatenate(ids, dtype=np.int64)),
-            segments=torch.from_numpy(np.concatenate(segments, dtype=np.int64)),
-            positions=torch.from_numpy(np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)),
+            ids=torch.from_numpy(ids),
+            segments=torch.from_numpy(segments),
+            positions=torch.from_numpy(positions),
             cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
-            lengths=lengths,
+            lengths=tuple(lengths.tolist()),
         )
 
     def to(self, device: torch.device | str) -> Batch:

@@ -61,6 +61,20 @@ class Encoding:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def text_tokens(self) -> int:
+        """How many tokens are not the template's."""
+        return int((self.sources >= 0).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """Many texts as tokens, one behind the other."""
+
+    ids: IntArray  # (T,)
+    segments: IntArray  # (T,)
+    lengths: IntArray  # (N,)
+
 
 class _Encoded(Encoding):
     """An encoding fresh from the library: all but ids and segments is read when it is first asked for.
@@ -79,6 +93,11 @@ class _Encoded(Encoding):
         put(self, "_raw", raw)
         put(self, "_paired", paired)
         return self
+
+    @property
+    def text_tokens(self) -> int:
+        """The same without an array: it is asked for every text."""
+        return len(self) - int(sum(self._raw.special_tokens_mask))
 
     def __getattr__(self, name: str) -> Any:
         """A field that has no value yet."""
@@ -178,35 +197,41 @@ class Tokenizer:
             raise InputError("encode_batch takes a list of texts, not one text; wrap it: [text]")
         # A str can only be at fault in its letters, and then the library refuses it.
         items = [item if type(item) is str else _checked(item, index) for index, item in enumerate(items)]
-        raw, failure = self._encoded(items, special)
-        if failure is not None:
-            for index, item in enumerate(items):
-                _checked(item, index)
-            raise CheckpointError(
-                f"the tokenizer is broken: it fails on a sound text ({str(failure)[:300]})"
-            ) from failure
-        # One array for all texts, and a view of it for each: to make an array takes longer than to fill it.
-        ends = np.cumsum([len(one) for one in raw]).tolist()
-        total = ends[-1] if ends else 0
+        raw = self._encoded(self._backend.encode_batch, items, special)
+        # A view of one array for each text: to make an array takes longer than to fill it.
+        flat = self._flat(raw)
+        ends = np.cumsum(flat.lengths).tolist()
+        return [
+            _Encoded.of(flat.ids[start:end], flat.segments[start:end], one, isinstance(item, tuple))
+            for (start, end), one, item in zip(pairwise([0, *ends]), raw, items, strict=True)
+        ]
+
+    def encode_flat(self, texts: Sequence[str]) -> Flat:
+        """Encode many texts, as `encode_batch` does, for callers that want their ids and no more: twice as fast."""
+        # The library's fast way knows no offsets, and is the same in all else.
+        return self._flat(self._encoded(self._backend.encode_batch_fast, list(texts), True))
+
+    def _flat(self, raw: list[tokenizers.Encoding]) -> Flat:
+        lengths = np.array([len(one) for one in raw], np.int64)
+        total = int(lengths.sum())
         ids = np.fromiter(chain.from_iterable(one.ids for one in raw), np.int64, total)
         segments = np.zeros(total, np.int64)
         if self._segments:
             segments = np.fromiter(chain.from_iterable(one.type_ids for one in raw), np.int64, total)
-        return [
-            _Encoded.of(ids[start:end], segments[start:end], one, isinstance(item, tuple))
-            for (start, end), one, item in zip(pairwise([0, *ends]), raw, items, strict=True)
-        ]
+        return Flat(ids, segments, lengths)
 
-    def _encoded(
-        self, items: list[str | tuple[str, str]], special: bool
-    ) -> tuple[list[tokenizers.Encoding], BaseException | None]:
-        """What the library makes of them, and what it failed with."""
+    @staticmethod
+    def _encoded(call: Any, items: list[Any], special: bool) -> list[tokenizers.Encoding]:
+        """What the library makes of them. If it fails, the item that is at fault is named."""
         try:
-            return self._backend.encode_batch(items, add_special_tokens=special), None
+            found: list[tokenizers.Encoding] = call(items, add_special_tokens=special)
+            return found
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # its panics are no Exception
-            return [], error
+            for index, item in enumerate(items):
+                _checked(item, index)
+            raise CheckpointError(f"the tokenizer is broken: it fails on a sound text ({str(error)[:300]})") from error
 
     def decode(self, ids: Sequence[int] | IntArray, skip_special: bool = True) -> str:
         """The text of some ids; `skip_special` leaves special tokens out."""
@@ -259,6 +284,11 @@ class Tokenizer:
     def mask_token(self) -> str | None:
         """How the mask token is spelled in a text."""
         return self._special.get("mask")
+
+    @property
+    def special_count(self) -> int:
+        """How many special tokens a single text is given."""
+        return self._backend.num_special_tokens_to_add(False)
 
     @property
     def model_max_length(self) -> int | None:

@@ -1,0 +1,91 @@
+"""Measure how fast a model reads here: a checkpoint, or a shape with random weights.
+
+From ids to the last hidden state, and from text to vectors; beside the pace of a large matrix product on the same
+device. The texts are random and of mixed length (mean 117 tokens, median 87) unless a file is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from bertie.cli.common import UsageError, add_column, add_model, device_of, model_name, table_of, verb
+from bertie.data.readers import text_of
+
+if TYPE_CHECKING:
+    from bertie.bench import Rate, Speed
+    from bertie.cli.common import Verbs
+
+EXAMPLE = """  bertie bench
+  bertie bench -m ./my-model --texts reviews.csv --price 2.50
+  bertie bench --shape 12x768 --precision bf16 --json | jq .from_ids.tokens_per_s
+"""
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = verb(verbs, "bench", "how fast a model reads here, and what that costs", __doc__, EXAMPLE)
+    add_model(parser, long=False)
+    parser.add_argument("--shape", metavar="LxD|FILE", help="random weights: layers x width, or a config.json")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="of the computation (fp32)")
+    parser.add_argument("--texts", metavar="FILE", help="texts to measure with (.txt, .csv, .jsonl, …)")
+    add_column(parser)
+    parser.add_argument("--seconds", type=float, default=10.0, help="to measure for, about (10)")
+    parser.add_argument("--price", type=float, help="of the machine an hour, in any currency")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it."""
+    if args.shape and (args.model or args.texts):
+        raise UsageError("--shape has no tokenizer: give it without -m and --texts")
+    texts = None
+    if args.texts:
+        table = table_of([args.texts])
+        column = table.column(["text"], args.column, "--column", only=True)
+        texts = [text_of(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
+
+    import torch
+
+    from bertie.bench import measure, random_model
+    from bertie.tasks import Embedder
+
+    dtype = getattr(torch, PRECISIONS[args.precision])
+    device = device_of(args.device)
+    if args.shape:
+        found = measure(random_model(args.shape, device, dtype), seconds=args.seconds, price=args.price)
+    else:
+        task = Embedder.load(model_name(args), revision=args.revision, device=device, dtype=dtype)
+        found = measure(task.model, texts=texts, embedder=task, seconds=args.seconds, price=args.price)
+    name = args.shape or task.checkpoint.source
+    print(json.dumps({"model": name} | asdict(found), indent=2) if args.json else "\n".join(_lines(name, found)))
+
+
+def _lines(name: str, found: Speed) -> Iterator[str]:
+    """For people."""
+    rows: dict[str, str] = {
+        "model": f"{name}, {found.precision} on {found.device}",
+        "texts": f"{found.texts:,} with {found.tokens:,} tokens, {found.budget:,} tokens a batch",
+        "ceiling": f"{found.ceiling / 1e12:,.2f} TFLOP/s in large matrix products",
+        "from ids": _rate(found.from_ids),
+        "from text": "" if found.from_text is None else _rate(found.from_text),
+        "padding": f"none; batches of 32 padded to their longest would compute {found.padding:.0%} more tokens, "
+        f"sorted by length {found.padding_sorted:.0%}",
+        "peak memory": "" if found.peak_bytes is None else f"{found.peak_bytes / 2**20:,.0f} MiB",
+        "cost": "" if found.per_million_tokens is None else f"{found.per_million_tokens:.4g} a million tokens",
+    }
+    width = max(map(len, rows))
+    yield from (f"{key:<{width}}  {text}" for key, text in rows.items() if text)
+
+
+def _rate(rate: Rate) -> str:
+    return (
+        f"{rate.texts_per_s:,.0f} texts/s, {rate.tokens_per_s:,.0f} tokens/s, "
+        f"{rate.share_of_ceiling:.0%} of the ceiling"
+    )

@@ -1,0 +1,33 @@
+"""From text on a GPU: tokenized ahead by threads, fetched while the next block runs; in order, and as on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertie import Classifier, Embedder
+from bertie.tasks import base
+from tests.sentence.tiny import save_bert
+from tests.tasks.test_embed import many
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def test_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, folder = many(300), save_bert(tmp_path, limit=10)
+    wanted = Embedder.load(folder).embed(texts)
+    embedder = Embedder.load(folder, device="cuda")
+    for items, tokens in ((1024, 1 << 16), (20, 64), (7, 40)):
+        monkeypatch.setattr(base, "ITEMS_AT_ONCE", items)
+        monkeypatch.setattr(base, "TOKENS_ON_GPU", tokens)
+        np.testing.assert_allclose(embedder.embed(texts), wanted, atol=2e-5)
+
+
+def test_other_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, folder = many(100), save_bert(tmp_path, labels=3, limit=10)
+    wanted = Classifier.load(folder).predict_proba(texts)
+    monkeypatch.setattr(base, "TOKENS_ON_GPU", 64)
+    np.testing.assert_allclose(Classifier.load(folder, device="cuda").predict_proba(texts), wanted, atol=2e-5)
