@@ -24,8 +24,8 @@ SMALL = ROOT / "recipes" / "bertie-small"
 CARD = Path(bertie.__file__).parent / "models" / hub.DEFAULT / "README.md"
 PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.md"
 SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search", "embeddings", "scale"))
-SERVE, PLAYGROUND = ROOT / "docs" / "serve.md", ROOT / "docs" / "playground.md"
-PAGES = [PRETRAIN, SEARCH, EMBEDDINGS, SCALE, SERVE, PLAYGROUND, SMALL / "README.md", MODEL]
+SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
+PAGES = [PRETRAIN, SEARCH, EMBEDDINGS, SCALE, SERVE, PLAYGROUND, SPEED, SMALL / "README.md", MODEL]
 PAGES += [CARD] if CARD.exists() else []  # a card comes with its model
 OTHERS = ("hf", "tensorboard", "pip", "ray")  # programs of others
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
@@ -92,7 +92,9 @@ def test_links(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [PRETRAIN, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, CARD])], ids=lambda page: page.stem
+    "page",
+    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, CARD])],
+    ids=lambda page: page.stem,
 )
 def test_python(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
