@@ -100,7 +100,7 @@ def test_from_the_tokenizer_to_the_tour(
         return " ".join(draw.choices(known, k=count))
 
     monkeypatch.chdir(tmp_path)
-    sources = ("core", "featured", "short", "books", "sentences")
+    sources = ("core", "featured", "short", "rest", "sentences")
     for name in sources:
         sizes = (1, 12) if name == "sentences" else (2, 40)
         texts = [
