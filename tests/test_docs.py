@@ -170,7 +170,7 @@ def test_nothing_is_missing_between_the_commands() -> None:
             assert name.startswith("DATA/") or any(f"{name}/".startswith(f"{one}/") for one in made), (name, made)
         made.append(args.out if args.verb == "pretrain" else args.output)
     texts = [name for name in corpora if name.startswith("WORK/corpus/")]
-    assert len(texts) == 4
+    assert len(texts) == 5
     for name in texts:
         assert corpora[name] == corpora[name.replace("corpus/", "corpus-teacher/")], name
 
