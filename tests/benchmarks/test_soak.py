@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 
@@ -79,12 +80,31 @@ def test_what_is_announced_or_due_to_a_kill_is_asked_again() -> None:
 
 def test_wrong_doers_may_be_cut_off_but_not_crash_it() -> None:
     one = soaking()
-    for status in ("400", "413", "200", "cut off"):
+    for status in ("400", "413", "200", "refused", "cut off"):
         one.wronged("garbage", status)
     assert not one.problems
-    for status in ("500", "timeout", "504"):
+    for status in ("500", "timeout", "503", "504"):
         one.wronged("garbage", status)
-    assert len(one.problems) == 3
+    assert len(one.problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (b"HTTP/1.1 422 No\r\na: b\r\n\r\n", "422"),
+        (b"HTTP/1.1 503 Later\r\nretry-after: 1\r\n\r\n", "refused"),
+        (b"HTTP/1.1 503 Later\r\na: b\r\n\r\n", "503"),
+        (b"", "cut off"),
+    ],
+)
+def test_a_refusal_says_when_to_come_back(reply: bytes, status: str) -> None:
+    async def read() -> str:
+        reader = asyncio.StreamReader()
+        reader.feed_data(reply)
+        reader.feed_eof()
+        return await soaking().status(reader, 5)
+
+    assert asyncio.run(read()) == status
 
 
 def test_memory_is_compared_after_the_warm_up() -> None:

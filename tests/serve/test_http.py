@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -480,6 +482,24 @@ def test_when_all_models_have_too_much_to_do_a_request_is_refused_unread(
         assert reply.status_code == 429
         assert reply.headers["retry-after"] == "10", "70 seconds of work, of which 60 may wait"
     assert server.client.get("/health").status_code == 200
+
+
+def test_a_reloaded_model_is_let_go(start: Start, models: dict[str, str]) -> None:
+    """Threads that wait for more requests hold nothing of their last one."""
+    registry = Registry({"embed": models["embed"]}, devices=["cpu"], budget=256)
+    server = start(over=registry)
+    with ThreadPoolExecutor(8) as pool:
+        replies = pool.map(lambda i: httpx.post(f"{server.url}/embed", json={"inputs": "a"}), range(40))
+        assert {one.status_code for one in replies} == {200}
+    old = weakref.ref(registry["embed"])
+    registry.reload("embed")
+
+    def gone() -> bool:
+        gc.collect()
+        return old() is None
+
+    until(gone)
+    registry.close()
 
 
 def test_a_client_that_leaves_cancels_its_work(server: Running, waiting: _Waiting) -> None:

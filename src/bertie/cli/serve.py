@@ -142,8 +142,9 @@ def _serve(args: argparse.Namespace, socket: Socket, place: Place, ready: Callab
     from bertie.serve.http import LOCAL, App, Settings
     from bertie.serve.limits import Limits
     from bertie.serve.logs import Handler, Log
+    from bertie.serve.memory import few_arenas
     from bertie.serve.metrics import Metrics
-    from bertie.serve.workers import few_arenas, serve
+    from bertie.serve.workers import serve
 
     few_arenas()
     log = Log(traces=args.log_traces)

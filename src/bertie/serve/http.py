@@ -9,6 +9,7 @@ check what comes in.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import time
@@ -26,6 +27,7 @@ from bertie.serve.auth import Key, Keys
 from bertie.serve.endpoints import ROUTES, Desk, Job, Route, current_job
 from bertie.serve.limits import LEFT, Limits, header, read_body
 from bertie.serve.logs import Log
+from bertie.serve.memory import give_back
 from bertie.serve.metrics import Metrics
 from bertie.serve.openapi import description
 from bertie.serve.problems import Problem, Style
@@ -41,6 +43,7 @@ Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
+TIDY = 30  # seconds after which freed memory is given back
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SAFE: Headers = [
     (b"x-content-type-options", b"nosniff"),
@@ -124,17 +127,19 @@ class App:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        saving = asyncio.create_task(self._save())
+        ticking = asyncio.create_task(self._tick())
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        saving.cancel()
+        ticking.cancel()
         self.draining = True
         await asyncio.to_thread(self.close)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _save(self) -> None:
-        while True:
+    async def _tick(self) -> None:
+        for second in itertools.count():
             self.metrics.save()
+            if second % TIDY == 0:
+                await asyncio.to_thread(give_back)
             await asyncio.sleep(1)
 
     def stop(self) -> None:

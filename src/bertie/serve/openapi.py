@@ -25,7 +25,7 @@ WORDS = {
     422: "A field is wrong",
     424: "The model cannot do this, or failed on it",
     429: "Too busy, or the key's limit is reached; Retry-After says when to come back",
-    503: "Not ready, or shutting down",
+    503: "Not ready, shutting down, or no answer within the time that a request may take",
 }
 
 

@@ -7,7 +7,6 @@ SIGHUP             models are loaded anew, beside those that still answer
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -57,12 +55,6 @@ class Place:
         """Tell the parent."""
         if self.folder is not None:
             (self.folder / f"ready-{self.number}").touch()
-
-
-def few_arenas() -> None:
-    """Let all threads share two of glibc's arenas: each keeps what it once held, and there would be one a thread."""
-    with suppress(OSError, AttributeError):  # another libc
-        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
 
 
 def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
