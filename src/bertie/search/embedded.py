@@ -27,6 +27,7 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
+from bertie.data.files import sync
 from bertie.data.progress import Progress
 from bertie.errors import BertieError, CheckpointError, ExistsError, InputError, NotFoundError
 from bertie.search.passages import (
@@ -52,7 +53,6 @@ from bertie.search.segments import (
     refuse,
     scan,
     stored,
-    sync,
     write,
 )
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from bertie.data.files import publish, sync
 from bertie.errors import (
     BertieError,
     CheckpointError,
@@ -330,21 +331,11 @@ def _publish(folder: Path, state: _State, since: float) -> None:
     """Make a version of the table the one that counts, once all that was written for it is on the disk."""
     for file in (folder / f"{TABLE}.lance").rglob("*"):
         if file.stat().st_mtime >= since - 2:
-            _sync(file)
+            sync(file)
     fresh = folder / f"{STATE}.new"
     values = asdict(state)
     fresh.write_text(json.dumps(values | {"checksum": _checksum(values)}))
-    _sync(fresh)
-    os.replace(fresh, folder / STATE)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    publish(fresh, folder / STATE)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.data.files import sync
 from bertie.errors import CheckpointError, MissingPackageError
 from bertie.search.passages import Keys, Vectors
 
@@ -346,15 +347,6 @@ def refuse(folder: Path, names: Sequence[str]) -> CheckpointError:
         f"{folder / names[0]} is damaged. The passages are whole: `bertie index --rebuild --out {top}` makes it anew "
         "from them"
     )
-
-
-def sync(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _faiss() -> Any:
