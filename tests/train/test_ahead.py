@@ -78,6 +78,13 @@ def test_others_read_the_steps_in_any_order(tmp_path: Path, opened: Any) -> None
     assert not (tmp_path / f"1-{os.getpid()}").exists()
 
 
+def test_a_system_that_cannot_fork(tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertie.train.ahead.get_all_start_methods", lambda: ["spawn"])
+    plan = Told(tmp_path)
+    same(opened(plan, 2), plan, 0)
+    assert [name.split("-")[1] for name in os.listdir(tmp_path)] == [str(os.getpid())]
+
+
 def test_what_cannot_be_read_is_told_where_it_was_asked(tmp_path: Path, opened: Any) -> None:
     plan = Told(tmp_path, wrong=3)
     ahead = opened(plan, 2)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 
 import torch
@@ -98,7 +98,7 @@ class Ahead:
         self._sources: dict[tuple[int, str], Source] = {}
         self._asked: deque[tuple[int, int, Connection]] = deque()  # step, micro_tokens, and who was asked
         self._pipes: list[Connection] = []
-        for _ in range(workers):
+        for _ in range(workers if "fork" in get_all_start_methods() else 0):  # not on Windows
             fork = get_context("fork")
             ours, theirs = fork.Pipe()
             self._pipes.append(ours)
