@@ -3,11 +3,11 @@
     python -m benchmarks.search ways MODEL --reranker MODEL --data FOLDER [--sets Cranfield,NPL] [--json FILE]
     python -m benchmarks.search parity MODEL … --data FOLDER [--sets Cranfield,STS-B] [--json FILE]
 
-`ways` compares BM25, dense, hybrid (reciprocal ranks, k = 60), hybrid + rerank (its first 100 documents in the
-reranker's order) and all fused (the ranks of BM25, dense and reranker) on each collection, by a paired bootstrap over
-queries; and the two fusions once more by scores in place of ranks, each run's from 0 to 1 and added up unweighted. A
-reranker is a cross-encoder; a MODEL without such a head reranks by its vectors. WikiQA is searched as a collection: all
-sentences of its test part, for the questions that one of them answers.
+`ways` compares BM25, dense, hybrid (reciprocal ranks, k = 60) and hybrid + rerank (its first 100 documents in the
+reranker's order) on each collection, by a paired bootstrap over queries; and both by scores in place of ranks (`bertie
+search --weights`), with weights that were best on the other sets of a kind, never on the set itself. A reranker is a
+cross-encoder; a MODEL without such a head reranks by its vectors. WikiQA is searched as a collection: all sentences of
+its test part, for the questions that one of them answers.
 
 `parity` runs Bertie and sentence-transformers through mteb's own evaluators, offline. Both cut texts at the model's
 reach there: sentence-transformers knows nothing else.
@@ -42,12 +42,13 @@ from bertie.evaluate import beir, retrieval
 from bertie.evaluate.beir import Collection
 from bertie.evaluate.intervals import Difference, Score
 from bertie.evaluate.mteb import Encoder
-from bertie.evaluate.retrieval import Run
+from bertie.evaluate.retrieval import Judged, Run
 from bertie.tasks import Embedder, Reranker
 from bertie.tasks.embed import Embedding
 from bertie.tasks.rerank import Scored
 
 FOLDERS = {"Cranfield": "cranfield", "CACM": "cacm", "NPL": "npl_vaswani", "CoSQA": "cosqa", "WikiQA": "wikiqa"}
+KINDS = (("Cranfield", "CACM", "NPL"), ("CoSQA", "WikiQA"))  # abstracts; what people ask the web
 STS = "STS-B"
 PARITY = ("Cranfield", "CACM", "CoSQA", STS)
 BASES = ("BM25", "dense")
@@ -155,26 +156,36 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
     """Every way on every set, and by how much it is above BM25 alone and dense alone."""
     dense = embedder(options.models[0], options.kept, options.device, options.long)
     again = None if options.reranker is None else reranker(options.reranker, options.kept, options.device, options.long)
-    found: dict[str, Any] = {}
-    candidates = {}
+    runs: dict[str, dict[str, Run]] = {}
+    sets, candidates = {}, {}
     for name in options.sets or FOLDERS:
         began = time.perf_counter()
-        one = collection(options.data, name)
+        one = sets[name] = collection(options.data, name)
         if dense.kept is not None:  # all at once, to be written seldom
             dense.embed(texts_of(options.data, name))
-        runs = {"BM25": beir.lexical(one), "dense": beir.dense(one, dense)}
-        runs["hybrid"] = beir.hybrid(*runs.values())
-        candidates[name] = {query: list(some)[: beir.RERANKED] for query, some in runs["hybrid"].items()}
+        mine = runs[name] = {"lexical": beir.lexical(one), "dense": beir.dense(one, dense)}
+        both = beir.hybrid(*mine.values())
+        candidates[name] = {query: list(some)[: beir.RERANKED] for query, some in both.items()}
         if again is not None:
-            runs["hybrid + rerank"] = again(one, runs["hybrid"])
-            runs["all fused"] = beir.hybrid(runs["BM25"], runs["dense"], runs["hybrid + rerank"])
-        runs["hybrid by scores"] = by_scores(runs["BM25"], runs["dense"])
-        if again is not None:
-            best = {query: dict(list(some.items())[: beir.RERANKED]) for query, some in runs["hybrid + rerank"].items()}
-            runs["all by scores"] = by_scores(runs["BM25"], runs["dense"], best)
-        units = {way: retrieval.each_query(one.judged, run) for way, run in runs.items()}
+            mine["rerank"] = again(one, both)
+        print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        save(options.candidates, candidates)
+    found: dict[str, Any] = {}
+    for name, mine in runs.items():
+        lexical, vectors = mine["lexical"], mine["dense"]
+        made = {"BM25": lexical, "dense": vectors, "hybrid": beir.hybrid(lexical, vectors)}
+        weights = {}
+        if "rerank" in mine:
+            made["hybrid + rerank"] = mine["rerank"]
+        for way, stages in (("weighted", ("lexical", "dense")), ("weighted + rerank", ("lexical", "dense", "rerank"))):
+            others = [other for kind in KINDS if name in kind for other in kind if other != name and other in runs]
+            if others and stages[-1] in mine:
+                weights[way] = best_on([(sets[other].judged, runs[other]) for other in others], stages)
+                made[way] = beir.fused({stage: mine[stage] for stage in stages}, weights[way])
+        units = {way: retrieval.each_query(sets[name].judged, run) for way, run in made.items()}
         found[name] = {
-            "queries": len(one.queries),
+            "queries": len(sets[name].queries),
+            "weights": weights,
             "scores": {way: plain(retrieval.by_query(mine)) for way, mine in units.items()},
             "above": {
                 way: {base: plain(retrieval.paired_by_query(mine, units[base])) for base in BASES}
@@ -182,22 +193,17 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
                 if way not in BASES
             },
         }
-        print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         save(options.json, found)
-        save(options.candidates, candidates)
     return found
 
 
-def by_scores(*runs: Run) -> Run:
-    """Runs as one: the sum of their scores, of each run and query from 0 for its last document to 1 for its first."""
-    out: dict[str, dict[str, float]] = {}
-    for run in runs:
-        for query, some in run.items():
-            low, high = min(some.values(), default=0.0), max(some.values(), default=1.0)
-            summed = out.setdefault(query, {})
-            for document, score in some.items():
-                summed[document] = summed.get(document, 0.0) + (score - low) / ((high - low) or 1.0)
-    return {query: dict(sorted(some.items(), key=lambda one: -one[1])) for query, some in out.items()}
+def best_on(sets: Sequence[tuple[Judged, Mapping[str, Run]]], stages: Sequence[str]) -> dict[str, float]:
+    """The weights with the best mean over sets, each of which counts the same."""
+    tried = [
+        {tuple(weights.items()): value for weights, value in beir.gains(judged, {name: runs[name] for name in stages})}
+        for judged, runs in sets
+    ]
+    return dict(max(tried[0], key=lambda weights: sum(one[weights] for one in tried)))
 
 
 def plain(scores: Mapping[str, Score] | Mapping[str, Difference]) -> dict[str, Any]:

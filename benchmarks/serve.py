@@ -9,7 +9,8 @@
 saturate: requests of one text each from 64 connections, as fast as they are answered, against each server in turn; and
 the same texts in one call of `Embedder.embed`, with nothing else on the machine. So the server has less of it: what wrk
 uses (a few hundredths of a core) counts against the server. The peer's batches are tried in several sizes first, and
-its best is used. CPU time a text is given as well: it says more than the rate where others use the same cores.
+its best is used; also with a process a core. CPU time a text is given as well: it says more than the rate where
+others use the same cores.
 
 latency: requests that come at random moments, at 25, 50, 75, 100 and 200% of what `saturate` found or --rate says.
 
@@ -153,7 +154,7 @@ def server(name: str, model: str, extra: Sequence[str] = ()) -> Iterator[Running
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        command = ["-m", "benchmarks.serve_peers", name, "--model", model, "--port", str(port), *extra]
+        command = ["-m", "benchmarks.serve_peers", name.split()[0], "--model", model, "--port", str(port), *extra]
         process = subprocess.Popen([sys.executable, *command], env=environment(), text=True)
     try:
         deadline = time.monotonic() + 120
@@ -267,6 +268,11 @@ def saturate(args: argparse.Namespace) -> dict[str, Any]:
             up[name] = stack.enter_context(server(name, model, extra))
         if "batched" in up:
             best = tuned(up["batched"], bodies_of(texts), args)
+            if args.device is None:  # on a CPU, the same once more with a process a core
+                flags = ["--most", best["most"], "--batch", best["batch"], "--wait-ms", best["wait_ms"]]
+                name = f"batched in {os.cpu_count()} processes"
+                extra = [*map(str, flags), "--processes", str(os.cpu_count())]
+                up[name] = stack.enter_context(server(name, model, extra))
         for number in range(args.repeats):
             for name in ["offline", *up] if number % 2 == 0 else [*reversed(up), "offline"]:
                 if name == "offline":

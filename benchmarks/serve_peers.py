@@ -2,14 +2,14 @@
 
     python -m benchmarks.serve_peers plain --model FOLDER --port 9001
     python -m benchmarks.serve_peers async --model FOLDER --port 9001
-    python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --most 64 --batch 8 --wait-ms 0
+    python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --most 64 --batch 8 --wait-ms 0 [--processes 2]
 
 plain: as the documentations of both suggest. A function that blocks is declared with `def`, which FastAPI calls in one
 of its threads, and it calls `encode` on what came in.
 async: the same with `async def`, as many have it: one `encode` after the other, on the event loop.
 batched: what waits is encoded together, up to a number of texts, in one thread; sentence-transformers sorts it by
 length and pads it in batches of a size of its own. The reply is written by orjson, from numpy. POST /tune sets both
-numbers, and how long is waited for more.
+numbers, and how long is waited for more. With --processes, several share the port, and the cores.
 
 All take text-embeddings-inference's POST /embed with one text, or several.
 """
@@ -18,9 +18,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import signal
+import socket
+import sys
 from typing import Any
 
 import orjson
+import torch
 import uvicorn
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
@@ -116,7 +121,30 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="of which so many are padded to one length")
     parser.add_argument("--wait-ms", type=float, default=0.0)
     parser.add_argument("--device")
+    parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
+    place = socket.create_server(("127.0.0.1", args.port), backlog=2048)
+    if args.processes > 1:
+        children = []
+        for _ in range(args.processes):
+            if not (child := os.fork()):
+                torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // args.processes))
+                serve(args, place)
+                os._exit(0)
+            children.append(child)
+
+        def stop(*_: Any) -> None:
+            for child in children:
+                os.kill(child, signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, stop)
+        for child in children:
+            os.waitpid(child, 0)
+        sys.exit()
+    serve(args, place)
+
+
+def serve(args: argparse.Namespace, place: socket.socket) -> None:
     model = SentenceTransformer(args.model, device=args.device)
     model.encode(["The first one is slow."])
     kinds = {
@@ -124,7 +152,7 @@ def main() -> None:
         "async": lambda: on_the_loop(model),
         "batched": lambda: batched(model, args.most, args.batch, args.wait_ms / 1000),
     }
-    uvicorn.run(kinds[args.kind](), host="127.0.0.1", port=args.port, log_level="warning", access_log=False)
+    uvicorn.Server(uvicorn.Config(kinds[args.kind](), log_level="warning", access_log=False)).run(sockets=[place])
 
 
 if __name__ == "__main__":

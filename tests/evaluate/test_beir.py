@@ -221,6 +221,36 @@ def test_reranked_is_the_order_of_the_pairs(folder: Path, models: dict[str, str]
         assert set(ranked[:6]) == set(first)
 
 
+def test_fused_is_by_weighted_scores() -> None:
+    runs = {
+        "dense": {"q": {"a": 0.9, "b": 0.5, "c": 0.1, "d": 0.0}, "r": {"a": 1.0}},
+        "rerank": {"q": {"c": 5.0, "b": 4.0, "a": 3.0, "d": -9.0}},
+    }
+    found = beir.fused(runs, {"dense": 1.0, "rerank": 0.5}, depth=3)  # without d
+    assert found == {"q": {"a": pytest.approx(1.0), "b": pytest.approx(0.75), "c": pytest.approx(0.5)}, "r": {}}
+    assert list(found["q"]) == ["a", "b", "c"]
+    with pytest.raises(InputError, match="weights="):
+        beir.fused(runs, {"dense": 1.0})
+
+
+def test_tuned_finds_the_best_of_all_weights() -> None:
+    rng = np.random.default_rng(0)
+    names = [f"d{i}" for i in range(30)]
+    judged = {f"q{i}": {str(one): 1 for one in rng.permutation(names)[:3]} for i in range(12)}
+    runs = {
+        name: {query: {d: float(helps * (d in right) + rng.normal()) for d in names} for query, right in judged.items()}
+        for name, helps in (("dense", 1.5), ("lexical", 1.0), ("rerank", 0.0))
+    }
+    tried = list(beir.gains(judged, runs))
+    assert len(tried) == 66
+    assert all(sum(weights.values()) == pytest.approx(1.0) for weights, _ in tried)
+    weights = beir.tuned(judged, runs)
+    best = retrieval(judged, beir.fused(runs, weights), draws=10)["ndcg_10"].value
+    assert best == pytest.approx(max(gain for _, gain in tried))
+    assert weights["dense"] > 0
+    assert best > max(retrieval(judged, run, draws=10)["ndcg_10"].value for run in runs.values())
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bm25s", None)
     with pytest.raises(MissingPackageError, match=r"bertie\[search\]"):
@@ -255,6 +285,35 @@ def test_the_command_prints_the_scores_of_the_run(
         assert list(said) == ["ndcg_10", "map", "recall_100", "mrr"]
 
 
+def test_the_command_finds_weights_on_another_split(
+    folder: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (folder / "qrels" / "test.tsv").read_text().splitlines()
+    (folder / "qrels" / "dev.tsv").write_text("\n".join(lines[:-1]) + "\n")
+    embedder, cross = Embedder.load(models["one"]), Reranker.load(models["cross"])
+
+    def runs(found: Collection) -> dict[str, Any]:
+        mine: dict[str, Any] = {"dense": beir.dense(found, embedder), "lexical": beir.lexical(found)}
+        return mine | {"rerank": beir.reranked(found, cross, beir.hybrid(*mine.values()))}
+
+    dev, test = read(folder, "dev"), read(folder)
+    weights = beir.tuned(dev.judged, runs(dev))
+    wanted = retrieval(test.judged, beir.fused(runs(test), weights), draws=50)
+    argv = ["--beir", str(folder), "-m", models["one"], "--mode", "hybrid", "--rerank", models["cross"]]
+    assert main(["eval", *argv, "--tune", "dev", "--draws", "50", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in wanted.items()}
+    told = next(line for line in err.splitlines() if "--weights" in line).split("--weights ")[1]
+    assert evaluated(capsys, *argv, "--weights", told) == json.loads(out)
+    assert main(["eval", *argv, "--tune", "test"]) == 2
+    assert "must be another split" in capsys.readouterr().err
+    assert main(["eval", *argv, "--weights", "dense=1"]) == 1
+    assert "must give each of dense, lexical, rerank a number" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["eval", *argv, "--weights", "dense"])
+    assert "'dense' must be like dense=1,lexical=0.3,rerank=2" in capsys.readouterr().err
+
+
 def test_the_command_compares_two_models(
     folder: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +342,8 @@ def test_the_command_compares_two_models(
         (["--beir", ".", "--columns", "text=a"], "leave off --columns"),
         (["x.csv", "--mode", "hybrid"], "without --beir there is no search: leave off --mode"),
         (["--beir", ".", "--mode", "lexical", "--baseline", "m"], "leave off --baseline"),
+        (["x.csv", "--tune", "dev"], "without --beir there is no search: leave off --tune"),
+        (["--beir", ".", "--tune", "dev", "--weights", "dense=1"], "leave off --weights"),
     ],
 )
 def test_a_command_that_makes_no_sense(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Reciprocal rank fusion against its formula."""
+"""Fusion by ranks and by scores, each against its formula."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bertie.errors import InputError
-from bertie.search.fusion import reciprocal
+from bertie.search.fusion import check_weights, reciprocal, weighted
 
 
 def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
@@ -36,3 +36,31 @@ def test_weights_are_checked() -> None:
             reciprocal([[1], [2]], weights=weights)
     with pytest.raises(InputError, match="flat=-1"):
         reciprocal([[1]], flat=-1)
+
+
+def test_scores_are_stretched_and_added_up() -> None:
+    draw = random.Random(0)
+    scores = {
+        name: {thing: draw.uniform(-9, 30) for thing in draw.sample(range(50), draw.randrange(2, 40))}
+        for name in ("dense", "lexical", "rerank")
+    }
+    weights = {"dense": 1.0, "lexical": 0.3, "rerank": 2.0}
+    expected: dict[int, float] = {}
+    for name, some in scores.items():
+        low, high = min(some.values()), max(some.values())
+        for thing, score in some.items():
+            expected[thing] = expected.get(thing, 0.0) + weights[name] * (score - low) / (high - low)
+    found = weighted(scores, weights)
+    assert dict(found) == pytest.approx(expected)
+    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+    assert weighted({"dense": {7: 3.0, 8: 3.0}, "lexical": {}}, weights) == [(7, 1.0), (8, 1.0)]  # all are first
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{}, {"dense": 1.0}, {"dense": 1.0, "words": 1.0}, {"dense": -1.0, "lexical": 1.0}, {"dense": 0.0, "lexical": 0.0}]
+    + [{"dense": one, "lexical": 1.0} for one in (float("nan"), float("inf"))],
+)
+def test_weights_by_name_are_checked(weights: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=r"weights=.* must give each of dense, lexical a number"):
+        check_weights(weights, ["dense", "lexical"])

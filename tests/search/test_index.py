@@ -130,6 +130,37 @@ def test_the_reranker_has_the_last_word(mode: Any, index: Index, reranker: Reran
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+def test_with_weights_the_reranker_is_one_voice(mode: Any, index: Index, reranker: Reranker) -> None:
+    query = "the cat sat"
+    first = ["dense", "lexical"] if mode == "hybrid" else [mode]
+    weights = dict(zip([*first, "rerank"], (0.5, 0.2, 1.5), strict=False))
+    said = index.search(query, k=100, mode=mode, rerank=reranker)
+    stages = {
+        name: {hit.document: hit.scores[name] for hit in said if name in hit.scores} for name in [*first, "rerank"]
+    }
+    expected = dict.fromkeys((hit.document for hit in said), 0.0)
+    for name, some in stages.items():
+        low, high = min(some.values()), max(some.values())
+        for document, score in some.items():
+            expected[document] += weights[name] * ((score - low) / (high - low) if high > low else 1.0)
+    found = index.search(query, k=100, mode=mode, rerank=reranker, weights=weights)
+    assert {hit.document: hit.score for hit in found} == pytest.approx(expected, abs=1e-5)
+    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+    assert all(hit.scores["fused"] == hit.score for hit in found)
+
+
+def test_weights_join_words_and_meaning(index: Index) -> None:
+    query = "the dogs ran"
+    by_words = index.search(query, mode="lexical")
+    found = index.search(query, weights={"dense": 0, "lexical": 1})
+    assert [hit.document for hit in found][: len(by_words)] == [hit.document for hit in by_words]
+    assert found[0].score == 1.0
+    for wrong in ({"dense": 1}, {"dense": 1, "lexical": 1, "rerank": 1}, {"dense": 1, "lexical": -1}):
+        with pytest.raises(InputError, match=r"weights=.* must give each of dense, lexical a number"):
+            index.search(query, weights=wrong)
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
 def test_where_says_which_documents_count(mode: Any, index: Index) -> None:
     query = "the cat sat on the mat"
     assert {hit.document for hit in index.search(query, mode=mode, where={"letter": ["c", "m"]})} == {"cats", "mats"}
@@ -139,7 +170,14 @@ def test_where_says_which_documents_count(mode: Any, index: Index) -> None:
 
 def test_several_queries_give_what_each_gives_alone(index: Index, reranker: Reranker) -> None:
     queries = ["the cat", "a dog ran", "rivers", "the cat", ""]
-    for options in ({}, {"mode": "dense"}, {"mode": "lexical"}, {"rerank": reranker}):
+    weights = {"dense": 1, "lexical": 0.5, "rerank": 2}
+    for options in (
+        {},
+        {"mode": "dense"},
+        {"mode": "lexical"},
+        {"rerank": reranker},
+        {"rerank": reranker, "weights": weights},
+    ):
         together = index.search_each(queries, **options)  # type: ignore[arg-type]
         assert [one.query for one in together] == queries
         for one in together:

@@ -158,14 +158,16 @@ def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_
         index.add(TEXTS[:30])
         url = start(index=(index, "embed")).url
         queries = [*TEXTS[3:5], "find the cat"]
-        for found, local in zip(
-            call(None, "search_each", queries, 4, mode="dense", url=url),
-            index.search_each(queries, 4, mode="dense"),
-            strict=True,
-        ):
-            assert found.query == local.query
-            assert set(found.timings) == set(local.timings)
-            same(list(found), [replace(hit, source=None) for hit in local])
+        hows: list[dict[str, Any]] = [{"mode": "dense"}, {"weights": {"dense": 1, "lexical": 0.5}}]
+        for how in hows:
+            for found, local in zip(
+                call(None, "search_each", queries, 4, url=url, **how), index.search_each(queries, 4, **how), strict=True
+            ):
+                assert found.query == local.query
+                assert set(found.timings) == set(local.timings)
+                same(list(found), [replace(hit, source=None) for hit in local])
+        with pytest.raises(InputError, match="weights="):
+            call(None, "search", queries[0], weights={"dense": 1}, url=url)
         assert call(None, "search", queries[0], 2, mode="dense", url=url).query == queries[0]
     with pytest.raises(Exception, match="no index"):
         call(None, "search", "anything")

@@ -16,10 +16,11 @@ CHECKS = "not_a_server_error status_code_conformance content_type_conformance re
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_spoilt_bodies(server: Running, count: int) -> None:
+    before = len(server.lines)  # of tests that let something fail
     seen = fuzz.run(server.url, count, seed=1)
     assert seen[200] > count / 10  # some are still good
     assert seen[422] > count / 6
-    assert not [line for line in server.lines if line["event"] == "failed"]
+    assert not [line for line in server.lines[before:] if line["event"] == "failed"]
 
 
 def test_the_same_seed_gives_the_same_bodies() -> None:

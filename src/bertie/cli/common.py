@@ -106,6 +106,32 @@ def add_output(parser: argparse.ArgumentParser, *, vectors: bool = False) -> Non
     parser.add_argument("--overwrite", action="store_true", help="replace the output file if it is there")
 
 
+def add_weights(parser: argparse._ActionsContainer) -> None:
+    """--weights of the stages of a search."""
+    parser.add_argument(
+        "--weights",
+        type=weights_of,
+        metavar="NAME=W,…",
+        help="add up the scores of dense, lexical and rerank with these weights, in place of ranks",
+    )
+
+
+def weights_of(text: str) -> dict[str, float]:
+    """Weights as they are written on the command line.
+
+    >>> weights_of("dense=1,lexical=0.3")
+    {'dense': 1.0, 'lexical': 0.3}
+    """
+    found = {}
+    for one in text.split(","):
+        name, _, value = one.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r:.80} must be like dense=1,lexical=0.3,rerank=2") from None
+    return found
+
+
 def table_of(items: list[str], kind: Any = None, column: str = "text") -> Table:
     """The rows behind the arguments: a file, standard input, or the texts that they are."""
     paths = [item for item in items if _is_path(item)]

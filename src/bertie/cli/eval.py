@@ -15,10 +15,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
+from bertie.cli.common import UsageError, add_model, add_weights, device_of, model_name, verb
 from bertie.cli.train import add_columns, add_draws, pairs, read, short_name, summary, table
 from bertie.config import HeadName
 from bertie.data.progress import Progress
@@ -45,7 +46,7 @@ MODES = ("dense", "lexical", "hybrid")
 EXAMPLE = """  bertie eval test.jsonl -m ./my-model
   bertie eval test.csv --columns text=review label=stars -m ./my-model --json | jq .accuracy.value
   bertie eval test.jsonl -m ./my-model --baseline ./the-old-one --train train.jsonl -o report
-  bertie eval --beir ./scifact -m ./my-embedder --mode hybrid --rerank ./my-reranker
+  bertie eval --beir ./scifact -m ./my-embedder --mode hybrid --rerank ./my-reranker --tune train
 """
 
 
@@ -71,6 +72,8 @@ def add(verbs: Verbs) -> None:
     search.add_argument("--split", metavar="NAME", help="of the judgements (test)")
     search.add_argument("--mode", choices=MODES, help="by vectors (the default), by words (BM25), or by both")
     search.add_argument("--rerank", metavar="MODEL", help="a cross-encoder, for the first 100 documents of a query")
+    add_weights(search)
+    search.add_argument("--tune", metavar="SPLIT", help="find the weights by the judgements of this split")
     parser.set_defaults(run=run)
 
 
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         _refuse(args, "--beir scores a search", "columns", "task", "head", "train", "output")
         _search(args)
         return
-    _refuse(args, "without --beir there is no search", "split", "mode", "rerank")
+    _refuse(args, "without --beir there is no search", "split", "mode", "rerank", "weights", "tune")
     model = model_name(args)
     if args.task == EMBED or (args.task is None and _compares(model, args)):
         _refuse(args, f"{model} is scored by its vectors", "head", "train", "output")
@@ -178,47 +181,87 @@ def _similar(args: argparse.Namespace, model: str) -> None:
 def _search(args: argparse.Namespace) -> None:
     """How well a search finds what it should."""
     from bertie.evaluate import beir, retrieval
+    from bertie.search.fusion import check_weights
 
     mode = args.mode or MODES[0]
     if mode == "lexical" and args.baseline is not None:
         raise UsageError("--mode lexical reads no vectors, so that there is nothing to compare: leave off --baseline")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        collection = beir.read(args.beir, args.split or "test")
-    for one in caught:
-        print(f"bertie: {one.message}", file=sys.stderr)
-    words = None if mode == "dense" else beir.lexical(collection)
+    if args.weights is not None and args.tune is not None:
+        raise UsageError("--tune finds the weights: leave off --weights")
+    weights = args.weights
+    if weights is not None:
+        stages = ["dense", "lexical"] if mode == "hybrid" else [mode]
+        check_weights(weights, [*stages, *(["rerank"] if args.rerank is not None else [])])
+    collection = _collection(args.beir, args.split or "test")
     model = None if mode == "lexical" else model_name(args)
-    found = retrieval.each_query(collection.judged, _run(args, collection, model, args.revision, words))
+    asked, judged = collection, {}
+    if args.tune is not None:
+        if args.tune == (args.split or "test"):
+            raise UsageError(f"--tune {args.tune} must be another split than the one that is scored")
+        other = _collection(args.beir, args.tune)
+        judged = {f"{args.tune}:{query}": one for query, one in other.judged.items()}  # ids may be those of the test
+        more = {f"{args.tune}:{query}": text for query, text in other.queries.items()}
+        asked = replace(collection, queries={**collection.queries, **more})
+    words = None if mode == "dense" else beir.lexical(asked)
+    runs = _runs(args, asked, model, args.revision, words)
+    if judged:
+        weights = beir.tuned(judged, runs)
+        print(f"bertie: --weights {','.join(f'{name}={one:g}' for name, one in weights.items())}", file=sys.stderr)
+    found = retrieval.each_query(collection.judged, _joined(runs, weights))
     measured = retrieval.by_query(found, draws=args.draws)
     if args.baseline is None:
         _say(args, measured)
         return
-    other = retrieval.each_query(collection.judged, _run(args, collection, args.baseline, None, words))
-    gaps = retrieval.paired_by_query(found, other, draws=args.draws)
-    _say(args, measured, retrieval.by_query(other, draws=args.draws), gaps)
+    base = retrieval.each_query(
+        collection.judged, _joined(_runs(args, collection, args.baseline, None, words), weights)
+    )
+    gaps = retrieval.paired_by_query(found, base, draws=args.draws)
+    _say(args, measured, retrieval.by_query(base, draws=args.draws), gaps)
 
 
-def _run(
+def _collection(folder: str, split: str) -> Collection:
+    from bertie.evaluate import beir
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        collection = beir.read(folder, split)
+    for one in caught:
+        print(f"bertie: {one.message}", file=sys.stderr)
+    return collection
+
+
+def _runs(
     args: argparse.Namespace, collection: Collection, model: str | None, revision: str | None, words: Run | None
-) -> Run:
-    """What is found by a model, by words or by both, reranked if that was asked for."""
+) -> dict[str, Run]:
+    """What is found by a model, by words, and by a reranker that reads the best of both, if it was asked for."""
     from bertie.evaluate import beir
     from bertie.tasks import Embedder, Reranker
 
-    device, run = device_of(args.device), words
+    device, runs = device_of(args.device), {}
     if model is not None:
         embedder = Embedder.load(model, long=args.long, revision=revision, device=device)
         with _progress("embed", len(collection.corpus)) as advance:
-            vectors = beir.dense(collection, embedder, advance=advance)
-        run = vectors if words is None else beir.hybrid(words, vectors)
-    assert run is not None
-    if args.rerank is None:
-        return run
-    reranker = Reranker.load(args.rerank, long=args.long, device=device)
-    pairs = sum(min(len(one), beir.RERANKED) for one in run.values())
-    with _progress("rerank", pairs) as advance:
-        return beir.reranked(collection, reranker, run, advance=advance)
+            runs["dense"] = beir.dense(collection, embedder, advance=advance)
+    if words is not None:
+        runs["lexical"] = words
+    if args.rerank is not None:
+        first = _joined(runs, None)
+        reranker = Reranker.load(args.rerank, long=args.long, device=device)
+        pairs = sum(min(len(one), beir.RERANKED) for one in first.values())
+        with _progress("rerank", pairs) as advance:
+            runs["rerank"] = beir.reranked(collection, reranker, first, advance=advance)
+    return runs
+
+
+def _joined(runs: Mapping[str, Run], weights: Mapping[str, float] | None) -> Run:
+    """As a search does it: by weights; or the reranker has the last word, or ranks are put together."""
+    from bertie.evaluate import beir
+
+    if weights is not None:
+        return beir.fused(runs, weights)
+    if "rerank" in runs:
+        return runs["rerank"]
+    return beir.hybrid(*runs.values()) if len(runs) > 1 else next(iter(runs.values()))
 
 
 @contextmanager

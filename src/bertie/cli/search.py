@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, add_model, load, verb
+from bertie.cli.common import UsageError, add_model, add_weights, load, verb
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -34,6 +34,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="how (hybrid)")
     parser.add_argument("--rerank", action="store_true", help="let a cross-encoder order the best (the built-in model)")
     parser.add_argument("--reranker", metavar="MODEL", help="as --rerank, by this one")
+    add_weights(parser)
     parser.add_argument("--depth", type=int, default=100, metavar="N", help="passages that are fused or reranked (100)")
     parser.add_argument(
         "--where",
@@ -69,7 +70,15 @@ def run(args: argparse.Namespace) -> None:
 
             args.model = args.reranker
             reranker = load(Reranker, args)
-        found = index.search_each(args.queries, args.k, mode=args.mode, rerank=reranker, where=where, depth=args.depth)
+        found = index.search_each(
+            args.queries,
+            args.k,
+            mode=args.mode,
+            rerank=reranker,
+            where=where,
+            depth=args.depth,
+            weights=args.weights,
+        )
         total = len(index)
     for results in found:
         if args.json:

@@ -176,9 +176,11 @@ class Verbs:
         rerank: bool = False,
         where: Mapping[str, Any] | None = None,
         depth: int = 100,
+        weights: Mapping[str, float] | None = None,
     ) -> Call[Results, Results]:
         """The k passages of the server's index that answer a query best, as `Index.search`."""
-        return Call(_search([query], k=k, mode=mode, rerank=rerank, where=where, depth=depth), itemgetter(0))
+        how = {"mode": mode, "rerank": rerank, "where": where, "depth": depth, "weights": weights}
+        return Call(_search([query], k=k, **how), itemgetter(0))
 
     @Verb
     def search_each(
@@ -190,9 +192,11 @@ class Verbs:
         rerank: bool = False,
         where: Mapping[str, Any] | None = None,
         depth: int = 100,
+        weights: Mapping[str, float] | None = None,
     ) -> Listed[Results]:
         """As `search`, of several queries."""
-        return Call(_search(queries, k=k, mode=mode, rerank=rerank, where=where, depth=depth), list)
+        how = {"mode": mode, "rerank": rerank, "where": where, "depth": depth, "weights": weights}
+        return Call(_search(queries, k=k, **how), list)
 
     @Verb
     def models(self) -> Listed[str]:

@@ -10,6 +10,7 @@ What finds documents, each giving a run for `bertie.evaluate.retrieval`:
     lexical     by their words: BM25
     hybrid      by the places that a document has in several runs
     reranked    by a reranker, which reads the first documents of a run together with the query
+    fused       by the scores that a document has in several runs, with weights that `tuned` finds
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 from bertie.data.compress import ENDINGS
 from bertie.data.readers import Row, Table, open_table, text_of
 from bertie.errors import InputError, NotFoundError
-from bertie.evaluate.retrieval import Judged, Run
+from bertie.evaluate.retrieval import Judged, Run, each_query
 
 if TYPE_CHECKING:
     from bertie.tasks import Embedder, Reranker
@@ -260,6 +262,50 @@ def reranked(
         if advance is not None:
             advance(len(first))
     return found
+
+
+def fused(runs: Mapping[str, Run], weights: Mapping[str, float], *, depth: int = RERANKED) -> Run:
+    """Runs as one, by their scores, as `Index.search` with weights does it.
+
+    Of each run the first `depth` documents count, from 0 for the last of them to 1 for the first. Where a run is called
+    "rerank", only what it read is left.
+
+    >>> runs = {"dense": {"q": {"a": 0.9, "b": 0.8, "c": 0.1}}, "lexical": {"q": {"b": 7.0, "c": 2.0}}}
+    >>> list(fused(runs, {"dense": 1, "lexical": 1})["q"])
+    ['b', 'a', 'c']
+    """
+    from bertie.search.fusion import check_weights, weighted
+
+    check_weights(weights, runs)
+    found = {}
+    for query in dict.fromkeys(query for run in runs.values() for query in run):
+        some = {name: run.get(query, {}) for name, run in runs.items()}
+        cut = {name: {document: one[document] for document in _ranked(one)[:depth]} for name, one in some.items()}
+        read = cut.get("rerank")
+        found[query] = {d: score for d, score in weighted(cut, weights) if read is None or d in read}
+    return found
+
+
+def tuned(judged: Judged, runs: Mapping[str, Run]) -> dict[str, float]:
+    """The weights with which `fused` has the best nDCG@10, of equals the most even.
+
+    Take other queries for it than those that the search is judged by.
+
+    >>> good, bad = {"q": {"a": 1.0, "b": 0.0}}, {"q": {"b": 1.0, "a": 0.0}}
+    >>> tuned({"q": {"a": 1}}, {"dense": good, "lexical": bad})
+    {'dense': 0.6, 'lexical': 0.4}
+    """
+    weights, _ = max(gains(judged, runs), key=lambda one: round(one[1], 9))
+    return weights
+
+
+def gains(judged: Judged, runs: Mapping[str, Run]) -> Iterator[tuple[dict[str, float], float]]:
+    """Weights in tenths that add up to 1, all there are, the most even first; each with the nDCG@10 of `fused`."""
+    runs = {name: {query: run.get(query, {}) for query in judged} for name, run in runs.items()}
+    splits = [one for one in product(range(11), repeat=len(runs)) if sum(one) == 10]
+    for split in sorted(splits, key=lambda one: sum(part * part for part in one)):
+        weights = {name: part / 10 for name, part in zip(runs, split, strict=True)}
+        yield weights, float(each_query(judged, fused(runs, weights))["ndcg_10"].mean())
 
 
 def _ranked(one: Mapping[str, float]) -> list[str]:

@@ -19,7 +19,7 @@ from bertie.data.progress import Progress
 from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
 from bertie.search.documents import Changes, Options, Paths
 from bertie.search.embedded import EmbeddedStore
-from bertie.search.fusion import reciprocal
+from bertie.search.fusion import check_weights, reciprocal, weighted
 from bertie.search.lexical import Lexical, Words, current
 from bertie.search.passages import Document, Entry, Found, Keys, Store, Value, Vectors, Where, conditions
 from bertie.search.segments import Kind
@@ -397,14 +397,18 @@ class Index:
         rerank: Reranker | None = None,
         where: Mapping[str, Any] | Sequence[Where] = (),
         depth: int = DEPTH,
+        weights: Mapping[str, float] | None = None,
     ) -> Results:
         """The k passages that answer a query best.
 
         `mode` is by meaning ("dense"), by words ("lexical"), or both, put together by their ranks ("hybrid"). With
         `rerank` a cross-encoder reads the best `depth` of them and has the last word. `where` says which documents
         count, by their metadata: `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
+
+        `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, add up the scores of the stages, each from 0
+        to 1, in place of ranks; the reranker is then one voice among them. `bertie eval --beir --tune` finds them.
         """
-        return self.search_each([query], k, mode=mode, rerank=rerank, where=where, depth=depth)[0]
+        return self.search_each([query], k, mode=mode, rerank=rerank, where=where, depth=depth, weights=weights)[0]
 
     def search_each(
         self,
@@ -415,6 +419,7 @@ class Index:
         rerank: Reranker | None = None,
         where: Mapping[str, Any] | Sequence[Where] = (),
         depth: int = DEPTH,
+        weights: Mapping[str, float] | None = None,
     ) -> list[Results]:
         """As `search`, of several queries: the same answers, sooner."""
         if isinstance(queries, str):
@@ -424,6 +429,9 @@ class Index:
         for name, value in (("k", k), ("depth", depth)):
             if value < 1:
                 raise InputError(f"{name}={value} must be at least 1")
+        first = ["dense", "lexical"] if mode == "hybrid" else [mode]
+        if weights is not None:
+            check_weights(weights, first if rerank is None else [*first, "rerank"])
         if not queries:
             return []
         many, depth = len(queries), max(k, depth)
@@ -447,7 +455,11 @@ class Index:
             last = "fused"
             with clock.of("fuse"):
                 for one in scores:
-                    one[last] = dict(reciprocal([list(one["dense"]), list(one["lexical"])]))
+                    by = {name: one[name] for name in first}
+                    if weights is None or rerank is not None:  # what is reranked does not depend on weights
+                        one[last] = dict(reciprocal([list(some) for some in by.values()]))
+                    else:
+                        one[last] = dict(weighted(by, weights))
         order = [list(one[last])[: depth if rerank is not None else k] for one in scores]
         found = clock("fetch", lambda: self._fetch(order))
         # What was deleted since is left out.
@@ -456,6 +468,12 @@ class Index:
             last = "rerank"
             with clock.of(last):
                 self._rerank(rerank, queries, ranked, scores)
+            if weights is not None:
+                last = "fused"
+                with clock.of("fuse"):
+                    for some, one in zip(ranked, scores, strict=True):
+                        one[last] = dict(weighted({name: one[name] for name in [*first, "rerank"]}, weights))
+                        some.sort(key=lambda hit, one=one: -one["fused"][hit.key])  # type: ignore[misc]
         with clock.of("highlight"):
             hits = [self._hits(query, ranked[i][:k], scores[i], last) for i, query in enumerate(queries)]
         return [Results(query, these, clock.seconds) for query, these in zip(queries, hits, strict=True)]
@@ -521,7 +539,7 @@ class _Clock:
     def of(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[name] = (time.perf_counter() - start) / self._queries
+        self.seconds[name] = self.seconds.get(name, 0.0) + (time.perf_counter() - start) / self._queries
 
 
 def fingerprint(embedder: Embedder) -> str:

@@ -575,7 +575,8 @@ def search(desk: Desk, ask: schemas.SearchRequest, job: Job) -> Any:
     queries = desk.listed(ask.queries, "queries")
     ranker = desk.task(Reranker, None, job) if ask.rerank else None
     index = desk.search(job)
-    found = index.search_each(queries, ask.k, mode=ask.mode, rerank=ranker, where=ask.where, depth=ask.depth)
+    how: dict[str, Any] = {"mode": ask.mode, "where": ask.where, "depth": ask.depth, "weights": ask.weights}
+    found = index.search_each(queries, ask.k, rerank=ranker, **how)
     embedder = index.embedder
     encoded = embedder.tokenizer.encode_batch(queries)
     results = []

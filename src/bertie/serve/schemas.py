@@ -452,6 +452,7 @@ class SearchRequest(BaseModel):
     rerank: bool = False
     where: dict[str, str | int | float | bool | list[str | int | float | bool]] = Field(default_factory=dict)
     depth: int = Field(100, ge=1, le=1000)
+    weights: dict[Literal["dense", "lexical", "rerank"], float] | None = None
 
 
 class SearchHit(_Said):

@@ -32,7 +32,8 @@ FloatArray = NDArray[np.float32]
 
 ITEMS_AT_ONCE = 1024  # read ahead, so that texts of like length can share a batch
 CHARACTERS_AT_ONCE = 1 << 20
-TOKENS_A_BATCH = 8192
+TOKENS_A_BATCH = 8192  # at most; on a CPU the numbers between two layers are to stay in its cache, too
+CACHED = 24 << 20  # bytes of these
 TOKENS_ON_GPU = 1 << 16  # the same on a GPU, which is not full with less
 
 Thing = TypeVar("Thing")
@@ -189,7 +190,10 @@ class Task(ABC, Generic[Options, Output, Result]):
         """Tokens a batch. A text that has more is a batch of its own."""
         if self.deterministic:
             return 1
-        return TOKENS_A_BATCH if self.model.device.type == "cpu" else TOKENS_ON_GPU
+        if self.model.device.type != "cpu":
+            return TOKENS_ON_GPU
+        shape = self.model.config
+        return min(TOKENS_A_BATCH, CACHED // (4 * shape.ff_width * (2 if shape.gated else 1)))
 
     def windows(self, ask: Ask[Options], encoding: Encoding) -> list[Window]:
         """The windows of one thing, as `long` says."""
