@@ -137,7 +137,9 @@ def check_gradients(theirs: Any, model: Model, plan: Any) -> None:
         wanted = rule.read([gradients[plan.plan.rename(key)] for key in rule.theirs])
         got = parameters[rule.ours].grad
         got = torch.zeros_like(wanted) if got is None else got
-        assert_close(got, wanted, atol=1e-5, rtol=0, msg=lambda m, rule=rule: f"{rule.ours}: {m}")
+        # Of a gradient of 9, float32 has a digit less behind the point than of one of 1.
+        atol = 1e-5 * max(1.0, float(wanted.abs().max()))
+        assert_close(got, wanted, atol=atol, rtol=0, msg=lambda m, rule=rule: f"{rule.ours}: {m}")
         moved += int(wanted.abs().max() > 1e-4)
     assert moved > len(plan.plan.rules) / 2, "too few parameters had a gradient to compare"
 

@@ -43,9 +43,9 @@ def weighted(scores: Mapping[str, Mapping[Thing, float]], weights: Mapping[str, 
     Each ranking's scores are stretched to go from 0, its last, to 1, its first, and added up with its weight. Unlike
     ranks they tell a clear first place from a narrow one. What a ranking does not name has 0 from it.
 
-    >>> dense, lexical = {"a": 0.9, "b": 0.5, "c": 0.4}, {"c": 12.0, "b": 11.0, "d": 2.0}
+    >>> dense, lexical = {"a": 0.75, "b": 0.5, "c": 0.25}, {"c": 12.0, "b": 10.0, "d": 4.0}
     >>> weighted({"dense": dense, "lexical": lexical}, {"dense": 1, "lexical": 0.5})
-    [('a', 1.0), ('b', 0.65), ('c', 0.5), ('d', 0.0)]
+    [('a', 1.0), ('b', 0.875), ('c', 0.5), ('d', 0.0)]
     """
     total: dict[Thing, float] = {}
     for name, some in scores.items():
