@@ -59,7 +59,7 @@ def main() -> None:
     bias = torch.randn(4 * options.width, device=here, requires_grad=True)
 
     def normed() -> torch.Tensor:
-        return fused._AddNorm.apply(x, y, norm.weight, norm.bias, 1e-12, 0.1)  # type: ignore[no-untyped-call, no-any-return]
+        return fused._AddNorm.apply(x, y, norm.weight, norm.bias, 1e-12, 0.1, False)[0]  # type: ignore[no-untyped-call, no-any-return]
 
     def activated() -> torch.Tensor:
         return fused._Activate.apply(wide, bias, "gelu", False)  # type: ignore[no-untyped-call, no-any-return]

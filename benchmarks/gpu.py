@@ -60,7 +60,7 @@ from bertie.bench import (
 )
 from bertie.families import blueprint
 from bertie.hub import build
-from bertie.kernels import disentangled
+from bertie.kernels import disentangled, fused, rotary
 from bertie.model import Model
 from bertie.text.batch import Batch
 from bertie.train.ceiling import ceiling, encoder_weights
@@ -110,6 +110,8 @@ POOLERS = ("bert", "roberta", "mpnet")  # whose plain models have one, which wou
 
 BUDGETS = (65536, 32768, 131072, 16384)  # tokens of a flat batch; the likely best first, as time may run out
 SIZES = (256, 128, 512, 64)  # texts of a padded batch
+# Programs that are off by default, as they have not run on a GPU yet: where each is switched on.
+SWITCHES = {"rotary": (rotary, "enabled"), "sums": (fused, "sums"), "scores": (disentangled, "scores_alone")}
 
 
 def shape_of(name: str, tiny: bool) -> dict[str, Any]:
@@ -215,6 +217,7 @@ class Bench:
             "dtype": str(HALF).removeprefix("torch."),
             "ceiling_tflops": self.top / 1e12,
             "disentangled_programs": disentangled.enabled,
+            "on": options.on,
             "left_out": [],
         }
 
@@ -431,6 +434,7 @@ def _in_child(bench: Bench, name: str, found: dict[str, Any]) -> dict[str, Any]:
         command += ["--json", str(said), "--count", str(bench.options.count)]
         command += ["--tiny"] if bench.options.tiny else []
         command += ["--disentangled"] if bench.options.disentangled else []
+        command += ["--on", ",".join(bench.options.on)]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
             try:
                 process.wait(limit)
@@ -773,13 +777,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--most-texts", type=int, default=30000)
     parser.add_argument("--encode-sizes", type=numbers, default=[1024, 256, 32], help="of sentence-transformers")
     parser.add_argument("--disentangled", action="store_true", help="use the programs for relative terms")
+    parser.add_argument("--on", type=names, default=[], help=f"programs that are off by default: {', '.join(SWITCHES)}")
     parser.add_argument("--tiny", action="store_true", help="models and texts for trying this file out")
     parser.add_argument("--verbose", action="store_true", help="say in full what went wrong")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     parser.add_argument("--plots", type=Path, help="draw `lengths` of an earlier --json into this folder; no more")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    for what, given, known in (("--models", options.models, SHAPES), ("--parts", options.parts, PARTS)):
+    given_known = (
+        ("--models", options.models, SHAPES),
+        ("--parts", options.parts, PARTS),
+        ("--on", options.on, SWITCHES),
+    )
+    for what, given, known in given_known:
         if unknown := [one for one in given if one not in known]:
             parser.error(f"{what}: {', '.join(unknown)} is not one of {', '.join(known)}")
     if options.plots:
@@ -787,6 +797,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         return {}
     if options.disentangled:
         disentangled.enabled = True
+    for name in options.on:
+        setattr(*SWITCHES[name], True)
     if options.tiny:
         options.count, options.repeats = min(options.count, 64), 2
         options.budgets, options.sizes, options.requests = [2048, 1024], [16, 8], [8, 32]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.errors import NotFoundError
+from bertie.kernels.graphs import Graphs, Run
+from bertie.kernels.graphs import can as can_record
 from bertie.nn.encoder import Encoder
 from bertie.nn.heads import Head
 from bertie.text.batch import Batch
@@ -22,8 +24,11 @@ class Model(nn.Module):
     """One encoder and any number of heads that share its pass.
 
     `aside` holds what is trained together with it and is no part of it: a generator, a projection for a teacher. It
-    is empty but while an objective needs it, and is never saved with a checkpoint.
+    is empty but while an objective needs it, and is never saved with a checkpoint. With `graphs` set, passes over small
+    batches on a GPU are recorded and played back (kernels/graphs.py).
     """
+
+    graphs: Graphs | None = None
 
     def __init__(self, encoder: EncoderConfig, heads: Mapping[HeadName, HeadConfig] | Mapping[str, HeadConfig]) -> None:
         super().__init__()
@@ -56,6 +61,12 @@ class Model(nn.Module):
         """The weights' precision."""
         return self.encoder.embeddings.words.weight.dtype
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        if self.graphs is not None:  # weights are about to lie elsewhere
+            self.graphs.forget()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def head(self, name: str) -> Head:
         """A head by name."""
         if name not in self.heads:
@@ -67,11 +78,32 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch, head: str) -> Tensor:
         """The head's outputs: a row a token or a row a text."""
-        out: Tensor = self.head(head)(self.hidden(batch, head), batch, self.encoder.embeddings.words.weight)
-        return out
+        last = self.head(head)
+
+        def run(batch: Batch) -> Tensor:
+            out: Tensor = last(self._hidden(batch, head), batch, self.encoder.embeddings.words.weight)
+            return out
+
+        if not self._records(head):
+            return run(batch)
+        return self._played(f"head {head}", run, batch, "text" if last.cfg.kind == "text" else "token")
 
     def hidden(self, batch: Batch, head: str | None = None) -> Tensor:
         """(T, D) the last hidden state; as `head` wants it, where heads differ in global tokens or in segments."""
+        if not self._records(head):
+            return self._hidden(batch, head)
+        return self._played("hidden", self.encoder, batch, "token")
+
+    def _records(self, head: str | None) -> bool:
+        given = head is None or self.head(head).cfg.segments == "given"  # others are made of what the device knows
+        return self.graphs is not None and given and can_record(self.encoder)
+
+    def _played(self, name: str, run: Run, batch: Batch, rows: Literal["token", "text"]) -> Tensor:
+        assert self.graphs is not None
+        self.encoder.embeddings.check(batch)  # a recording asks nothing
+        return self.graphs(name, run, batch, reach=self.config.reach, rows=rows)
+
+    def _hidden(self, batch: Batch, head: str | None) -> Tensor:
         if head is not None:
             batch = self.head(head).segmented(batch)
         if self.config.global_tokens and head is not None and batch.global_tokens is None:

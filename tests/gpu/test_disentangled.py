@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Bucketed, Disentangled, Full
+from bertie.config import Bucketed, Disentangled, Embeddings, Full, Learned
 from bertie.kernels import Relative, attend, disentangled, grouped
+from bertie.nn.encoder import Encoder
 from bertie.nn.positions import relative_rows
+from bertie.text.batch import Batch
+from tests.test_config import GOOD
 
 pytest.importorskip("triton", reason="the programs are Triton's")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -86,6 +90,56 @@ def test_the_door_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(ours, disentangled.attend(*leaves[:3], (40, 3), cu, scale=SCALE, relative=relative))
     monkeypatch.setattr(disentangled, "enabled", False)
     assert_close(attend(*leaves[:3], (40, 3), cu, **call), ours, atol=3e-2, rtol=0)
+
+
+# --- scores alone, where nothing is learnt ---
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("heads", [12, 16])
+def test_scores_alone(dtype: torch.dtype, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPNet's attention at real sizes: by our own programs, in rectangles, and the plain one in single precision."""
+    torch.manual_seed(0)
+    lengths = [1, 2, 15, 16, 17, 127, 128, 129, 511, 512, *torch.randint(3, 400, (100,)).tolist()]
+    fused = torch.randn(sum(lengths), 3 * heads, 64, device="cuda").to(dtype)
+    rows = relative_rows(Bucketed(32), max(lengths), torch.device("cuda"))
+    relative = Relative(rows, scores=torch.randn(32, heads, device="cuda").to(dtype))
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    heads_ = fused.split(heads, dim=1)
+    found = {}
+    with torch.no_grad():
+        for on in (True, False):
+            monkeypatch.setattr(disentangled, "scores_alone", on)
+            found[on] = attend(*heads_, tuple(lengths), cu, scale=0.125, pattern=Full(), relative=relative)
+        ours = disentangled.attend(*heads_, tuple(lengths), cu, scale=0.125, relative=relative)
+        wide = Relative(rows, scores=relative.scores.float())
+        slow = grouped.attend(*(x.float() for x in heads_), tuple(lengths), scale=0.125, pattern=Full(), relative=wide)
+    assert torch.equal(found[True], ours)
+    for one in found.values():
+        assert_close(one.float(), slow, atol=TOLERANCE[dtype], rtol=0)
+
+
+def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read and trained; both go through the same programs then."""
+    cfg = replace(
+        GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        positions=(Learned(512), Bucketed(32)), reach=512,
+    )  # fmt: skip
+    encoder = Encoder(cfg).cuda().bfloat16()
+    batch = Batch.from_ids([torch.randint(0, 50, (n,)).tolist() for n in (1, 2, 15, 129, 500)]).to("cuda")
+    with torch.no_grad():
+        before = encoder(batch)
+        monkeypatch.setattr(disentangled, "scores_alone", True)
+        read = encoder(batch)
+    trained = encoder(batch)
+    assert torch.equal(read, trained)
+    assert_close(read, before, atol=6e-2, rtol=0)
+    table = encoder.relative
+    assert table is not None
+    (grad,) = torch.autograd.grad(trained.float().sin().sum(), table.rows.weight)
+    monkeypatch.setattr(disentangled, "enabled", False)
+    (plain,) = torch.autograd.grad(encoder(batch).float().sin().sum(), table.rows.weight)
+    assert_close(grad.float(), plain.float(), atol=6e-2 * float(plain.float().abs().max()), rtol=0)
 
 
 def test_a_text_does_not_depend_on_its_neighbours() -> None:

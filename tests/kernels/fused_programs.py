@@ -64,6 +64,69 @@ def test_add_norm(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeyp
     compared(monkeypatch, lambda: fused.add_norm(x, residual, norm, 0.0), wanted, dtype)
 
 
+@pytest.mark.parametrize(("rows", "width", "bias"), [(1, 8, True), (13, 24, False), (36, 100, True)])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_add_norms(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum and its norm, each with a gradient of its own."""
+    monkeypatch.setattr(fused, "sums", True)
+    poisoned(monkeypatch)
+    x, residual = drawn(rows, width, dtype=dtype), drawn(rows, width, dtype=dtype)
+    norm = nn.LayerNorm(width, eps=1e-6, bias=bias, device=HERE, dtype=dtype)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+    wanted = [x, residual, *norm.parameters()]
+    with monkeypatch.context() as patched:
+        patched.setattr(norm, "forward", None)  # the programs need it not
+        both = fused.add_norms(x, residual, nn.Identity(), norm, 0.0)
+    assert_close(both[0], x + residual, **NEAR[dtype])  # the interpreter cuts where a GPU rounds
+    compared(monkeypatch, lambda: torch.stack(fused.add_norms(x, residual, nn.Identity(), norm, 0.0)), wanted, dtype)
+    for one in (0, 1):  # where only one of the two is used
+        compared(monkeypatch, lambda: fused.add_norms(x, residual, nn.Identity(), norm, 0.0)[one], [x, residual], dtype)  # noqa: B023
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody has written to holds the worst."""
+    for name in ("empty", "empty_like"):
+        plain = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, plain=plain, **k: plain(*a, **k).fill_(torch.nan))
+
+
+def test_add_norms_of_two_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under autocast: the sum stays single, what is read next is half."""
+    monkeypatch.setattr(fused, "sums", True)
+    x, residual, norm = drawn(9, 16, dtype=torch.bfloat16), drawn(9, 16), nn.LayerNorm(16, device=HERE)
+    total, normed = fused.add_norms(x, residual, nn.Identity(), norm, 0.0)
+    assert (total.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(total, x + residual)
+    up = torch.randn(9, 16, device=HERE), torch.randn(9, 16, device=HERE).bfloat16()
+    grads = torch.autograd.grad((total, normed), (x, residual, norm.weight), up)
+    assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.float32, torch.float32]
+    plain = F.layer_norm(total.detach().requires_grad_(), (16,))
+    assert_close(normed.float(), plain, atol=2e-2, rtol=2e-2)
+    again = (x + residual).detach().requires_grad_()
+    (wanted,) = torch.autograd.grad((again * 1.0, F.layer_norm(again, (16,))), again, (up[0], up[1].float()))
+    assert_close(grads[1], wanted, atol=1e-5, rtol=1e-5)
+    assert_close(grads[0], wanted.bfloat16())
+
+
+def test_what_add_norms_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "sums", True)
+    x, residual, norm = (
+        torch.ones(13, 32, device=HERE, requires_grad=True),
+        drawn(13, 32),
+        nn.LayerNorm(32, device=HERE),
+    )
+    total, normed = fused.add_norms(x, residual, nn.Identity(), norm, 0.3)
+    dx, dresidual = torch.autograd.grad((total, normed), (x, residual), (torch.randn_like(x), torch.randn_like(x)))
+    kept = dx != 0
+    assert 0.5 < kept.float().mean().item() < 0.9
+    scale = 65536 / (65536 - round(0.3 * 65536))
+    assert_close(total, residual + kept * scale)
+    assert_close(normed, norm(total), atol=1e-5, rtol=1e-5)
+    assert_close(dx, dresidual * kept * scale)
+
+
 def test_add_norm_of_two_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under autocast: what is added is half, the first residual and the norm's weights are not."""
     x, residual, norm = drawn(9, 16, dtype=torch.bfloat16), drawn(9, 16), nn.LayerNorm(16, device=HERE)
@@ -169,9 +232,11 @@ def test_a_row_without_weight_adds_nothing(large: float, monkeypatch: pytest.Mon
     assert step([1.0, 1.0])[0].isfinite().item() == math.isfinite(large)
 
 
+@pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_model_of_fused_parts(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = replace(GOOD, activation="gelu", gated=gated)
+def test_a_model_of_fused_parts(gated: bool, pre_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "sums", True)
+    cfg = replace(GOOD, activation="gelu", gated=gated, pre_norm=pre_norm)
     model = Model(
         cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, activation="gelu", norm=Norm(), tied=True)}
     ).to(HERE)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from bertie.config import Full, Sliding
-from bertie.kernels import Relative, attend, disentangled
+from bertie.kernels import Relative, attend, disentangled, gpu
+from tests.kernels.compiled import compiled
 
 
 def test_the_programs() -> None:
@@ -70,6 +71,45 @@ def test_attend_goes_there_with_relative_terms_only(monkeypatch: pytest.MonkeyPa
     assert seen == [{"scale": 0.5, "relative": relative, "dropout": 0.1}]
 
 
+def test_who_reads_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is learnt: rectangles, unless our own programs are asked for."""
+    monkeypatch.setattr(gpu, "can", lambda *call: False)
+    monkeypatch.setattr(gpu, "attend_biased", lambda *call, **more: "rectangles")
+    monkeypatch.setattr(disentangled, "attend", lambda *call, **more: "ours")
+    q: Any = OnGpu(3, 2, 16)
+    relative = Relative(torch.zeros(5, dtype=torch.long), scores=torch.zeros(1, 2))
+
+    def taken(ours: bool, asked: bool) -> Any:
+        monkeypatch.setattr(disentangled, "can", lambda *call: ours)
+        monkeypatch.setattr(disentangled, "scores_alone", asked)
+        return attend(q, q, q, (3,), torch.tensor([0, 3]).int(), scale=1.0, pattern=Full(), relative=relative)
+
+    with torch.no_grad():
+        assert taken(ours=True, asked=True) == "ours"
+        assert taken(ours=True, asked=False) == "rectangles"
+        assert taken(ours=False, asked=True) == "rectangles"
+    for asked in (True, False):
+        assert taken(ours=True, asked=asked) == "ours"
+
+
+@pytest.mark.parametrize("rows", disentangled.SIZES)
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_scores_alone_compiled(kind: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the programs are Triton's")
+    from bertie.kernels import disentangled_kernels as programs
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    single = ("level_at", "delta_at", "scores_at", "dscores_at", "dkeys_at", "dqueries_at")
+    floats = dict.fromkeys(("scale", "factor", "kept_scale"), "fp32")
+    constants: dict[str, Any] = {"KEYS": False, "QUERIES": False, "SCORES": True, "DROP": False, "PACK": True}
+    constants |= {"HEADS": 12, "WIDTH": 64, "D": 64, "B": rows, "seed_at": None}
+    for number, program in enumerate((programs.forward, programs.backward_queries, programs.backward_keys)):
+        pointers = {name: f"*{kind}" for name in program.arg_names if name.endswith("_at")}
+        types = pointers | dict.fromkeys(single, "*fp32") | floats | {"tiles_at": "*i32"}
+        warps, stages, _ = disentangled.SIZES[rows][number]
+        compiled(program, types, constants, warps, stages)
+
+
 @pytest.mark.parametrize("lengths", [[1], [16, 17, 1, 64], [0, 5, 0, 0, 200, 64, 0]], ids=str)
 @pytest.mark.parametrize("rows", [16, 64])
 def test_tiles_cover_each_token_once(lengths: list[int], rows: int) -> None:
@@ -79,6 +119,6 @@ def test_tiles_cover_each_token_once(lengths: list[int], rows: int) -> None:
     assert {tuple(one) for one in exact} == wanted
     assert len(exact) == len(wanted)
     assert [n for _, n, _ in exact] == sorted((n for _, n, _ in exact), reverse=True)
-    found = disentangled._tiles_of(cu, sum(lengths), rows).tolist()
+    found = disentangled._tiles_of(cu, sum(lengths), rows, max(lengths)).tolist()
     assert {tuple(one) for one in found if one[1]} == wanted
     assert len([one for one in found if one[1]]) == len(wanted)

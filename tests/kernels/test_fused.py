@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bertie.kernels import fused
+from tests.kernels.compiled import compiled
 
 
 def test_the_programs() -> None:
@@ -23,6 +24,27 @@ def test_the_programs() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("residual", ["bf16", "fp32"])
+def test_norms_compiled(residual: str, drop: bool, keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the programs are Triton's")
+    from bertie.kernels import fused_kernels as programs
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    half = dict.fromkeys(("x_at", "out_at", "up_at", "dx_at", "weight_at"), "*bf16")
+    single = dict.fromkeys(("mean_at", "rstd_at", "dweight_at", "dbias_at"), "*fp32") | {"eps": "fp32", "scale": "fp32"}
+    wide = dict.fromkeys(("residual_at", "sum_at", "sum_up_at", "dresidual_at"), f"*{residual}")
+    types = half | single | wide | {"seed_at": "*i64"}
+    absent = [] if drop else ["seed_at"]
+    common = {"DROP": drop, "SUM": keep, "BLOCK": 1024}
+    there = dict.fromkeys(["bias_at", *absent, *([] if keep else ["sum_at"])]) | common | {"BIAS": False}
+    compiled(programs.add_norm_forward, types, there, warps=8)
+    gone = ["x_at", "residual_at"] if keep else ["sum_at", "sum_up_at"]
+    back = dict.fromkeys([*absent, *gone, *([] if drop else ["dx_at"])]) | common
+    compiled(programs.add_norm_backward, types, back, warps=4)
 
 
 def test_the_programs_are_for_half_precision_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +74,10 @@ def test_the_plain_expressions_change_no_bit() -> None:
     got = fused.add_norm(x, residual, norm, 0.5)
     torch.manual_seed(1)
     assert torch.equal(got, norm(residual + F.dropout(x, 0.5)))
+    for post, pre in ((norm, nn.Identity()), (nn.Identity(), norm)):
+        total, normed = fused.add_norms(x, residual, post, pre, 0.0)
+        assert torch.equal(total, post(residual + x))
+        assert torch.equal(normed, norm(residual + x))
     assert torch.equal(fused.expand(x, linear, "gelu", gated=False), F.gelu(linear(x)))
     act, factor = linear(x).chunk(2, dim=-1)
     assert torch.equal(fused.expand(x, linear, "silu", gated=True), F.silu(act) * factor)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from bertie.config import Embeddings as Words
-from bertie.config import EncoderConfig, Full, HeadConfig, Learned, Norm
+from bertie.config import EncoderConfig, Full, HeadConfig, Learned, Norm, Rotary
 from bertie.errors import ConfigError, InputError
 from bertie.model import Model
 from bertie.nn import attention
@@ -349,6 +349,22 @@ def test_the_layer_that_is_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         for a, b in zip(found, given[-1], strict=True):
             assert torch.equal(a, b)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_what_is_projected_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU without gradients, positions turn queries and keys where they lie."""
+    rotated = attention.rotated
+
+    def in_place(q: Tensor, k: Tensor, *angles: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(x.copy_(y) for x, y in zip((q, k), rotated(q, k, *angles), strict=True))  # type: ignore[return-value]
+
+    model, batch = make(positions=(Rotary((10.0, 10.0)),)), Batch.from_ids(IDS)
+    with torch.no_grad():
+        wanted = distil._projected(model.encoder, batch, 1)
+        monkeypatch.setattr(attention, "rotated", in_place)
+        found = distil._projected(model.encoder, batch, 1)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_relations_with_gradient_checkpointing() -> None:

@@ -11,7 +11,8 @@ query i see.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class Relative:
     keys: Tensor | None = None  # (R, H, d) met by the content's queries
     queries: Tensor | None = None  # (R, H, d) met by the content's keys
     scores: Tensor | None = None  # (R, H)
+    # What a path found out from the batch and the layers of a pass share; new in each pass.
+    kept: dict[Any, Tensor] = field(default_factory=dict, compare=False)
 
 
 def attend(
@@ -51,10 +54,12 @@ def attend(
 
     if q.is_cuda and gpu.can(q, lengths, pattern, relative, global_tokens, dropout):
         return gpu.attend(q, k, v, lengths, cu_seqlens, scale=scale, pattern=pattern, dropout=dropout)
-    if q.is_cuda and relative is not None and gpu.can_biased(q, lengths, pattern, relative, global_tokens, dropout):
-        return gpu.attend_biased(q, k, v, lengths, scale=scale, relative=relative)
-    if relative is not None and disentangled.can(q, k, pattern, global_tokens):
+    biased = q.is_cuda and gpu.can_biased(q, lengths, pattern, relative, global_tokens, dropout)
+    ours = disentangled.can(q, k, pattern, global_tokens) and (disentangled.scores_alone or not biased)
+    if relative is not None and ours:
         return disentangled.attend(q, k, v, lengths, cu_seqlens, scale=scale, relative=relative, dropout=dropout)
+    if relative is not None and biased:
+        return gpu.attend_biased(q, k, v, lengths, scale=scale, relative=relative)
     return grouped.attend(
         q, k, v, lengths, scale=scale, pattern=pattern, relative=relative, global_tokens=global_tokens, dropout=dropout
     )

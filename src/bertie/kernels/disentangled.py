@@ -21,6 +21,7 @@ from bertie.kernels.fused import HALF, _dropped, _has_triton, _launching, _power
 from bertie.text.batch import send
 
 enabled = True  # whether our own programs are used where they can be
+scores_alone = False  # whether before `gpu.attend_biased`, too, where nothing is learnt; that has not run on a GPU yet
 
 NARROWEST, WIDEST = 16, 128  # of a head
 # Tuned on an H200 (python -m benchmarks.disentangled --tune). Rows of a program where texts have as many, there and
@@ -67,10 +68,15 @@ def attend(
     Of lengths that are no more than bounds (a batch with spare room), `cu_seqlens` has the truth.
     """
     there, back = (min(most, max(16, _power_of_2(max(lengths)))) for most in ROWS)
-    tiles = [
-        _tiles(lengths, rows, q.device) if sum(lengths) == len(q) else _tiles_of(cu_seqlens, len(q), rows)
-        for rows in (there, back)
-    ]
+
+    def cut(rows: int) -> Tensor:
+        if sum(lengths) == len(q):
+            return _tiles(lengths, rows, q.device)
+        if ("tiles", rows) not in relative.kept:
+            relative.kept["tiles", rows] = _tiles_of(cu_seqlens, len(q), rows, max(lengths))
+        return relative.kept["tiles", rows]
+
+    tiles = [cut(there), cut(back if torch.is_grad_enabled() else there)]
     out: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]
         *(q, k, v, relative.keys, relative.queries, relative.scores, relative.rows),
         *(*tiles, there, back, scale, dropout),
@@ -207,12 +213,13 @@ def _tiles(lengths: tuple[int, ...], tile: int, device: torch.device) -> Tensor:
         return send(torch.from_numpy(tiles), device)
 
 
-def _tiles_of(cu_seqlens: Tensor, tokens: int, tile: int) -> Tensor:
+def _tiles_of(cu_seqlens: Tensor, tokens: int, tile: int, longest: int) -> Tensor:
     """The same from what only the device knows; as many as there can be, those that are not are of no length."""
     sizes = cu_seqlens.diff()
     counts = (sizes + tile - 1) // tile
     ends = counts.cumsum(0)
-    number = torch.arange(tokens // tile + len(sizes), device=cu_seqlens.device)
+    most = min(tokens // tile + len(sizes), len(sizes) * -(-longest // tile))
+    number = torch.arange(most, device=cu_seqlens.device)
     text = torch.searchsorted(ends, number, right=True).clamp(max=len(sizes) - 1)
     first = (number - (ends - counts)[text]) * tile
     length = torch.where(number < ends[-1], sizes[text], 0)

@@ -1,6 +1,7 @@
 """What lies between the matrix products of a training step, in one pass over memory each instead of many.
 
     add_norm    norm(residual + dropout(x)), there and back
+    add_norms   the same, and the norm that the next part of a block begins with
     expand      activation(linear(x)), gated or not; the bias and its gradient on the way
     surprise    the cross-entropy over a vocabulary: logits stay in half precision, and give way to their gradient
 
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 from bertie.config import Activation
 
 enabled = True  # whether our own programs are used where they can be
+sums = False  # whether they are for a residual sum and the norm after it, too; that has not run on a GPU yet
 
 WIDEST = 8192  # of a row that a program holds as a whole
 ALIGNED = 64  # logits of a row, rounded up: products of other sizes take up to twice as long
@@ -60,22 +62,52 @@ def add_norm(x: Tensor, residual: Tensor, norm: nn.Module, dropout: float) -> Te
     [[1.0, -1.0]]
     """
     if takes(x) and isinstance(norm, nn.LayerNorm) and x.shape[-1] <= WIDEST:
-        out: Tensor = _AddNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, dropout)  # type: ignore[no-untyped-call]
+        out: Tensor
+        out, _ = _AddNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, dropout, False)  # type: ignore[no-untyped-call]
         return out
     plain: Tensor = norm(residual + F.dropout(x, dropout))
     return plain
 
 
+def add_norms(x: Tensor, residual: Tensor, post: nn.Module, pre: nn.Module, dropout: float) -> tuple[Tensor, Tensor]:
+    """post(residual + dropout(x)), which is added to later, and pre of it, which is read next: (T, D) all.
+
+    Mostly one of the two norms is `nn.Identity`.
+
+    >>> x, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0]])
+    >>> total, normed = add_norms(x, residual, nn.Identity(), nn.LayerNorm(2), 0.0)
+    >>> total.tolist(), normed.round().tolist()
+    ([[4.0, 2.0]], [[1.0, -1.0]])
+    """
+    alone = isinstance(post, nn.Identity) and isinstance(pre, nn.LayerNorm)
+    if sums and alone and takes(x) and x.shape[-1] <= WIDEST:
+        normed, total = _AddNorm.apply(x, residual, pre.weight, pre.bias, pre.eps, dropout, True)  # type: ignore[no-untyped-call]
+        return total, normed
+    total = add_norm(x, residual, post, dropout)
+    return total, pre(total)
+
+
 class _AddNorm(torch.autograd.Function):
+    """The norm, and with `keep` the sum that it is of."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dropout: float
-    ) -> Tensor:
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        dropout: float,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         from bertie.kernels import fused_kernels as programs
 
         x, residual = x.contiguous(), residual.contiguous()
         rows, width = x.shape
         out = torch.empty_like(x)
+        # In the wider of the two precisions, as torch adds.
+        total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype)) if keep else None
         mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
         # Drawn on the device, so that a recorded graph draws anew each time it is played.
         seed = torch.randint(1 << 62, (1,), device=x.device) if dropout else None
@@ -83,44 +115,49 @@ class _AddNorm(torch.autograd.Function):
         ctx.dropped, ctx.scale = _dropped(dropout)
         with _launching(x):
             programs.add_norm_forward[(-(-rows // programs.ROWS),)](
-                *(x, residual, weight, bias, out, mean, rstd, seed, rows, width, eps, ctx.dropped, ctx.scale),
+                *(x, residual, weight, bias, out, total, mean, rstd, seed, rows, width, eps, ctx.dropped, ctx.scale),
                 BIAS=bias is not None,
                 DROP=seed is not None,
+                SUM=keep,
                 BLOCK=block,
                 num_warps=_warps(block, NORM_WARPS[0]),
             )
-        ctx.save_for_backward(x, residual, weight, bias, mean, rstd, seed)
-        return out
+        ctx.dtypes = x.dtype, residual.dtype
+        parts = (None, None, total) if keep else (x, residual, None)
+        ctx.save_for_backward(*parts, weight, bias, mean, rstd, seed)
+        return out, total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, up: Tensor) -> Any:
+    def backward(ctx: Any, up: Tensor, sum_up: Tensor | None) -> Any:
         from bertie.kernels import fused_kernels as programs
 
-        x, residual, weight, bias, mean, rstd, seed = ctx.saved_tensors
+        x, residual, total, weight, bias, mean, rstd, seed = ctx.saved_tensors
         up = up.contiguous()
-        rows, width = x.shape
-        down = torch.empty_like(residual)
-        dx = torch.empty_like(x) if seed is not None else None
-        count = min(-(-rows // programs.ROWS), _programs(x.device, NORM_SHARE))
-        sums = torch.empty(2, count, width, dtype=torch.float32, device=x.device)
+        sum_up = None if sum_up is None else sum_up.contiguous()
+        rows, width = up.shape
+        dtype, residual_dtype = ctx.dtypes
+        down = torch.empty_like(up, dtype=residual_dtype)
+        dx = torch.empty_like(up, dtype=dtype) if seed is not None else None
+        count = min(-(-rows // programs.ROWS), _programs(up.device, NORM_SHARE))
+        parts = torch.empty(2, count, width, dtype=torch.float32, device=up.device)
         block = _power_of_2(width)
-        with _launching(x):
+        with _launching(up):
             programs.add_norm_backward[(count,)](
-                *(up, x, residual, weight, mean, rstd, seed, dx, down, sums[0], sums[1]),
+                *(up, x, residual, total, sum_up, weight, mean, rstd, seed, dx, down, parts[0], parts[1]),
                 *(rows, width, ctx.dropped, ctx.scale),
                 DROP=seed is not None,
+                SUM=total is not None,
                 BLOCK=block,
                 num_warps=_warps(block, NORM_WARPS[1]),
             )
-        dweight, dbias = sums.sum(1)
+        dweight, dbias = parts.sum(1)
         return (
-            down.to(x.dtype) if dx is None else dx,
+            down.to(dtype) if dx is None else dx,
             down,
             dweight.to(weight.dtype),
             None if bias is None else dbias.to(bias.dtype),
-            None,
-            None,
+            *(None, None, None),
         )
 
 

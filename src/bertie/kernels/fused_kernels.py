@@ -24,10 +24,10 @@ ROWS = 8  # that share a draw
 
 @jit
 def add_norm_forward(
-    x_at, residual_at, weight_at, bias_at, out_at, mean_at, rstd_at, seed_at, rows, width, eps, dropped, scale,
-    BIAS: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr,
+    x_at, residual_at, weight_at, bias_at, out_at, sum_at, mean_at, rstd_at, seed_at, rows, width, eps, dropped, scale,
+    BIAS: tl.constexpr, DROP: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program: `ROWS` rows."""
+    """A program: `ROWS` rows. With SUM, what is normalized is kept too."""
     group = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -45,6 +45,10 @@ def add_norm_forward(
         if DROP:
             x = tl.where(_bits(a, b, c, d, i) >= dropped, x * scale, 0.0)
         x += tl.load(residual_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+        if SUM:
+            x = x.to(sum_at.dtype.element_ty)
+            tl.store(sum_at + row * width + columns, x, mask=there)
+            x = x.to(tl.float32)  # as it will be read
         mean = tl.sum(x, 0) / width
         x = tl.where(inside, x - mean, 0.0)
         rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
@@ -58,10 +62,12 @@ def add_norm_forward(
 
 @jit
 def add_norm_backward(
-    up_at, x_at, residual_at, weight_at, mean_at, rstd_at, seed_at, dx_at, dresidual_at, dweight_at, dbias_at,
-    rows, width, dropped, scale, DROP: tl.constexpr, BLOCK: tl.constexpr,
+    up_at, x_at, residual_at, sum_at, sum_up_at, weight_at, mean_at, rstd_at, seed_at,
+    dx_at, dresidual_at, dweight_at, dbias_at, rows, width, dropped, scale,
+    DROP: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program: every so many-th `ROWS` rows, and the sums over them for weight and bias."""
+    """A program: every so many-th `ROWS` rows, and the sums over them for weight and bias. With SUM, what was
+    normalized was kept in place of what it was made of, and has a gradient of its own."""
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     weight = tl.load(weight_at + columns, mask=inside, other=0.0).to(tl.float32)
@@ -75,11 +81,15 @@ def add_norm_backward(
             row = (group * 8 + i).to(tl.int64)
             there = inside & (row < rows)
             up = tl.load(up_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
-            x = tl.load(x_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
             if DROP:
                 kept = _bits(a, b, c, d, i) >= dropped
-                x = tl.where(kept, x * scale, 0.0)
-            x += tl.load(residual_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+            if SUM:
+                x = tl.load(sum_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+            else:
+                x = tl.load(x_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
+                if DROP:
+                    x = tl.where(kept, x * scale, 0.0)
+                x += tl.load(residual_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
             mean = tl.load(mean_at + row, mask=row < rows, other=0.0)
             rstd = tl.load(rstd_at + row, mask=row < rows, other=0.0)
             x = tl.where(inside, (x - mean) * rstd, 0.0)  # normalized
@@ -87,6 +97,8 @@ def add_norm_backward(
             dbias += up
             up *= weight
             down = (up - tl.sum(up, 0) / width - x * (tl.sum(up * x, 0) / width)) * rstd
+            if SUM:
+                down += tl.load(sum_up_at + row * width + columns, mask=there, other=0.0).to(tl.float32)
             tl.store(dresidual_at + row * width + columns, down, mask=there)
             if DROP:
                 tl.store(dx_at + row * width + columns, tl.where(kept, down * scale, 0.0), mask=there)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from bertie.config import Disentangled, EncoderConfig, Rotary
 from bertie.kernels import Relative, attend
-from bertie.nn.positions import rotate
+from bertie.kernels.rotary import rotated
 from bertie.text.batch import Batch
 
 
@@ -21,6 +22,7 @@ class Places:
     rotations: dict[float, tuple[Tensor, Tensor]]  # by base frequency: cos, sin (T, d)
     rows: Tensor | None = None  # of the relative table, by distance
     table: Tensor | None = None  # the relative table
+    kept: dict[Any, Tensor] = field(default_factory=dict)  # see `Relative`
 
 
 class QKV(nn.Module):
@@ -44,12 +46,15 @@ class QKV(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(T, D) -> (T, H, d), (T, G, d), (T, G, d)."""
-        y = F.linear(x, self.weight, self.full_bias())
-        y = y.view(len(x), -1, self.head_width)  # (T, (H + 2G) · d) -> (T, H + 2G, d)
-        heads, key_heads = self.sizes[0] // self.head_width, self.sizes[1] // self.head_width
-        # Not slices: each of those would fill a whole gradient on the way back.
-        q, k, v = torch.split(y, [heads, key_heads, key_heads], dim=1)
-        return q, k, v
+        return by_heads(F.linear(x, self.weight, self.full_bias()), self.sizes, self.head_width)
+
+
+def by_heads(y: Tensor, sizes: tuple[int, int, int], head_width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, (H + 2G) · d) -> (T, H, d), (T, G, d), (T, G, d)."""
+    y = y.view(len(y), -1, head_width)  # (T, H + 2G, d)
+    # Not slices: each of those would fill a whole gradient on the way back.
+    q, k, v = torch.split(y, [size // head_width for size in sizes], dim=1)
+    return q, k, v
 
 
 class SelfAttention(nn.Module):
@@ -59,8 +64,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.cfg = cfg
         inner = cfg.heads * cfg.head_width
-        self.qkv = QKV(cfg)
-        self.out = nn.Linear(inner, cfg.width, bias=cfg.out_bias)
+        self.qkv: nn.Module = QKV(cfg)
+        self.out: nn.Module = nn.Linear(inner, cfg.width, bias=cfg.out_bias)
         self.global_qkv = QKV(cfg) if cfg.global_tokens else None
         self.disentangled = next((p for p in cfg.positions if isinstance(p, Disentangled)), None)
         own = self.disentangled if self.disentangled is not None and not self.disentangled.shared else None
@@ -77,8 +82,7 @@ class SelfAttention(nn.Module):
             q, _, _ = self.qkv(queries)
         for position in cfg.positions:
             if isinstance(position, Rotary):
-                cos, sin = places.rotations[position.bases[layer]]
-                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+                q, k = rotated(q, k, *places.rotations[position.bases[layer]])
         dropout = cfg.attention_dropout if self.training else 0.0
         y = attend(
             q,
@@ -102,7 +106,7 @@ class SelfAttention(nn.Module):
             return None
         scheme = self.disentangled
         if scheme is None:
-            return Relative(places.rows, scores=places.table)
+            return Relative(places.rows, scores=places.table, kept=places.kept)
         table = F.dropout(places.table, self.cfg.dropout, self.training)
         if scheme.shared:
             queries, keys, _ = self.qkv(table)  # (R, D) -> (R, H, d)
@@ -115,6 +119,7 @@ class SelfAttention(nn.Module):
             places.rows,
             keys=keys if "c2p" in scheme.terms else None,
             queries=queries if "p2c" in scheme.terms else None,
+            kept=places.kept,
         )
 
     def _answer_globals(self, x: Tensor, y: Tensor, batch: Batch, dropout: float) -> Tensor:

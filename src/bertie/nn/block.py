@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bertie.config import EncoderConfig
-from bertie.kernels.fused import add_norm
+from bertie.kernels.fused import add_norm, add_norms
 from bertie.nn.attention import Places, SelfAttention
 from bertie.nn.feedforward import FeedForward
 from bertie.nn.norm import build_norm
@@ -34,5 +34,5 @@ class Block(nn.Module):
         asking = None if queries is None else self.pre_attention(queries)
         seen = self.attention(self.pre_attention(x), batch, places, layer, asking)
         dropout = self.dropout if self.training else 0.0
-        x = add_norm(seen, x if queries is None else queries, self.post_attention, dropout)
-        return add_norm(self.ff(self.pre_ff(x)), x, self.post_ff, dropout)
+        x, normed = add_norms(seen, x if queries is None else queries, self.post_attention, self.pre_ff, dropout)
+        return add_norm(self.ff(normed), x, self.post_ff, dropout)

@@ -124,7 +124,8 @@ class Head(nn.Module):
 
 def first(x: Tensor, batch: Batch) -> Tensor:
     """(T, D) -> (B, D) each text's first token."""
-    return x[batch.cu_seqlens[:-1].long()]
+    # A text of no tokens, which only a batch with spare room has, may begin where all have ended.
+    return x[batch.cu_seqlens[:-1].long().clamp(max=len(x) - 1)]
 
 
 def mean(x: Tensor, batch: Batch) -> Tensor:

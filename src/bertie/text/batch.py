@@ -98,6 +98,8 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device. The host does not wait for a GPU to take it."""
         self.ranges()  # cheap here, and a stop for the device if it were asked later
+        if self.ids.device == torch.device(device):
+            return self
         return self._with(
             ids=send(self.ids, device),
             segments=send(self.segments, device),
@@ -127,7 +129,11 @@ class Batch:
         ((101, 7592), (0, 0))
         """
         if self._ranges is None:
-            found = tuple((int(x.min()), int(x.max())) for x in (self.ids, self.segments))
+            both = (self.ids, self.segments)
+            if self.ids.device.type == "cpu":
+                found = tuple((int(x.min()), int(x.max())) for x in (one.numpy() for one in both))
+            else:
+                found = tuple((int(x.min()), int(x.max())) for x in both)
             object.__setattr__(self, "_ranges", found)
         assert self._ranges is not None
         return self._ranges
@@ -143,6 +149,20 @@ def send(x: Tensor, device: torch.device | str) -> Tensor:
     if x.device.type == "cpu" and torch.device(device).type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
+
+
+def spare_ends(tokens: int, room: int, texts: int, longest: int) -> np.ndarray:
+    """Where `texts` more texts end that fill a batch of so many tokens up to its room.
+
+    First come texts of no tokens, then as many as it takes, each of at most `longest`.
+
+    >>> spare_ends(10, 16, texts=4, longest=4).tolist()
+    [10, 10, 14, 16]
+    """
+    full = -(-(room - tokens) // longest)
+    number = np.arange(1, texts + 1) - (texts - full)
+    ends: np.ndarray = np.minimum(room, tokens + np.maximum(number, 0) * longest).astype(np.int32)
+    return ends
 
 
 def pack(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

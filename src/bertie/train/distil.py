@@ -319,8 +319,9 @@ def _projected(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Tens
         mine = args[3] == layer
 
     def leave(_: nn.Module, __: tuple[Any, ...], out: tuple[Tensor, Tensor, Tensor]) -> None:
-        if mine:
-            found.append(out)
+        if mine and not found:
+            q, k, v = (x.clone() for x in out)  # without gradients, positions may turn them where they lie
+            found.append((q, k, v))
 
     hooks = [attention.register_forward_pre_hook(enter), attention.qkv.register_forward_hook(leave)]
     try:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bertie.config import Full, Sliding
 from bertie.errors import ConfigError
 from bertie.model import Model
+from bertie.text.batch import spare_ends
 from bertie.train.objectives import MaskedTokens, MiniBatch, Objective, OverHead, OverModel, Targets
 from bertie.train.optim import set_lr
 from bertie.train.vectors import OverVectors
@@ -300,10 +301,7 @@ def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longes
     """The batch in a larger one: empty texts, then texts of the tokens that are left over, all without weight."""
     batch, targets = mini.batch, mini.targets
     tokens, more = len(batch.ids), texts - len(batch)
-    ends = [
-        min(room, tokens + max(0, k - (more - -(-(room - tokens) // longest))) * longest) for k in range(1, more + 1)
-    ]
-    ends[-1] = room
+    ends = torch.from_numpy(spare_ends(tokens, room, more, longest))
     count = {"token": room, "row": chosen}.get(objective.level, texts)
     rest = count - len(targets.weights)
     values = targets.values
@@ -313,7 +311,7 @@ def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longes
             ids=F.pad(batch.ids, (0, room - tokens)),
             segments=F.pad(batch.segments, (0, room - tokens)),
             positions=F.pad(batch.positions, (0, room - tokens)),
-            cu_seqlens=torch.cat([batch.cu_seqlens, torch.tensor(ends, dtype=torch.int32)]),
+            cu_seqlens=torch.cat([batch.cu_seqlens, ends]),
             lengths=(longest,) * texts,
         ),
         Targets(

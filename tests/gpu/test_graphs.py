@@ -1,0 +1,160 @@
+"""Recorded passes against the same passes as they are: other lengths, other sizes, several threads and streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from bertie.config import Disentangled, Embeddings, EncoderConfig, HeadConfig, Norm
+from bertie.kernels import graphs
+from bertie.kernels.graphs import Graphs
+from bertie.model import Model
+from bertie.text.batch import Batch
+from tests.gpu.test_gpu import ENCODERS
+from tests.test_config import GOOD
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+HEADS = {
+    "first": HeadConfig(kind="text", outputs=3, dense=32, activation="tanh"),
+    "mean": HeadConfig(kind="text", outputs=3, pooling="mean"),
+    "token": HeadConfig(kind="token", outputs=2),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    **ENCODERS,
+    "disentangled": {"positions": (Disentangled(("c2p", "p2c"), 64, buckets=16, norm=Norm()),)},
+}
+ROUNDS = [[30, 10, 20], [1, 1, 40, 2, 6, 10], [16] * 4, [64], [20, 20, 20], [16] * 3, [5] * 40, [64, 64, 3]] * 3
+NEAR = 6e-2  # of bfloat16 in products of other numbers of rows, two layers deep
+
+
+def small(name: str) -> EncoderConfig:
+    sizes: dict[str, Any] = {"width": 32, "head_width": 16, "ff_width": 64}
+    return replace(GOOD, reach=64, embeddings=Embeddings(width=32, segments=2), **sizes, **KINDS[name])
+
+
+def made(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
+    torch.manual_seed(0)
+    model = Model(small(name), HEADS).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.to("cuda", dtype)
+
+
+def batch_of(lengths: list[int], seed: int) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(2, 50, (n,), generator=draw).tolist() for n in lengths]
+    return Batch.from_ids(ids).to("cuda")
+
+
+def near(one: Tensor, other: Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
+    assert one.shape == other.shape
+    assert one.isfinite().all()
+    atol = NEAR if dtype == torch.bfloat16 else 1e-4
+    assert_close(one.float(), other.float(), atol=atol * max(1.0, float(other.float().abs().max())), rtol=0)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("name", KINDS)
+def test_against_the_plain_pass(name: str, mode: Any) -> None:
+    if name == "disentangled":
+        pytest.importorskip("triton", reason="the programs are Triton's")
+    plain, model = made(name), made(name)
+    model.graphs = Graphs()
+    with mode():
+        assert graphs.can(model.encoder)
+        for seed, lengths in enumerate(ROUNDS):
+            batch = batch_of(lengths, seed)
+            near(model.hidden(batch), plain.hidden(batch))
+            for head in HEADS:
+                near(model(batch, head), plain(batch, head))
+        assert len(model.graphs) > 4
+        # What was played last is what the same pass gives as it is.
+        for recording in model.graphs._recordings.values():
+            recording.play()
+            if len(recording.out) == len(recording.batch.ids) and recording.out.shape[1] == 32:
+                near(recording.out, plain.encoder(recording.batch))
+
+
+def test_single_precision() -> None:
+    plain, model = made("learned", torch.float32), made("learned", torch.float32)
+    model.graphs = Graphs()
+    with torch.inference_mode():
+        for seed, lengths in enumerate(ROUNDS):
+            batch = batch_of(lengths, seed)
+            near(model.hidden(batch), plain.hidden(batch), torch.float32)
+    assert len(model.graphs) > 0
+
+
+def test_few_are_kept() -> None:
+    plain, model = made("learned"), made("learned")
+    model.graphs = Graphs(most=2)
+    with torch.inference_mode():
+        for seed, lengths in enumerate(ROUNDS):
+            batch = batch_of(lengths, seed)
+            for _ in range(3):
+                near(model.hidden(batch), plain.hidden(batch))
+            assert len(model.graphs) <= 2
+
+
+def test_weights_that_change_in_place_or_move() -> None:
+    plain, model = made("learned"), made("learned")
+    model.graphs = Graphs()
+    batch = batch_of([9, 30], 1)
+    with torch.inference_mode():
+        for _ in range(2):
+            model.hidden(batch)
+        assert len(model.graphs) == 1
+    with torch.no_grad():
+        for one in (plain, model):
+            one.encoder.blocks[0].ff.up.weight.mul_(-1.5)  # type: ignore[union-attr]
+    with torch.inference_mode():
+        near(model.hidden(batch), plain.hidden(batch))
+    model.half()
+    plain.half()
+    assert len(model.graphs) == 0
+    with torch.inference_mode():
+        for _ in range(3):
+            near(model.hidden(batch), plain.hidden(batch))
+
+
+def test_training_is_left_alone() -> None:
+    model = made("learned")
+    model.graphs = Graphs()
+    for _ in range(3):
+        model.hidden(batch_of([9, 30], 1)).float().sum().backward()
+    assert len(model.graphs) == 0
+
+
+@pytest.mark.parametrize("own_streams", [False, True])
+def test_threads_share_them(own_streams: bool) -> None:
+    plain, model = made("learned"), made("learned")
+    model.graphs = Graphs(most=3)
+    wrong: list[str] = []
+
+    def ask(number: int) -> None:
+        stream = torch.cuda.Stream() if own_streams else torch.cuda.default_stream()
+        try:
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                for seed, lengths in enumerate(ROUNDS):
+                    batch = batch_of(lengths, 100 * number + seed)
+                    near(model.hidden(batch), plain.hidden(batch))
+        except Exception as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    with torch.inference_mode():
+        plain.hidden(batch_of([3], 0))
+    torch.cuda.synchronize()
+    threads = [Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]

@@ -1,0 +1,111 @@
+"""Rotary positions by our own program at real sizes, against the plain expression; and models that turn by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from bertie.config import Embeddings, Full, Rotary, Sliding
+from bertie.kernels import rotary
+from bertie.nn.encoder import Encoder
+from bertie.nn.positions import rotate, rotations
+from bertie.text.batch import Batch
+from tests.test_config import GOOD
+
+pytest.importorskip("triton", reason="the program is Triton's")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+NEAR = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}  # a rounding, of values of up to 6
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotary, "enabled", True)
+    torch.manual_seed(0)
+
+
+def drawn(tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    fused = torch.randn(tokens, heads + 2 * key_heads, width, device="cuda").to(dtype)
+    positions = torch.arange(tokens, device="cuda") % 8192
+    return fused, *rotations(Rotary((160000.0,)), positions, width)[160000.0]
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "heads", "key_heads", "width"),
+    [(65536, 12, 12, 64), (513, 16, 16, 64), (8193, 16, 4, 128), (129, 6, 2, 24), (127, 3, 1, 16), (1, 12, 12, 64)],
+)
+def test_against_the_plain_expression(
+    tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused, cos, sin = drawn(tokens, heads, key_heads, width, dtype)
+    sizes = [heads, key_heads, key_heads]
+    up = [torch.randn(tokens, n, width, device="cuda").to(dtype) for n in sizes]
+
+    def step() -> tuple[Tensor, ...]:
+        leaf = fused.clone().requires_grad_()
+        q, k, v = leaf.split(sizes, dim=1)
+        q, k = rotary.rotated(q, k, cos, sin)
+        return q, k, *torch.autograd.grad((q, k, v), leaf, up)
+
+    fast = step()
+    with monkeypatch.context() as patched:
+        patched.setattr(rotary, "enabled", False)
+        slow = step()
+    for one, other in zip(fast, slow, strict=True):
+        assert one.dtype == dtype
+        assert_close(one, other, atol=NEAR[dtype], rtol=0)
+    with torch.no_grad():
+        q, k, v = fused.clone().split(sizes, dim=1)
+        again = rotary.rotated(q, k, cos, sin)
+    for one, other, given in zip(again, fast[:2], (q, k), strict=True):
+        assert torch.equal(one, other)
+        assert one.data_ptr() == given.data_ptr()
+    assert torch.equal(v, fused.split(sizes, 1)[2])
+
+
+def test_past_the_largest_number_of_32_bits() -> None:
+    """The last of 2^31 values and more lie where they should."""
+    tokens = (1 << 31) // (36 * 64) + 100
+    fused, cos, sin = drawn(tokens, 12, 12, 64, torch.bfloat16)
+    wanted = rotate(fused[-50:, :12].clone(), cos[-50:], sin[-50:])
+    with torch.no_grad():
+        q, _ = rotary.rotated(*fused.split(12, dim=1)[:2], cos, sin)
+    assert_close(q[-50:], wanted, atol=4e-2, rtol=0)
+
+
+def test_without_gradients_no_memory_is_needed() -> None:
+    fused, cos, sin = drawn(10000, 12, 12, 64, torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        rotary.rotated(*fused.split(12, dim=1)[:2], cos, sin)
+    assert torch.cuda.max_memory_allocated() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the framework's attention, which reads queries, keys and values where they lie."""
+    cfg = replace(
+        GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), reach=8192, pre_norm=True,
+    )  # fmt: skip
+    encoder = Encoder(cfg).cuda().to(dtype)
+    batch = Batch.from_ids([torch.randint(0, 50, (n,)).tolist() for n in (1, 2, 15, 129, 513, 1000)]).to("cuda")
+
+    def step() -> tuple[Tensor, ...]:
+        out = encoder(batch)
+        grads = torch.autograd.grad(out.float().sin().sum(), list(encoder.parameters()))
+        with torch.no_grad():
+            return encoder(batch), out, *grads
+
+    fast = step()
+    monkeypatch.setattr(rotary, "enabled", False)
+    slow = step()
+    for one, other in zip(fast, slow, strict=True):
+        near = (1e-4 if dtype == torch.float32 else 6e-2) * max(1e-3, float(other.detach().float().abs().max()))
+        assert_close(one.float(), other.float(), atol=near, rtol=0)
