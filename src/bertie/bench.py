@@ -23,6 +23,7 @@ from bertie import store
 from bertie.errors import ConfigError, InputError
 from bertie.families import blueprint
 from bertie.model import Model
+from bertie.nn.linear import is_int8, to_int8
 from bertie.text.batch import Batch, pack
 from bertie.train.ceiling import ceiling, encoder_weights
 
@@ -82,7 +83,8 @@ def measure(
     if texts is not None and not texts:
         raise InputError("there are no texts to measure with")
     device = model.device
-    top = ceiling(device, model.dtype, min(0.5, seconds / 10))
+    dtype = torch.int8 if is_int8(model.encoder) else model.dtype
+    top = ceiling(device, dtype, min(0.5, seconds / 10))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     reach = model.config.reach if embedder is None else embedder.checkpoint.reach
@@ -108,7 +110,7 @@ def measure(
     pace = (read or from_ids).tokens_per_s
     return Speed(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        precision=str(model.dtype).removeprefix("torch."),
+        precision=str(dtype).removeprefix("torch."),
         ceiling=top,
         texts=len(ids),
         tokens=tokens,
@@ -183,7 +185,11 @@ def random_model(shape: str, device: torch.device | str = "cpu", dtype: torch.dt
         config = store.read_json(Path(shape))
     else:
         raise ConfigError(f"shape={shape!r} must be layers x width, as in 12x768, or the path of a config.json")
-    return Model(blueprint(config, None, head="none").encoder, {}).eval().to(device, dtype)
+    model = Model(blueprint(config, None, head="none").encoder, {}).eval()
+    if dtype != torch.int8:
+        return model.to(device, dtype)
+    to_int8(model.encoder)
+    return model.to(device)
 
 
 # --- texts and clocks ---

@@ -18,6 +18,7 @@ from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.families import LABELLED, Blueprint, blueprint, headed, recipe_for
 from bertie.model import Model, Unfilled, with_memory
 from bertie.nn.heads import Head
+from bertie.nn.linear import is_int8, to_int8
 from bertie.sentence import CrossEncoderConfig, SentenceModules, Splade
 from bertie.text.tokenizer import Tokenizer
 
@@ -98,9 +99,16 @@ class Checkpoint:
         """Read a checkpoint, in evaluation mode. Whatever does not fit is an error that names it.
 
         `head` says what the head is where config.json does not; `ignore` lists config keys, and tensors or their
-        leading names, known not to matter.
+        leading names, known not to matter. `dtype=torch.int8` is for inference on a CPU: the layers' products are of
+        bytes, all else is float32 (see `bertie.nn.linear`).
         """
-        return _read(name, revision, head, ignore, device, dtype)
+        if dtype != torch.int8:
+            return _read(name, revision, head, ignore, device, dtype)
+        if torch.device(device).type != "cpu":
+            raise ConfigError(f"dtype=torch.int8 with device={str(device)!r}: bytes are multiplied on a CPU only")
+        checkpoint = _read(name, revision, head, ignore, device, torch.float32)
+        to_int8(checkpoint.model.encoder)
+        return checkpoint
 
     @classmethod
     def inspect(
@@ -229,6 +237,11 @@ class Checkpoint:
         """
         if weights not in (None, *get_args(store.Weights)):
             raise ConfigError(f"weights={weights!r} must be one of {', '.join(get_args(store.Weights))}, or None")
+        if is_int8(self.model.encoder):
+            raise CheckpointError(
+                f"{self.source} was loaded with dtype=torch.int8, for inference; load it without to save it "
+                "(with weights='int8' for a small file)"
+            )
         if self.model.device.type == "meta":
             raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
         config = dict(self.config)

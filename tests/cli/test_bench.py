@@ -100,3 +100,12 @@ def test_in_turns() -> None:
     assert said == ["a", "b"] * 3
     assert [len(some) for some in times.values()] == [3, 3]
     assert len(in_turns({"a": int}, CPU, repeats=3, until=0.0)["a"]) == 1
+
+
+def test_bytes(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "--device", "cpu", "--seconds", "0.2", "--precision", "int8", "--json"]
+    for model in (["-m", models["embed"]], ["--shape", "2x64"]):
+        assert main([*command, *model]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["precision"] == "int8"
+        assert found["from_ids"]["tokens_per_s"] > 0

@@ -152,7 +152,7 @@ print(count)
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
 def test_killed_ten_times_and_gone_on_with(models: dict[str, str], here: Path, name: str) -> None:
-    Path("in.txt").write_text("".join(f"{'the cat sat on a mat ' * (i % 5)}dog {i}\n" for i in range(12_000)))
+    Path("in.txt").write_text("".join(f"{'the cat sat on a mat ' * (i % 5)}dog {i}\n" for i in range(30_000)))
     argv = ["embed", "in.txt", "-m", models["embed"]]
 
     def run(kills: int, out: str) -> int:

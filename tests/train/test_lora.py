@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bertie.errors import ConfigError
+from bertie.kernels import native
 from bertie.model import Model
 from bertie.nn.attention import QKV
 from bertie.text.batch import Batch
@@ -50,7 +51,8 @@ def matrices(model: Model) -> dict[str, nn.Linear | QKV]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_nothing_changes_at_first_nor_when_merged(name: str) -> None:
+def test_nothing_changes_at_first_nor_when_merged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "enabled", False)  # it is not for weights with factors, and its last bits are others
     model = tiny(name)
     before = outputs(model)
     shapes = [(key, value.shape) for key, value in model.state_dict().items()]

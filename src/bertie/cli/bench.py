@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, add_column, add_model, device_of, model_name, table_of, verb
+from bertie.cli.common import (
+    UsageError,
+    add_column,
+    add_model,
+    add_precision,
+    device_of,
+    dtype_of,
+    model_name,
+    table_of,
+    verb,
+)
 from bertie.data.readers import text_of
 
 if TYPE_CHECKING:
@@ -23,7 +33,6 @@ EXAMPLE = """  bertie bench
   bertie bench -m ./my-model --texts reviews.csv --price 2.50
   bertie bench --shape 12x768 --precision bf16 --json | jq .from_ids.tokens_per_s
 """
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def add(verbs: Verbs) -> None:
@@ -32,7 +41,7 @@ def add(verbs: Verbs) -> None:
     add_model(parser, long=False)
     parser.add_argument("--shape", metavar="LxD|FILE", help="random weights: layers x width, or a config.json")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="of the computation (fp32)")
+    add_precision(parser)
     parser.add_argument("--texts", metavar="FILE", help="texts to measure with (.txt, .csv, .jsonl, …)")
     add_column(parser)
     parser.add_argument("--seconds", type=float, default=10.0, help="to measure for, about (10)")
@@ -51,12 +60,10 @@ def run(args: argparse.Namespace) -> None:
         column = table.column(["text"], args.column, "--column", only=True)
         texts = [text_of(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
 
-    import torch
-
     from bertie.bench import measure, random_model
     from bertie.tasks import Embedder
 
-    dtype = getattr(torch, PRECISIONS[args.precision])
+    dtype = dtype_of(args)
     device = device_of(args.device)
     if args.shape:
         found = measure(random_model(args.shape, device, dtype), seconds=args.seconds, price=args.price)

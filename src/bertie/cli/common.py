@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     Verbs = _SubParsersAction[argparse.ArgumentParser]
 
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
 KINDS = ("text", "csv", "tsv", "jsonl", "parquet")
 
 
@@ -78,18 +79,33 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-b", metavar="NAME", help="the column with the second text of pairs (text_b)")
 
 
-def add_model(parser: argparse.ArgumentParser, *, long: bool = True) -> None:
+def add_model(parser: argparse.ArgumentParser, *, long: bool = True, precision: bool = True) -> None:
     """The model."""
     parser.add_argument("-m", "--model", metavar="MODEL", help="a folder or a hub id (the built-in model)")
     parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
     if long:
         parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
+        if precision:
+            add_precision(parser)
         parser.add_argument(
             "--long",
             choices=("window", "error", "truncate"),
             default="window",
             help="text beyond the model's reach: read it in overlapping windows (the default), stop, or cut it",
         )
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Of the computation."""
+    text = "of the computation: fp32 (the default), bf16 and fp16 on GPUs, int8 on CPUs"
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=text)
+
+
+def dtype_of(args: argparse.Namespace) -> Any:
+    """What --precision says, as torch names it."""
+    import torch
+
+    return getattr(torch, PRECISIONS[args.precision])
 
 
 def add_head(parser: argparse.ArgumentParser) -> None:
@@ -196,9 +212,8 @@ def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
     if getattr(args, "head", None) is not None:
         options["head"] = args.head
     try:
-        loaded: T = task.load(  # type: ignore[attr-defined]
-            model_name(args), long=args.long, revision=args.revision, device=device_of(args.device), **options
-        )
+        options |= {"device": device_of(args.device), "dtype": dtype_of(args)}
+        loaded: T = task.load(model_name(args), long=args.long, revision=args.revision, **options)  # type: ignore[attr-defined]
     except BertieError as error:
         error.args = (str(error).replace("pass head= with", "pass --head with"),)  # options are flags here
         raise

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import UsageError, add_model, add_weights, device_of, model_name, verb
+from bertie.cli.common import UsageError, add_model, add_weights, device_of, dtype_of, model_name, verb
 from bertie.cli.train import add_columns, add_draws, pairs, read, short_name, summary, table
 from bertie.config import HeadName
 from bertie.data.progress import Progress
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from bertie.evaluate.intervals import Difference, Score
     from bertie.evaluate.retrieval import Run
     from bertie.hub import Checkpoint
-    from bertie.tasks.base import Long
     from bertie.tasks.learn import Judged, Learner
     from bertie.train.data import Labelled
 
@@ -114,8 +113,8 @@ def _labelled(args: argparse.Namespace, model: str) -> None:
     if args.baseline is not None:
         other, _ = _outline(args.baseline, task)
         asked.append((args.baseline, None, None, in_words_of(other, given)))
-    device = device_of(args.device)
-    (_, learner, judged), *others = (_judged(task, *one, args.long, device) for one in asked)
+    options = {"long": args.long, "device": device_of(args.device), "dtype": dtype_of(args)}
+    (_, learner, judged), *others = (_judged(task, *one, options) for one in asked)
     made = study(
         learner,
         {"test": judged},
@@ -165,7 +164,7 @@ def _similar(args: argparse.Namespace, model: str) -> None:
     device = device_of(args.device)
 
     def said(name: str, revision: str | None) -> Any:
-        embedder = Embedder.load(name, long=args.long, revision=revision, device=device)
+        embedder = Embedder.load(name, long=args.long, revision=revision, device=device, dtype=dtype_of(args))
         return similarity.alike(embedder, texts)
 
     found = said(model, args.revision)
@@ -239,14 +238,14 @@ def _runs(
 
     device, runs = device_of(args.device), {}
     if model is not None:
-        embedder = Embedder.load(model, long=args.long, revision=revision, device=device)
+        embedder = Embedder.load(model, long=args.long, revision=revision, device=device, dtype=dtype_of(args))
         with _progress("embed", len(collection.corpus)) as advance:
             runs["dense"] = beir.dense(collection, embedder, advance=advance)
     if words is not None:
         runs["lexical"] = words
     if args.rerank is not None:
         first = _joined(runs, None)
-        reranker = Reranker.load(args.rerank, long=args.long, device=device)
+        reranker = Reranker.load(args.rerank, long=args.long, device=device, dtype=dtype_of(args))
         pairs = sum(min(len(one), beir.RERANKED) for one in first.values())
         with _progress("rerank", pairs) as advance:
             runs["rerank"] = beir.reranked(collection, reranker, first, advance=advance)
@@ -301,12 +300,12 @@ def _say(
 
 
 def _judged(
-    task: str, model: str, head: str | None, revision: str | None, data: Labelled, long: Long, device: str
+    task: str, model: str, head: str | None, revision: str | None, data: Labelled, options: dict[str, Any]
 ) -> tuple[str, AnyLearner, Judged]:
     """What a model says of the data."""
     from bertie.tasks.heads import LEARNERS
 
-    learner = LEARNERS[task].load(model, long=long, head=head, revision=revision, device=device)
+    learner = LEARNERS[task].load(model, head=head, revision=revision, **options)
     return short_name(model), learner, learner.judge(data)
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, device_of, verb
+from bertie.cli.common import UsageError, add_precision, device_of, dtype_of, verb
 from bertie.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes behind the port (1)")
     parser.add_argument("--index", metavar="PLACE", help="an index that `bertie index` made, for /search")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (a GPU if there is one)")
+    add_precision(parser)
     keys = parser.add_argument_group("who may ask")
     keys.add_argument("--api-key-file", metavar="FILE", help="hashes of keys, one of which each request must bring")
     keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and serve nothing")
@@ -193,4 +194,4 @@ def _loaded(args: argparse.Namespace, place: Place, metrics: Metrics) -> tuple[R
         models.setdefault(name, source)
         index = opened, name
     settings = {"budget": args.batch_tokens, "max_wait": args.max_wait}
-    return Registry(models, devices=[device], watch=metrics.watch, **settings), index
+    return Registry(models, devices=[device], dtype=dtype_of(args), watch=metrics.watch, **settings), index

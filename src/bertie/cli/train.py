@@ -102,7 +102,7 @@ def add(verbs: Verbs) -> None:
     add_columns(parser)
     parser.add_argument("--recipe", metavar="TOML", help="a file that says all of this; flags win over it")
     parser.add_argument("--data", metavar="FOLDER", help="where the paths in the recipe start, if not beside it")
-    add_model(parser)
+    add_model(parser, precision=False)
     parser.add_argument("--baseline", metavar="MODEL", help="another trained model, to compare with on the test data")
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to make")
     parser.add_argument(

@@ -40,7 +40,7 @@ class TokenEmbeddings(nn.Module):
         if self.segments is not None:
             x = x + self.segments(batch.segments)
         if self.positions is not None:
-            x = x + self.positions(self._rows(batch))
+            x = x + self.positions(self.rows(batch))
         if self.tasks is not None:
             x = x + self.tasks.weight[0]
         if self.project is not None and e.project == "before_norm":
@@ -52,8 +52,8 @@ class TokenEmbeddings(nn.Module):
             x = self.project(x)
         return x
 
-    def _rows(self, batch: Batch) -> Tensor:
-        """(T,) rows of the position table."""
+    def rows(self, batch: Batch) -> Tensor:
+        """(T,) rows of the table of learned positions."""
         assert self.learned is not None
         skip = self.learned.skip_id
         if skip is None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bertie.config import Bucketed, Convolution, Disentangled, EncoderConfig, Rotary
+from bertie.kernels import native
 from bertie.nn.attention import QKV, Places
 from bertie.nn.block import Block
 from bertie.nn.embeddings import TokenEmbeddings
@@ -75,6 +76,9 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """-> (T, D), the last hidden state."""
+        fast = native.run(self, batch)
+        if fast is not None:
+            return fast
         *_, last = self.hidden_states(batch)
         return last
 

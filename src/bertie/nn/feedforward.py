@@ -14,8 +14,8 @@ class FeedForward(nn.Module):
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
         self.gated, self.activation = cfg.gated, cfg.activation
-        self.up = nn.Linear(cfg.width, cfg.ff_width * (2 if cfg.gated else 1), bias=cfg.ff_bias)
-        self.down = nn.Linear(cfg.ff_width, cfg.width, bias=cfg.ff_bias)
+        self.up: nn.Module = nn.Linear(cfg.width, cfg.ff_width * (2 if cfg.gated else 1), bias=cfg.ff_bias)
+        self.down: nn.Module = nn.Linear(cfg.ff_width, cfg.width, bias=cfg.ff_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, D) -> (T, D)."""

@@ -313,7 +313,9 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     @torch.inference_mode()
     def _finish(self, rows: Tensor) -> Copied:
-        rows = self.modules.to(rows.device).project(rows)[:, : self.dimensions]
+        if any(one.device != rows.device for one in self.modules.parameters()):
+            self.modules.to(rows.device)
+        rows = self.modules.project(rows)[:, : self.dimensions]
         return self.by_text(F.normalize(rows, dim=-1) if self.normalize else rows)
 
     # --- training ---

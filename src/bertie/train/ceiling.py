@@ -38,14 +38,15 @@ def ceiling(device: torch.device | str, dtype: torch.dtype, seconds: float = 0.5
     side = 1024 if device.type == "cpu" else 8192
     draw = torch.Generator(device).manual_seed(0)
     # Not zeros: chips draw less power for these, and run faster.
-    a, b = (torch.randn(side, side, generator=draw, device=device).to(dtype) for _ in range(2))
-    out = torch.empty_like(a)
+    a, b = ((20 * torch.randn(side, side, generator=draw, device=device)).to(dtype) for _ in range(2))
+    in_bytes = dtype == torch.int8
+    out = torch.empty(side, side, dtype=torch.int32 if in_bytes else dtype, device=device)
 
     def products(count: int) -> float:
         """Seconds."""
         began = time.perf_counter()
         for _ in range(count):
-            torch.mm(a, b, out=out)
+            torch._int_mm(a, b, out=out) if in_bytes else torch.mm(a, b, out=out)
         out[0, 0].item()  # waits for the device, of whatever kind
         return time.perf_counter() - began
 

@@ -1,0 +1,218 @@
+"""An encoder's layers on a CPU in C++ (cpp/): packed weights, no passes over memory between products, no padding.
+
+Built with the package where there is a compiler. Where there is none, for architectures it does not know and whenever
+gradients are recorded, the plain path is taken. A text's numbers do not depend on its neighbours, to the bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from bertie.config import BlockSparse, Learned, Rotary, Sliding
+from bertie.nn.attention import QKV
+from bertie.nn.norm import RMSNorm
+from bertie.nn.positions import rotations
+from bertie.text.batch import Batch
+
+if TYPE_CHECKING:
+    from bertie.nn.block import Block
+    from bertie.nn.encoder import Encoder
+
+enabled = True  # whether the library is used where it can be
+level: int | None = (
+    None  # of its instructions: 0 plain, 1 AVX2, 2 AVX-512, 3 with VNNI; None: the chip's highest above 0
+)
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in its order
+BYTES_FROM = 1  # the level from which it multiplies bytes
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled part, if it was built."""
+    found = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not found:
+        return None
+    lib = ctypes.CDLL(str(found[0]))
+    pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+    lib.bertie_new.restype = pointer
+    lib.bertie_new.argtypes = [number, pointer, ctypes.c_double]
+    lib.bertie_layer.argtypes = [pointer, number, wide, number]
+    lib.bertie_matrix.argtypes = [pointer, number, number, wide, wide, pointer, pointer, pointer, pointer]
+    lib.bertie_norm.argtypes = [pointer, number, number, pointer, pointer, number, ctypes.c_double]
+    lib.bertie_embeddings.argtypes = [pointer, pointer, pointer, pointer, pointer, ctypes.c_double]
+    lib.bertie_run.argtypes = [pointer, wide, *[pointer] * 7, number]
+    lib.bertie_watch.argtypes = [pointer, pointer, wide]
+    lib.bertie_same.argtypes = lib.bertie_free.argtypes = [pointer]
+    lib.bertie_threads.argtypes = [pointer, pointer, pointer]
+    try:
+        mine = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        lib.bertie_threads(*(ctypes.cast(mine[name], pointer) for name in names))
+    except (StopIteration, OSError, AttributeError):  # a torch without OpenMP: one thread
+        pass
+    return lib
+
+
+def run(encoder: Encoder, batch: Batch) -> Tensor | None:
+    """(T, D) the last hidden state; None if this path cannot take the pass."""
+    lib = library()
+    words = encoder.embeddings.words.weight
+    if (
+        lib is None
+        or not enabled
+        or torch.is_grad_enabled()
+        or encoder.training
+        or words.device.type != "cpu"
+        or words.dtype != torch.float32
+        or batch.global_tokens is not None
+        or any(one.dtype != torch.int64 or not one.is_contiguous() for one in (batch.ids, batch.segments))
+        or batch.cu_seqlens.dtype != torch.int32
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or (packed := _packed(encoder, lib)) is None
+        or batch.max_len > packed.longest
+    ):
+        return None
+    embeddings = encoder.embeddings
+    embeddings.check(batch)
+    if packed.embeds:
+        x = torch.empty(len(batch.ids), encoder.cfg.width)
+        rows = None if embeddings.learned is None else embeddings.rows(batch)
+        given = [None if one is None else one.data_ptr() for one in (batch.ids, batch.segments, rows)]
+    else:
+        x, given = embeddings(batch).contiguous(), [None, None, None]
+    turned: list[tuple[Tensor, Tensor]] = []
+    if encoder.rotary is not None:
+        found = rotations(encoder.rotary, batch.positions, encoder.cfg.head_width)
+        turned = [found[base] for base in packed.bases]
+    cos, sin = ((ctypes.c_void_p * len(turned))(*(pair[i].data_ptr() for pair in turned)) for i in range(2))
+    lib.bertie_run(
+        *(packed.handle, len(batch), batch.cu_seqlens.data_ptr(), *given, x.data_ptr(), cos, sin),
+        torch.get_num_threads(),
+    )
+    return x
+
+
+# --- weights as the library wants them ---
+
+_kept: WeakKeyDictionary[Encoder, _Packed] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _packed(encoder: Encoder, lib: ctypes.CDLL) -> _Packed | None:
+    """An encoder's packed weights; None if the library does not know its kind, or if its layers do more than they say:
+    somebody listens to what passes through them, or their weights are computed anew each time (LoRA).
+    """
+    instructions = int(lib.bertie_level()) if level is None else level
+    if level is None and instructions == 0:  # torch is faster there
+        return None
+    packed = _kept.get(encoder)
+    if packed is not None and packed.instructions == instructions and packed.current():
+        return packed
+    if not _knows(encoder, instructions):
+        return None
+    with _lock:
+        packed = _kept[encoder] = _Packed(encoder, lib, instructions)
+    return packed
+
+
+def _knows(encoder: Encoder, instructions: int) -> bool:
+    cfg, parts = encoder.cfg, list(encoder.modules())
+    return (
+        cfg.activation in ACTIVATIONS
+        and cfg.conv is None
+        and not cfg.global_tokens
+        and all(isinstance(position, Learned | Rotary) for position in cfg.positions)
+        and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        and not any("parametrizations" in part._modules for part in parts)
+        and all(one.is_contiguous() for one in encoder.parameters())
+        and (instructions >= BYTES_FROM or all(one.dtype != torch.int8 for one in encoder.parameters()))
+    )
+
+
+class _Packed:
+    """The weights, for as long as they are what they were."""
+
+    def __init__(self, encoder: Encoder, lib: ctypes.CDLL, instructions: int) -> None:
+        cfg, rotary = encoder.cfg, encoder.rotary
+        self.instructions = instructions
+        self.bases = tuple(dict.fromkeys(rotary.bases)) if rotary is not None else ()
+        self.longest = min([one.full_below for one in cfg.patterns if isinstance(one, BlockSparse)], default=1 << 62)
+        self.embeds = encoder.embeddings.project is None
+        parts = [*encoder.blocks.modules(), *encoder.embeddings.modules()]
+        parts += [] if encoder.norm is None else [encoder.norm]
+        self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self._children, self._weights = [part._modules for part in parts], [part._parameters for part in parts]
+        self._state = self._now()
+        self._free, self._same = lib.bertie_free, lib.bertie_same
+        shape = (
+            *(cfg.width, cfg.heads, cfg.kv_heads, cfg.head_width, cfg.ff_width, ACTIVATIONS.index(cfg.activation)),
+            *(int(cfg.gated), cfg.blocks),
+        )
+        blocks = [cast("Block", block) for block in encoder.blocks]
+        scale = blocks[0].attention.scale
+        self.handle = lib.bertie_new(instructions, (ctypes.c_int64 * len(shape))(*shape), scale)
+        for layer, number in enumerate(cfg.layer_map):
+            pattern = cfg.patterns[layer]
+            rotation = self.bases.index(rotary.bases[layer]) if rotary is not None else -1
+            lib.bertie_layer(self.handle, number, pattern.reach if isinstance(pattern, Sliding) else -1, rotation)
+        for number, block in enumerate(blocks):
+            attention, ff, cut = block.attention, block.ff, cfg.ff_width
+            self._matrix(lib, number, 0, attention.qkv, slice(None))
+            self._matrix(lib, number, 1, attention.out, slice(None))
+            self._matrix(lib, number, 2, ff.up, slice(cut))
+            if cfg.gated:
+                self._matrix(lib, number, 3, ff.up, slice(cut, None))
+            self._matrix(lib, number, 4, ff.down, slice(None))
+            for slot, norm in enumerate((block.pre_attention, block.post_attention, block.pre_ff, block.post_ff)):
+                self._norm(lib, number, slot, norm)
+        self._norm(lib, -1, 1, encoder.norm)
+        embeddings = encoder.embeddings
+        if self.embeds:
+            self._norm(lib, -1, 0, embeddings.norm)
+        tables = (embeddings.words, embeddings.segments, embeddings.positions, embeddings.tasks)
+        at = (None if one is None else one.weight.data_ptr() for one in tables)
+        lib.bertie_embeddings(self.handle, *at, cfg.embeddings.scale)
+        for weight in (one for held in self._weights for one in held.values()):
+            if weight is not None and weight.dtype == torch.float32 and weight.is_contiguous() and weight.numel():
+                lib.bertie_watch(self.handle, weight.data_ptr(), weight.numel())
+
+    def current(self) -> bool:
+        """Whether nothing has changed, and nobody listens."""
+        return not any(self._hooks) and self._now() == self._state and bool(self._same(self.handle))
+
+    def _now(self) -> tuple[list[int], list[int], list[int]]:
+        # Whatever replaces a parameter changes where it lies, and whatever writes to it counts its version up: all but
+        # torch's fused optimizers, for which the library looks at a few numbers.
+        weights = [one for held in self._weights for one in held.values() if one is not None]
+        versions = [0 if one.is_inference() else one._version for one in weights]
+        return [id(one) for held in self._children for one in held.values()], [w.data_ptr() for w in weights], versions
+
+    def _matrix(self, lib: ctypes.CDLL, block: int, which: int, layer: nn.Module, rows: slice) -> None:
+        bias = layer.full_bias() if isinstance(layer, QKV) else layer.bias
+        scale = getattr(layer, "scale", None)  # of a layer in bytes
+        held = [
+            None if one is None else cast(Tensor, one)[rows].detach().contiguous()
+            for one in (layer.weight, scale, bias)
+        ]
+        weight, by, added = (None if one is None else one.data_ptr() for one in held)
+        floats, codes = (weight, None) if scale is None else (None, weight)
+        n, k = cast(Tensor, held[0]).shape
+        lib.bertie_matrix(self.handle, block, which, n, k, floats, codes, by, added)
+
+    def _norm(self, lib: ctypes.CDLL, block: int, slot: int, norm: nn.Module | None) -> None:
+        if isinstance(norm, nn.LayerNorm | RMSNorm):
+            bias = None if isinstance(norm, RMSNorm) or norm.bias is None else norm.bias.data_ptr()
+            rms = int(isinstance(norm, RMSNorm))
+            lib.bertie_norm(self.handle, block, slot, norm.weight.data_ptr(), bias, rms, norm.eps)
+
+    def __del__(self) -> None:
+        self._free(self.handle)
