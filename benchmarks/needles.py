@@ -64,6 +64,7 @@ def save(folder: Path, head: str, **config: Any) -> Path:
             model.qa_outputs.weight.copy_(torch.stack([needle, needle]))
         elif head == "ForSequenceClassification":
             model.classifier.weight[-1] = 6 * needle
+            model.classifier.bias[:-1] = 1e-3  # where nothing was heard, rounding does not choose
     model.save_pretrained(folder)
     words = {word: i for i, word in enumerate(WORDS)}
     transformers.BertTokenizer(vocab=words, model_max_length=REACH).save_pretrained(folder)
