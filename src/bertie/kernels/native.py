@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
@@ -31,16 +32,20 @@ level: int | None = (
     None  # of its instructions: 0 plain, 1 AVX2, 2 AVX-512, 3 with VNNI; None: the chip's highest above 0
 )
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in its order
+CALLS = 1  # counted up here and in encoder.cpp when what is called changes
 BYTES_FROM = 1  # the level from which it multiplies bytes
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled part, if it was built."""
-    found = sorted(Path(__file__).parent.glob("_native*.so"))
-    if not found:
+    """The compiled part, if it was built, and from these sources."""
+    files = (Path(__file__).with_name(f"_native{ending}") for ending in EXTENSION_SUFFIXES)
+    found = next((file for file in files if file.exists()), None)
+    if found is None:
         return None
-    lib = ctypes.CDLL(str(found[0]))
+    lib = ctypes.CDLL(str(found))
+    if not hasattr(lib, f"bertie_calls_{CALLS}"):  # left over from an older installation
+        return None
     pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
     lib.bertie_new.restype = pointer
     lib.bertie_new.argtypes = [number, pointer, ctypes.c_double]

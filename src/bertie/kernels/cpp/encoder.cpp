@@ -295,6 +295,8 @@ void run(const Encoder &e, const Batch &batch, int threads) {
 
 extern "C" {
 
+void bertie_calls_1() {}  // see native.CALLS
+
 // 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with VNNI.
 int bertie_level() {
 #if defined(__x86_64__)
