@@ -359,7 +359,7 @@ def test_heads_over_one_encoder(encoder: Path, tmp_path: Path) -> None:
         "rank": ([("q", t) for t in TEXTS], [m == "good" for m in MOODS]),
     }
     kinds = {"mood": "classify", "names": "tag", "rank": "rerank"}
-    options = {**FAST, "lr": 2e-2, "epochs": 10, "freeze": "encoder"}
+    options = {**FAST, "lr": 2e-2, "epochs": 30, "freeze": "encoder"}
     before = Checkpoint.load(encoder).model.encoder.state_dict()
     heads = bertie.Heads(encoder, kinds, **options).fit(data, dev=data, quiet=True)
     assert all((before[name] == tensor).all() for name, tensor in heads.checkpoint.model.encoder.state_dict().items())

@@ -454,8 +454,10 @@ static inline vi signed_codes(vf x, vf inverse) {
     return (vi)(x * inverse + all(12582912.0f)) - 0x4B400000;
 }
 
+constexpr long WIDEST = 1024;  // of a head in bytes
+
 // The same with queries, keys, weights and values in bytes: a scale a query, a key and a column of values. Weights are
-// bytes from 0 to 255, the greatest of a query 255, and are added up as such. d is a multiple of VW.
+// bytes from 0 to 255, the greatest of a query 255, and are added up as such. d is a multiple of NR, at most WIDEST.
 static void attend_bytes(const Encoder &e, const float *qkv, long n, long head, long from, long to, long window,
                          float *out, Scratch &s) {
     long d = e.head_width, wide = (e.heads + 2 * e.kv_heads) * d, own = head / (e.heads / e.kv_heads);
@@ -480,7 +482,7 @@ static void attend_bytes(const Encoder &e, const float *qkv, long n, long head, 
     for (long j = 0; j < padded; j++) {
         Weight *at = keys + (j / NR * groups * NR + j % NR) * GROUP;
         const float *key = k + (view.low + j) * wide;
-        Weight codes[1024];
+        Weight codes[WIDEST];
         vf high = vf{};
         vi total = vi{};
         if (j < seen)
@@ -683,7 +685,7 @@ static void forward(const Encoder &e, Job &job, int rank, Scratch &s) {
         }
         auto look = attend;
 #if DOT
-        if (b.qkv.codes && e.head_width % NR == 0) look = attend_bytes;
+        if (b.qkv.codes && e.head_width % NR == 0 && e.head_width <= WIDEST) look = attend_bytes;
 #endif
         long item = 0;
         for (long t = 0; t < job.texts; t++) {
