@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bertie import Embedder
 from bertie.errors import InputError
-from bertie.tasks import base
+from bertie.tasks import base, embed
 from bertie.tasks.base import Ask
 from bertie.tasks.embed import _Options
 from tests.sentence.tiny import WORDS, old_folder, save_bert
@@ -95,8 +96,8 @@ def forced(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(base, "ITEMS_AT_ONCE", 7)
     monkeypatch.setattr(base, "TOKENS_A_BATCH", 40)
 
-    def in_flight(self: Embedder, chunks: Any, how: Any, **_: int) -> Any:
-        return true(self, chunks, how, threads)
+    def in_flight(self: Embedder, chunks: Any, how: Any, *_: Any) -> Any:
+        return true(self, chunks, how, threads, late=True)
 
     monkeypatch.setattr(Embedder, "_in_flight", in_flight)
 
@@ -143,3 +144,18 @@ def test_what_is_given_up_leaves_no_thread(folder: Path, monkeypatch: pytest.Mon
     assert threading.active_count() > before
     del results
     assert threading.active_count() == before
+
+
+def test_threads_are_for_slow_tokenizers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: who tokenizes, and whether a block may land late."""
+    seen: list[tuple[int, bool]] = []
+    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 3)
+    monkeypatch.setattr(Embedder, "_in_flight", lambda self, chunks, how, threads, late: seen.append((threads, late)))
+    embedder = Embedder.load(folder)
+    texts = many(10)
+    for device, quick in (("cpu", True), ("meta", True), ("meta", False)):
+        monkeypatch.setattr(type(embedder.model), "device", torch.device(device))
+        monkeypatch.setattr(type(embedder.tokenizer), "is_quick", lambda self, some, quick=quick: quick)
+        embedder._blocks(texts, None)
+        embedder._blocks(texts[:2], None)
+    assert seen == [(0, False)] * 2 + [(0, True), (0, False)] + [(embed.THREADS, True), (0, False)]

@@ -193,7 +193,8 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     def _blocks(self, texts: Iterable[str], prompt: str | None) -> Iterator[_Block]:
         """Results by many at a time, so that there is little to do for each text by itself.
 
-        On a GPU, texts in memory are tokenized ahead by threads, and vectors come back while the next block runs.
+        On a GPU, vectors of texts in memory come back while the next block runs. Where tokenizing takes long, threads
+        do it ahead; where it does not, they would only keep the interpreter from launching what the GPU waits for.
         """
         before = self._prompt(prompt)
         options = _Options(self._tokens(before), before)
@@ -202,16 +203,19 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         chunks = chunked(checked, lambda one: len(one[1]))
         if self.compute is not None:  # whoever computes packs the batches, too
             return (self._apart(chunk, options) for chunk in chunks)
-        on_gpu = self.model.device.type != "cpu"
-        many = isinstance(texts, Sized) and len(texts) > base.ITEMS_AT_ONCE
-        return self._in_flight(chunks, options, threads=THREADS if on_gpu and many else 0)
+        late = self.model.device.type != "cpu" and isinstance(texts, Sized) and len(texts) > base.ITEMS_AT_ONCE
+        some = list(islice(texts, base.ITEMS_AT_ONCE)) if late and isinstance(texts, Sequence) else []
+        threads = 0 if not late or self.tokenizer.is_quick(some) else THREADS
+        return self._in_flight(chunks, options, threads, late)
 
-    def _in_flight(self, chunks: Iterable[_Chunk], options: _Options, threads: int) -> Iterator[_Block]:
-        """The blocks in order; with threads, each one is fetched when the next is on its way."""
+    def _in_flight(
+        self, chunks: Iterable[_Chunk], options: _Options, threads: int, late: bool = False
+    ) -> Iterator[_Block]:
+        """The blocks in order; with threads, or if that may be `late`, each is fetched when the next is on its way."""
         flying: deque[Callable[[], _Block]] = deque()
         for chunk, flat in ahead(lambda chunk: self._tokenized(chunk, options), chunks, threads):
             flying.append(self._launched(chunk, flat, options))
-            if len(flying) > (1 if threads else 0):
+            if len(flying) > (1 if threads or late else 0):
                 yield flying.popleft()()
         for land in flying:
             yield land()
