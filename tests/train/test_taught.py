@@ -431,6 +431,25 @@ def test_directions_keep_inner_products() -> None:
     assert lost_all(whole, held) < 1e-10
 
 
+def test_directions_turned_to_the_student() -> None:
+    """One that was taught in the directions of other texts finds itself where it was; inner products are the same."""
+    draw = torch.Generator().manual_seed(0)
+    scales = 0.8 ** torch.arange(32.0)
+    vectors = F.normalize(torch.randn(600, 32, generator=draw) * scales + 0.1, dim=-1)
+    student = Basis.of(vectors[:200], 8)(vectors) + 0.05 * torch.randn(600, 8, generator=draw)
+    seen, held = slice(200, 500), slice(500, 600)
+    anew = Basis.of(vectors[seen], 8)
+    turned = anew.turned(vectors[seen], student[seen])
+
+    def near(directions: Basis) -> float:
+        return float(F.cosine_similarity(directions(vectors[held]), student[held], dim=-1).mean())
+
+    assert near(turned) > 0.95
+    assert near(turned) > near(anew)
+    torch.testing.assert_close(turned.basis.T @ turned.basis, torch.eye(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(turned.basis @ turned.basis.T, anew.basis @ anew.basis.T, atol=1e-5, rtol=0)
+
+
 def lost_all(directions: Basis, vectors: Tensor) -> float:
     made = directions(vectors)
     return float(((made @ made.T - vectors @ vectors.T) ** 2).mean())

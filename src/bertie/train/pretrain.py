@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertie._version import __version__
 from bertie.config import HeadInfo, HeadName
 from bertie.data.files import write_file
 from bertie.errors import ConfigError, InputError
 from bertie.hub import Checkpoint
+from bertie.model import Model
 from bertie.sentence import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
@@ -41,9 +42,9 @@ from bertie.train.packing import Packed
 from bertie.train.plans import Growing, Mixed, PairSteps
 from bertie.train.pretrain_recipe import MASKING, TAUGHT, Pretraining
 from bertie.train.pretraining import EnhancedMasked, NextSentence, ReplacedTokens, Replacement, SentenceOrder
-from bertie.train.recipe import TASKS
+from bertie.train.recipe import TASKS, Recipe
 from bertie.train.steps import Plan, Source, Steps
-from bertie.train.taught import Aligned, Basis, Taught, TaughtSteps
+from bertie.train.taught import Aligned, Basis, Taught, TaughtSteps, means
 
 PARTS = 8  # steps of a batch that grows
 BASIS_TEXTS = 8_192  # of a teacher's vectors, to find their directions
@@ -295,7 +296,8 @@ class _Run:
         model, basis = self.checkpoint.model, None
         wide = teacher.sentence is not None and teacher.sentence.dimension != model.config.width
         if wide and "basis" not in model.aside:
-            basis = Basis.of(_vectors(teacher, aligned, self.recipe.seed), model.config.width)
+            theirs, ours = _vectors(teacher, model, aligned, self.recipe)
+            basis = Basis.of(theirs, model.config.width).turned(theirs, ours)
         objective = Taught(model, teacher, layers=int(given.get("layers", 1)), basis=basis, **terms)
         masking = self._masking(given) if given.get("rate") else None
         return TaughtSteps(
@@ -458,14 +460,19 @@ def _evenly(steps: int, times: int) -> frozenset[int]:
 
 
 @torch.no_grad()
-def _vectors(teacher: Checkpoint, aligned: Aligned, seed: int) -> torch.Tensor:
-    """(N, D) the teacher's vectors of some pieces."""
+def _vectors(teacher: Checkpoint, student: Model, aligned: Aligned, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """(N, D) the teacher's vectors of some pieces, and (N, width) the student's."""
     assert teacher.sentence is not None
-    chosen = np.sort(np.random.default_rng([seed, 0x62617369]).permutation(len(aligned))[:BASIS_TEXTS])
-    device = teacher.model.device
-    out = []
+    chosen = np.sort(np.random.default_rng([recipe.seed, 0x62617369]).permutation(len(aligned))[:BASIS_TEXTS])
+    device, half = student.device, precision(recipe.precision, student.device)
+    training = student.training
+    student.eval()
+    found: list[tuple[Tensor, Tensor]] = []
     for some in np.array_split(chosen, max(1, len(chosen) // 256)):
-        ids, cu, _, _ = aligned.read(some)[1]
-        batch = Batch.from_ids(np.split(ids, cu[1:-1])).to(device)
-        out.append(teacher.sentence(teacher.model.hidden(batch), batch).float().cpu())
-    return torch.cat(out)
+        ours, theirs = (Batch.from_ids(np.split(ids, cu[1:-1])).to(device) for ids, cu, _, _ in aligned.read(some))
+        vectors = teacher.sentence(teacher.model.hidden(theirs), theirs)
+        with torch.autocast(device.type, half, enabled=half != torch.float32):
+            hidden = student.hidden(ours)
+        found.append((vectors.float().cpu(), means(hidden, ours.text_of_token(), len(ours)).cpu()))
+    student.train(training)
+    return torch.cat([one for one, _ in found]), torch.cat([one for _, one in found])

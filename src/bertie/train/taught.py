@@ -199,6 +199,17 @@ class Basis(nn.Module):
         _, directions = torch.linalg.eigh(wide.T @ wide)
         return cls(directions[:, -width:].flip(1).float().contiguous())
 
+    def turned(self, vectors: Tensor, towards: Tensor) -> Basis:
+        """The same directions, turned so that (N, D) vectors come to lie as near as may be to (N, width) others.
+
+        Inner products stay as they are. A student that has been taught before has its vectors in directions of its own:
+        those of a basis found anew are others, even if of the same teacher, and it would have to turn all of them.
+        """
+        wide = self.basis.double()
+        product = F.normalize(vectors.double() @ wide, dim=-1).T @ F.normalize(towards.double(), dim=-1)
+        left, _, right = torch.linalg.svd(product, full_matrices=False)  # orthogonal Procrustes (Schönemann, 1966)
+        return Basis((wide @ left @ right).float().contiguous())
+
     def forward(self, vectors: Tensor) -> Tensor:
         """(B, D) -> (B, width), of length 1."""
         return F.normalize(vectors.float() @ self.basis, dim=-1)
@@ -214,7 +225,8 @@ class Taught(OverModel):
         mlm             over hidden tokens, the cross-entropy, where the plan hides any
 
     A word's state is the mean over its tokens; the teacher's is the mean of its upper `layers`, each normalized. Where
-    the teacher's vectors are wider than the student's they are turned to the directions in which they vary most.
+    the teacher's vectors are wider than the student's they are turned to the directions in which they vary most, and of
+    these to where the student's vectors are.
     """
 
     def __init__(
@@ -273,13 +285,13 @@ class Taught(OverModel):
         count = self._words_of(mini)
         if self.words and count:
             project = model.aside["words"]
-            ours = project(_means(hidden, numbers, count)).float()
-            apart = 1 - F.cosine_similarity(ours, _means(states, numbers_t, count), dim=-1)
+            ours = project(means(hidden, numbers, count)).float()
+            apart = 1 - F.cosine_similarity(ours, means(states, numbers_t, count), dim=-1)
             total = total + self.words * self.mean(apart.sum(), "words")
         if vectors is not None:
             with torch.autocast(hidden.device.type, enabled=False):
                 owner = batch.text_of_token()
-                s = F.normalize(_means(hidden, owner, len(batch)), dim=-1)
+                s = F.normalize(means(hidden, owner, len(batch)), dim=-1)
                 t = model.aside["basis"](vectors) if "basis" in model.aside else F.normalize(vectors.float(), dim=-1)
                 total = total + self.vectors * self.mean((1 - (s * t).sum(-1)).sum(), "texts")
                 if self.similarities:
@@ -334,7 +346,7 @@ class Taught(OverModel):
         return replace(mini, more={**numbers, "teacher": teacher, "word_total": torch.zeros(total, dtype=torch.bool)})
 
 
-def _means(values: Tensor, index: Tensor, count: int) -> Tensor:
+def means(values: Tensor, index: Tensor, count: int) -> Tensor:
     """(T, D) -> (count, D), the mean over the rows of each index; those of `count` itself belong to none."""
     sums = torch.zeros(count + 1, values.shape[1], dtype=torch.float32, device=values.device)
     sums = sums.index_add(0, index, values.float())
