@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -226,10 +227,31 @@ def test_who_records_listens_or_changes_has_the_plain_path() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert native.run(encoder, batch) is None
     encoder.train()
+    encoder.cfg = replace(encoder.cfg, dropout=0.1)
     assert native.run(encoder, batch) is None
     assert native.run(fresh("bert").double(), batch) is None
     longer = batch_of((2001,), fresh("narrow"))
     assert native.run(fresh("narrow"), longer) is None  # BigBird sees long texts in part
+
+
+@needs_it
+def test_an_encoder_that_is_held_fixed() -> None:
+    """Under a head that is trained: no gradient is asked of it, and nothing is drawn."""
+    encoder = fresh("modern")
+    batch = batch_of((9, 4), encoder)
+    wanted = plain(encoder, batch)
+    encoder.train()
+    encoder.cfg = replace(encoder.cfg, dropout=0.0, attention_dropout=0.0)
+    with torch.enable_grad():
+        encoder.requires_grad_(True)
+        assert native.run(encoder, batch) is None
+        encoder.requires_grad_(False)
+        found = native.run(encoder, batch)
+        assert found is not None
+        assert_close(found, wanted, atol=1e-4, rtol=0)
+        nn.Linear(found.shape[1], 2)(found).sum().backward()
+        encoder.embeddings.words.weight.requires_grad_()
+        assert native.run(encoder, batch) is None
 
 
 @needs_it

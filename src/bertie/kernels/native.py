@@ -73,8 +73,7 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
     if (
         lib is None
         or not enabled
-        or torch.is_grad_enabled()
-        or encoder.training
+        or _learns(encoder)
         or words.device.type != "cpu"
         or words.dtype != torch.float32
         or batch.global_tokens is not None
@@ -104,6 +103,13 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         torch.get_num_threads(),
     )
     return x
+
+
+def _learns(encoder: Encoder) -> bool:
+    """Whether a gradient is wanted, or chance. Neither is where an encoder is held fixed and a head over it trained."""
+    if encoder.training and (encoder.cfg.dropout or encoder.cfg.attention_dropout):
+        return True
+    return torch.is_grad_enabled() and any(one.requires_grad for one in encoder.parameters())
 
 
 # --- weights as the library wants them ---
