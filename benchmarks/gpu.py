@@ -12,8 +12,10 @@ mix         4,096 texts of mixed length (mean 117, median 87, 95th percentile 32
             is measured again in turns, and the median counts.
 compiled    after `mix`, with what is left of the time: the peer also under torch.compile(dynamic=True), each model in
             a process of its own, beside Bertie and the peer as it is. `--compile` says which models, and in what order.
-short       a classifier of the largest model named, on requests of 16 tokens, by batch size; Bertie also by a recorded
-            CUDA graph.
+short       a classifier of the largest model named, on requests of 16 tokens, by batch size; Bertie also with
+            `model.graphs` set.
+fixed       DeBERTa's of the models named on texts of one length, 16 to 2,048 tokens, 65,536 in all, beside FlashDeBERTa
+            (PyPI flashdeberta, which must be there).
 text        from text to normalized vectors: `--folder` is a sentence-transformers model, `--texts` a file of lines.
 lengths     time against total tokens, and against length at a fixed total; peak memory of one long text.
 neighbours  the largest difference between a text alone and in a batch, by precision.
@@ -60,7 +62,7 @@ from bertie.bench import (
 )
 from bertie.families import blueprint
 from bertie.hub import build
-from bertie.kernels import disentangled, fused, rotary
+from bertie.kernels.graphs import Graphs
 from bertie.model import Model
 from bertie.text.batch import Batch
 from bertie.train.ceiling import ceiling, encoder_weights
@@ -110,8 +112,6 @@ POOLERS = ("bert", "roberta", "mpnet")  # whose plain models have one, which wou
 
 BUDGETS = (65536, 32768, 131072, 16384)  # tokens of a flat batch; the likely best first, as time may run out
 SIZES = (256, 128, 512, 64)  # texts of a padded batch
-# Programs that are off by default, as they have not run on a GPU yet: where each is switched on.
-SWITCHES = {"rotary": (rotary, "enabled"), "sums": (fused, "sums"), "scores": (disentangled, "scores_alone")}
 
 
 def shape_of(name: str, tiny: bool) -> dict[str, Any]:
@@ -216,8 +216,6 @@ class Bench:
             "torch": torch.__version__,
             "dtype": str(HALF).removeprefix("torch."),
             "ceiling_tflops": self.top / 1e12,
-            "disentangled_programs": disentangled.enabled,
-            "on": options.on,
             "left_out": [],
         }
 
@@ -433,8 +431,6 @@ def _in_child(bench: Bench, name: str, found: dict[str, Any]) -> dict[str, Any]:
         command = [sys.executable, "-m", "benchmarks.gpu", "--child", f"{name},{found['budget']},{found['size']}"]
         command += ["--json", str(said), "--count", str(bench.options.count)]
         command += ["--tiny"] if bench.options.tiny else []
-        command += ["--disentangled"] if bench.options.disentangled else []
-        command += ["--on", ",".join(bench.options.on)]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
             try:
                 process.wait(limit)
@@ -480,7 +476,7 @@ def short(bench: Bench) -> None:
     model = ours_of(peer, HALF)
     out: dict[str, Any] = {"model": name, "tokens": 16, "batches": {}}
     bench.found["short"] = out
-    weights = encoder_weights(model.config)
+    weights, graphs = encoder_weights(model.config), Graphs(tokens=1 << 20)
     for size in options.requests:
         if bench.left < 5:
             bench.leave_out(f"short {size}", f"{bench.left:.0f} s were left")
@@ -492,8 +488,7 @@ def short(bench: Bench) -> None:
             "transformers": lambda inputs=inputs: peer(**inputs),  # type: ignore[misc]
         }
         if HERE.type == "cuda":
-            with bench.guarded(f"short {size}, graph"):
-                calls["bertie, recorded"] = recorded(calls["bertie"])
+            calls["bertie, graphs"] = lambda batch=batch: _with_graphs(model, graphs, batch)  # type: ignore[misc]
         row: dict[str, Any] = {}
         with bench.guarded(f"short {size}"):
             in_turns(calls, HERE, 2)
@@ -511,6 +506,14 @@ def short(bench: Bench) -> None:
     if out["batches"] and "bertie" in row:
         with bench.guarded("short, profile"):
             out["profile"] = profiled(calls["bertie"], seconds(calls["bertie"], HERE))
+
+
+def _with_graphs(model: Model, graphs: Graphs, batch: Batch) -> Tensor:
+    model.graphs = graphs
+    try:
+        return model(batch, "classify")
+    finally:
+        model.graphs = None
 
 
 def _times(call: Callable[[], object], count: int) -> Callable[[], None]:
@@ -538,6 +541,44 @@ def recorded(call: Callable[[], object]) -> Callable[[], object]:
         return kept
 
     return play
+
+
+# --- fixed ---
+
+
+def fixed(bench: Bench) -> None:
+    """Texts of one length: nothing is padded, for either."""
+    from flashdeberta import FlashDebertaV2Model
+    from transformers import AutoConfig
+
+    options = bench.options
+    for name in (one for one in options.models if one.startswith("deberta")):
+        config = shape_of(name, options.tiny)
+        peer = peer_of(config, HALF)
+        model = ours_of(peer, HALF)
+        with torch.inference_mode(False), torch.device(HERE):
+            flash = FlashDebertaV2Model(AutoConfig.for_model(**config)).to(HALF).eval()
+            flash.load_state_dict(peer.state_dict())
+        del peer
+        out: dict[str, Any] = bench.found.setdefault("fixed", {}).setdefault(name, {})
+        for power in range(4, 12):
+            n = 1 << power
+            if bench.left < 4:
+                bench.leave_out(f"fixed {name}, {n}", f"{bench.left:.0f} s were left")
+                continue
+            with bench.guarded(f"fixed {name}, {n}"):
+                ids = random_ids([n] * ((1 << 16) // n), config["vocab_size"])
+                batch, inputs = Batch.from_ids(ids).to(HERE), rectangle(ids, config["pad_token_id"])
+                calls: dict[str, Callable[[], object]] = {
+                    "bertie": lambda model=model, batch=batch: model.hidden(batch),  # type: ignore[misc]
+                    "flashdeberta": lambda flash=flash, inputs=inputs: flash(**inputs),  # type: ignore[misc]
+                }
+                in_turns(calls, HERE, 1)
+                row = {who: len(ids) / middle(times) for who, times in in_turns(calls, HERE, options.repeats).items()}
+                row["difference"] = float((model.hidden(batch) - flash(**inputs)[0].flatten(0, 1)).abs().float().mean())
+                out[str(n)] = row
+                bench.say(f"fixed {name}, {n} tokens: {json.dumps(row)}")
+            bench.save()
 
 
 # --- text ---
@@ -707,6 +748,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "mix": mix,
     "compiled": compiled,
     "short": short,
+    "fixed": fixed,
     "text": text,
     "lengths": lengths,
     "neighbours": neighbours,
@@ -776,29 +818,18 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--texts", type=Path, help="of `text`: a file, a text a line")
     parser.add_argument("--most-texts", type=int, default=30000)
     parser.add_argument("--encode-sizes", type=numbers, default=[1024, 256, 32], help="of sentence-transformers")
-    parser.add_argument("--disentangled", action="store_true", help="use the programs for relative terms")
-    parser.add_argument("--on", type=names, default=[], help=f"programs that are off by default: {', '.join(SWITCHES)}")
     parser.add_argument("--tiny", action="store_true", help="models and texts for trying this file out")
     parser.add_argument("--verbose", action="store_true", help="say in full what went wrong")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     parser.add_argument("--plots", type=Path, help="draw `lengths` of an earlier --json into this folder; no more")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    given_known = (
-        ("--models", options.models, SHAPES),
-        ("--parts", options.parts, PARTS),
-        ("--on", options.on, SWITCHES),
-    )
-    for what, given, known in given_known:
+    for what, given, known in (("--models", options.models, SHAPES), ("--parts", options.parts, PARTS)):
         if unknown := [one for one in given if one not in known]:
             parser.error(f"{what}: {', '.join(unknown)} is not one of {', '.join(known)}")
     if options.plots:
         plots(json.loads(options.json.read_text(encoding="utf-8")), options.plots)
         return {}
-    if options.disentangled:
-        disentangled.enabled = True
-    for name in options.on:
-        setattr(*SWITCHES[name], True)
     if options.tiny:
         options.count, options.repeats = min(options.count, 64), 2
         options.budgets, options.sizes, options.requests = [2048, 1024], [16, 8], [8, 32]

@@ -1,4 +1,7 @@
-"""Attention with relative terms by our own programs, in half precision, against the plain path in single precision."""
+"""Attention with relative terms by our own programs, in half precision, against the plain path in single precision.
+
+And without them, where there is something to learn.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bertie.config import Bucketed, Disentangled, Embeddings, Full, Learned
-from bertie.kernels import Relative, attend, disentangled, grouped
+from bertie.kernels import Relative, attend, disentangled, gpu, grouped
 from bertie.nn.encoder import Encoder
 from bertie.nn.positions import relative_rows
 from bertie.text.batch import Batch
@@ -26,10 +29,14 @@ SCALE = 0.07
 BOTH = Disentangled(("c2p", "p2c"), 512, buckets=64)
 
 
-def drawn(lengths: list[int], dtype: torch.dtype, scheme: Any = BOTH, width: int = 64) -> tuple[list[Tensor], Relative]:
+def drawn(
+    lengths: list[int], dtype: torch.dtype, scheme: Any = BOTH, width: int = 64
+) -> tuple[list[Tensor], Relative | None]:
     torch.manual_seed(0)
     fused = torch.randn(sum(lengths), 3 * HEADS, width, device="cuda").to(dtype)
     leaves = [x.detach().requires_grad_() for x in fused.split(HEADS, dim=1)]
+    if scheme is None:
+        return leaves, None
     if isinstance(scheme, Bucketed):
         tables = {"scores": torch.randn(scheme.buckets, HEADS, device="cuda")}  # as a parameter is, under autocast
     else:
@@ -46,8 +53,10 @@ def compare(lengths: list[int], dtype: torch.dtype, scheme: Any = BOTH, width: i
     cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
     fast = disentangled.attend(*leaves[:3], tuple(lengths), cu, scale=SCALE, relative=relative)
     wide = [x.detach().float().requires_grad_() for x in leaves]
-    names = [name for name in ("keys", "queries", "scores") if getattr(relative, name) is not None]
-    same = Relative(relative.rows, **dict(zip(names, wide[3:], strict=True)))
+    same = None
+    if relative is not None:
+        names = [name for name in ("keys", "queries", "scores") if getattr(relative, name) is not None]
+        same = Relative(relative.rows, **dict(zip(names, wide[3:], strict=True)))
     slow = grouped.attend(*wide[:3], tuple(lengths), scale=SCALE, pattern=Full(), relative=same)
     assert_close(fast.float(), slow, atol=TOLERANCE[dtype], rtol=0)
     up = torch.randn_like(slow)
@@ -64,22 +73,25 @@ def compare(lengths: list[int], dtype: torch.dtype, scheme: Any = BOTH, width: i
     [[1], [16] * 9, [1, 2, 15, 16, 17, 31, 32, 33], [127, 128, 129, 1, 2], [512, 513, 3], [1] * 50 + [4096] + [7] * 50],
     ids=lambda lengths: f"{len(lengths)} up to {max(lengths)}",
 )
-def test_lengths(dtype: torch.dtype, lengths: list[int]) -> None:
-    compare(lengths, dtype)
+@pytest.mark.parametrize("scheme", [BOTH, None], ids=str)
+def test_lengths(scheme: Any, dtype: torch.dtype, lengths: list[int]) -> None:
+    compare(lengths, dtype, scheme)
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64])
 @pytest.mark.parametrize(
-    "scheme", [Bucketed(32), Disentangled(("c2p",), 64), Disentangled(("p2c",), 64, buckets=16), BOTH], ids=str
+    "scheme", [Bucketed(32), Disentangled(("c2p",), 64), Disentangled(("p2c",), 64, buckets=16), BOTH, None], ids=str
 )
 def test_terms_and_tiles(scheme: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disentangled, "ROWS", (rows, rows))
+    monkeypatch.setattr(disentangled, "PLAIN_ROWS", (rows, rows))
     compare([1, 130, 64, 40], torch.bfloat16, scheme)
 
 
+@pytest.mark.parametrize("scheme", [BOTH, None], ids=str)
 @pytest.mark.parametrize("width", [16, 24, 32, 80, 128])
-def test_widths(width: int) -> None:
-    compare([1, 17, 70], torch.float16, width=width)
+def test_widths(width: int, scheme: Any) -> None:
+    compare([1, 17, 70], torch.float16, scheme, width=width)
 
 
 def test_the_door_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +104,33 @@ def test_the_door_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(attend(*leaves[:3], (40, 3), cu, **call), ours, atol=3e-2, rtol=0)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_door_leads_here_without_terms_to_learn_from_short_texts(more: int, dropout: float) -> None:
+    """And to the framework's kernel from longer ones."""
+    lengths = [disentangled.LONGEST + more, 3]
+    leaves, _ = drawn(lengths, torch.bfloat16, None)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+
+    def call(path: Any, **options: Any) -> Any:
+        torch.cuda.manual_seed(1)
+        return path(*leaves, tuple(lengths), cu, scale=SCALE, dropout=dropout, **options)
+
+    ours, theirs = call(disentangled.attend, relative=None), call(gpu.attend, pattern=Full())
+    found = call(attend, pattern=Full())
+    assert found.requires_grad
+    assert torch.equal(found, theirs if more else ours)
+    if not dropout:
+        assert_close(ours, theirs, atol=3e-2, rtol=0)
+
+
 # --- scores alone, where nothing is learnt ---
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("heads", [12, 16])
 def test_scores_alone(dtype: torch.dtype, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPNet's attention at real sizes: by our own programs, in rectangles, and the plain one in single precision."""
+    """MPNet's attention at real sizes: by our own programs, without them in rectangles, and the plain one in single."""
     torch.manual_seed(0)
     lengths = [1, 2, 15, 16, 17, 127, 128, 129, 511, 512, *torch.randint(3, 400, (100,)).tolist()]
     fused = torch.randn(sum(lengths), 3 * heads, 64, device="cuda").to(dtype)
@@ -109,7 +141,7 @@ def test_scores_alone(dtype: torch.dtype, heads: int, monkeypatch: pytest.Monkey
     found = {}
     with torch.no_grad():
         for on in (True, False):
-            monkeypatch.setattr(disentangled, "scores_alone", on)
+            monkeypatch.setattr(disentangled, "enabled", on)
             found[on] = attend(*heads_, tuple(lengths), cu, scale=0.125, pattern=Full(), relative=relative)
         ours = disentangled.attend(*heads_, tuple(lengths), cu, scale=0.125, relative=relative)
         wide = Relative(rows, scores=relative.scores.float())
@@ -120,7 +152,7 @@ def test_scores_alone(dtype: torch.dtype, heads: int, monkeypatch: pytest.Monkey
 
 
 def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read and trained; both go through the same programs then."""
+    """Read and trained, both by the same programs; and without them."""
     cfg = replace(
         GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
         positions=(Learned(512), Bucketed(32)), reach=512,
@@ -128,12 +160,13 @@ def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(cfg).cuda().bfloat16()
     batch = Batch.from_ids([torch.randint(0, 50, (n,)).tolist() for n in (1, 2, 15, 129, 500)]).to("cuda")
     with torch.no_grad():
-        before = encoder(batch)
-        monkeypatch.setattr(disentangled, "scores_alone", True)
         read = encoder(batch)
+        with monkeypatch.context() as patched:
+            patched.setattr(disentangled, "enabled", False)
+            rectangles = encoder(batch)
     trained = encoder(batch)
-    assert torch.equal(read, trained)
-    assert_close(read, before, atol=6e-2, rtol=0)
+    for other in (rectangles, trained.detach()):  # their feed-forwards may round otherwise
+        assert_close(read, other, atol=6e-2 * float(other.float().abs().max()), rtol=0)
     table = encoder.relative
     assert table is not None
     (grad,) = torch.autograd.grad(trained.float().sin().sum(), table.rows.weight)
@@ -142,10 +175,11 @@ def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(grad.float(), plain.float(), atol=6e-2 * float(plain.float().abs().max()), rtol=0)
 
 
-def test_a_text_does_not_depend_on_its_neighbours() -> None:
+@pytest.mark.parametrize("scheme", [BOTH, None], ids=str)
+def test_a_text_does_not_depend_on_its_neighbours(scheme: Any) -> None:
     """To the bit where the programs have the same number of rows."""
     lengths = [70, 5, 200, 64]
-    leaves, relative = drawn(lengths, torch.bfloat16)
+    leaves, relative = drawn(lengths, torch.bfloat16, scheme)
     cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
     with torch.no_grad():
         all_ = disentangled.attend(*leaves[:3], tuple(lengths), cu, scale=SCALE, relative=relative)
@@ -185,7 +219,7 @@ DROPOUT = 0.3
 SHORT = [5, 64, 33, 1, 17]  # at most 64, the width of a head
 
 
-def dropped(leaves: list[Tensor], values: Tensor, relative: Relative, seed: int) -> Tensor:
+def dropped(leaves: list[Tensor], values: Tensor, relative: Relative | None, seed: int) -> Tensor:
     torch.manual_seed(seed)
     cu = torch.tensor([0, *SHORT]).cumsum(0).int().cuda()
     return disentangled.attend(*leaves[:2], values, tuple(SHORT), cu, scale=SCALE, relative=relative, dropout=DROPOUT)
@@ -193,10 +227,14 @@ def dropped(leaves: list[Tensor], values: Tensor, relative: Relative, seed: int)
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows", [(64, 64), (32, 64), (64, 16)])
-def test_gradients_with_dropout(dtype: torch.dtype, rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", [BOTH, None], ids=str)
+def test_gradients_with_dropout(
+    scheme: Any, rows: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was dropped shows where the values are a unit matrix; with the same seed the same is dropped again."""
     monkeypatch.setattr(disentangled, "ROWS", rows)
-    leaves, relative = drawn(SHORT, dtype)
+    monkeypatch.setattr(disentangled, "PLAIN_ROWS", rows)
+    leaves, relative = drawn(SHORT, dtype, scheme)
     units = torch.cat([torch.eye(n, 64) for n in SHORT])[:, None].expand(-1, HEADS, -1).to(leaves[0])
     kept = dropped(leaves, units, relative, 1) > 0  # (T, H, 64): query, head, key
     assert torch.equal(kept, dropped(leaves, units, relative, 1) > 0)
@@ -209,10 +247,12 @@ def test_gradients_with_dropout(dtype: torch.dtype, rows: tuple[int, int], monke
     for n in SHORT:
         own = slice(start, start + n)
         q, k, v = (x[own] for x in wide[:3])
-        at = torch.arange(n, device="cuda")
-        row = relative.rows[at[:, None] - at + len(relative.rows) // 2]
-        scores = torch.einsum("ihd,jhd->hij", q, k) + torch.einsum("ihd,ijhd->hij", q, wide[3][row])
-        scores = scores + torch.einsum("jhd,ijhd->hij", k, wide[4][row])
+        scores = torch.einsum("ihd,jhd->hij", q, k)
+        if relative is not None:
+            at = torch.arange(n, device="cuda")
+            row = relative.rows[at[:, None] - at + len(relative.rows) // 2]
+            scores = scores + torch.einsum("ihd,ijhd->hij", q, wide[3][row])
+            scores = scores + torch.einsum("jhd,ijhd->hij", k, wide[4][row])
         weights = torch.softmax(scores * SCALE, -1) * kept[own, :, :n].transpose(0, 1) / (1 - DROPOUT)
         pieces.append(torch.einsum("hij,jhd->ihd", weights, v))
         start += n
@@ -225,8 +265,34 @@ def test_gradients_with_dropout(dtype: torch.dtype, rows: tuple[int, int], monke
         assert_close(one.float(), other, atol=2 * TOLERANCE[dtype] * max(1.0, float(other.abs().max())), rtol=0)
 
 
-def test_a_recorded_graph_draws_anew_and_takes_other_lengths() -> None:
-    leaves, relative = drawn([64, 56], torch.bfloat16)
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_what_is_dropped_follows_no_pattern(rate: float) -> None:
+    """Rows, columns and heads differ from each other by as much as independent ones do; far into a batch, too."""
+    n, width, texts = 128, 128, 40
+    torch.manual_seed(0)
+    q, k = torch.randn(2, n * texts, HEADS, width, device="cuda").bfloat16()
+    units = torch.eye(n, device="cuda", dtype=torch.bfloat16)[:, None].expand(-1, HEADS, -1).repeat(texts, 1, 1)
+    cu = torch.arange(0, n * texts + 1, n, device="cuda", dtype=torch.int32)
+    with torch.no_grad():
+        out = disentangled.attend(q, k, units, (n,) * texts, cu, scale=0.01, relative=None, dropout=rate)
+    kept = (out > 0).view(texts, n, HEADS, n).transpose(1, 2).flatten(0, 1)  # text and head, query, key
+    error = (rate * (1 - rate)) ** 0.5
+    assert abs(float(kept.double().mean()) - (1 - rate)) < 5 * error / kept.numel() ** 0.5
+    alike = rate**2 + (1 - rate) ** 2
+    others = ~torch.eye(n, dtype=torch.bool, device="cuda")
+    for ways in (kept, kept.mT):
+        assert abs(float(ways.float().mean(2).std()) / (error / n**0.5) - 1) < 0.1
+        same = torch.stack([(one[:, None] == one[None]).float().mean(-1)[others] for one in ways])
+        assert abs(float(same.mean()) - alike) < 5e-3
+        assert abs(float(same.std()) / ((alike * (1 - alike) / n) ** 0.5) - 1) < 0.15
+    flat = kept.flatten(1)
+    same = (flat[:, None] == flat[None]).float().mean(-1)[~torch.eye(len(flat), dtype=torch.bool, device="cuda")]
+    assert float((same - alike).abs().max()) < 6 * (alike * (1 - alike)) ** 0.5 / n
+
+
+@pytest.mark.parametrize("scheme", [BOTH, None], ids=str)
+def test_a_recorded_graph_draws_anew_and_takes_other_lengths(scheme: Any) -> None:
+    leaves, relative = drawn([64, 56], torch.bfloat16, scheme)
     cu = torch.tensor([0, 64, 120, 120]).int().cuda()
 
     def call(dropout: float) -> Tensor:

@@ -1,4 +1,7 @@
-"""A residual sum and the norm after it by one program, at real sizes. (Small ones: tests/kernels/fused_programs.py.)"""
+"""Norms, and residual sums with the norm after them, by one program at real sizes; and how exact activations are.
+
+(Small sizes: tests/kernels/fused_programs.py.)
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
-from bertie.config import Embeddings, Full, Rotary, Sliding
+from bertie.config import Activation, Embeddings, Full, Rotary, Sliding
 from bertie.kernels import fused
 from bertie.nn.encoder import Encoder
+from bertie.nn.norm import activation as function
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
@@ -20,9 +25,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 @pytest.fixture(autouse=True)
-def _on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "sums", True)
+def _seeded() -> None:
     torch.manual_seed(0)
+
+
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on norms are the framework's."""
+    monkeypatch.setattr(fused, "_normalizes", lambda module, x: False)
 
 
 def near(one: Tensor, other: Tensor, share: float) -> None:
@@ -46,11 +55,95 @@ def test_sum_and_norm(tokens: int, width: int, residual_dtype: torch.dtype, monk
         return *both, *grads
 
     fast = step()
-    monkeypatch.setattr(fused, "sums", False)
+    plain(monkeypatch)
     slow = step()
     assert torch.equal(fast[0], slow[0])
     for one, other in zip(fast, slow, strict=True):
         near(one, other, 2e-2)
+
+
+@pytest.mark.parametrize("dtype", fused.HALF, ids=str)
+@pytest.mark.parametrize(("tokens", "width"), [(65536, 768), (8193, 1024), (513, 384), (1, 768), (9, 5000)])
+def test_norm(tokens: int, width: int, dtype: torch.dtype) -> None:
+    """Against the same in double precision."""
+    x = torch.randn(tokens, width, device="cuda").to(dtype).requires_grad_()
+    norm = nn.LayerNorm(width, device="cuda", dtype=dtype)
+    up = torch.randn(tokens, width, device="cuda").to(dtype)
+    leaves = [x, *norm.parameters()]
+    out = fused.norm(x, norm)
+    fast = out, *torch.autograd.grad(out, leaves, up)
+    wide = [one.detach().double().requires_grad_() for one in leaves]
+    exact = F.layer_norm(wide[0], (width,), *wide[1:], norm.eps)
+    for one, other in zip(fast, (exact, *torch.autograd.grad(exact, wide, up.double())), strict=True):
+        assert one.dtype == dtype
+        near(one.double(), other, 1e-2)
+
+
+@pytest.mark.parametrize("dtype", fused.HALF, ids=str)
+@pytest.mark.parametrize(("tokens", "width"), [(65536, 768), (8193, 1024), (513, 384), (1, 768)])
+@torch.no_grad()
+def test_embed_norm(tokens: int, width: int, dtype: torch.dtype) -> None:
+    """Against the same in double precision."""
+    norm = nn.LayerNorm(width, device="cuda", dtype=dtype)
+    tables = [
+        (nn.Embedding(size, width, device="cuda", dtype=dtype), torch.randint(size, (tokens,), device="cuda"))
+        for size in (30522, 2, 512)
+    ]
+    for count in (1, 2, 3):
+        fast = fused.embed_norm(tables[:count], norm)
+        total = torch.stack([table.weight[rows].double() for table, rows in tables[:count]]).sum(0)
+        assert fast.dtype == dtype
+        near(fast.double(), F.layer_norm(total, (width,), eps=norm.eps), 1e-2)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", fused.HALF, ids=str)
+@pytest.mark.parametrize("width", [384, 768, 1024, 5000])
+def test_without_gradients_it_is_the_same_to_the_bit(width: int, dtype: torch.dtype, dropout: float) -> None:
+    x, residual = (torch.randn(999, width, device="cuda").to(dtype).requires_grad_() for _ in range(2))
+    norm = nn.LayerNorm(width, device="cuda", dtype=dtype)
+
+    def step() -> tuple[Tensor, ...]:
+        torch.cuda.manual_seed(1)
+        both = fused.add_norms(x, residual, nn.Identity(), norm, dropout)
+        return fused.norm(x, norm), fused.add_norm(x, residual, norm, dropout), *both
+
+    learnt = step()
+    with torch.no_grad():
+        read = step()
+    for one, other in zip(learnt, read, strict=True):
+        assert one.requires_grad
+        assert not other.requires_grad
+        assert torch.equal(one, other)
+
+
+def test_a_product_that_ends_with_its_gelu_is_nearer_to_the_exact_one() -> None:
+    """Than one that is rounded, read again and passed through the exact GELU: on average, in bfloat16."""
+    x, linear = torch.randn(4096, 768, device="cuda").bfloat16(), nn.Linear(768, 3072, device="cuda").bfloat16()
+    with torch.no_grad():
+        linear.weight *= 3.0  # so that values are of the order of 1
+        exact = F.gelu(F.linear(x.double(), linear.weight.double(), linear.bias.double()))
+        assert fused._in_the_product(x, linear, "gelu")
+        one = fused.expand(x, linear, "gelu", gated=False)
+        two = fused._Activate.run(F.linear(x, linear.weight), linear.bias, "gelu", False)
+        three = F.gelu(linear(x))
+    errors = [float((way.double() - exact).abs().mean()) for way in (one, two, three)]
+    assert errors[0] < min(errors[1:]), errors
+    assert_close(one.double(), exact, atol=3e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
+@pytest.mark.parametrize("dtype", fused.HALF, ids=str)
+def test_activations_without_gradients(dtype: torch.dtype, activation: Activation) -> None:
+    """By whichever way, within a rounding or two of the exact one."""
+    x, linear = torch.randn(513, 384, device="cuda").to(dtype), nn.Linear(384, 1536, device="cuda").to(dtype)
+    with torch.no_grad():
+        wide = F.linear(*(one.double() for one in (x, *linear.parameters())))
+        found = fused.expand(x, linear, activation, gated=False)
+        wanted = function(activation)(wide)
+    near = 2e-2 if dtype == torch.bfloat16 else 3e-3
+    assert found.dtype == dtype
+    assert_close(found.double(), wanted, atol=near, rtol=near)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -71,7 +164,7 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
                 return encoder(batch), out, *grads
 
     fast = step()
-    monkeypatch.setattr(fused, "sums", False)
+    plain(monkeypatch)
     slow = step()
     for one, other in zip(fast, slow, strict=True):
         near(one, other, 6e-2)

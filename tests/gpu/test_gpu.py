@@ -209,13 +209,16 @@ def test_a_step_asks_the_device_nothing(name: str, dropout: float, dtype: torch.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_captured_in_a_graph(name: str, dtype: torch.dtype) -> None:
-    """One capture serves batches of other lengths: the host's lengths are a cap, and spare texts have no tokens."""
+    """One capture serves batches of other lengths: the host's lengths are a cap, and spare texts have no tokens.
+
+    To the bit where the longest text leads to programs of the same size as the cap does.
+    """
     if dtype == torch.float32 and "sliding" in name:
         pytest.skip("takes the plain path, which is made for the lengths it sees")
     torch.manual_seed(0)
     encoder = Encoder(small(name)).cuda().to(dtype)
     pool = Pooling(("cls", "max", "mean"))
-    rounds = [of([30, 10, 20]), of([1, 1, 40, 2, 6, 10], seed=1), of([20, 20, 20], seed=2)]
+    rounds = [of([33, 10, 17]), of([1, 1, 40, 2, 6, 10], seed=1), of([15, 36, 9], seed=2)]
 
     def spare(batch: Batch) -> torch.Tensor:
         return torch.nn.functional.pad(batch.cu_seqlens, (0, 8 - len(batch)), value=60).cuda()

@@ -23,8 +23,7 @@ NEAR = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}  # a rou
 
 
 @pytest.fixture(autouse=True)
-def _on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotary, "enabled", True)
+def _seeded() -> None:
     torch.manual_seed(0)
 
 
@@ -89,7 +88,7 @@ def test_without_gradients_no_memory_is_needed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the framework's attention, which reads queries, keys and values where they lie."""
+    """By attention that reads queries, keys and values where they lie: with gradients the framework's, else our own."""
     cfg = replace(
         GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
         positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), reach=8192, pre_norm=True,

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from bertie.config import Activation, HeadConfig, Norm
 from bertie.kernels import fused
 from bertie.model import Model
+from bertie.nn.norm import RMSNorm
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
@@ -56,10 +57,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, call: Any, wanted: list[Tensor], d
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
 def test_add_norm(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     x, residual = drawn(rows, width, dtype=dtype), drawn(rows, width, dtype=dtype)
-    norm = nn.LayerNorm(width, eps=1e-6, bias=bias, device=HERE, dtype=dtype)
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.normal_()
+    norm = normed(width, bias, dtype)
     wanted = [x, residual, *norm.parameters()]
     compared(monkeypatch, lambda: fused.add_norm(x, residual, norm, 0.0), wanted, dtype)
 
@@ -68,13 +66,9 @@ def test_add_norm(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeyp
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
 def test_add_norms(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum and its norm, each with a gradient of its own."""
-    monkeypatch.setattr(fused, "sums", True)
     poisoned(monkeypatch)
     x, residual = drawn(rows, width, dtype=dtype), drawn(rows, width, dtype=dtype)
-    norm = nn.LayerNorm(width, eps=1e-6, bias=bias, device=HERE, dtype=dtype)
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.normal_()
+    norm = normed(width, bias, dtype)
     wanted = [x, residual, *norm.parameters()]
     with monkeypatch.context() as patched:
         patched.setattr(norm, "forward", None)  # the programs need it not
@@ -83,6 +77,131 @@ def test_add_norms(rows: int, width: int, bias: bool, dtype: torch.dtype, monkey
     compared(monkeypatch, lambda: torch.stack(fused.add_norms(x, residual, nn.Identity(), norm, 0.0)), wanted, dtype)
     for one in (0, 1):  # where only one of the two is used
         compared(monkeypatch, lambda: fused.add_norms(x, residual, nn.Identity(), norm, 0.0)[one], [x, residual], dtype)  # noqa: B023
+
+
+@pytest.mark.parametrize(("rows", "width", "bias"), [(1, 8, True), (13, 24, False), (36, 100, True)])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_norm(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch)
+    x, norm = drawn(rows, width, dtype=dtype), normed(width, bias, dtype)
+    with monkeypatch.context() as patched:
+        patched.setattr(norm, "forward", None)  # the program needs it not
+        fused.norm(x, norm)
+    compared(monkeypatch, lambda: fused.norm(x, norm), [x, *norm.parameters()], dtype)
+    scattered = x.detach().T.contiguous().T
+    assert torch.equal(fused.norm(scattered, norm), fused.norm(x, norm))
+
+
+def test_norm_is_for_layer_norms_outside_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would have torch's return single precision."""
+    monkeypatch.setattr(fused._AddNorm, "run", None)
+    x = drawn(3, 8)
+    assert fused.norm(x, nn.Identity()) is x
+    rms, plain = RMSNorm(8, 1e-6).to(HERE), nn.LayerNorm(8, device=HERE)
+    assert torch.equal(fused.norm(x, rms), rms(x))
+    with torch.autocast(HERE.type, torch.bfloat16):
+        assert torch.equal(fused.norm(x, plain), plain(x))
+
+
+@pytest.mark.parametrize(("tokens", "width", "bias"), [(1, 8, True), (13, 24, False), (36, 100, True)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_embed_norm(
+    dtype: torch.dtype, count: int, tokens: int, width: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch)
+    norm = normed(width, bias, dtype)
+    tables = [
+        (nn.Embedding(size, width, device=HERE, dtype=dtype), torch.randint(size, (tokens,), device=HERE))
+        for size in (50, 2, 7)[:count]
+    ]
+    with torch.no_grad():
+        with monkeypatch.context() as patched:
+            for part in (norm, *(table for table, _ in tables)):
+                patched.setattr(part, "forward", None)  # the program needs them not
+            fast = fused.embed_norm(tables, norm)
+        wanted = F.layer_norm(sum(t.weight[at].float() for t, at in tables), (width,), eps=norm.eps)  # type: ignore[arg-type]
+        wanted = wanted * norm.weight.float() + (norm.bias.float() if bias else 0.0)
+    assert fast.dtype == dtype
+    assert_close(fast.float(), wanted, **NEAR[dtype])
+
+
+@pytest.mark.parametrize("what", ["first", "last", "norm"])
+def test_embed_norm_with_gradients_is_the_plain_expression(what: str) -> None:
+    norm, at = normed(8, True), torch.tensor([4, 0], device=HERE)
+    tables = [(nn.Embedding(5, 8, device=HERE).requires_grad_(False), at) for _ in range(2)]
+    leaves = {"first": tables[0][0].weight, "last": tables[1][0].weight, "norm": norm.weight}
+    norm.requires_grad_(False)
+    assert not fused.embed_norm(tables, norm).requires_grad
+    leaves[what].requires_grad_()
+    (grad,) = torch.autograd.grad(fused.embed_norm(tables, norm).sin().sum(), leaves[what])
+    assert grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("width", [24, 300, 1100])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_without_gradients_it_is_the_same_to_the_bit(dtype: torch.dtype, width: int) -> None:
+    """And nothing is kept for a way back: of no module, nor where nothing is to be learnt."""
+    x, residual, norm = drawn(13, width, dtype=dtype), drawn(13, width, dtype=dtype), normed(width, True, dtype)
+    calls = {
+        "norm": lambda *given: (fused.norm(given[0], norm),),
+        "add_norm": lambda *given: (fused.add_norm(*given, norm, 0.0),),
+        "add_norms": lambda *given: fused.add_norms(*given, nn.Identity(), norm, 0.0),
+        "dropout": lambda *given: fused.add_norms(*given, nn.Identity(), norm, 0.3),
+    }
+
+    def call(name: str) -> tuple[Tensor, ...]:
+        torch.manual_seed(3)
+        return calls[name](x, residual)
+
+    for name in calls:
+        learnt = call(name)
+        with torch.no_grad():
+            read = call(name)
+        norm.requires_grad_(False)
+        x.requires_grad_(False)
+        residual.requires_grad_(False)
+        frozen = call(name)
+        for parameter in (x, residual, *norm.parameters()):
+            parameter.requires_grad_()
+        for one, two, three in zip(learnt, read, frozen, strict=True):
+            assert one.grad_fn is not None
+            assert two.grad_fn is None
+            assert three.grad_fn is None
+            assert torch.equal(one, two)
+            assert torch.equal(one, three)
+
+
+@pytest.mark.parametrize("width", [24, 300, 1100])
+def test_tiles_of_rows(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are taken at a time: the same is dropped, and the rest is alike, there and back."""
+    x, residual, norm = drawn(21, width), drawn(21, width), normed(width, True)
+    up = torch.randn(2, 21, width, device=HERE)
+
+    def step() -> tuple[Tensor, ...]:
+        torch.manual_seed(3)
+        both = fused.add_norms(x, residual, nn.Identity(), norm, 0.3)
+        return *both, *torch.autograd.grad(both, (x, residual, *norm.parameters()), tuple(up))
+
+    block = fused._power_of_2(width)
+    found = []
+    for tall in (1, 2, 4, 8):
+        monkeypatch.setattr(fused, "NORM_TILE", (tall * block, tall * block))
+        assert fused._norm_sizes(width, 0)["TALL"] == tall
+        found.append(step())
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert torch.equal(one == 0, two == 0)
+            assert_close(one, two, atol=1e-5, rtol=1e-5)
+
+
+def normed(width: int, bias: bool, dtype: torch.dtype = torch.float32) -> nn.LayerNorm:
+    """A norm whose weights show."""
+    norm = nn.LayerNorm(width, eps=1e-6, bias=bias, device=HERE, dtype=dtype)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+    return norm
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +213,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_add_norms_of_two_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under autocast: the sum stays single, what is read next is half."""
-    monkeypatch.setattr(fused, "sums", True)
     x, residual, norm = drawn(9, 16, dtype=torch.bfloat16), drawn(9, 16), nn.LayerNorm(16, device=HERE)
     total, normed = fused.add_norms(x, residual, nn.Identity(), norm, 0.0)
     assert (total.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
@@ -111,7 +229,6 @@ def test_add_norms_of_two_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_add_norms_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "sums", True)
     x, residual, norm = (
         torch.ones(13, 32, device=HERE, requires_grad=True),
         drawn(13, 32),
@@ -183,6 +300,44 @@ def test_expand(activation: Activation, gated: bool, bias: bool, monkeypatch: py
         compared(monkeypatch, lambda: fused.expand(x, linear, activation, gated), wanted, dtype)  # noqa: B023
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("activation", fused.KINDS)
+def test_expand_without_gradients(activation: Activation, gated: bool, bias: bool) -> None:
+    """By the same program; or by the framework's product, which ends with the activation before it is rounded."""
+    for dtype in NEAR:
+        x, linear = drawn(9, 6, dtype=dtype), nn.Linear(6, 20, bias=bias, device=HERE, dtype=dtype)
+        learnt = fused.expand(x, linear, activation, gated).detach()
+        with torch.no_grad():
+            read = fused.expand(x, linear, activation, gated)
+        assert read.dtype == dtype
+        if bias and not gated and fused._in_the_product(x, linear, activation):
+            near = max(5e-4, NEAR[dtype]["atol"])  # of the two GELUs, a CPU's product ends with the other
+            assert_close(read, learnt, atol=near, rtol=near)
+        else:
+            assert torch.equal(read, learnt)
+
+
+def test_gelu_is_the_exact_one() -> None:
+    """Within 1e-6 of that by erf in double precision, and so is its slope; beyond the largest values too."""
+    x = torch.cat([torch.linspace(-12, 12, 24001), torch.tensor([0.0, -0.0, 1e-30, -1e-30])]).to(HERE)[:, None]
+    linear = nn.Linear(1, 1, device=HERE)  # which leaves all as it is
+    with torch.no_grad():
+        linear.weight.fill_(1.0)
+        linear.bias.zero_()
+    x.requires_grad_()
+    out = fused.expand(x, linear, "gelu", gated=False)
+    (slope,) = torch.autograd.grad(out.sum(), x)
+    wide = x.detach().double().requires_grad_()
+    exact = 0.5 * wide * (1 + torch.erf(wide / math.sqrt(2)))
+    assert_close(out.double(), exact, atol=1e-6, rtol=1e-7)
+    assert_close(slope.double(), torch.autograd.grad(exact.sum(), wide)[0], atol=1e-6, rtol=1e-7)
+    far = torch.tensor([[-3e38], [3e38], [-1e4], [1e4]], device=HERE, requires_grad=True)
+    out = fused.expand(far, linear, "gelu", gated=False)
+    assert torch.equal(out.detach(), far.detach().clamp(min=0.0))
+    assert torch.autograd.grad(out.sum(), far)[0].tolist() == [[0.0], [1.0], [0.0], [1.0]]
+
+
 def test_expand_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused._Activate, "BLOCK", 16)
     x, linear = drawn(21, 6), nn.Linear(6, 2 * 40, device=HERE)
@@ -235,7 +390,6 @@ def test_a_row_without_weight_adds_nothing(large: float, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_model_of_fused_parts(gated: bool, pre_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "sums", True)
     cfg = replace(GOOD, activation="gelu", gated=gated, pre_norm=pre_norm)
     model = Model(
         cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, activation="gelu", norm=Norm(), tied=True)}

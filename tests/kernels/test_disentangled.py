@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from bertie.config import Full, Sliding
-from bertie.kernels import Relative, attend, disentangled, gpu
+from bertie.kernels import Relative, attend, disentangled, gpu, grouped, ragged
+from bertie.text.batch import Batch
+from bertie.train import stepper
 from tests.kernels.compiled import compiled
 
 
@@ -29,8 +33,13 @@ def test_the_programs() -> None:
 class OnGpu:
     """As much of a tensor on a GPU as is asked about."""
 
-    def __init__(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.is_cuda, self.device, self.dtype, self.shape = True, torch.device("cuda", 0), dtype, torch.Size(shape)
+    is_cuda, device = True, torch.device("cuda", 0)
+
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.bfloat16, learns: bool = False) -> None:
+        self.dtype, self.shape, self.requires_grad = dtype, torch.Size(shape), learns
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
 
 def test_who_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,55 +67,80 @@ def test_who_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not can(OnGpu(9, 4, 64))
 
 
-def test_attend_goes_there_with_relative_terms_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(disentangled, "can", lambda *call: True)
-    monkeypatch.setattr(disentangled, "attend", lambda q, *call, **more: seen.append(more) or q)
-    q = torch.zeros(3, 2, 16)
-    cu = torch.tensor([0, 3]).int()
-    relative = Relative(torch.zeros(5, dtype=torch.long), scores=torch.zeros(1, 2))
-    attend(q, q, q, (3,), cu, scale=1.0, pattern=Full())
-    assert not seen
-    attend(q, q, q, (3,), cu, scale=0.5, pattern=Full(), relative=relative, dropout=0.1)
-    assert seen == [{"scale": 0.5, "relative": relative, "dropout": 0.1}]
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Which path `attend` takes, where those that it is told of can; and with which options."""
+    paths = {"ragged": ragged, "ours": disentangled, "framework": gpu, "plain": grouped}
+    for name, path in paths.items():
+        monkeypatch.setattr(path, "attend", lambda *call, name=name, **more: (name, more))
+    monkeypatch.setattr(gpu, "attend_biased", lambda *call, **more: ("rectangles", more))
+
+    def ask(lengths: tuple[int, ...], *able: str, on_gpu: bool = True, **options: Any) -> Any:
+        for name in ("ragged", "ours", "framework"):
+            monkeypatch.setattr(paths[name], "can", lambda *call, yes=name in able: yes)
+        q: Any = OnGpu(sum(lengths), 2, 16) if on_gpu else torch.zeros(sum(lengths), 2, 16)
+        cu = torch.tensor([0, *lengths]).cumsum(0).int()
+        return attend(q, q, q, lengths, cu, scale=0.5, pattern=Full(), **options)
+
+    return ask
 
 
-def test_who_reads_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is learnt: rectangles, unless our own programs are asked for."""
-    monkeypatch.setattr(gpu, "can", lambda *call: False)
-    monkeypatch.setattr(gpu, "attend_biased", lambda *call, **more: "rectangles")
-    monkeypatch.setattr(disentangled, "attend", lambda *call, **more: "ours")
-    q: Any = OnGpu(3, 2, 16)
-    relative = Relative(torch.zeros(5, dtype=torch.long), scores=torch.zeros(1, 2))
+RELATIVE = Relative(torch.zeros(5, dtype=torch.long), scores=torch.zeros(1, 2))
 
-    def taken(ours: bool, asked: bool) -> Any:
-        monkeypatch.setattr(disentangled, "can", lambda *call: ours)
-        monkeypatch.setattr(disentangled, "scores_alone", asked)
-        return attend(q, q, q, (3,), torch.tensor([0, 3]).int(), scale=1.0, pattern=Full(), relative=relative)
 
+def test_attend_goes_there_with_relative_terms(taken: Callable[..., Any]) -> None:
+    """Always, of texts of any length; and what the layers of a pass share is handed on."""
+    kept: dict[Any, torch.Tensor] = {}
+    for lengths in ((3,), (2 * disentangled.LONGEST,)):
+        name, more = taken(lengths, "ragged", "ours", "framework", relative=RELATIVE, dropout=0.1, kept=kept)
+        assert (name, more) == ("ours", {"scale": 0.5, "relative": RELATIVE, "dropout": 0.1, "kept": kept})
+        assert more["kept"] is kept
+
+
+def test_attend_goes_there_without_them_where_texts_are_short(taken: Callable[..., Any]) -> None:
+    """And where the program that is for reading alone does not take them."""
+    most = disentangled.LONGEST
+    assert taken((3, most), "ragged", "ours", "framework")[0] == "ragged"
+    assert taken((3, most), "ours", "framework", dropout=0.1) == (
+        "ours",
+        {"scale": 0.5, "relative": None, "dropout": 0.1, "kept": None},
+    )
+    assert taken((3, most + 1), "ours", "framework")[0] == "framework"
+    assert taken((3, most + 1), "ours")[0] == "plain"
+    assert taken((3, most), "framework")[0] == "framework"
+    assert taken((3, most), "framework", on_gpu=False)[0] == "plain"
+    assert taken((3,))[0] == "plain"
+
+
+def test_rectangles_are_for_what_our_programs_cannot(taken: Callable[..., Any]) -> None:
     with torch.no_grad():
-        assert taken(ours=True, asked=True) == "ours"
-        assert taken(ours=True, asked=False) == "rectangles"
-        assert taken(ours=False, asked=True) == "rectangles"
-    for asked in (True, False):
-        assert taken(ours=True, asked=asked) == "ours"
+        assert taken((3,), "ours", relative=RELATIVE)[0] == "ours"
+        assert taken((3,), relative=RELATIVE)[0] == "rectangles"
+        assert taken((3,), relative=RELATIVE, on_gpu=False)[0] == "plain"
+    assert taken((3,), "ours", relative=RELATIVE)[0] == "ours"
+    assert taken((3,), relative=RELATIVE)[0] == "plain"  # there is something to learn
 
 
 @pytest.mark.parametrize("rows", disentangled.SIZES)
-@pytest.mark.parametrize("kind", ["bf16", "fp16"])
-def test_scores_alone_compiled(kind: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "terms"), [("bf16", "scores"), ("fp16", "scores"), ("bf16", "none"), ("bf16", "drop")]
+)
+def test_compiled(kind: str, terms: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With scores alone, and with no relative terms at all."""
     pytest.importorskip("triton", reason="the programs are Triton's")
     from bertie.kernels import disentangled_kernels as programs
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     single = ("level_at", "delta_at", "scores_at", "dscores_at", "dkeys_at", "dqueries_at")
     floats = dict.fromkeys(("scale", "factor", "kept_scale"), "fp32")
-    constants: dict[str, Any] = {"KEYS": False, "QUERIES": False, "SCORES": True, "DROP": False, "PACK": True}
-    constants |= {"HEADS": 12, "WIDTH": 64, "D": 64, "B": rows, "seed_at": None}
+    constants: dict[str, Any] = {"KEYS": False, "QUERIES": False, "SCORES": terms == "scores", "DROP": terms == "drop"}
+    constants |= {"PACK": True, "HEADS": 12, "WIDTH": 64, "D": 64, "B": rows}
+    constants |= {} if terms == "drop" else {"seed_at": None}
+    sizes = (disentangled.SIZES if terms == "scores" else disentangled.PLAIN_SIZES)[rows]
     for number, program in enumerate((programs.forward, programs.backward_queries, programs.backward_keys)):
         pointers = {name: f"*{kind}" for name in program.arg_names if name.endswith("_at")}
-        types = pointers | dict.fromkeys(single, "*fp32") | floats | {"tiles_at": "*i32"}
-        warps, stages, _ = disentangled.SIZES[rows][number]
+        types = pointers | dict.fromkeys(single, "*fp32") | floats | {"tiles_at": "*i32", "seed_at": "*i64"}
+        warps, stages, _ = sizes[number]
         compiled(program, types, constants, warps, stages)
 
 
@@ -122,3 +156,18 @@ def test_tiles_cover_each_token_once(lengths: list[int], rows: int) -> None:
     found = disentangled._tiles_of(cu, sum(lengths), rows, max(lengths)).tolist()
     assert {tuple(one) for one in found if one[1]} == wanted
     assert len([one for one in found if one[1]]) == len(wanted)
+
+
+@pytest.mark.parametrize("reach", [64, 128, 512])
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [64] * 8, [128] * 4, [64] * 100, [3, 60, 1], [17] * 333],
+    ids=lambda one: f"{len(one)} up to {max(one)}",
+)
+def test_bounds_of_a_recorded_step_are_never_taken_for_lengths(lengths: list[int], reach: int) -> None:
+    """Which they would be if they filled the batch."""
+    batch = Batch.from_ids([[1] * min(n, reach) for n in lengths])
+    mini: Any = SimpleNamespace(batch=batch, targets=SimpleNamespace(rows=None))
+    room, texts, longest, _ = stepper._sizes(mini, reach)
+    assert batch.max_len <= longest
+    assert texts * longest > room

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,25 +28,70 @@ def test_the_programs() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("drop", [True, False])
-@pytest.mark.parametrize("residual", ["bf16", "fp32"])
-def test_norms_compiled(residual: str, drop: bool, keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("residual", "drop", "keep", "width"),
+    [
+        *product(["bf16", "fp32"], [True, False], [True, False], [768]),
+        ("bf16", True, True, 384),
+        ("", False, False, 768),
+    ],
+)
+def test_norms_compiled(
+    residual: str, drop: bool, keep: bool, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sum, which is kept or not; and of one part alone."""
     pytest.importorskip("triton", reason="the programs are Triton's")
     from bertie.kernels import fused_kernels as programs
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     half = dict.fromkeys(("x_at", "out_at", "up_at", "dx_at", "weight_at"), "*bf16")
     single = dict.fromkeys(("mean_at", "rstd_at", "dweight_at", "dbias_at"), "*fp32") | {"eps": "fp32", "scale": "fp32"}
-    wide = dict.fromkeys(("residual_at", "sum_at", "sum_up_at", "dresidual_at"), f"*{residual}")
+    wide = dict.fromkeys(("residual_at", "sum_at", "sum_up_at", "dresidual_at"), f"*{residual or 'bf16'}")
     types = half | single | wide | {"seed_at": "*i64"}
-    absent = [] if drop else ["seed_at"]
-    common = {"DROP": drop, "SUM": keep, "BLOCK": 1024}
-    there = dict.fromkeys(["bias_at", *absent, *([] if keep else ["sum_at"])]) | common | {"BIAS": False}
-    compiled(programs.add_norm_forward, types, there, warps=8)
-    gone = ["x_at", "residual_at"] if keep else ["sum_at", "sum_up_at"]
-    back = dict.fromkeys([*absent, *gone, *([] if drop else ["dx_at"])]) | common
-    compiled(programs.add_norm_backward, types, back, warps=4)
+    absent = ["bias_at", *([] if drop else ["seed_at"]), *([] if residual else ["residual_at"])]
+    for learn in (True, False):
+        gone = [*absent, *([] if keep else ["sum_at"]), *([] if learn else ["mean_at", "rstd_at"])]
+        there = {"RESIDUAL": bool(residual), "BIAS": False, "DROP": drop, "SUM": keep, "KEEP": learn}
+        _compiled(programs.add_norm_forward, types, dict.fromkeys(gone) | there, fused._norm_sizes(width, 0))
+    known = keep or not residual  # what was normalized
+    gone = [*([] if drop else ["seed_at", "dx_at"]), *(["x_at", "residual_at"] if known else ["sum_at"])]
+    back = dict.fromkeys(gone if keep else [*gone, "sum_up_at"]) | {"DROP": drop, "SUM": known, "SUM_UP": keep}
+    _compiled(programs.add_norm_backward, types, back, fused._norm_sizes(width, 1))
+
+
+@pytest.mark.parametrize(("gated", "width", "bias"), [(False, 3072, True), (True, 1152, False)])
+@pytest.mark.parametrize("kind", fused.KINDS)
+def test_activations_compiled(
+    kind: str, gated: bool, width: int, bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="the programs are Triton's")
+    from bertie.kernels import fused_kernels as programs
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = dict.fromkeys(("x_at", "out_at", "up_at", "dx_at", "bias_at"), "*bf16") | {"dbias_at": "*fp32"}
+    common: dict[str, Any] = {"KIND": kind, "GATED": gated, "BIAS": bias}
+    absent = common if bias else dict.fromkeys(["bias_at"]) | common
+    _compiled(programs.activate_forward, types, absent, fused._tile_sizes(width, 0))
+    absent = common if bias else dict.fromkeys(["bias_at", "dbias_at"]) | common
+    _compiled(programs.activate_backward, types, absent, fused._tile_sizes(width, 1))
+
+
+def _compiled(program: Any, types: dict[str, str], constants: dict[str, Any], sizes: dict[str, int]) -> None:
+    constants = constants | {name: size for name, size in sizes.items() if name != "num_warps"}
+    compiled(program, types, constants, sizes["num_warps"])
+
+
+@pytest.mark.parametrize("back", [0, 1])
+@pytest.mark.parametrize("width", [1, 8, 100, 384, 512, 768, 1024, 1025, 2048, 4096, 8192])
+def test_sizes_fit_what_they_are_for(width: int, back: int) -> None:
+    """Tiles of rows divide the eight that share a draw; a tile's columns hold a row, or fill it in turns."""
+    sizes = fused._norm_sizes(width, back)
+    assert width <= sizes["BLOCK"] < 2 * max(1, width)
+    assert 8 % sizes["TALL"] == 0
+    sizes = fused._tile_sizes(width, back)
+    for size in sizes.values():
+        assert size == fused._power_of_2(size)
+    assert sizes["BLOCK"] <= fused._Activate.BLOCK
 
 
 def test_the_programs_are_for_half_precision_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +114,34 @@ def test_the_programs_are_for_half_precision_on_gpus(monkeypatch: pytest.MonkeyP
     assert not fused.takes(one)  # type: ignore[arg-type]
 
 
+def test_who_ends_the_product_with_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework, where nothing is learnt, nothing is gated, there is a bias, and the result lies nearer then."""
+    monkeypatch.setattr(fused, "takes", lambda x: True)
+    monkeypatch.setattr(torch, "_addmm_activation", lambda bias, x, weight, use_gelu: ("product", use_gelu))
+    monkeypatch.setattr(fused._Activate, "run", lambda *call: ("ours", None))
+    monkeypatch.setattr(fused._Activate, "apply", lambda *call: ("learns", None))
+
+    def way(
+        kind: Any, dtype: torch.dtype = torch.bfloat16, bias: bool = True, gated: bool = False, weights: Any = None
+    ) -> Any:
+        linear = nn.Linear(4, 6, bias=bias, dtype=weights or dtype)
+        return fused.expand(torch.zeros(3, 4, dtype=dtype), linear, kind, gated)
+
+    assert way("gelu") == ("learns", None)
+    with torch.no_grad():
+        assert way("gelu") == way("gelu_tanh") == ("product", True)
+        assert way("relu") == ("product", False)
+        assert way("gelu", torch.float16) == ("ours", None)
+        assert way("gelu_tanh", torch.float16) == ("product", True)
+        assert way("silu") == ("ours", None)
+        for kind in ("gelu", "gelu_tanh", "relu"):
+            assert way(kind, gated=True) == ("ours", None)
+            assert way(kind, bias=False) == ("ours", None)
+            with torch.autocast("cpu", torch.bfloat16):
+                assert way(kind, torch.float32) == ("ours", None)
+                assert way(kind, weights=torch.float32) == ("ours", None)
+
+
 def test_the_plain_expressions_change_no_bit() -> None:
     torch.manual_seed(0)
     x, residual, norm, linear = torch.randn(5, 8), torch.randn(5, 8), nn.LayerNorm(8), nn.Linear(8, 12)
@@ -78,6 +153,8 @@ def test_the_plain_expressions_change_no_bit() -> None:
         total, normed = fused.add_norms(x, residual, post, pre, 0.0)
         assert torch.equal(total, post(residual + x))
         assert torch.equal(normed, norm(residual + x))
+    assert torch.equal(fused.norm(x, norm), norm(x))
+    assert fused.norm(x, nn.Identity()) is x
     assert torch.equal(fused.expand(x, linear, "gelu", gated=False), F.gelu(linear(x)))
     act, factor = linear(x).chunk(2, dim=-1)
     assert torch.equal(fused.expand(x, linear, "silu", gated=True), F.silu(act) * factor)

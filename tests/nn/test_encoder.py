@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch.testing import assert_close
 
 from bertie.config import Disentangled, Full, HeadConfig, Learned, Norm, Rotary
 from bertie.errors import ConfigError, InputError, NotFoundError
+from bertie.kernels import attend
 from bertie.model import Model
+from bertie.nn import attention
 from bertie.nn.encoder import Encoder
 from bertie.nn.pooling import MODES, Pooling
 from bertie.text.batch import Batch
@@ -48,6 +51,24 @@ def test_a_pass_asks_the_device_nothing(positions: tuple[Learned | Rotary, ...])
     batch = Batch.from_ids([[1, 2, 3], [4]]).to("meta")
     pool = Pooling(MODES, include_prompt=False)
     assert pool(encoder(batch), batch, [1, 0]).shape == (2, len(MODES) * GOOD.width)
+
+
+def test_layers_of_a_pass_share_what_attention_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this batch alone: the next pass begins with nothing."""
+    seen: list[dict[Any, Any]] = []
+
+    def spy(*call: Any, kept: dict[Any, Any], **more: Any) -> Any:
+        kept[len(kept)] = None
+        seen.append(kept)
+        return attend(*call, **more)
+
+    monkeypatch.setattr(attention, "attend", spy)
+    encoder, batch = Encoder(GOOD), Batch.from_ids([[1, 2, 3], [4]])
+    for _ in range(2):
+        encoder(batch)
+    assert [len(kept) for kept in seen] == [2, 2, 2, 2]
+    assert seen[0] is seen[1]
+    assert seen[1] is not seen[2]
 
 
 @pytest.mark.parametrize("relative", [False, True])

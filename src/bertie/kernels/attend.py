@@ -11,7 +11,7 @@ query i see.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +28,6 @@ class Relative:
     keys: Tensor | None = None  # (R, H, d) met by the content's queries
     queries: Tensor | None = None  # (R, H, d) met by the content's keys
     scores: Tensor | None = None  # (R, H)
-    # What a path found out from the batch and the layers of a pass share; new in each pass.
-    kept: dict[Any, Tensor] = field(default_factory=dict, compare=False)
 
 
 def attend(
@@ -44,21 +42,27 @@ def attend(
     relative: Relative | None = None,
     global_tokens: Tensor | None = None,
     dropout: float = 0.0,
+    kept: dict[Any, Tensor] | None = None,
 ) -> Tensor:
     """(T, H, d), (T, G, d), (T, G, d) -> (T, H, d); G key heads serve H query heads, G divides H.
 
     `global_tokens` (T,) bool are keys that every query of their text sees whatever the pattern. Their own
-    queries are answered elsewhere (nn/attention.py).
+    queries are answered elsewhere (nn/attention.py). `kept` is what a path found out from the batch, for the layers of
+    a pass to share; new in each pass.
     """
-    from bertie.kernels import disentangled, gpu, grouped
+    from bertie.kernels import disentangled, gpu, grouped, ragged
 
+    if relative is None and ragged.can(q, k, v, lengths, pattern, global_tokens, dropout):
+        return ragged.attend(q, k, v, lengths, scale=scale, pattern=pattern)
+    if disentangled.can(q, k, pattern, global_tokens) and (
+        relative is not None or max(lengths) <= disentangled.LONGEST
+    ):
+        return disentangled.attend(
+            q, k, v, lengths, cu_seqlens, scale=scale, relative=relative, dropout=dropout, kept=kept
+        )
     if q.is_cuda and gpu.can(q, lengths, pattern, relative, global_tokens, dropout):
         return gpu.attend(q, k, v, lengths, cu_seqlens, scale=scale, pattern=pattern, dropout=dropout)
-    biased = q.is_cuda and gpu.can_biased(q, lengths, pattern, relative, global_tokens, dropout)
-    ours = disentangled.can(q, k, pattern, global_tokens) and (disentangled.scores_alone or not biased)
-    if relative is not None and ours:
-        return disentangled.attend(q, k, v, lengths, cu_seqlens, scale=scale, relative=relative, dropout=dropout)
-    if relative is not None and biased:
+    if relative is not None and q.is_cuda and gpu.can_biased(q, lengths, pattern, relative, global_tokens, dropout):
         return gpu.attend_biased(q, k, v, lengths, scale=scale, relative=relative)
     return grouped.attend(
         q, k, v, lengths, scale=scale, pattern=pattern, relative=relative, global_tokens=global_tokens, dropout=dropout

@@ -21,9 +21,9 @@ from bertie.kernels.fused import HALF, _dropped, _has_triton, _launching, _power
 from bertie.text.batch import send
 
 enabled = True  # whether our own programs are used where they can be
-scores_alone = False  # whether before `gpu.attend_biased`, too, where nothing is learnt; that has not run on a GPU yet
 
 NARROWEST, WIDEST = 16, 128  # of a head
+LONGEST = 512  # tokens of a text, where there are no such terms; of longer ones the framework's kernel is as fast
 # Tuned on an H200 (python -m benchmarks.disentangled --tune). Rows of a program where texts have as many, there and
 # back; and for each number of rows the warps, the turns of a loop in flight and the registers of a thread (None: as
 # many as it likes) of the three programs: there, back by queries, back by keys.
@@ -33,6 +33,9 @@ SIZES: dict[int, tuple[tuple[int, int, int | None], ...]] = {
     32: ((2, 2, None), (2, 2, None), (2, 2, None)),
     64: ((4, 2, None), (4, 1, None), (4, 1, None)),
 }
+# The same where there are no such terms (python -m benchmarks.disentangled --tune --plain).
+PLAIN_ROWS = (64, 64)
+PLAIN_SIZES = SIZES | {64: ((4, 3, None), (4, 3, None), (4, 2, None))}
 
 
 def can(q: Tensor, k: Tensor, pattern: Pattern, global_tokens: Tensor | None) -> bool:
@@ -60,21 +63,25 @@ def attend(
     cu_seqlens: Tensor,
     *,
     scale: float,
-    relative: Relative,
+    relative: Relative | None,
     dropout: float = 0.0,
+    kept: dict[Any, Tensor] | None = None,
 ) -> Tensor:
     """As `attend.attend`, for what `can` allows.
 
     Of lengths that are no more than bounds (a batch with spare room), `cu_seqlens` has the truth.
     """
-    there, back = (min(most, max(16, _power_of_2(max(lengths)))) for most in ROWS)
+    rows = PLAIN_ROWS if relative is None else ROWS
+    relative = relative or Relative(torch.zeros(1, dtype=torch.long, device=q.device))
+    there, back = (min(most, max(16, _power_of_2(max(lengths)))) for most in rows)
 
     def cut(rows: int) -> Tensor:
         if sum(lengths) == len(q):
             return _tiles(lengths, rows, q.device)
-        if ("tiles", rows) not in relative.kept:
-            relative.kept["tiles", rows] = _tiles_of(cu_seqlens, len(q), rows, max(lengths))
-        return relative.kept["tiles", rows]
+        shared = {} if kept is None else kept
+        if ("tiles", rows) not in shared:
+            shared["tiles", rows] = _tiles_of(cu_seqlens, len(q), rows, max(lengths))
+        return shared["tiles", rows]
 
     tiles = [cut(there), cut(back if torch.is_grad_enabled() else there)]
     out: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]
@@ -112,11 +119,13 @@ class _Attend(torch.autograd.Function):
         turned = rows.flip(0)
         keys_ = None if keys is None else keys.to(q.dtype).transpose(0, 1).index_select(1, turned)  # (H, 2n − 1, d)
         queries_ = None if queries is None else queries.to(q.dtype).transpose(0, 1).index_select(1, rows)
-        scores_ = None if scores is None else scores.float().T.index_select(1, turned)  # (H, 2n − 1)
+        scores_ = None if scores is None else scores.T.index_select(1, turned)  # (H, 2n − 1)
+        slanted = None if scores_ is None else _slanted(scores_, there)
         # Drawn on the device, so that a recorded graph draws anew each time it is played.
         seed = torch.randint(1 << 62, (1,), device=q.device) if dropout else None
         ctx.dropped, ctx.kept_scale = _dropped(dropout)
         ctx.back, ctx.scale = back, scale
+        plain = keys is None and queries is None and scores is None
         ctx.options = {
             "KEYS": keys is not None,
             "QUERIES": queries is not None,
@@ -129,11 +138,11 @@ class _Attend(torch.autograd.Function):
         }
         with _launching(q):
             programs.forward[(len(tiles) * heads,)](
-                *(q, k, v, out, level, *(q if x is None else x for x in (keys_, queries_, scores_)), tiles, seed),
+                *(q, k, v, out, level, *(q if x is None else x for x in (keys_, queries_, slanted)), tiles, seed),
                 *(q.stride(0), k.stride(0), v.stride(0), tokens, len(rows), scale * math.log2(math.e)),
                 *(ctx.dropped, ctx.kept_scale),
                 **ctx.options,
-                **_sizes(there, 0, q),
+                **_sizes(there, 0, q, plain),
             )
         ctx.save_for_backward(q, k, v, out, level, keys_, queries_, scores_, rows, tiles_back, seed)
         ctx.given = [None if x is None else (len(x), x.dtype) for x in (keys, queries, scores)]
@@ -150,22 +159,38 @@ class _Attend(torch.autograd.Function):
         dq, dk, dv = (torch.empty_like(out) for _ in range(3))
         delta = torch.empty_like(level)
         sums = [None if x is None else torch.zeros_like(x, dtype=torch.float32) for x in (keys, queries, scores)]
-        tables = [q if x is None else x for x in (keys, queries, scores)]
+        slanted, mirrored = (
+            (None, None) if scores is None else (_slanted(x, ctx.back) for x in (scores, scores.flip(1)))
+        )
+        tables = [q if x is None else x for x in (keys, queries, slanted)]
         dkeys, dqueries, dscores = (level if x is None else x for x in sums)
         sizes = (q.stride(0), k.stride(0), v.stride(0), tokens, len(rows))
         common = (tiles, seed, *sizes, ctx.scale, ctx.scale * math.log2(math.e), ctx.dropped, ctx.kept_scale)
         grid = (len(tiles) * heads,)
+        plain = keys is None and queries is None and scores is None
         with _launching(q):
             programs.backward_queries[grid](
                 *(q, k, v, out, up, level, delta, dq, *tables, dkeys, dscores, *common),
                 **ctx.options,
-                **_sizes(ctx.back, 1, q),
+                **_sizes(ctx.back, 1, q, plain),
             )
-            mirrored = tables[2] if scores is None else scores.flip(1)
             programs.backward_keys[grid](
-                *(q, k, v, up, level, delta, dk, dv, *tables[:2], mirrored, dqueries, *common),
+                *(
+                    q,
+                    k,
+                    v,
+                    up,
+                    level,
+                    delta,
+                    dk,
+                    dv,
+                    *tables[:2],
+                    q if mirrored is None else mirrored,
+                    dqueries,
+                    *common,
+                ),
                 **ctx.options,
-                **_sizes(ctx.back, 2, q),
+                **_sizes(ctx.back, 2, q, plain),
             )
         turned = rows.flip(0)
         down = [
@@ -175,8 +200,8 @@ class _Attend(torch.autograd.Function):
         return dq, dk, dv, *down, *[None] * 7
 
 
-def _sizes(rows: int, program: int, q: Tensor) -> dict[str, Any]:
-    warps, stages, registers = SIZES[rows][program]
+def _sizes(rows: int, program: int, q: Tensor, plain: bool) -> dict[str, Any]:
+    warps, stages, registers = (PLAIN_SIZES if plain else SIZES)[rows][program]
     if q.shape[2] > 64 or not _roomy(q.device):
         stages = 1
     return {"B": rows, "num_warps": warps, "num_stages": stages, "maxnreg": registers}
@@ -192,6 +217,18 @@ def _by_row(by_distance: Tensor, rows: Tensor, count: int, dtype: torch.dtype) -
     """(H, 2n − 1, …) -> (R, H, …): distances that share a row add up."""
     out = by_distance.new_zeros(len(by_distance), count, *by_distance.shape[2:])
     return out.index_add_(1, rows, by_distance).transpose(0, 1).to(dtype)
+
+
+def _slanted(scores: Tensor, rows: int) -> Tensor:
+    """(H, 2n − 1) by distance -> (H, rows, columns) each row one further to the right than the one above it.
+
+    So the scores of a tile of `rows` × `rows`, whose distances are alike along its slants, are a rectangle of it.
+    """
+    reach = scores.shape[1] // 2
+    room = reach // rows * rows
+    column, row = (torch.arange(n, device=scores.device) for n in (2 * room + rows, rows))
+    at = (column - room - row[:, None] + reach).clamp(0, 2 * reach)  # what lies beyond, no text asks for
+    return scores[:, at]
 
 
 def _rows_apart(x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def forward(
     q = _load(q_at, start + own, q_stride, head, there, WIDTH, D)
     keys_at += head * distances * WIDTH
     queries_at += head * distances * WIDTH
-    scores_at += head * distances
+    scores_at += head * B * _span(distances, B)
     if DROP:
         own_bits, _ = _bits(seed_at, start + own, head, HEADS)
     top = tl.full((B,), -1e30, tl.float32)
@@ -87,7 +87,7 @@ def backward_queries(
     level = tl.load(level_at + head * total + start + own, mask=there, other=0.0)
     keys_at += head * distances * WIDTH
     queries_at += head * distances * WIDTH
-    scores_at += head * distances
+    scores_at += head * B * _span(distances, B)
     dkeys_at += head * distances * WIDTH
     dscores_at += head * distances
     if DROP:
@@ -138,7 +138,7 @@ def backward_keys(
     v = _load(v_at, start + own, v_stride, head, there, WIDTH, D)
     keys_at += head * distances * WIDTH
     queries_at += head * distances * WIDTH
-    scores_at += head * distances
+    scores_at += head * B * _span(distances, B)
     dqueries_at += head * distances * WIDTH
     if DROP:
         _, own_bits = _bits(seed_at, start + own, head, HEADS)
@@ -215,9 +215,9 @@ def _score(
     # Not added afterwards: the compiler would take on their layout for all that follows.
     score = tl.dot(own, tl.trans(other), terms) * factor
     if SCORES:
-        at = gap + column - row + distances // 2
-        more = tl.load(scores_at + at, mask=(at >= 0) & (at < distances), other=0.0)
-        score += more * 1.4426950408889634
+        span = _span(distances, B)
+        more = tl.load(scores_at + row * span + (span - B) // 2 + gap + column)
+        score += more.to(tl.float32) * 1.4426950408889634
     return score, after
 
 
@@ -300,8 +300,15 @@ def _place(tiles_at, HEADS: tl.constexpr, B: tl.constexpr):
     number = tl.program_id(0)
     tile = number // HEADS * 3
     start, length, first = tl.load(tiles_at + tile), tl.load(tiles_at + tile + 1), tl.load(tiles_at + tile + 2)
+    first = tl.multiple_of(first, B)
     own = first + tl.arange(0, B)
     return number % HEADS, start, length, first, own, own < length
+
+
+@jit
+def _span(distances, B: tl.constexpr):
+    """Columns of a table of scores, see `disentangled._slanted`."""
+    return distances // 2 // B * B * 2 + B
 
 
 @jit
@@ -340,8 +347,9 @@ def _bits(seed_at, tokens, head, HEADS: tl.constexpr):
 
 @jit
 def _kept(own, other, dropped):
-    """(B, B) by sixteen bits mixed from both words: a proper draw for each weight would outlast all else."""
-    return (_mixed(own[:, None] ^ other[None, :]) >> 16).to(tl.int32) >= dropped
+    """(B, B) by the upper bits of a product: both words are mixed already, and a proper draw for each weight would
+    outlast all else."""
+    return (own[:, None] ^ other[None, :]) * 0x9E3779B1 >= dropped.to(tl.uint32) << 16
 
 
 @jit

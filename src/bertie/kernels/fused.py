@@ -2,6 +2,8 @@
 
     add_norm    norm(residual + dropout(x)), there and back
     add_norms   the same, and the norm that the next part of a block begins with
+    norm        a norm alone
+    embed_norm  the norm of a sum of rows of tables
     expand      activation(linear(x)), gated or not; the bias and its gradient on the way
     surprise    the cross-entropy over a vocabulary: logits stay in half precision, and give way to their gradient
 
@@ -11,10 +13,11 @@ expressions that stand beside them here. Random numbers follow from `torch.cuda.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +27,16 @@ from torch.nn import functional as F
 from bertie.config import Activation
 
 enabled = True  # whether our own programs are used where they can be
-sums = False  # whether they are for a residual sum and the norm after it, too; that has not run on a GPU yet
 
 WIDEST = 8192  # of a row that a program holds as a whole
 ALIGNED = 64  # logits of a row, rounded up: products of other sizes take up to twice as long
 HALF = (torch.bfloat16, torch.float16)
 KINDS = ("gelu", "gelu_tanh", "relu", "silu")  # activations that the programs know
-# What was fastest on an H200 (python -m benchmarks.fused): warps of a norm's program for rows of up to 1,024, there and
-# back; warps and rows of an activation's tile, there and back; programs a processor that share the rows on a way back.
-NORM_WARPS, NORM_SHARE = (8, 4), 32
-TILE_WARPS, TILE_ROWS, TILE_SHARE = (2, 4), (2, 1), 16
+# What was fastest on an H200 (python -m benchmarks.fused), there and back: values of a norm's tile of whole rows, and
+# warps for rows of 1,024; values and warps of an activation's tile; and programs a processor that share the rows on a
+# way back.
+NORM_TILE, NORM_WARPS, NORM_SHARE = (8192, 8192), (4, 4), 16
+TILE, TILE_WARPS, TILE_SHARE = (2048, 1024), (2, 4), 16
 
 
 def takes(x: Tensor) -> bool:
@@ -61,10 +64,8 @@ def add_norm(x: Tensor, residual: Tensor, norm: nn.Module, dropout: float) -> Te
     >>> add_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0]]), nn.LayerNorm(2), 0.0).round().tolist()
     [[1.0, -1.0]]
     """
-    if takes(x) and isinstance(norm, nn.LayerNorm) and x.shape[-1] <= WIDEST:
-        out: Tensor
-        out, _ = _AddNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, dropout, False)  # type: ignore[no-untyped-call]
-        return out
+    if _normalizes(norm, x):
+        return _normed(x, residual, norm, dropout, False)[0]
     plain: Tensor = norm(residual + F.dropout(x, dropout))
     return plain
 
@@ -79,51 +80,142 @@ def add_norms(x: Tensor, residual: Tensor, post: nn.Module, pre: nn.Module, drop
     >>> total.tolist(), normed.round().tolist()
     ([[4.0, 2.0]], [[1.0, -1.0]])
     """
-    alone = isinstance(post, nn.Identity) and isinstance(pre, nn.LayerNorm)
-    if sums and alone and takes(x) and x.shape[-1] <= WIDEST:
-        normed, total = _AddNorm.apply(x, residual, pre.weight, pre.bias, pre.eps, dropout, True)  # type: ignore[no-untyped-call]
+    if isinstance(post, nn.Identity) and _normalizes(pre, x):
+        normed, total = _normed(x, residual, pre, dropout, True)
+        assert total is not None
         return total, normed
     total = add_norm(x, residual, post, dropout)
     return total, pre(total)
+
+
+def norm(x: Tensor, module: nn.Module) -> Tensor:
+    """module(x), which is a norm or nothing: (T, D) -> (T, D).
+
+    >>> norm(torch.tensor([[1.0, 3.0]]), nn.LayerNorm(2)).round().tolist()
+    [[-1.0, 1.0]]
+    """
+    if _normalizes(module, x) and not torch.is_autocast_enabled(x.device.type):
+        return _normed(x, None, module, 0.0, False)[0]
+    plain: Tensor = module(x)
+    return plain
+
+
+def _normalizes(module: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm]:
+    """Whether our own program does what this module does."""
+    return isinstance(module, nn.LayerNorm) and x.shape[-1] <= WIDEST and takes(x)
+
+
+def _normed(
+    x: Tensor, residual: Tensor | None, module: nn.LayerNorm, dropout: float, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The norm of the sum, and with `keep` the sum."""
+    given = (x, residual, module.weight, module.bias, module.eps, dropout, keep)
+    if learns(x, residual, module.weight, module.bias):
+        both: tuple[Tensor, Tensor | None] = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
+        return both
+    out, total, *_ = _AddNorm.run(*given, learn=False)
+    return out, total
+
+
+def learns(*tensors: Tensor | None) -> bool:
+    """Whether gradients are to be found for any of these."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+
+
+def embed_norm(tables: Sequence[tuple[nn.Embedding, Tensor]], module: nn.Module) -> Tensor:
+    """module of the sum of what the tables, up to three, have in the rows (T,) beside them: (T, D).
+
+    >>> table = nn.Embedding.from_pretrained(torch.tensor([[1.0, 3.0]]))
+    >>> embed_norm([(table, torch.tensor([0, 0]))], nn.LayerNorm(2)).round().tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    """
+    weights = [table.weight for table, _ in tables]
+    free = not learns(*weights, *module.parameters()) and not torch.is_autocast_enabled(weights[0].device.type)
+    if free and _normalizes(module, weights[0]):
+        return _embedded(weights, [rows for _, rows in tables], module)
+    (first, rows), *others = tables
+    x: Tensor = first(rows)
+    for table, rows in others:
+        x = x + table(rows)
+    plain: Tensor = module(x)
+    return plain
+
+
+def _embedded(weights: list[Tensor], rows: list[Tensor], module: nn.LayerNorm) -> Tensor:
+    from bertie.kernels import fused_kernels as programs
+
+    count, width = len(rows[0]), weights[0].shape[1]
+    out = weights[0].new_empty(count, width)
+    absent = [None] * (3 - len(weights))
+    sizes = _norm_sizes(width, 0)
+    with _launching(out):
+        programs.embed_norm[(-(-count // sizes["TALL"]),)](
+            *(*weights, *absent, *(one.contiguous() for one in rows), *absent, module.weight, module.bias, out),
+            *(count, width, module.eps),
+            SECOND=len(weights) > 1,
+            THIRD=len(weights) > 2,
+            BIAS=module.bias is not None,
+            **sizes,
+        )
+    return out
 
 
 class _AddNorm(torch.autograd.Function):
     """The norm, and with `keep` the sum that it is of."""
 
     @staticmethod
+    def run(
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        dropout: float,
+        keep: bool,
+        *,
+        learn: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """The two; and if its way back is to be gone: means, their counterparts, and what was drawn from."""
+        from bertie.kernels import fused_kernels as programs
+
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        rows, width = x.shape
+        out = torch.empty_like(x)
+        total = None
+        if keep and residual is not None:  # in the wider of the two precisions, as torch adds
+            total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
+        mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) if learn else None for _ in range(2))
+        # Drawn on the device, so that a recorded graph draws anew each time it is played.
+        seed = torch.randint(1 << 62, (1,), device=x.device) if dropout else None
+        with _launching(x):
+            programs.add_norm_forward[(-(-rows // programs.ROWS),)](
+                *(x, residual, weight, bias, out, total, mean, rstd, seed, rows, width, eps, *_dropped(dropout)),
+                RESIDUAL=residual is not None,
+                BIAS=bias is not None,
+                DROP=seed is not None,
+                SUM=total is not None,
+                KEEP=learn,
+                **_norm_sizes(width, 0),
+            )
+        return out, total, mean, rstd, seed
+
+    @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        residual: Tensor,
+        residual: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
         eps: float,
         dropout: float,
         keep: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        from bertie.kernels import fused_kernels as programs
-
-        x, residual = x.contiguous(), residual.contiguous()
-        rows, width = x.shape
-        out = torch.empty_like(x)
-        # In the wider of the two precisions, as torch adds.
-        total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype)) if keep else None
-        mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-        # Drawn on the device, so that a recorded graph draws anew each time it is played.
-        seed = torch.randint(1 << 62, (1,), device=x.device) if dropout else None
-        block = _power_of_2(width)
+        out, total, mean, rstd, seed = _AddNorm.run(x, residual, weight, bias, eps, dropout, keep, learn=True)
         ctx.dropped, ctx.scale = _dropped(dropout)
-        with _launching(x):
-            programs.add_norm_forward[(-(-rows // programs.ROWS),)](
-                *(x, residual, weight, bias, out, total, mean, rstd, seed, rows, width, eps, ctx.dropped, ctx.scale),
-                BIAS=bias is not None,
-                DROP=seed is not None,
-                SUM=keep,
-                BLOCK=block,
-                num_warps=_warps(block, NORM_WARPS[0]),
-            )
-        ctx.dtypes = x.dtype, residual.dtype
-        parts = (None, None, total) if keep else (x, residual, None)
+        ctx.dtypes = x.dtype, x.dtype if residual is None else residual.dtype
+        ctx.alone = residual is None
+        known = x if residual is None else total
+        parts = (x, residual, None) if known is None else (None, None, known)
         ctx.save_for_backward(*parts, weight, bias, mean, rstd, seed)
         return out, total
 
@@ -134,31 +226,42 @@ class _AddNorm(torch.autograd.Function):
 
         x, residual, total, weight, bias, mean, rstd, seed = ctx.saved_tensors
         up = up.contiguous()
-        sum_up = None if sum_up is None else sum_up.contiguous()
+        x, residual, total = (None if one is None else one.contiguous() for one in (x, residual, total))
+        sum_up = None if sum_up is None or ctx.alone else sum_up.contiguous()
         rows, width = up.shape
         dtype, residual_dtype = ctx.dtypes
         down = torch.empty_like(up, dtype=residual_dtype)
         dx = torch.empty_like(up, dtype=dtype) if seed is not None else None
         count = min(-(-rows // programs.ROWS), _programs(up.device, NORM_SHARE))
         parts = torch.empty(2, count, width, dtype=torch.float32, device=up.device)
-        block = _power_of_2(width)
         with _launching(up):
             programs.add_norm_backward[(count,)](
                 *(up, x, residual, total, sum_up, weight, mean, rstd, seed, dx, down, parts[0], parts[1]),
                 *(rows, width, ctx.dropped, ctx.scale),
                 DROP=seed is not None,
                 SUM=total is not None,
-                BLOCK=block,
-                num_warps=_warps(block, NORM_WARPS[1]),
+                SUM_UP=sum_up is not None,
+                **_norm_sizes(width, 1),
             )
         dweight, dbias = parts.sum(1)
         return (
             down.to(dtype) if dx is None else dx,
-            down,
+            None if ctx.alone else down,
             dweight.to(weight.dtype),
             None if bias is None else dbias.to(bias.dtype),
             *(None, None, None),
         )
+
+
+def _norm_sizes(width: int, back: int) -> dict[str, int]:
+    block = _power_of_2(width)
+    tall = min(8, max(1, NORM_TILE[back] // block))
+    warps = NORM_WARPS[back] * block // 1024
+    if back and block < 1024:  # so that a column's sum over the rows of a tile is one thread's
+        tall = max(1, min(tall, block // 128))
+    elif block < 1024:
+        warps = NORM_WARPS[back]
+    return {"TALL": tall, "BLOCK": block, "num_warps": min(16, max(1, warps))}
 
 
 def _dropped(dropout: float) -> tuple[int, float]:
@@ -179,41 +282,56 @@ def expand(x: Tensor, linear: nn.Module, activation: Activation, gated: bool) ->
     [[9.0]]
     """
     if takes(x) and isinstance(linear, nn.Linear) and activation in KINDS:
-        out: Tensor = _Activate.apply(F.linear(x, linear.weight), linear.bias, activation, gated)  # type: ignore[no-untyped-call]
-        return out
+        learn = learns(x, linear.weight, linear.bias)
+        if not learn and not gated and linear.bias is not None and _in_the_product(x, linear, activation):
+            return torch._addmm_activation(linear.bias, x, linear.weight.T, use_gelu=activation != "relu")
+        y = F.linear(x, linear.weight)
+        if learn:
+            out: Tensor = _Activate.apply(y, linear.bias, activation, gated)  # type: ignore[no-untyped-call]
+            return out
+        return _Activate.run(y, linear.bias, activation, gated)
     from bertie.nn.norm import activation as function
 
-    y: Tensor = linear(x)
+    plain: Tensor = linear(x)
     if gated:
-        act, factor = y.chunk(2, dim=-1)  # (T, 2F) -> (T, F), (T, F)
+        act, factor = plain.chunk(2, dim=-1)  # (T, 2F) -> (T, F), (T, F)
         return function(activation)(act) * factor
-    return function(activation)(y)
+    return function(activation)(plain)
+
+
+def _in_the_product(x: Tensor, linear: nn.Linear, activation: Activation) -> bool:
+    """Whether the framework's product may end with the activation, before anything is rounded.
+
+    Its GELU is the one by tanh, up to 5e-4 from the other: less than what bfloat16 loses where the product is written
+    and read again, so that the result lies nearer to the exact one. In float16 that is not so.
+    """
+    if x.dtype != precision(x) or linear.weight.dtype != x.dtype:
+        return False  # autocast would have to change them
+    return activation in ("gelu_tanh", "relu") or (activation == "gelu" and x.dtype == torch.bfloat16)
 
 
 class _Activate(torch.autograd.Function):
     BLOCK = 1024
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+    def run(x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
         from bertie.kernels import fused_kernels as programs
 
         x = x.contiguous()
         rows, width = len(x), x.shape[1] // (2 if gated else 1)
         out = x.new_empty(rows, width)
-        ctx.kind, ctx.gated = kind, gated
-        ctx.block = min(_Activate.BLOCK, _power_of_2(width))
+        sizes = _tile_sizes(width, 0)
         with _launching(x):
-            programs.activate_forward[(-(-rows // TILE_ROWS[0]), -(-width // ctx.block))](
-                *(x, bias, out, rows, width),
-                KIND=kind,
-                GATED=gated,
-                BIAS=bias is not None,
-                TALL=TILE_ROWS[0],
-                BLOCK=ctx.block,
-                num_warps=TILE_WARPS[0],
+            programs.activate_forward[(-(-rows // sizes["TALL"]), -(-width // sizes["BLOCK"]))](
+                *(x, bias, out, rows, width), KIND=kind, GATED=gated, BIAS=bias is not None, **sizes
             )
-        ctx.save_for_backward(x, bias)
         return out
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+        ctx.kind, ctx.gated = kind, gated
+        ctx.save_for_backward(x, bias)
+        return _Activate.run(x, bias, kind, gated)
 
     @staticmethod
     @once_differentiable
@@ -221,22 +339,27 @@ class _Activate(torch.autograd.Function):
         from bertie.kernels import fused_kernels as programs
 
         x, bias = ctx.saved_tensors
-        up = up.contiguous()
+        x, up = x.contiguous(), up.contiguous()
         rows, width = up.shape
         down = torch.empty_like(x)
-        count = min(-(-rows // TILE_ROWS[1]), _programs(x.device, TILE_SHARE))
+        sizes = _tile_sizes(width, 1)
+        count = min(-(-rows // sizes["TALL"]), _programs(x.device, TILE_SHARE))
         sums = None if bias is None else torch.empty(count, x.shape[1], dtype=torch.float32, device=x.device)
         with _launching(x):
-            programs.activate_backward[(count, -(-width // ctx.block))](
+            programs.activate_backward[(count, -(-width // sizes["BLOCK"]))](
                 *(up, x, bias, down, sums, rows, width),
                 KIND=ctx.kind,
                 GATED=ctx.gated,
                 BIAS=bias is not None,
-                TALL=TILE_ROWS[1],
-                BLOCK=ctx.block,
-                num_warps=TILE_WARPS[1],
+                **sizes,
             )
         return down, None if sums is None else sums.sum(0).to(bias.dtype), None, None
+
+
+def _tile_sizes(width: int, back: int) -> dict[str, int]:
+    """Of blocks that fill the width, as far as powers of two do."""
+    block = min(_Activate.BLOCK, max(64, width & -width), _power_of_2(width))
+    return {"TALL": max(1, TILE[back] // block), "BLOCK": block, "num_warps": TILE_WARPS[back]}
 
 
 # --- cross-entropy over a vocabulary ---
@@ -310,11 +433,6 @@ def _launching(x: Tensor) -> Any:
 def _power_of_2(n: int) -> int:
     """The smallest that is not below n."""
     return 1 << max(0, n - 1).bit_length()
-
-
-def _warps(block: int, narrow: int) -> int:
-    """Of a program that holds a row of `block`, where one of up to 1,024 has `narrow`."""
-    return min(16, narrow * max(1, block // 1024))
 
 
 @cache

@@ -22,7 +22,7 @@ class Places:
     rotations: dict[float, tuple[Tensor, Tensor]]  # by base frequency: cos, sin (T, d)
     rows: Tensor | None = None  # of the relative table, by distance
     table: Tensor | None = None  # the relative table
-    kept: dict[Any, Tensor] = field(default_factory=dict)  # see `Relative`
+    kept: dict[Any, Tensor] = field(default_factory=dict)  # see `attend`
 
 
 class QKV(nn.Module):
@@ -95,6 +95,7 @@ class SelfAttention(nn.Module):
             relative=self._relative(places),
             global_tokens=batch.global_tokens,
             dropout=dropout,
+            kept=places.kept,
         )
         if self.global_qkv is not None and batch.global_tokens is not None:
             y = self._answer_globals(x, y, batch, dropout)
@@ -106,7 +107,7 @@ class SelfAttention(nn.Module):
             return None
         scheme = self.disentangled
         if scheme is None:
-            return Relative(places.rows, scores=places.table, kept=places.kept)
+            return Relative(places.rows, scores=places.table)
         table = F.dropout(places.table, self.cfg.dropout, self.training)
         if scheme.shared:
             queries, keys, _ = self.qkv(table)  # (R, D) -> (R, H, d)
@@ -119,7 +120,6 @@ class SelfAttention(nn.Module):
             places.rows,
             keys=keys if "c2p" in scheme.terms else None,
             queries=queries if "p2c" in scheme.terms else None,
-            kept=places.kept,
         )
 
     def _answer_globals(self, x: Tensor, y: Tensor, batch: Batch, dropout: float) -> Tensor:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from bertie.config import EncoderConfig, Learned
 from bertie.errors import InputError
+from bertie.kernels.fused import embed_norm
 from bertie.nn.norm import build_norm
 from bertie.text.batch import Batch
 
@@ -34,19 +35,23 @@ class TokenEmbeddings(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """-> (T, D)."""
         e = self.cfg.embeddings
-        x: Tensor = self.words(batch.ids)
-        if e.scale != 1.0:
-            x = x * e.scale
+        tables = [(self.words, batch.ids)]
         if self.segments is not None:
-            x = x + self.segments(batch.segments)
+            tables.append((self.segments, batch.segments))
         if self.positions is not None:
-            x = x + self.positions(self.rows(batch))
-        if self.tasks is not None:
-            x = x + self.tasks.weight[0]
-        if self.project is not None and e.project == "before_norm":
-            x = self.project(x)
-        if self.norm is not None:
-            x = self.norm(x)
+            tables.append((self.positions, self.rows(batch)))
+        if self.norm is not None and e.scale == 1.0 and self.tasks is None and e.project != "before_norm":
+            x = embed_norm(tables, self.norm)
+        else:
+            x = self.words(batch.ids) * e.scale
+            for table, rows in tables[1:]:
+                x = x + table(rows)
+            if self.tasks is not None:
+                x = x + self.tasks.weight[0]
+            if self.project is not None and e.project == "before_norm":
+                x = self.project(x)
+            if self.norm is not None:
+                x = self.norm(x)
         x = F.dropout(x, self.cfg.dropout, self.training)
         if self.project is not None and e.project == "after_norm":
             x = self.project(x)
