@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sized
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -161,8 +162,19 @@ class _Packed:
         parts = [*encoder.blocks.modules(), *encoder.embeddings.modules()]
         parts += [] if encoder.norm is None else [encoder.norm]
         self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        self._children, self._weights = [part._modules for part in parts], [part._parameters for part in parts]
-        self._state = self._now()
+        held, children = [part._parameters for part in parts], [part._modules for part in parts]
+        every: list[Sized] = [*held, *children]
+        self._sizes = [(one, len(one)) for one in every]
+        self._children = [(one, name, child) for one in children for name, child in one.items()]
+        # Whatever replaces a parameter changes where it lies, and whatever writes to it counts its version up: all but
+        # torch's fused optimizers, for which the library looks at a few numbers.
+        self._weights = [
+            (one, name, weight, weight.data_ptr(), None if weight.is_inference() else weight._version)
+            for one in held
+            for name, weight in one.items()
+            if weight is not None
+        ]
+        self._absent = [(one, name) for one in held for name, weight in one.items() if weight is None]
         self._free, self._same = lib.bertie_free, lib.bertie_same
         shape = (
             *(cfg.width, cfg.heads, cfg.kv_heads, cfg.head_width, cfg.ff_width, ACTIVATIONS.index(cfg.activation)),
@@ -192,20 +204,27 @@ class _Packed:
         tables = (embeddings.words, embeddings.segments, embeddings.positions, embeddings.tasks)
         at = (None if one is None else one.weight.data_ptr() for one in tables)
         lib.bertie_embeddings(self.handle, *at, cfg.embeddings.scale)
-        for weight in (one for held in self._weights for one in held.values()):
-            if weight is not None and weight.dtype == torch.float32 and weight.is_contiguous() and weight.numel():
-                lib.bertie_watch(self.handle, weight.data_ptr(), weight.numel())
+        for _, _, weight, place, _ in self._weights:
+            if weight.dtype == torch.float32 and weight.is_contiguous() and weight.numel():
+                lib.bertie_watch(self.handle, place, weight.numel())
 
     def current(self) -> bool:
         """Whether nothing has changed, and nobody listens."""
-        return not any(self._hooks) and self._now() == self._state and bool(self._same(self.handle))
-
-    def _now(self) -> tuple[list[int], list[int], list[int]]:
-        # Whatever replaces a parameter changes where it lies, and whatever writes to it counts its version up: all but
-        # torch's fused optimizers, for which the library looks at a few numbers.
-        weights = [one for held in self._weights for one in held.values() if one is not None]
-        versions = [0 if one.is_inference() else one._version for one in weights]
-        return [id(one) for held in self._children for one in held.values()], [w.data_ptr() for w in weights], versions
+        for size in self._sizes:
+            if len(size[0]) != size[1]:
+                return False
+        for children, name, child in self._children:
+            if children.get(name) is not child:
+                return False
+        for held, name in self._absent:
+            if held[name] is not None:
+                return False
+        for held, name, weight, at, version in self._weights:
+            if held.get(name) is not weight or weight.data_ptr() != at:
+                return False
+            if version is not None and weight._version != version:
+                return False
+        return not any(self._hooks) and bool(self._same(self.handle))
 
     def _matrix(self, lib: ctypes.CDLL, block: int, which: int, layer: nn.Module, rows: slice) -> None:
         bias = layer.full_bias() if isinstance(layer, QKV) else layer.bias

@@ -27,6 +27,7 @@ from bertie.hub import Checkpoint
 from bertie.model import Model
 from bertie.nn.heads import Head
 from bertie.sentence import CrossEncoderConfig, SentenceModules
+from bertie.sentence.modules import Normalize
 from bertie.tasks import base
 from bertie.tasks.base import (
     Ask,
@@ -320,7 +321,9 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         if any(one.device != rows.device for one in self.modules.parameters()):
             self.modules.to(rows.device)
         rows = self.modules.project(rows)[:, : self.dimensions]
-        return self.by_text(F.normalize(rows, dim=-1) if self.normalize else rows)
+        whole = self.dimensions is None and self.modules.truncate_dim is None
+        done = whole and len(self.modules.layers) > 0 and isinstance(self.modules.layers[-1], Normalize)
+        return self.by_text(F.normalize(rows, dim=-1) if self.normalize and not done else rows)
 
     # --- training ---
 
