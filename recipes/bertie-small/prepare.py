@@ -46,14 +46,16 @@ MEASURING = (
 ).split()
 
 EXCLUDE = Path(__file__).with_name("exclude.tsv")  # articles of WikiText-103's held-out splits, and their like
-SQUAD_QUESTIONS, DEV_QUESTIONS = 12_000, 1_500  # of the reranker's
+SQUAD_QUESTIONS, DEV_QUESTIONS = 12_000, 1_500  # of the reranker's, with paragraphs
+SENTENCE_QUESTIONS = 24_000  # and with sentences
+BARE = 0.5  # the share of these without a question mark, as people type them
 WIKI_SENTENCES, WIKI_PARAGRAPHS = 400_000, 100_000  # of the embedder's
 SENTENCES = 850_437  # of all texts for the embedder: as many as there were for the shipped model
 EVERY = 5  # one in so many documents is for the tokenizer
 
-# As many rows as the shipped model was trained and judged with, drawn in this order; of other files all are kept.
+# As many rows as the last step reads and is judged with, drawn in this order; of other files all are kept.
 CUT = {
-    "rerank.train": 20_000,
+    "rerank.train": 24_000,
     "ner.dev": 1_200,
     "sentiment.dev": 1_200,
     "nli.dev": 1_200,
@@ -73,7 +75,7 @@ def main() -> None:
             *sentiment(data, seen),
             *entities(data),
             *answers(data),
-            *ranking(data),
+            *ranking(data, seen),
             *inference(data),
         )
     }
@@ -212,31 +214,92 @@ def _questions(file: Path) -> Iterator[Row]:
         yield {name: row[name] for name in ("id", "title", "context", "question", "answers")}
 
 
-def ranking(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
-    """Questions with their own paragraph, three of the same article and one of another, without the answer."""
+def ranking(data: Path, seen: set[str]) -> Iterator[tuple[str, Iterable[Row]]]:
+    """Questions with paragraphs, and with sentences: one that answers, and some that do not."""
     squad, tydi, dev = _question_sets(data)
-    yield "rerank.train", [*_ranked(squad, SQUAD_QUESTIONS), *_ranked(tydi, len(tydi), same=0, other=3)]
+    yield (
+        "rerank.train",
+        [
+            *_ranked(squad, SQUAD_QUESTIONS),
+            *_ranked(tydi, len(tydi), same=0, other=3),
+            *_ranked_sentences(squad, SENTENCE_QUESTIONS, seen),
+            *_ranked_sentences(tydi, len(tydi), seen, same=0),
+        ],
+    )
     yield "rerank.dev", list(_ranked(dev, DEV_QUESTIONS))
 
 
 def _ranked(rows: list[Row], count: int, same: int = 3, other: int = 1) -> Iterator[Row]:
+    """Questions with their own paragraph, so many of the same article and so many of any, without the answer."""
     draw = random.Random(SEED)
-    articles: dict[str, list[str]] = {}
-    for row in rows:
-        articles.setdefault(row["title"], []).append(row["context"])
-    articles = {title: list(dict.fromkeys(contexts)) for title, contexts in articles.items()}
+    articles = _articles(rows)
     everything = [context for contexts in articles.values() for context in contexts]
-    by_question = {key(row["question"]): row for row in rows}  # of a question asked twice, the last
-    for row in draw.sample(list(by_question.values()), min(count, len(by_question))):
-        texts = [answer["text"].casefold() for answer in row["answers"]]
+    for row in _some(rows, count, draw):
         yield {"query": row["question"], "passage": row["context"], "label": 1}
-        wrong: list[str] = []
-        for pool, wanted in ((articles[row["title"]], same), (everything, other)):
-            # Where the answer stands once more, the passage may be right as well: it is no example of a wrong one.
-            tried = draw.sample(pool, min(len(pool), 4 * wanted))
-            fit = [one for one in tried if one not in wrong and not any(text in one.casefold() for text in texts)]
-            wrong += fit[:wanted]
+        wrong = _wrong(row, ((articles[row["title"]], same), (everything, other)), draw)
         yield from ({"query": row["question"], "passage": passage, "label": 0} for passage in wrong)
+
+
+def _ranked_sentences(
+    rows: list[Row], count: int, seen: set[str], beside: int = 3, same: int = 1, other: int = 1
+) -> Iterator[Row]:
+    """Questions with the sentence that has the answer; so many beside it, of the article's other paragraphs and of any.
+
+    Sentences that something is measured with are left out, and so are those of under 4 or over 80 words.
+    """
+    draw = random.Random(SEED)
+    parts = {
+        context: [one for one in split(context) if 4 <= len(one.split()) <= 80 and key(one) not in seen]
+        for contexts in _articles(rows).values()
+        for context in contexts
+    }
+    articles = {title: [one for c in contexts for one in parts[c]] for title, contexts in _articles(rows).items()}
+    everything = [one for sentences in articles.values() for one in sentences]
+    for row in _some(rows, count, draw):
+        right = _around(row["context"], row["answers"][0]["answer_start"])
+        if right not in parts[row["context"]]:
+            continue
+        query = row["question"].rstrip("? ") if draw.random() < BARE else row["question"]
+        yield {"query": query, "passage": right, "label": 1}
+        pools = ((parts[row["context"]], beside), (articles[row["title"]], same), (everything, other))
+        yield from ({"query": query, "passage": passage, "label": 0} for passage in _wrong(row, pools, draw))
+
+
+def _articles(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """The paragraphs of each, none twice."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["title"], []).append(row["context"])
+    return {title: list(dict.fromkeys(contexts)) for title, contexts in found.items()}
+
+
+def _some(rows: Iterable[Row], count: int, draw: random.Random) -> list[Row]:
+    """So many rows, no question twice: of one that is, the last."""
+    by_question = {key(row["question"]): row for row in rows}
+    return draw.sample(list(by_question.values()), min(count, len(by_question)))
+
+
+def _wrong(row: Row, pools: Iterable[tuple[Sequence[str], int]], draw: random.Random) -> list[str]:
+    """So many of each pool that do not answer. Where the answer stands once more, the passage may be right as well: it
+    is no example of a wrong one.
+    """
+    texts = [answer["text"].casefold() for answer in row["answers"]]
+    wrong: list[str] = []
+    for pool, wanted in pools:
+        tried = dict.fromkeys(draw.sample(pool, min(len(pool), 4 * wanted)))
+        fit = [one for one in tried if one not in wrong and not any(text in one.casefold() for text in texts)]
+        wrong += fit[:wanted]
+    return wrong
+
+
+def _around(text: str, place: int) -> str:
+    """The sentence that a place is in."""
+    start = 0
+    for sentence in split(text):
+        start = text.index(sentence, start) + len(sentence)
+        if place < start:
+            return sentence
+    return ""
 
 
 def inference(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:

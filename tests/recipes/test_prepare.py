@@ -141,6 +141,7 @@ def test_everything(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch
 
 
 def test_ranking(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "_ranked_sentences", lambda *_, **__: ())
     made = run(prepare, data, tmp_path / "out", monkeypatch)
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in made["rerank.train"]:
@@ -154,6 +155,36 @@ def test_ranking(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch: p
             assert sum(f"of {article} " in row["passage"] for row in rows) >= 4  # its own and three beside it
             assert not any(f"answer{number}x" in row["passage"] for row in rows[1:])
     assert {row["query"] for row in made["rerank.dev"]} == {f"Bern {number}?" for number in range(5)}
+
+
+def test_ranking_sentences(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence with the answer first, then some without it; none that something is measured with."""
+    measured = "A sentence of the test of another set."
+    context = (
+        f"Lima lies by the sea in Peru. It has answer7x people, all told. {measured} Nobody counts its many dogs. "
+        "It rains there but seldom. Short one. So answer7x is what they say."
+    )
+    train = [question(article, number) for article in ("Rome", "Oslo") for number in range(6)]
+    put(data / "squad_v1/train.jsonl.gz", [*train, question("Lima", 7, context)])
+    put(data / "wikiqa/test.jsonl.gz", [{"qid": "1", "query": "which?", "passage": measured.upper(), "label": 0}])
+    made = run(prepare, data, tmp_path / "out", monkeypatch)["rerank.train"]
+    last = max(place for place, row in enumerate(made) if row["passage"] == context)
+    rows = [row for row in made[last + 1 :] if row["query"] in ("Lima 7?", "Lima 7")]
+    right, *wrong = rows[[row["label"] for row in rows].index(1) :]
+    assert right["passage"] == "It has answer7x people, all told."
+    assert [row["label"] for row in wrong] == [0] * len(wrong)
+    assert {row["query"] for row in wrong} == {right["query"]}
+    texts = [row["passage"] for row in wrong]
+    assert len(texts) == len(set(texts)) == 4  # all of its paragraph, none of its article's others, one of any
+    beside = {"Lima lies by the sea in Peru.", "Nobody counts its many dogs.", "It rains there but seldom."}
+    assert set(texts[:3]) == beside
+    assert texts[3].startswith("Paragraph ")
+    queries = {row["query"] for row in made[last + 1 :]}
+    assert 0 < sum(not query.endswith("?") for query in queries) < len(queries)
+    monkeypatch.setattr(prepare, "BARE", 1.0)
+    (right, *_) = prepare._ranked_sentences([question("Lima", 7, context)], 1, set())
+    assert right["query"] == "Lima 7"
+    assert list(prepare._ranked_sentences([question("Lima", 7, "Not answer7x.")], 1, set())) == []  # too short
 
 
 def test_for_the_tokenizer(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from tests.cli.test_tour import STOPS
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-STEPS = {"1-language": 30, "2-teacher": 12, "3-heads": 48}
+STEPS = {"1-language": 30, "2-teacher": 12, "3-heads": 48, "4-alone": 24}
 
 
 def shrunk(file: Path) -> str:
@@ -122,6 +122,7 @@ def test_from_the_tokenizer_to_the_tour(
     write_heads(tmp_path / "heads", say, draw)
 
     assert [file.stem for file in RECIPES] == list(STEPS)
+    scores: dict[str, Any] = {}
     for file in RECIPES:
         out = re.search(r"--out WORK/(\S+)", file.read_text("utf-8"))
         assert out is not None
@@ -130,7 +131,7 @@ def test_from_the_tokenizer_to_the_tour(
         done = json.loads(Path(out[1], "training", "run.json").read_text())
         assert done["steps"] == STEPS[file.stem]
         assert done["rolled_back"] == []
-    scores = done["evaluation"]
+        scores |= done["evaluation"]
     assert scores.keys() >= {"loss", "accuracy", "sentiment", "nli", "ner"}
 
     made = Checkpoint.load("bertie-small")
@@ -142,6 +143,9 @@ def test_from_the_tokenizer_to_the_tour(
     language = Checkpoint.load("language").model.state_dict()
     moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(language.get(name, tensor))]
     assert any("blocks.0" in name for name in moved)
+    headed = Checkpoint.load("headed").model.state_dict()  # the last step moves two heads, and nothing else
+    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(headed[name])]
+    assert {name.split(".")[1] for name in moved} == {"ner", "rerank"}
 
     run("shrink", "bertie-small", "-o", f"models/{hub.DEFAULT}", "--to", "int8")
     receipt = json.loads(Path("models", hub.DEFAULT, "receipt.json").read_text())
