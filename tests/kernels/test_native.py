@@ -245,6 +245,8 @@ def test_an_encoder_that_is_held_fixed() -> None:
     with torch.enable_grad():
         encoder.requires_grad_(True)
         assert native.run(encoder, batch) is None
+        with torch.no_grad():
+            assert native.run(encoder, batch) is None
         encoder.requires_grad_(False)
         found = native.run(encoder, batch)
         assert found is not None

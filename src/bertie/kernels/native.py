@@ -108,9 +108,12 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
 
 def _learns(encoder: Encoder) -> bool:
     """Whether a gradient is wanted, or chance. Neither is where an encoder is held fixed and a head over it trained."""
+    if not encoder.training and not torch.is_grad_enabled():
+        return False
     if encoder.training and (encoder.cfg.dropout or encoder.cfg.attention_dropout):
         return True
-    return torch.is_grad_enabled() and any(one.requires_grad for one in encoder.parameters())
+    # In training also where no gradient is recorded: such a pass is compared with one that is (cached gradients).
+    return any(one.requires_grad for one in encoder.parameters())
 
 
 # --- weights as the library wants them ---
