@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import transformers
 
 import bertie
 from bertie.config import Calibration
-from bertie.errors import ConfigError, InputError, NotFoundError
+from bertie.errors import ConfigError, InputError, MissingPackageError, NotFoundError
 from bertie.hub import Checkpoint
 from bertie.tasks.tag import _words
 from bertie.train.data import labelled
@@ -203,6 +204,18 @@ def test_tagger(encoder: Path, tmp_path: Path) -> None:
     agree(loaded.checkpoint, tmp_path / "out", "TokenClassification", TEXTS[0])
     with pytest.raises(InputError, match="text 0 must be a list of words"):
         task.predict(["Jane walked"])  # type: ignore[list-item]
+
+
+def test_a_package_that_scores_need_is_missed_before_the_training(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, tags = worded(4)
+    monkeypatch.setitem(sys.modules, "seqeval.metrics.sequence_labeling", None)
+    monkeypatch.setattr("bertie.train.loop.Trainer.run", lambda self: pytest.fail("it was trained"))
+    with pytest.raises(MissingPackageError, match="seqeval"):
+        bertie.Tagger(encoder, **FAST).fit(words, tags, dev=(words, tags), quiet=True)
+    with pytest.raises(MissingPackageError, match="seqeval"):
+        bertie.Heads(encoder, {"names": "tag"}).fit({"names": (words, tags)}, dev={"names": (words, tags)}, quiet=True)
 
 
 def test_a_word_that_the_tokenizer_parts_goes_on_with_itself(encoder: Path) -> None:

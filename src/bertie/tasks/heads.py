@@ -159,6 +159,8 @@ class Heads:
         checkpoint = start(self._given, self._device)
         makers = {name: LEARNERS[kind](checkpoint, head=None) for name, kind in self._kinds.items()}
         for name, maker in makers.items():
+            if name in held:
+                maker.check_scorable(held[name])
             checkpoint.add_head(name, maker.head_for(trained[name]), seed=self.recipe.seed)
         if self.recipe.reach is not None:
             checkpoint = checkpoint.with_reach(self.recipe.reach)

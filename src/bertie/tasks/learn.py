@@ -165,6 +165,9 @@ class Learner(Task[Options, Output, Result]):
     def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
         """Every metric with its interval; `draws=0`: values alone."""
 
+    def check_scorable(self, dev: Labelled) -> None:
+        """Fail before a training, not after it, where the scores of its dev data need a package that is not there."""
+
     def calibrate(self, dev: Labelled) -> None:
         """Fit what is read into the scores, on data that the weights were not fitted to."""
 
@@ -224,6 +227,8 @@ class Learner(Task[Options, Output, Result]):
             )
         for text in self.recipe.warnings():
             warnings.warn(text, stacklevel=3)
+        if dev is not None:
+            self.check_scorable(dev)
         base = self._start()
         if base.tokenizer is None:
             raise InputError(f"{base.source} has no tokenizer, and reading texts needs one")

@@ -198,6 +198,13 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
             )
         )
 
+    def check_scorable(self, dev: Labelled) -> None:
+        """Entities are counted by seqeval."""
+        from bertie.evaluate import scores
+
+        if scores.spans_in([example.target for example in dev.examples]):
+            scores.entities([])
+
     def judge(self, data: Labelled) -> Judged:
         """Predict labelled data."""
         words = [[example.texts[0][a:b] for a, b in example.words] for example in data.examples]

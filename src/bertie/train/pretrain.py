@@ -324,6 +324,8 @@ class _Run:
             self.checkpoint.add_head(name, info, seed=self.recipe.seed)
             self.checkpoint.model.heads[name].to(self.device)
         task = learner(self.checkpoint, head=name, **self.recipe.as_dict())
+        if dev is not None:
+            task.check_scorable(dev)
         self.tasks[name] = (task, dev)
         source = Source(name, task.objective(train), list(task.items(train)))
         size = int(given.get("batch_size", 32))
