@@ -1,12 +1,14 @@
 """Pretraining speed beside transformers, on the same text and the same machine.
 
-    python -m benchmarks.pretrain [--corpus DIR --tokenizer DIR] [--parts kernels,mlm,rtd] [--json FILE]
+    python -m benchmarks.pretrain [--corpus DIR --tokenizer DIR] [--parts kernels,mlm,deberta,rtd] [--json FILE]
 
 `mlm` is BERT-base with random weights, hiding 15% of the tokens. Bertie runs as anyone would run it: `Trainer` over
 `MaskedSteps`, packing, masking and collating as it goes. transformers runs at its best: bf16 autocast, sdpa, fused
 AdamW, its batches masked and on the device before the clock starts; in blocks of 512 across documents, as its own
 run_mlm.py makes them, the same with torch.compile, and a text a row sorted by length. Each is tried at several sizes,
 and the best size of each is measured again in turns.
+
+`deberta` is the same for DeBERTa-v3-base, beside transformers with a text a row.
 
 `rtd` is DeBERTa-v3-base finding replaced tokens, with a generator of half its depth, in plain eager steps on both
 sides. `kernels` times what lies between the products, fused and plain, and how far the two are from each other.
@@ -521,6 +523,33 @@ class Bench:
         quick = torch.compile(peer)
         return stretches(Peer([peer], batches, lambda inputs: quick(**inputs).loss).step, self.options.stretch)
 
+    def deberta(self) -> None:
+        options, shape = self.options, self.shape
+        corpus, tokenizer = self.text(shape.rtd_vocab)
+        model = deberta(shape, shape.depth, "mlm").to(HERE)
+        weights = shape.depth * 12 * shape.width**2
+        needed = flops_per_token(model, lengths_of(corpus, shape.reach, options.rtd_size), RATE)
+        turns: list[tuple[Row, Callable[[], None]]] = []
+        for size in {options.rtd_size, options.sizes[0]}:
+            row = Row("deberta", "bertie", f"{size} tokens, fused", [], needed, weights)
+
+            def ours(row: Row = row, size: int = size) -> None:
+                bertie_mlm(row, model, corpus, tokenizer, size, options.steps, HERE.type == "cuda")
+
+            turns.append((row, ours))
+        peer = peer_deberta(shape, shape.depth)
+        for batch in {options.rtd_batch, options.rtd_batch // 2}:
+            row = Row("deberta", "transformers", f"padded rows, {batch} at a time", [], needed, weights)
+            trained = Peer([peer], in_rows(corpus, tokenizer, shape.reach, batch, 8), lambda x: peer(**x).loss)
+
+            def theirs(row: Row = row, trained: Peer = trained) -> None:
+                row.tokens_per_s += stretches(trained.step, options.stretch)
+
+            turns.append((row, theirs))
+        for _ in range(1 + options.repeats):
+            for row, call in turns:
+                self.attempt(row, call, needs=6)
+
     def rtd(self) -> None:
         options, shape = self.options, self.shape
         corpus, tokenizer = self.text(shape.rtd_vocab)
@@ -550,7 +579,8 @@ class Bench:
         row = Row("rtd", "transformers", f"padded rows, {batch} at a time", [], needed, weights)
 
         def theirs() -> None:
-            generator, discriminator = peer_deberta(shape)
+            generator = peer_deberta(shape, shape.depth // 2)
+            discriminator = peer_deberta(shape, shape.depth, "ForTokenClassification")
             judge = nn.functional.binary_cross_entropy_with_logits
 
             def loss(inputs: Inputs) -> Any:
@@ -609,30 +639,27 @@ def replaced(corpus: Any, tokenizer: Any, reach: int, size: int, number: int) ->
     return (batch, *tensors), len(masked)
 
 
-def peer_deberta(shape: Shape) -> tuple[nn.Module, nn.Module]:
-    from transformers import DebertaV2Config, DebertaV2ForMaskedLM, DebertaV2ForTokenClassification
+def peer_deberta(shape: Shape, depth: int, kind: str = "ForMaskedLM") -> Any:
+    import transformers
 
-    def cfg(depth: int) -> Any:
-        return DebertaV2Config(
-            vocab_size=shape.rtd_vocab,
-            hidden_size=shape.width,
-            num_hidden_layers=depth,
-            num_attention_heads=shape.heads,
-            intermediate_size=4 * shape.width,
-            max_position_embeddings=shape.reach,
-            type_vocab_size=0,
-            relative_attention=True,
-            position_buckets=min(256, shape.reach // 2),
-            norm_rel_ebd="layer_norm",
-            share_att_key=True,
-            pos_att_type=["p2c", "c2p"],
-            position_biased_input=False,
-            layer_norm_eps=1e-7,
-            num_labels=1,
-        )
-
-    generator = DebertaV2ForMaskedLM(cfg(shape.depth // 2)).to(HERE).train()
-    return generator, DebertaV2ForTokenClassification(cfg(shape.depth)).to(HERE).train()
+    cfg = transformers.DebertaV2Config(
+        vocab_size=shape.rtd_vocab,
+        hidden_size=shape.width,
+        num_hidden_layers=depth,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.width,
+        max_position_embeddings=shape.reach,
+        type_vocab_size=0,
+        relative_attention=True,
+        position_buckets=min(256, shape.reach // 2),
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        position_biased_input=False,
+        layer_norm_eps=1e-7,
+        num_labels=1,
+    )
+    return getattr(transformers, f"DebertaV2{kind}")(cfg).to(HERE).train()
 
 
 # --- the table ---
@@ -672,7 +699,7 @@ def main(arguments: list[str] | None = None) -> Bench:
     )
     parser.add_argument("--corpus", type=Path, help="a folder made by `bertie corpus`; else random ids")
     parser.add_argument("--tokenizer", type=Path, help="the checkpoint folder whose tokenizer made the corpus")
-    parser.add_argument("--parts", default="kernels,mlm,rtd", help="which, by commas")
+    parser.add_argument("--parts", default="kernels,mlm,deberta,rtd", help="which, by commas")
     parser.add_argument("--seconds", type=float, default=100.0, help="for everything; what is left then is left out")
     parser.add_argument("--stretch", type=float, default=1.5, help="seconds on the clock in a run of the peer's")
     parser.add_argument("--steps", type=int, default=18, help="of a run of Bertie's; a third do not count")
@@ -699,7 +726,7 @@ def main(arguments: list[str] | None = None) -> Bench:
         now = time.perf_counter()
         bench.until = bench.end if part == parts[-1] else now + 0.75 * (bench.end - now)
         try:
-            {"kernels": bench.kernels, "mlm": bench.mlm, "rtd": bench.rtd}[part]()
+            {"kernels": bench.kernels, "mlm": bench.mlm, "deberta": bench.deberta, "rtd": bench.rtd}[part]()
         except Exception as error:
             traceback.print_exc()
             bench.left_out.append(f"{part}: {type(error).__name__}: {error}")
