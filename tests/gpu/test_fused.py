@@ -1,4 +1,4 @@
-"""Norms, and residual sums with the norm after them, by one program at real sizes; and how exact activations are.
+"""Norms, residual sums with the norm after them, and pooling, by one program at real sizes; how exact activations are.
 
 (Small sizes: tests/kernels/fused_programs.py.)
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from bertie.config import Activation, Embeddings, Full, Rotary, Sliding
 from bertie.kernels import fused
 from bertie.nn.encoder import Encoder
 from bertie.nn.norm import activation as function
+from bertie.nn.pooling import Pooling
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
@@ -170,3 +172,48 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
     slow = step()
     for one, other in zip(fast, slow, strict=True):
         near(one, other, 6e-2)
+
+
+@pytest.mark.parametrize("width", [384, 768, 1000])
+@pytest.mark.parametrize("mode", fused.POOLS)
+@pytest.mark.parametrize("dtype", [*fused.HALF, torch.float32], ids=str)
+def test_pooling(dtype: torch.dtype, mode: str, width: int) -> None:
+    """Against the plain expressions in double precision; each text alone gives the same bits."""
+    lengths = [1, 2, 17, 129, 300, 8192, *[117] * 300]
+    batch = Batch.from_ids([[1] * n for n in lengths]).to("cuda")
+    hidden = torch.randn(sum(lengths), width, device="cuda").to(dtype)
+    assert fused.pools(hidden)
+    fast = Pooling(mode)(hidden, batch)
+    assert fast.dtype == dtype
+    wanted = Pooling(mode)(hidden.double(), batch)
+    share = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
+    near(fast.double(), wanted, share)
+    for one, n, found in zip(hidden.split(lengths)[:8], lengths, fast, strict=False):
+        alone = Pooling(mode)(one.clone(), Batch.from_ids([[1] * n]).to("cuda"))
+        assert torch.equal(alone[0], found)
+        assert torch.equal(fused.pooled(one, torch.tensor([0, n], device="cuda").int(), mode)[0], found)
+
+
+@pytest.mark.parametrize("mode", fused.POOLS)
+def test_pooling_in_a_recorded_graph(mode: str) -> None:
+    """Played again, it goes by the ends that lie there then; texts of no tokens give zeros."""
+    hidden = torch.randn(200, 768, device="cuda").bfloat16()
+    ends = torch.tensor([0, 50, 60, 200, 200], device="cuda").int()
+    fused.pooled(hidden, ends, mode)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fused.pooled(hidden, ends, mode)
+    for other in ([0, 50, 60, 200, 200], [0, 0, 1, 130, 200]):
+        ends.copy_(torch.tensor(other))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, fused.pooled(hidden, ends, mode))
+        assert (out[[a == b for a, b in pairwise(other)]] == 0).all()
+
+
+def test_pooling_past_the_largest_number_of_32_bits() -> None:
+    hidden = torch.zeros((1 << 31) // 1024 + 50, 1024, device="cuda", dtype=torch.bfloat16)
+    hidden[-50:] = 3.0
+    ends = torch.tensor([0, len(hidden) - 50, len(hidden)], device="cuda").int()
+    assert fused.pooled(hidden, ends, "mean").float().mean(1).tolist() == [0.0, 3.0]

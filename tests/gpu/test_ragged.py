@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Embeddings, Full, Learned, Pattern, Sliding
-from bertie.kernels import attend, grouped, ragged
+from bertie.config import Embeddings, Full, Learned, Pattern, Rotary, Sliding
+from bertie.kernels import attend, grouped, ragged, rotary
 from bertie.nn.encoder import Encoder
+from bertie.nn.positions import rotate, rotations
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
@@ -23,6 +24,12 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SCALE = 0.1
 EDGES = [1, 2, 15, 16, 17, 127, 128, 129, 512, 513]
 SHAPES = [(12, 12, 32), (12, 12, 64), (16, 4, 64), (2, 2, 128), (6, 2, 24)]  # heads of queries and of keys, their width
+
+
+@pytest.fixture(autouse=True)
+def _all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those too that would be turned before."""
+    monkeypatch.setattr(ragged, "TURNED_SIZES", ragged.SIZES | ragged.TURNED_SIZES)
 
 
 def drawn(lengths: list[int], shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -37,11 +44,21 @@ def ends(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int().cuda()
 
 
+def angles(lengths: list[int], width: int) -> tuple[Tensor, Tensor]:
+    positions = torch.cat([torch.arange(n) for n in lengths]).cuda()
+    return rotations(Rotary((10000.0,)), positions, width)[10000.0]
+
+
 @torch.no_grad()
-def compare(lengths: list[int], pattern: Pattern, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def compare(
+    lengths: list[int], pattern: Pattern, shape: tuple[int, int, int], dtype: torch.dtype, turn: bool = False
+) -> None:
     q, k, v = drawn(lengths, shape, dtype)
     assert ragged.can(q, k, v, tuple(lengths), pattern, None, 0.0)
-    fast = ragged.attend(q, k, v, tuple(lengths), scale=SCALE, pattern=pattern)
+    rotation = angles(lengths, shape[2]) if turn else None
+    fast = ragged.attend(q, k, v, tuple(lengths), scale=SCALE, pattern=pattern, rotation=rotation)
+    if rotation is not None:
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
     slow = grouped.attend(*(x.float() for x in (q, k, v)), tuple(lengths), scale=SCALE, pattern=pattern)
     assert (fast.dtype, fast.shape) == (dtype, q.shape)
     assert_close(fast.float(), slow, atol=TOLERANCE[dtype], rtol=0)
@@ -151,3 +168,70 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
     for other in (theirs, trained.detach()):
         near = (6e-2 if dtype == torch.bfloat16 else 1e-2) * float(other.float().abs().max())
         assert_close(ours.float(), other.float(), atol=near, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("pattern", [Full(), Sliding(64), Sliding(5)], ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[2] != 24], ids=str)
+def test_turned(shape: tuple[int, int, int], pattern: Pattern, dtype: torch.dtype) -> None:
+    """Queries and keys turned by the program, for each size of tiles and all lengths at once."""
+    compare(EDGES, pattern, shape, dtype, turn=True)
+    for lengths in ([1], [16] * 20, [31, 32, 1], [64, 63], [128] * 64, [2048, 3]):
+        compare(lengths, pattern, shape, dtype, turn=True)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("pattern", [Full(), Sliding(64)], ids=str)
+def test_turned_by_the_program_or_before(pattern: Pattern, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the door: nearly all is the same, and what was given stays as it is where the program turns."""
+    lengths = [1, 2, 40, 130, 512]
+    q, k, v = (x.clone() for x in drawn(lengths, (12, 4, 64), dtype))
+    given = [x.clone() for x in (q, k, v)]
+    rotation = angles(lengths, 64)
+    call: dict[str, Any] = {"scale": SCALE, "pattern": pattern, "rotation": rotation}
+    with monkeypatch.context() as patched:
+        patched.setattr(rotary, "rotated", None)
+        inside = attend(q, k, v, tuple(lengths), ends(lengths), **call)
+    assert all(torch.equal(one, other) for one, other in zip((q, k, v), given, strict=True))
+    monkeypatch.setattr(ragged, "turns", False)
+    before = attend(q, k, v, tuple(lengths), ends(lengths), **call)
+    assert_close(inside, before, atol=TOLERANCE[dtype], rtol=0)
+    assert (inside.float() - before.float()).abs().mean() < TOLERANCE[dtype] / 20
+
+
+@pytest.mark.parametrize("pattern", [Full(), Sliding(5)], ids=str)
+@pytest.mark.parametrize("lengths", [[16, 9, 1, 3], [3, 20, 32, 17], [64, 40, 5], [70, 200, 5, 64]], ids=str)
+def test_a_turned_text_does_not_depend_on_its_neighbours(lengths: list[int], pattern: Pattern) -> None:
+    q, k, v = (x.clone() for x in drawn(lengths, (4, 2, 64), torch.bfloat16))
+    cos, sin = angles(lengths, 64)
+    start, n = lengths[0], lengths[1]
+    own = slice(start, start + n)
+    call: dict[str, Any] = {"scale": SCALE, "pattern": pattern}
+    with torch.no_grad():
+        alone = ragged.attend(q[own], k[own], v[own], (n,), **call, rotation=(cos[own], sin[own]))
+        for x in (q, k, v, cos, sin):
+            x[:start] = torch.inf
+            x[start + n :] = torch.nan
+        found = ragged.attend(q, k, v, tuple(lengths), **call, rotation=(cos, sin))
+    assert torch.equal(found[own], alone)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_an_encoder_with_rotary_positions(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ModernBERT's: turned by the program, by a pass before it, and by the framework's attention."""
+    cfg = replace(
+        GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), reach=8192, pre_norm=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    encoder = Encoder(cfg).eval().cuda().to(dtype)
+    batch = Batch.from_ids([torch.randint(0, 50, (n,)).tolist() for n in (1, 2, 15, 16, 129, 512)]).to("cuda")
+    found = []
+    with torch.inference_mode():
+        found.append(encoder(batch))
+        for switch in ("turns", "enabled"):
+            monkeypatch.setattr(ragged, switch, False)
+            found.append(encoder(batch))
+    for other in found[1:]:
+        near = (6e-2 if dtype == torch.bfloat16 else 1e-2) * float(other.float().abs().max())
+        assert_close(found[0].float(), other.float(), atol=near, rtol=0)

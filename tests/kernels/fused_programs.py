@@ -19,6 +19,7 @@ from bertie.config import Activation, HeadConfig, Norm
 from bertie.kernels import fused
 from bertie.model import Model
 from bertie.nn.norm import RMSNorm
+from bertie.nn.pooling import Pooling
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
@@ -463,3 +464,70 @@ def test_a_model_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(loss, plain, atol=0, rtol=2e-2)
     for one, other in zip(grads, torch.autograd.grad(plain, list(model.parameters())), strict=True):
         assert_close(one, other, atol=0.05 * max(0.1, float(other.abs().max())), rtol=0)
+
+
+POOLED = [1, 2, 0, 17, 129, 300, 0, 0]  # tokens; recorded batches have texts of none, between others and behind all
+
+
+def pooled_plainly(hidden: Tensor, mode: str) -> Tensor:
+    """Of one text, as it is defined."""
+    n = torch.arange(1, len(hidden) + 1, dtype=hidden.dtype, device=HERE)[:, None]
+    if not len(hidden):
+        return hidden.new_zeros(hidden.shape[1])
+    if mode == "max":
+        return hidden.max(dim=0).values
+    if mode == "weightedmean":
+        return (hidden * n).sum(0) / n.sum()
+    return hidden.sum(0) / (len(hidden) if mode == "mean" else math.sqrt(len(hidden)))
+
+
+@pytest.mark.parametrize("width", [5, 200])
+@pytest.mark.parametrize("mode", fused.POOLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_pooled(dtype: torch.dtype, mode: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch)
+    hidden = drawn(sum(POOLED), width, dtype=dtype).detach()
+    ends = torch.tensor([0, *POOLED], device=HERE).cumsum(0).int()
+    fast = fused.pooled(hidden, ends, mode)
+    assert (fast.dtype, fast.shape) == (dtype, (len(POOLED), width))
+    slow = torch.stack([pooled_plainly(one, mode) for one in hidden.double().split(POOLED)])
+    near = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]  # a rounding, of values of up to 5
+    assert_close(fast.double(), slow, atol=near, rtol=near)
+    scattered = hidden.T.contiguous().T
+    assert torch.equal(fused.pooled(scattered, ends, mode), fast)
+    for one, found in zip(hidden.split(POOLED), fast, strict=True):  # wherever it lies
+        alone = fused.pooled(one, torch.tensor([0, len(one)], device=HERE).int(), mode)
+        assert torch.equal(alone[0], found)
+
+
+@pytest.mark.parametrize("mode", fused.POOLS)
+def test_pooled_whatever_neighbours_hold(mode: str) -> None:
+    """And what is no number in a text is not hidden."""
+    hidden = drawn(40, 8).detach()
+    ends = torch.tensor([0, 3, 3, 20, 40], device=HERE).int()
+    wanted = fused.pooled(hidden, ends, mode)
+    hidden[1], hidden[39] = torch.nan, torch.inf
+    found = fused.pooled(hidden, ends, mode)
+    assert torch.equal(found[1:3], wanted[1:3])
+    assert found[0].isnan().all()
+    assert not found[3].isfinite().any()
+
+
+@pytest.mark.parametrize("modes", ["max", ("mean", "weightedmean"), fused.POOLS], ids=str)
+def test_pooling_by_the_program(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ends alone: what the host says of lengths may be bounds. With prompts left out, by the plain expressions."""
+    batch = Batch.from_ids([[1] * n for n in (3, 1, 18)]).to(HERE)
+    ends = F.pad(batch.cu_seqlens, (0, 2), value=22)
+    roomy = replace(batch, cu_seqlens=ends, lengths=(32,) * 5)
+    hidden = drawn(22, 6).detach()
+    wanted = Pooling(modes)(hidden.double(), roomy)
+    skipped = Pooling(modes, include_prompt=False)(hidden, batch, [1, 0, 2])
+    monkeypatch.setattr(fused, "pools", lambda x: True)
+    assert torch.equal(Pooling(modes, include_prompt=False)(hidden, batch, [1, 0, 2]), skipped)
+    monkeypatch.setattr(Batch, "text_of_token", None)
+    if HERE.type == "cpu":
+        monkeypatch.setattr(
+            Pooling, "_means", lambda self, hidden, batch: fused.pooled(hidden, batch.cu_seqlens, "mean")
+        )
+    for pool in (Pooling(modes), Pooling(modes, include_prompt=False)):
+        assert_close(pool(hidden, roomy).double(), wanted, atol=2e-6, rtol=2e-6)

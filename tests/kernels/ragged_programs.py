@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
 
-from bertie.config import Full, Pattern, Sliding
+from bertie.config import Full, Pattern, Rotary, Sliding
 from bertie.kernels import grouped, ragged, reference
+from bertie.nn.positions import rotate, rotations
 
 NEAR = {torch.float32: 2e-6, torch.float16: 3e-3}
 SCALE = 0.3
@@ -36,6 +37,12 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those too that would be turned before."""
+    monkeypatch.setattr(ragged, "TURNED_SIZES", ragged.SIZES | ragged.TURNED_SIZES)
+
+
+@pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody has written to holds the worst."""
     plain = torch.empty
@@ -48,14 +55,23 @@ def drawn(lengths: list[int], heads: int, key_heads: int, width: int, dtype: tor
     return fused.split([heads, key_heads, key_heads], dim=1)
 
 
+def rotation_of(lengths: list[int], width: int) -> tuple[Tensor, Tensor]:
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    return rotations(Rotary((100.0,)), positions, width)[100.0]
+
+
 def compare(
     lengths: list[int], pattern: Pattern, *, heads: int = 1, key_heads: int = 1, width: int = 16,
-    dtype: torch.dtype = torch.float32, twin: Any = reference,
+    dtype: torch.dtype = torch.float32, twin: Any = reference, turn: bool = False,
 ) -> None:  # fmt: skip
     given = drawn(lengths, heads, key_heads, width, dtype)
     kept = [x.clone() for x in given]
-    fast = ragged.attend(*given, tuple(lengths), scale=SCALE, pattern=pattern)
-    slow = twin.attend(*(x.float() for x in kept), tuple(lengths), scale=SCALE, pattern=pattern)
+    rotation = rotation_of(lengths, width) if turn else None
+    q, k, v = kept if rotation is None else (*(rotate(x, *rotation) for x in kept[:2]), kept[2])
+    slow = twin.attend(*(x.float() for x in (q, k, v)), tuple(lengths), scale=SCALE, pattern=pattern)
+    for table in rotation or ():
+        table[:, width // 2 :] = torch.nan  # the first half says it all
+    fast = ragged.attend(*given, tuple(lengths), scale=SCALE, pattern=pattern, rotation=rotation)
     assert (fast.dtype, fast.shape) == (dtype, (sum(lengths), heads, width))
     assert_close(fast.float(), slow, atol=NEAR[dtype], rtol=0)
     assert all(torch.equal(one, other) for one, other in zip(given, kept, strict=True))
@@ -129,3 +145,61 @@ def test_a_text_does_not_depend_on_its_neighbours(pattern: Pattern) -> None:
         x[:45] = torch.inf
         x[95:] = torch.nan
     assert torch.equal(ragged.attend(q, k, v, tuple(lengths), scale=SCALE, pattern=pattern)[45:95], alone)
+
+
+@pytest.mark.parametrize("pattern", [Full(), Sliding(5), Sliding(64)], ids=str)
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_turned(dtype: torch.dtype, pattern: Pattern) -> None:
+    """All lengths at once, and each with the tiles that are its own."""
+    compare(EDGES, pattern, width=32, dtype=dtype, turn=True)
+    for longest in EDGES[:5]:
+        compare([min(3, longest), longest, 1], pattern, width=32, dtype=dtype, turn=True)
+
+
+@pytest.mark.parametrize("pattern", [Full(), Sliding(3)], ids=str)
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(4, 4, 32), (4, 2, 64), (3, 1, 32), (2, 1, 128)])
+def test_turned_heads(heads: int, key_heads: int, width: int, pattern: Pattern) -> None:
+    compare([5, 18, 1], pattern, heads=heads, key_heads=key_heads, width=width, dtype=torch.float16, turn=True)
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (64, 16), (128, 32)], ids=str)
+@pytest.mark.parametrize("pattern", [Full(), Sliding(5)], ids=str)
+def test_turned_tiles(sizes: tuple[int, int], pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ragged, "TURNED_SIZES", {ragged.LONGEST: (*sizes, *ragged.SIZES[16][2:])})
+    monkeypatch.setattr(ragged, "SIZES", None)
+    compare([70, 1, 33], pattern, width=32, turn=True)
+
+
+def test_turned_is_rounded_as_if_written() -> None:
+    """What comes of queries and keys turned before, but for the order of a product's sum."""
+    q, k, v = drawn([33, 2], 2, 1, 32, torch.float16)
+    rotation = rotation_of([33, 2], 32)
+    call: dict[str, Any] = {"scale": SCALE, "pattern": Full()}
+    before = ragged.attend(*(rotate(x, *rotation) for x in (q, k)), v, (33, 2), **call)
+    assert_close(ragged.attend(q, k, v, (33, 2), **call, rotation=rotation), before, atol=1e-3, rtol=0)
+
+
+def test_turned_layouts() -> None:
+    """Queries from elsewhere; tables that are parts of larger ones."""
+    _, k, v = drawn([7, 9], 2, 2, 32, torch.float32)
+    q = torch.randn(16, 2, 32)
+    rotation = rotation_of([7, 9], 32)
+    cut = tuple(torch.cat((one, one), 1)[:, :32] for one in rotation)
+    wanted = reference.attend(*(rotate(x, *rotation) for x in (q, k)), v, (7, 9), scale=SCALE, pattern=Full())
+    for tables in (rotation, cut):
+        found = ragged.attend(q, k, v, (7, 9), scale=SCALE, pattern=Full(), rotation=tables)
+        assert_close(found, wanted, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", [Full(), Sliding(4)], ids=str)
+def test_a_turned_text_does_not_depend_on_its_neighbours(pattern: Pattern) -> None:
+    lengths = [40, 5, 50, 64]
+    q, k, v = (x.clone() for x in drawn(lengths, 2, 1, 32, torch.float16))
+    cos, sin = rotation_of(lengths, 32)
+    own = slice(45, 95)
+    call: dict[str, Any] = {"scale": SCALE, "pattern": pattern}
+    alone = ragged.attend(q[own], k[own], v[own], (50,), **call, rotation=(cos[own], sin[own]))
+    for x in (q, k, v, cos, sin):
+        x[:45] = torch.inf
+        x[95:] = torch.nan
+    assert torch.equal(ragged.attend(q, k, v, tuple(lengths), **call, rotation=(cos, sin))[own], alone)

@@ -15,7 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from bertie.kernels import fused
+from bertie.nn.pooling import Pooling
+from bertie.text.batch import Batch
 from tests.kernels.compiled import compiled
+from tests.kernels.test_disentangled import OnGpu
 
 
 def test_the_programs() -> None:
@@ -74,6 +77,18 @@ def test_activations_compiled(
     _compiled(programs.activate_forward, types, absent, fused._tile_sizes(width, 0))
     absent = common if bias else dict.fromkeys(["bias_at", "dbias_at"]) | common
     _compiled(programs.activate_backward, types, absent, fused._tile_sizes(width, 1))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("mode", fused.POOLS)
+def test_pooling_compiled(mode: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the programs are Triton's")
+    from bertie.kernels import fused_kernels as programs
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"hidden_at": f"*{kind}", "out_at": f"*{kind}", "ends_at": "*i32"}
+    constants = {"MODE": mode, "ROWS": fused.POOL_ROWS, "BLOCK": fused.POOL_BLOCK}
+    compiled(programs.pool, types, constants, fused.POOL_WARPS)
 
 
 def _compiled(program: Any, types: dict[str, str], constants: dict[str, Any], sizes: dict[str, int]) -> None:
@@ -161,3 +176,26 @@ def test_the_plain_expressions_change_no_bit() -> None:
     targets, weights = torch.randint(12, (5,)), torch.rand(5)
     each = F.cross_entropy(linear(x), targets, reduction="none")
     assert torch.equal(fused.surprise(x, linear.weight, linear.bias, targets, weights), (each * weights).sum())
+
+
+def test_who_pools_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows on a GPU that nothing is learnt from; all modes of a pooling, or none."""
+    monkeypatch.setattr(fused, "_has_triton", lambda: True)
+    monkeypatch.setattr(fused, "enabled", True)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert fused.pools(OnGpu(9, 4, dtype=dtype))  # type: ignore[arg-type]
+    assert not fused.pools(OnGpu(9, 4, dtype=torch.float64))  # type: ignore[arg-type]
+    assert not fused.pools(torch.zeros(9, 4))
+    learning: Any = OnGpu(9, 4, learns=True)
+    assert not fused.pools(learning)
+    with torch.no_grad():
+        assert fused.pools(learning)
+    monkeypatch.setattr(fused, "enabled", False)
+    assert not fused.pools(OnGpu(9, 4))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fused, "pools", lambda hidden: True)
+    monkeypatch.setattr(fused, "pooled", lambda hidden, ends, mode: torch.full((len(ends) - 1, 4), torch.nan))
+    batch = Batch.from_ids([[1, 2], [3]])
+    assert Pooling(("max", "weightedmean"))(torch.zeros(3, 4), batch).isnan().all()
+    for modes in ("cls", "lasttoken", ("cls", "max")):
+        assert not Pooling(modes)(torch.zeros(3, 4), batch).any()

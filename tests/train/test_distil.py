@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from bertie.config import Embeddings as Words
 from bertie.config import EncoderConfig, Full, HeadConfig, Learned, Norm, Rotary
 from bertie.errors import ConfigError, InputError
+from bertie.kernels import rotary
 from bertie.model import Model
 from bertie.nn import attention
 from bertie.nn.pooling import Pooling
@@ -353,7 +354,7 @@ def test_the_layer_that_is_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_projected_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU without gradients, positions turn queries and keys where they lie."""
-    rotated = attention.rotated
+    rotated = rotary.rotated
 
     def in_place(q: Tensor, k: Tensor, *angles: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(x.copy_(y) for x, y in zip((q, k), rotated(q, k, *angles), strict=True))  # type: ignore[return-value]
@@ -361,7 +362,7 @@ def test_what_is_projected_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> Non
     model, batch = make(positions=(Rotary((10.0, 10.0)),)), Batch.from_ids(IDS)
     with torch.no_grad():
         wanted = distil._projected(model.encoder, batch, 1)
-        monkeypatch.setattr(attention, "rotated", in_place)
+        monkeypatch.setattr(rotary, "rotated", in_place)
         found = distil._projected(model.encoder, batch, 1)
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b)

@@ -5,7 +5,7 @@ The score of query i and key j of one text is
     scale · (qᵢ·kⱼ + qᵢ·keys[r] + kⱼ·queries[r]) + scores[r],      r = rows[i − j]
 
 where the three terms in r exist only in models with relative positions, and only over the keys that the pattern lets
-query i see.
+query i see. With rotary positions, q and k are turned by them first.
 """
 
 from __future__ import annotations
@@ -40,20 +40,26 @@ def attend(
     scale: float,
     pattern: Pattern,
     relative: Relative | None = None,
+    rotation: tuple[Tensor, Tensor] | None = None,
     global_tokens: Tensor | None = None,
     dropout: float = 0.0,
     kept: dict[Any, Tensor] | None = None,
 ) -> Tensor:
     """(T, H, d), (T, G, d), (T, G, d) -> (T, H, d); G key heads serve H query heads, G divides H.
 
+    `rotation`, cos and sin (T, d), turns queries and keys; without gradients it may be where they lie (rotary.py).
     `global_tokens` (T,) bool are keys that every query of their text sees whatever the pattern. Their own
     queries are answered elsewhere (nn/attention.py). `kept` is what a path found out from the batch, for the layers of
     a pass to share; new in each pass.
     """
-    from bertie.kernels import disentangled, gpu, grouped, ragged
+    from bertie.kernels import disentangled, gpu, grouped, ragged, rotary
 
-    if relative is None and ragged.can(q, k, v, lengths, pattern, global_tokens, dropout):
-        return ragged.attend(q, k, v, lengths, scale=scale, pattern=pattern)
+    fits = relative is None and ragged.can(q, k, v, lengths, pattern, global_tokens, dropout)
+    if rotation is not None and not (fits and ragged.can_turn(q, lengths, pattern)):
+        q, k = rotary.rotated(q, k, *rotation)
+        rotation = None
+    if fits:
+        return ragged.attend(q, k, v, lengths, scale=scale, pattern=pattern, rotation=rotation)
     if disentangled.can(q, k, pattern, global_tokens) and (
         relative is not None or max(lengths) <= disentangled.LONGEST
     ):

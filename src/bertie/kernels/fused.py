@@ -6,6 +6,7 @@
     embed_norm  the norm of a sum of rows of tables
     expand      activation(linear(x)), gated or not; the bias and its gradient on the way
     surprise    the cross-entropy over a vocabulary: logits stay in half precision, and give way to their gradient
+    pooled      a vector a text from its tokens'; where nothing is to be learnt, in single precision too
 
 On GPUs in half precision, with Triton, these are programs of our own (`fused_kernels.py`); everywhere else, the plain
 expressions that stand beside them here. Random numbers follow from `torch.cuda.manual_seed`, in recorded graphs too.
@@ -37,6 +38,8 @@ KINDS = ("gelu", "gelu_tanh", "relu", "silu")  # activations that the programs k
 # way back.
 NORM_TILE, NORM_WARPS, NORM_SHARE = (8192, 8192), (4, 4), 16
 TILE, TILE_WARPS, TILE_SHARE = (2048, 1024), (2, 4), 16
+POOLS = ("max", "mean", "mean_sqrt_len_tokens", "weightedmean")  # what is pooled by a program
+POOL_ROWS, POOL_BLOCK, POOL_WARPS = 16, 128, 1  # tokens read at once, columns and warps of a program
 
 
 def takes(x: Tensor) -> bool:
@@ -420,6 +423,31 @@ class _Surprise(torch.autograd.Function):
             dwords = (down.T @ scaled)[:vocab].to(words.dtype)
             dbias = None if bias is None else (down.sum(0, dtype=torch.float32)[:vocab] * up).to(bias.dtype)
         return dx, dwords, dbias, None, None
+
+
+# --- pooling ---
+
+
+def pools(hidden: Tensor) -> bool:
+    """Whether our own program is to pool these rows."""
+    if not (enabled and hidden.is_cuda) or learns(hidden):
+        return False
+    return hidden.dtype in (*HALF, torch.float32) and _has_triton()
+
+
+def pooled(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
+    """(T, D) -> (B, D) each text's rows by one of `POOLS` (nn/pooling.py has the plain expressions), for what `pools`
+    allows. They are added up in their order, in float32, whatever lies beside them; a text of none gives zeros."""
+    from bertie.kernels import fused_kernels as programs
+
+    hidden = hidden.contiguous()
+    texts, width = len(cu_seqlens) - 1, hidden.shape[1]
+    out = torch.empty(texts, width, dtype=hidden.dtype, device=hidden.device)
+    with _launching(hidden):
+        programs.pool[(texts, -(-width // POOL_BLOCK))](
+            *(hidden, cu_seqlens, out, width), MODE=mode, ROWS=POOL_ROWS, BLOCK=POOL_BLOCK, num_warps=POOL_WARPS
+        )
+    return out
 
 
 # --- launching ---

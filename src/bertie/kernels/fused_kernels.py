@@ -297,3 +297,38 @@ def surprise(
             x = tl.where(at < VOCAB, x, -1e30)
             down = (tl.exp(x - level) - tl.where(at == target, 1.0, 0.0)) * weight
             tl.store(logits_at + at, tl.where(weight > 0.0, down, 0.0), mask=at < STRIDE)
+
+
+@jit
+def pool(hidden_at, ends_at, out_at, width, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """A program: BLOCK columns of a text. Each is added up by one thread, row after row: in no other order, however
+    the program was compiled."""
+    text = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(ends_at + text).to(tl.int64), tl.load(ends_at + text + 1).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    nothing = float("-inf") if MODE == "max" else 0.0
+    out = tl.full((BLOCK,), nothing, tl.float32)
+    row = start
+    while row < end:
+        for i in tl.static_range(ROWS):
+            there = inside & (row + i < end)
+            x = tl.load(hidden_at + (row + i) * width + column, mask=there, other=nothing).to(tl.float32)
+            if MODE == "max":
+                out = tl.maximum(out, x, propagate_nan=tl.PropagateNan.ALL)
+            elif MODE == "weightedmean":
+                out += x * (row + i - start + 1).to(tl.float32)
+            else:
+                out += x
+        row += ROWS
+    count = (end - start).to(tl.float32)
+    if MODE == "max":
+        out = tl.where(count > 0, out, 0.0)
+    elif MODE == "weightedmean":
+        out = tl.div_rn(out, tl.maximum(count * (count + 1.0) * 0.5, 1.0))
+    elif MODE == "mean":
+        out = tl.div_rn(out, tl.maximum(count, 1.0))
+    else:
+        tl.static_assert(MODE == "mean_sqrt_len_tokens")
+        out = tl.div_rn(out, tl.sqrt_rn(tl.maximum(count, 1.0)))
+    tl.store(out_at + text * width + column, out, mask=inside)

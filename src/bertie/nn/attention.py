@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from bertie.config import Disentangled, EncoderConfig, Rotary
 from bertie.kernels import Relative, attend
-from bertie.kernels.rotary import rotated
 from bertie.text.batch import Batch
 
 
@@ -67,6 +66,7 @@ class SelfAttention(nn.Module):
         self.qkv: nn.Module = QKV(cfg)
         self.out: nn.Module = nn.Linear(inner, cfg.width, bias=cfg.out_bias)
         self.global_qkv = QKV(cfg) if cfg.global_tokens else None
+        self.rotary = next((p for p in cfg.positions if isinstance(p, Rotary)), None)
         self.disentangled = next((p for p in cfg.positions if isinstance(p, Disentangled)), None)
         own = self.disentangled if self.disentangled is not None and not self.disentangled.shared else None
         self.position_key = nn.Linear(cfg.width, inner, bias=own.key_bias) if own and "c2p" in own.terms else None
@@ -80,9 +80,6 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv(x)
         if queries is not None:
             q, _, _ = self.qkv(queries)
-        for position in cfg.positions:
-            if isinstance(position, Rotary):
-                q, k = rotated(q, k, *places.rotations[position.bases[layer]])
         dropout = cfg.attention_dropout if self.training else 0.0
         y = attend(
             q,
@@ -93,6 +90,7 @@ class SelfAttention(nn.Module):
             scale=self.scale,
             pattern=cfg.patterns[layer],
             relative=self._relative(places),
+            rotation=places.rotations[self.rotary.bases[layer]] if self.rotary else None,
             global_tokens=batch.global_tokens,
             dropout=dropout,
             kept=places.kept,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertie.errors import ConfigError, InputError
+from bertie.kernels import fused
 from bertie.text.batch import Batch, send
 
 # In the order in which sentence-transformers concatenates modes that its older configs switch on by flags.
@@ -50,13 +51,17 @@ class Pooling(nn.Module):
             raise InputError(f"hidden has shape {tuple(hidden.shape)}; the batch needs ({len(batch.ids)}, D)")
         if self.modes == ("mean",) and not hidden.is_cuda and not hidden.requires_grad and self.include_prompt:
             return self._means(hidden, batch)
+        prompts = None if self.include_prompt else prompt_lengths
+        if prompts is None and fused.pools(hidden) and all(mode in fused.POOLS for mode in self.modes):
+            each = [fused.pooled(hidden, batch.cu_seqlens, mode) for mode in self.modes]
+            return torch.cat(each, dim=1) if len(each) > 1 else each[0]
         lengths = batch.cu_seqlens.diff().long()  # (B,)
         starts = batch.cu_seqlens[:-1].long()
         ends = batch.cu_seqlens[1:].long()
         text = batch.text_of_token()
         counts, left_out = lengths, None
-        if not self.include_prompt and prompt_lengths is not None:
-            skip = self._skip(batch, prompt_lengths)  # (B,)
+        if prompts is not None:
+            skip = self._skip(batch, prompts)  # (B,)
             # Written over, not cut out: how many tokens remain is not for the host to ask a GPU.
             left_out = (batch.positions < skip[text])[:, None]  # (T, 1)
             counts, starts = lengths - skip, starts + skip
