@@ -13,7 +13,8 @@ mix         4,096 texts of mixed length (mean 117, median 87, 95th percentile 32
 compiled    after `mix`, with what is left of the time: the peer also under torch.compile(dynamic=True), each model in
             a process of its own, beside Bertie and the peer as it is. `--compile` says which models, and in what order.
 short       a classifier of the largest model named, on requests of 16 tokens, by batch size; Bertie also with
-            `model.graphs` set.
+            `model.graphs` set, and with products in eight bits (`to_fp8`).
+fp8         bf16 and fp8 on the texts of `mix`, in turns, and how far the hidden states are apart.
 fixed       DeBERTa's of the models named on texts of one length, 16 to 2,048 tokens, 65,536 in all, beside FlashDeBERTa
             (PyPI flashdeberta, which must be there).
 text        from text to normalized vectors: `--folder` is a sentence-transformers model, `--texts` a file of lines.
@@ -64,6 +65,7 @@ from bertie.families import blueprint
 from bertie.hub import build
 from bertie.kernels.graphs import Graphs
 from bertie.model import Model
+from bertie.nn.linear import to_fp8
 from bertie.text.batch import Batch
 from bertie.train.ceiling import ceiling, encoder_weights
 
@@ -477,6 +479,7 @@ def short(bench: Bench) -> None:
     out: dict[str, Any] = {"model": name, "tokens": 16, "batches": {}}
     bench.found["short"] = out
     weights, graphs = encoder_weights(model.config), Graphs(tokens=1 << 20)
+    eight, eight_graphs = in_eight_bits(model), Graphs(tokens=1 << 20)
     for size in options.requests:
         if bench.left < 5:
             bench.leave_out(f"short {size}", f"{bench.left:.0f} s were left")
@@ -486,9 +489,11 @@ def short(bench: Bench) -> None:
         calls: dict[str, Callable[[], object]] = {
             "bertie": lambda batch=batch: model(batch, "classify"),  # type: ignore[misc]
             "transformers": lambda inputs=inputs: peer(**inputs),  # type: ignore[misc]
+            "bertie, fp8": lambda batch=batch: eight(batch, "classify"),  # type: ignore[misc]
         }
         if HERE.type == "cuda":
             calls["bertie, graphs"] = lambda batch=batch: _with_graphs(model, graphs, batch)  # type: ignore[misc]
+            calls["bertie, fp8, graphs"] = lambda batch=batch: _with_graphs(eight, eight_graphs, batch)  # type: ignore[misc]
         row: dict[str, Any] = {}
         with bench.guarded(f"short {size}"):
             in_turns(calls, HERE, 2)
@@ -497,11 +502,15 @@ def short(bench: Bench) -> None:
             for who, times in in_turns({k: _times(v, many) for k, v in calls.items()}, HERE, options.repeats).items():
                 pace = size * many / middle(times)
                 row[who] = {"requests_per_s": pace, "tflops": 2 * weights * 16 * pace / 1e12}
-            both = (model(batch, "classify").float(), peer(**inputs).logits.float())
-            row["difference"] = _far(*both)
+            truth = copy.deepcopy(peer).float()(**inputs).logits
+            outs = {"bertie": model(batch, "classify"), "fp8": eight(batch, "classify"), "peer": peer(**inputs).logits}
+            row["difference"] = _far(outs["bertie"].float(), outs["peer"].float())
+            row["error"] = {who: _error(one, truth) for who, one in outs.items()}  # from the peer in float32
         out["batches"][str(size)] = row
-        rates = ", ".join(f"{who} {one['requests_per_s']:,.0f}/s" for who, one in row.items() if who != "difference")
-        bench.say(f"short {name}, {size} requests of 16 tokens: {rates}")
+        rates = ", ".join(
+            f"{who} {one['requests_per_s']:,.0f}/s" for who, one in row.items() if "requests_per_s" in one
+        )
+        bench.say(f"short {name}, {size} requests of 16 tokens: {rates}; errors {row.get('error')}")
         bench.save()
     if out["batches"] and "bertie" in row:
         with bench.guarded("short, profile"):
@@ -541,6 +550,50 @@ def recorded(call: Callable[[], object]) -> Callable[[], object]:
         return kept
 
     return play
+
+
+# --- fp8 ---
+
+
+@torch.inference_mode(False)
+def in_eight_bits(model: Model) -> Model:
+    """A copy of it."""
+    other = copy.deepcopy(model)
+    to_fp8(other.encoder)
+    return other
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    """The length of the difference in that of b."""
+    return float((a.float() - b.float()).norm() / b.float().norm())
+
+
+def fp8(bench: Bench) -> None:
+    """The mix in bf16 and in fp8."""
+    options = bench.options
+    results = bench.found.setdefault("fp8", {})
+    for name in options.models:
+        if bench.left < 6:
+            bench.leave_out(f"fp8 {name}", f"{bench.left:.0f} s were left")
+            continue
+        with bench.guarded(f"fp8 {name}"):
+            config = shape_of(name, options.tiny)
+            lengths = drawn(options)
+            ids, tokens = random_ids(lengths, config["vocab_size"]), int(lengths.sum())
+            models = {"bf16": ours_of(peer_of(config, HALF), HALF)}
+            models["fp8"] = in_eight_bits(models["bf16"])
+            weights, batches = encoder_weights(models["bf16"].config), flat_batches(ids, options.budgets[0], HERE)
+            calls = {who: over(model, batches) for who, model in models.items()}
+            in_turns(calls, HERE, 1)
+            times = in_turns(calls, HERE, options.repeats)
+            out: dict[str, Any] = {who: bench.rates(some, tokens, len(ids), weights) for who, some in times.items()}
+            out["ratio"] = middle(times["bf16"]) / middle(times["fp8"])
+            out["error"] = _error(*(models[who].hidden(batches[0]) for who in ("fp8", "bf16")))
+            out["profile"] = profiled(calls["fp8"], middle(times["fp8"]))
+            results[name] = out
+            rates = ", ".join(f"{who} {out[who]['seq_per_s']:,.0f} texts/s" for who in calls)
+            bench.say(f"fp8 {name}: {rates}, {out['ratio']:.2f}×; error of hidden states {out['error']:.2%}")
+        bench.save()
 
 
 # --- fixed ---
@@ -748,6 +801,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "mix": mix,
     "compiled": compiled,
     "short": short,
+    "fp8": fp8,
     "fixed": fixed,
     "text": text,
     "lengths": lengths,

@@ -23,7 +23,7 @@ from bertie import store
 from bertie.errors import ConfigError, InputError
 from bertie.families import blueprint
 from bertie.model import Model
-from bertie.nn.linear import is_int8, to_int8
+from bertie.nn.linear import check_fp8, loaded_as, to_fp8, to_int8
 from bertie.text.batch import Batch, pack
 from bertie.train.ceiling import ceiling, encoder_weights
 
@@ -83,7 +83,7 @@ def measure(
     if texts is not None and not texts:
         raise InputError("there are no texts to measure with")
     device = model.device
-    dtype = torch.int8 if is_int8(model.encoder) else model.dtype
+    dtype = loaded_as(model.encoder) or model.dtype
     top = ceiling(device, dtype, min(0.5, seconds / 10))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -186,6 +186,10 @@ def random_model(shape: str, device: torch.device | str = "cpu", dtype: torch.dt
     else:
         raise ConfigError(f"shape={shape!r} must be layers x width, as in 12x768, or the path of a config.json")
     model = Model(blueprint(config, None, head="none").encoder, {}).eval()
+    if dtype == torch.float8_e4m3fn:
+        check_fp8(device)
+        to_fp8(model.to(device, torch.bfloat16).encoder)
+        return model
     if dtype != torch.int8:
         return model.to(device, dtype)
     to_int8(model.encoder)

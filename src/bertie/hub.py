@@ -18,7 +18,7 @@ from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.families import LABELLED, Blueprint, blueprint, headed, recipe_for
 from bertie.model import Model, Unfilled, with_memory
 from bertie.nn.heads import Head
-from bertie.nn.linear import is_int8, to_int8
+from bertie.nn.linear import check_fp8, loaded_as, to_fp8, to_int8
 from bertie.sentence import CrossEncoderConfig, SentenceModules, Splade
 from bertie.text.tokenizer import Tokenizer
 
@@ -100,8 +100,14 @@ class Checkpoint:
 
         `head` says what the head is where config.json does not; `ignore` lists config keys, and tensors or their
         leading names, known not to matter. `dtype=torch.int8` is for inference on a CPU: the layers' products are of
-        bytes, all else is float32 (see `bertie.nn.linear`).
+        bytes, all else is float32; `dtype=torch.float8_e4m3fn` for inference on a GPU: the products are of floats of
+        eight bits, all else is bfloat16 (see `bertie.nn.linear`).
         """
+        if dtype == torch.float8_e4m3fn:
+            check_fp8(device)
+            checkpoint = _read(name, revision, head, ignore, device, torch.bfloat16)
+            to_fp8(checkpoint.model.encoder)
+            return checkpoint
         if dtype != torch.int8:
             return _read(name, revision, head, ignore, device, dtype)
         if torch.device(device).type != "cpu":
@@ -237,9 +243,9 @@ class Checkpoint:
         """
         if weights not in (None, *get_args(store.Weights)):
             raise ConfigError(f"weights={weights!r} must be one of {', '.join(get_args(store.Weights))}, or None")
-        if is_int8(self.model.encoder):
+        if (dtype := loaded_as(self.model.encoder)) is not None:
             raise CheckpointError(
-                f"{self.source} was loaded with dtype=torch.int8, for inference; load it without to save it "
+                f"{self.source} was loaded with dtype={dtype}, for inference; load it without to save it "
                 "(with weights='int8' for a small file)"
             )
         if self.model.device.type == "meta":

@@ -109,3 +109,18 @@ def test_bytes(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> No
         found = json.loads(capsys.readouterr().out)
         assert found["precision"] == "int8"
         assert found["from_ids"]["tokens_per_s"] > 0
+        assert ("receipt" in found) == ("-m" in model)  # of random weights nobody wants to know
+    assert main([*command[:-1], "-m", models["embed"]]) == 0
+    shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown[-4:] == ["peak memory", "receipt", "hidden", "head pooler"]
+
+
+def test_a_receipt_of_texts(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spread over the file, of what is no blank."""
+    Path("texts.txt").write_text("the cat sat\n" * 700 + "a dog\n" * 3)
+    command = ["bench", "--device", "cpu", "--seconds", "0.2", "--precision", "int8", "--json", "--texts", "texts.txt"]
+    assert main([*command, "-m", models["embed"]]) == 0
+    receipt = json.loads(capsys.readouterr().out)["receipt"]
+    assert (receipt["against"], receipt["texts"], receipt["heads"]["pooler"]["of"]) == ("float32", "texts.txt", 235)
+    assert 0.99 < receipt["hidden"]["least_cosine"] < 1
+    assert 0 < receipt["hidden"]["largest_error"] < 0.1

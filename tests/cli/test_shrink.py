@@ -13,9 +13,11 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertie.cli import main, shrink
+from bertie import receipt
+from bertie.cli import main
 from bertie.config import HeadInfo
 from bertie.hub import Checkpoint
+from bertie.receipt import differences
 from tests.parity.tiny import build
 from tests.test_roundtrip import sentence_folder
 
@@ -69,7 +71,7 @@ def test_measures_against_transformers(kind: str, models: dict[str, str], tmp_pa
     """One text at a time, by other people's tokenizer and models."""
     folder, texts = models[kind], some_texts()
     before, after = noisy(folder, tmp_path / "after", 0.02)
-    found = shrink.differences(before, after, texts)
+    found = differences(before, after, texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     both = [AUTO[kind].from_pretrained(one).eval() for one in (folder, tmp_path / "after")]
     hidden, equal, apart = [], [], []
@@ -87,7 +89,9 @@ def test_measures_against_transformers(kind: str, models: dict[str, str], tmp_pa
         equal += (a.argmax(-1) == b.argmax(-1)).tolist()
         apart += (a - b).abs().max(-1).values.tolist()
     states = sum(len(a) for a, _ in hidden)
-    assert found["hidden"] == cosines(hidden) | {"of": states}
+    error = max(float(((x - y).norm() / x.norm()).detach()) for a, b in hidden for x, y in zip(a, b, strict=True))
+    wanted = {"of": states, "largest_error": pytest.approx(error, abs=1e-5)}
+    assert found["hidden"] == cosines(hidden) | wanted
     assert found["hidden"]["least_cosine"] < 0.9999
     ((name, facts),) = found["heads"].items()
     assert name == ("mlm" if kind == "fill" else "classify" if kind == "rerank" else kind)
@@ -115,7 +119,7 @@ def test_answers(models: dict[str, str], tmp_path: Path) -> None:
         a, b = (model(**given) for model in both)
         equal += [int(a.start_logits.argmax()) == int(b.start_logits.argmax())]
         equal += [int(a.end_logits.argmax()) == int(b.end_logits.argmax())]
-    facts = shrink.differences(before, after, texts)["heads"]["answer"]
+    facts = differences(before, after, texts)["heads"]["answer"]
     assert facts == {"equal_top1": pytest.approx(np.mean(equal)), "of": 2 * len(texts)}
     assert 0 < np.mean(equal) < 1
 
@@ -128,12 +132,12 @@ def test_sentence_vectors_and_named_heads(tmp_path: Path) -> None:
     before, after = noisy(str(tmp_path / "m"), tmp_path / "after", 0.02)
     for one in (before, after):
         one.add_head("topics", HeadInfo("classify", {0: "x", 1: "y"}))
-    found = shrink.differences(before, after, texts)
+    found = differences(before, after, texts)
     a, b = (
         sentence_transformers.SentenceTransformer(str(tmp_path / one), device="cpu").encode(texts[:3])
         for one in ("m", "after")
     )
-    short = shrink.differences(before, after, texts[:3])["sentence"]
+    short = differences(before, after, texts[:3])["sentence"]
     assert short == cosines([(torch.from_numpy(a), torch.from_numpy(b))]) | {"of": 3}
     assert found["sentence"]["of"] == 4
     assert list(found["heads"]) == ["pooler", "topics"]
@@ -239,7 +243,7 @@ def test_nothing_is_left_of_a_failure(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "receipt.json")
 
-    monkeypatch.setattr(shrink, "differences", fail)
+    monkeypatch.setattr(receipt, "differences", fail)
     assert main(["shrink", models["fill"], "-o", "out", "--to", "int8", "--overwrite"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert [p.name for p in here.rglob("*")] == ["out", "kept"]

@@ -6,6 +6,7 @@ Run by test_fused.py in a process of its own: what interprets Triton's programs 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from bertie.config import Activation, HeadConfig, Norm
-from bertie.kernels import fused
+from bertie.config import Activation, Embeddings, HeadConfig, Norm
+from bertie.kernels import fp8, fused
 from bertie.model import Model
+from bertie.nn.encoder import Encoder
+from bertie.nn.linear import Fp8Linear, to_fp8
 from bertie.nn.norm import RMSNorm
 from bertie.nn.pooling import Pooling
 from bertie.text.batch import Batch
@@ -29,8 +32,27 @@ NEAR = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2e
 
 @pytest.fixture(autouse=True)
 def _on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "takes", lambda x: True)
+    for module in (fused, fp8):
+        monkeypatch.setattr(module, "takes", lambda x: True)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _rounding() -> Iterator[None]:
+    """The interpreter's own way to e4m3 loses a carry: 127 becomes 64."""
+    with pytest.MonkeyPatch.context() as patched:
+        if HERE.type == "cpu":
+            from triton.runtime import interpreter
+
+            plain = interpreter._convert_float
+
+            def convert(x: Any, given: Any, wanted: Any, rounding: Any) -> Any:
+                if str(wanted) != "fp8e4nv":
+                    return plain(x, given, wanted, rounding)
+                return torch.tensor(x).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+            patched.setattr(interpreter, "_convert_float", convert)
+        yield
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -125,6 +147,93 @@ def test_embed_norm(
         wanted = wanted * norm.weight.float() + (norm.bias.float() if bias else 0.0)
     assert fast.dtype == dtype
     assert_close(fast.float(), wanted, **NEAR[dtype])
+
+
+def near_codes(found: fused.Coded, x: Tensor) -> None:
+    """x in eight bits, but for a step where it was rounded to half precision in between."""
+    codes, scales = found
+    assert (codes.dtype, codes.shape, scales.dtype, scales.shape) == (
+        *(torch.float8_e4m3fn, x.shape, torch.float32, (len(x), 1)),
+    )
+    wanted, by = fp8.rounded(x)
+    assert_close(scales, by, atol=0, rtol=1e-2)  # of what bfloat16 has rounded
+    assert_close(codes.float(), wanted.float(), atol=2**-8, rtol=0.13)
+    assert (codes.float() != wanted.float()).float().mean() < (0.2 if x.dtype == torch.bfloat16 else 0.02)
+    assert (codes.float().abs().amax(1)[x.abs().amax(1) > 1e-12] == 448).all()
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (13, 48), (36, 100)])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_codes_of_norms(rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what each returns without them, to the bit; and only where somebody wants them."""
+    poisoned(monkeypatch)
+    x, residual = drawn(rows, width, dtype=dtype), drawn(rows, width, dtype=dtype)
+    norm, plain = normed(width, True, dtype), normed(width, True, dtype)
+    plain.load_state_dict(norm.state_dict())
+    norm.fp8 = True  # type: ignore[assignment]
+    table = nn.Embedding(5, width, device=HERE, dtype=dtype)
+    at = torch.randint(5, (rows,), device=HERE)
+    calls = {
+        "norm": lambda one: fused.norm(x, one),
+        "add_norm": lambda one: fused.add_norm(x, residual, one, 0.0),
+        "add_norms": lambda one: fused.add_norms(x, residual, nn.Identity(), one, 0.0)[1],
+        "embed_norm": lambda one: fused.embed_norm([(table, at), (table, at)], one),
+    }
+    with torch.no_grad():
+        for call in calls.values():
+            one, other = call(norm), call(plain)
+            assert torch.equal(one, other)
+            assert not hasattr(other, "fp8")
+            assert fp8.coded(one) is one.fp8
+            near_codes(one.fp8, one)
+    assert not hasattr(fused.add_norm(x, residual, norm, 0.0), "fp8")  # it learns
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("kind", fused.KINDS)
+def test_codes_of_activations(kind: Activation, gated: bool, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch)
+    for rows, width, tile in ((1, 16, 4096), (9, 40, 4096), (21, 100, 512)):
+        monkeypatch.setattr(fp8, "TILE", tile)
+        y, added = drawn(rows, width * (2 if gated else 1)).detach(), drawn(width * (2 if gated else 1)).detach()
+        found = fp8.activate(y, added if bias else None, kind, gated)
+        near_codes(found, fused.activated(y + added if bias else y, kind, gated))
+
+
+def test_codes_of_any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch)
+    x = drawn(7, 48).detach()
+    x[1], x[2], x[3, 5], x[4] = 0.0, 1e-9 * x[2], 1e5, 1e30 * x[4]
+    near_codes(fp8.coded(x), x)
+    near_codes(fp8.coded(x.T.contiguous().T), x)
+    assert (fp8.coded(x)[0][1].float() == 0).all()
+
+
+@pytest.mark.parametrize("change", [{}, {"pre_norm": True, "gated": True, "first_norm": False}], ids=["post", "pre"])
+@torch.no_grad()
+def test_an_encoder_in_eight_bits(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product but attention's last finds its codes; by the programs as by the plain expressions."""
+    sizes: dict[str, Any] = {"width": 32, "head_width": 16, "ff_width": 48, "embeddings": Embeddings(width=32)}
+    dtype = torch.bfloat16 if HERE.type == "cuda" else torch.float32
+    encoder = Encoder(replace(GOOD, **sizes, **change)).to(HERE, dtype).eval()
+    for parameter in encoder.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    batch = Batch.from_ids([[1, 2, 3], [4], [5, 6, 7, 8]]).to(HERE)
+    exact = encoder(batch)
+    to_fp8(encoder)
+    made: list[str] = []
+    program = fp8._programmed
+    monkeypatch.setattr(fp8, "_programmed", lambda *call: made.append(call[2]) or program(*call))
+    fast = encoder(batch)
+    assert made == ["identity", "gelu"] * 2
+    monkeypatch.setattr(fused, "takes", lambda x: False)
+    monkeypatch.setattr(fp8, "takes", lambda x: False)
+    slow = encoder(batch)
+    assert not hasattr(slow, "fp8")
+    assert sum(isinstance(one, Fp8Linear) for one in encoder.modules()) == 8
+    for one, other, most in ((fast, slow, 0.05), (slow, exact, 0.08)):
+        assert 0 < float((one - other).norm() / other.norm()) < most
 
 
 @pytest.mark.parametrize("what", ["first", "last", "norm"])

@@ -20,6 +20,8 @@ from bertie.text.batch import Batch
 from tests.kernels.compiled import compiled
 from tests.kernels.test_disentangled import OnGpu
 
+CODES = {"codes_at": "*fp8e4nv", "scales_at": "*fp32"}
+
 
 def test_the_programs() -> None:
     """On a GPU as they are, elsewhere interpreted. Without Triton there are none, and that is said."""
@@ -50,11 +52,12 @@ def test_norms_compiled(
     half = dict.fromkeys(("x_at", "out_at", "up_at", "dx_at", "weight_at"), "*bf16")
     single = dict.fromkeys(("mean_at", "rstd_at", "dweight_at", "dbias_at"), "*fp32") | {"eps": "fp32", "scale": "fp32"}
     wide = dict.fromkeys(("residual_at", "sum_at", "sum_up_at", "dresidual_at"), f"*{residual or 'bf16'}")
-    types = half | single | wide | {"seed_at": "*i64"}
+    types = half | single | wide | {"seed_at": "*i64"} | CODES
     absent = ["bias_at", *([] if drop else ["seed_at"]), *([] if residual else ["residual_at"])]
     for learn in (True, False):
-        gone = [*absent, *([] if keep else ["sum_at"]), *([] if learn else ["mean_at", "rstd_at"])]
+        gone = [*absent, *([] if keep else ["sum_at"]), *(CODES if learn else ["mean_at", "rstd_at"])]
         there = {"RESIDUAL": bool(residual), "BIAS": False, "DROP": drop, "SUM": keep, "KEEP": learn}
+        there["CODES"] = not learn
         _compiled(programs.add_norm_forward, types, dict.fromkeys(gone) | there, fused._norm_sizes(width, 0))
     known = keep or not residual  # what was normalized
     gone = [*([] if drop else ["seed_at", "dx_at"]), *(["x_at", "residual_at"] if known else ["sum_at"])]
@@ -89,6 +92,37 @@ def test_pooling_compiled(mode: str, kind: str, tmp_path: Path, monkeypatch: pyt
     types = {"hidden_at": f"*{kind}", "out_at": f"*{kind}", "ends_at": "*i32"}
     constants = {"MODE": mode, "ROWS": fused.POOL_ROWS, "BLOCK": fused.POOL_BLOCK}
     compiled(programs.pool, types, constants, fused.POOL_WARPS)
+
+
+@pytest.mark.parametrize(("gated", "width", "bias"), [(False, 4096, True), (True, 1152, False), (False, 768, False)])
+def test_codes_compiled(gated: bool, width: int, bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded by the chip's own instruction, to the nearest."""
+    pytest.importorskip("triton", reason="the programs are Triton's")
+    from bertie.kernels import fp8
+    from bertie.kernels import fused_kernels as programs
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = dict.fromkeys(("x_at", "bias_at"), "*bf16") | CODES
+    constants: dict[str, Any] = {"KIND": "gelu" if bias or gated else "identity", "GATED": gated, "BIAS": bias}
+    sizes = fp8._sizes(width)
+    constants |= {} if bias else {"bias_at": None}
+    constants |= {name: sizes[name] for name in ("TALL", "BLOCK")}
+    made = compiled(programs.activate_codes, types, constants, sizes["num_warps"])
+    assert "cvt.rn.satfinite.e4m3x2.f32" in made.asm["ptx"]
+
+
+def test_embeddings_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the programs are Triton's")
+    from bertie.kernels import fused_kernels as programs
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = programs.embed_norm.arg_names
+    types: dict[str, str] = {name: "*i64" if "_row_" in name else "*bf16" for name in names if name.endswith("_at")}
+    types |= CODES | {"eps": "fp32"}
+    for codes in (True, False):
+        constants = {"SECOND": True, "THIRD": True, "BIAS": True, "CODES": codes}
+        gone = {} if codes else dict.fromkeys(CODES)
+        _compiled(programs.embed_norm, types, constants | gone, fused._norm_sizes(768, 0))
 
 
 def _compiled(program: Any, types: dict[str, str], constants: dict[str, Any], sizes: dict[str, int]) -> None:

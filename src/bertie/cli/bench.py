@@ -1,7 +1,9 @@
 """Measure how fast a model reads here: a checkpoint, or a shape with random weights.
 
 From ids to the last hidden state, and from text to vectors; beside the pace of a large matrix product on the same
-device. The texts are random and of mixed length (mean 117 tokens, median 87) unless a file is given.
+device. The texts are random and of mixed length (mean 117 tokens, median 87) unless a file is given. With fp8 and int8
+there is a receipt of what that costs: what the model says of a few texts, built-in ones or the file's, beside what it
+says in bf16 or fp32.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import (
     UsageError,
@@ -28,11 +31,14 @@ from bertie.data.readers import text_of
 if TYPE_CHECKING:
     from bertie.bench import Rate, Speed
     from bertie.cli.common import Verbs
+    from bertie.tasks import Embedder
 
 EXAMPLE = """  bertie bench
   bertie bench -m ./my-model --texts reviews.csv --price 2.50
   bertie bench --shape 12x768 --precision bf16 --json | jq .from_ids.tokens_per_s
+  bertie bench -m ./my-model --precision fp8 --texts reviews.csv
 """
+COMPARED = 256  # texts of a receipt, at most
 
 
 def add(verbs: Verbs) -> None:
@@ -71,11 +77,36 @@ def run(args: argparse.Namespace) -> None:
         task = Embedder.load(model_name(args), revision=args.revision, device=device, dtype=dtype)
         found = measure(task.model, texts=texts, embedder=task, seconds=args.seconds, price=args.price)
     name = args.shape or task.checkpoint.source
-    print(json.dumps({"model": name} | asdict(found), indent=2) if args.json else "\n".join(_lines(name, found)))
+    receipt = None if args.shape else _receipt(task, args, texts)
+    if args.json:
+        print(json.dumps({"model": name} | asdict(found) | ({"receipt": receipt} if receipt else {}), indent=2))
+    else:
+        print("\n".join(_lines(name, found, receipt)))
 
 
-def _lines(name: str, found: Speed) -> Iterator[str]:
+def _receipt(task: Embedder, args: argparse.Namespace, texts: list[str] | None) -> dict[str, Any] | None:
+    """What eight bits cost, where there are such."""
+
+    from bertie.hub import Checkpoint
+    from bertie.nn.linear import loaded_as
+    from bertie.receipt import TEXTS, differences
+
+    if loaded_as(task.model.encoder) is None:
+        return None
+    said = [text for text in texts or TEXTS if text.strip()]
+    model = task.model
+    before = Checkpoint.load(model_name(args), revision=args.revision, device=model.device, dtype=model.dtype)
+    return {
+        "against": str(model.dtype).removeprefix("torch."),
+        "texts": Path(args.texts).name if texts else "built-in",
+        **differences(before, task.checkpoint, said[:: -(-len(said) // COMPARED)]),
+    }
+
+
+def _lines(name: str, found: Speed, receipt: dict[str, Any] | None) -> Iterator[str]:
     """For people."""
+    from bertie.receipt import lines
+
     rows: dict[str, str] = {
         "model": f"{name}, {found.precision} on {found.device}",
         "texts": f"{found.texts:,} with {found.tokens:,} tokens, {found.budget:,} tokens a batch",
@@ -86,7 +117,8 @@ def _lines(name: str, found: Speed) -> Iterator[str]:
         f"sorted by length {found.padding_sorted:.0%}",
         "peak memory": "" if found.peak_bytes is None else f"{found.peak_bytes / 2**20:,.0f} MiB",
         "cost": "" if found.per_million_tokens is None else f"{found.per_million_tokens:.4g} a million tokens",
-    }
+        "receipt": "" if receipt is None else f"beside {receipt['against']}, on texts: {receipt['texts']}",
+    } | ({} if receipt is None else lines(receipt))
     width = max(map(len, rows))
     yield from (f"{key:<{width}}  {text}" for key, text in rows.items() if text)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Verbs = _SubParsersAction[argparse.ArgumentParser]
 
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp8": "float8_e4m3fn"}
 KINDS = ("text", "csv", "tsv", "jsonl", "parquet")
 
 
@@ -97,7 +97,7 @@ def add_model(parser: argparse.ArgumentParser, *, long: bool = True, precision: 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """Of the computation."""
-    text = "of the computation: fp32 (the default), bf16 and fp16 on GPUs, int8 on CPUs"
+    text = "of the computation: fp32 (the default), bf16, fp16 and fp8 on GPUs, int8 on CPUs"
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=text)
 
 

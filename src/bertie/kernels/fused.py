@@ -10,6 +10,9 @@
 
 On GPUs in half precision, with Triton, these are programs of our own (`fused_kernels.py`); everywhere else, the plain
 expressions that stand beside them here. Random numbers follow from `torch.cuda.manual_seed`, in recorded graphs too.
+
+Where `fp8` is set on a norm's module, a product in eight bits reads what it returns: the programs then write the codes
+that `fp8.py` is about as well, and the tensor returned has them as its attribute `fp8`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from torch.nn import functional as F
 from bertie.config import Activation
 
 enabled = True  # whether our own programs are used where they can be
+
+Coded = tuple[Tensor, Tensor]  # e4m3 (T, K), and what each row of it is multiplied by, float32 (T, 1)
 
 WIDEST = 8192  # of a row that a program holds as a whole
 ALIGNED = 64  # logits of a row, rounded up: products of other sizes take up to twice as long
@@ -116,8 +121,26 @@ def _normed(
     if learns(x, residual, module.weight, module.bias):
         both: tuple[Tensor, Tensor | None] = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
         return both
-    out, total, *_ = _AddNorm.run(*given, learn=False)
-    return out, total
+    codes = _room(module, len(x), x)
+    out, total, *_ = _AddNorm.run(*given, learn=False, codes=codes)
+    return _with(codes, out), total
+
+
+def _room(module: nn.Module, rows: int, like: Tensor) -> Coded | None:
+    """For the codes of what a norm returns, where they are wanted."""
+    return room(rows, like.shape[1], like.device) if getattr(module, "fp8", False) else None
+
+
+def room(rows: int, width: int, device: torch.device) -> Coded:
+    """For codes, and not filled."""
+    codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device)
+    return codes, torch.empty(rows, 1, dtype=torch.float32, device=device)
+
+
+def _with(codes: Coded | None, x: Tensor) -> Tensor:
+    if codes is not None:
+        x.fp8 = codes  # type: ignore[attr-defined]
+    return x
 
 
 def learns(*tensors: Tensor | None) -> bool:
@@ -149,18 +172,20 @@ def _embedded(weights: list[Tensor], rows: list[Tensor], module: nn.LayerNorm) -
 
     count, width = len(rows[0]), weights[0].shape[1]
     out = weights[0].new_empty(count, width)
+    codes = _room(module, count, out)
     absent = [None] * (3 - len(weights))
     sizes = _norm_sizes(width, 0)
     with _launching(out):
         programs.embed_norm[(-(-count // sizes["TALL"]),)](
             *(*weights, *absent, *(one.contiguous() for one in rows), *absent, module.weight, module.bias, out),
-            *(count, width, module.eps),
+            *(*(codes or (None, None)), count, width, module.eps),
             SECOND=len(weights) > 1,
             THIRD=len(weights) > 2,
             BIAS=module.bias is not None,
+            CODES=codes is not None,
             **sizes,
         )
-    return out
+    return _with(codes, out)
 
 
 class _AddNorm(torch.autograd.Function):
@@ -177,6 +202,7 @@ class _AddNorm(torch.autograd.Function):
         keep: bool,
         *,
         learn: bool,
+        codes: Coded | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """The two; and if its way back is to be gone: means, their counterparts, and what was drawn from."""
         from bertie.kernels import fused_kernels as programs
@@ -192,12 +218,14 @@ class _AddNorm(torch.autograd.Function):
         seed = torch.randint(1 << 62, (1,), device=x.device) if dropout else None
         with _launching(x):
             programs.add_norm_forward[(-(-rows // programs.ROWS),)](
-                *(x, residual, weight, bias, out, total, mean, rstd, seed, rows, width, eps, *_dropped(dropout)),
+                *(x, residual, weight, bias, out, total, mean, rstd, seed, *(codes or (None, None))),
+                *(rows, width, eps, *_dropped(dropout)),
                 RESIDUAL=residual is not None,
                 BIAS=bias is not None,
                 DROP=seed is not None,
                 SUM=total is not None,
                 KEEP=learn,
+                CODES=codes is not None,
                 **_norm_sizes(width, 0),
             )
         return out, total, mean, rstd, seed
@@ -293,13 +321,17 @@ def expand(x: Tensor, linear: nn.Module, activation: Activation, gated: bool) ->
             out: Tensor = _Activate.apply(y, linear.bias, activation, gated)  # type: ignore[no-untyped-call]
             return out
         return _Activate.run(y, linear.bias, activation, gated)
+    return activated(linear(x), activation, gated)
+
+
+def activated(y: Tensor, activation: Activation, gated: bool) -> Tensor:
+    """The plain expression: (T, F) -> (T, F), or gated (T, 2F) -> (T, F)."""
     from bertie.nn.norm import activation as function
 
-    plain: Tensor = linear(x)
     if gated:
-        act, factor = plain.chunk(2, dim=-1)  # (T, 2F) -> (T, F), (T, F)
+        act, factor = y.chunk(2, dim=-1)  # (T, 2F) -> (T, F), (T, F)
         return function(activation)(act) * factor
-    return function(activation)(plain)
+    return function(activation)(y)
 
 
 def _in_the_product(x: Tensor, linear: nn.Linear, activation: Activation) -> bool:

@@ -24,12 +24,13 @@ ROWS = 8  # that share a draw
 
 @jit
 def add_norm_forward(
-    x_at, residual_at, weight_at, bias_at, out_at, sum_at, mean_at, rstd_at, seed_at, rows, width, eps, dropped, scale,
+    x_at, residual_at, weight_at, bias_at, out_at, sum_at, mean_at, rstd_at, seed_at, codes_at, scales_at,
+    rows, width, eps, dropped, scale,
     RESIDUAL: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, SUM: tl.constexpr, KEEP: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr,
+    CODES: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program: `ROWS` rows, TALL at a time. With SUM, what is normalized is written too; with KEEP, what the way back
-    needs to know of it."""
+    needs to know of it; with CODES, the norm in eight bits."""
     group = tl.program_id(0)
     column = tl.arange(0, BLOCK)[None, :]
     inside = column < width
@@ -59,6 +60,8 @@ def add_norm_forward(
         if BIAS:
             out += bias
         tl.store(out_at + row * width + column, out, mask=there)
+        if CODES:
+            _store_codes(codes_at, scales_at, tl.where(inside, out, 0.0), row, column, rows, width)
         if KEEP:
             tl.store(mean_at + row, mean, mask=row < rows)
             tl.store(rstd_at + row, rstd, mask=row < rows)
@@ -124,10 +127,11 @@ def _bits(a, b, c, d, i):
 @jit
 def embed_norm(
     first_at, second_at, third_at, first_row_at, second_row_at, third_row_at, weight_at, bias_at, out_at,
-    rows, width, eps, SECOND: tl.constexpr, THIRD: tl.constexpr, BIAS: tl.constexpr,
+    codes_at, scales_at, rows, width, eps,
+    SECOND: tl.constexpr, THIRD: tl.constexpr, BIAS: tl.constexpr, CODES: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program: TALL rows."""
+    """A program: TALL rows. With CODES, they are written in eight bits too."""
     row = tl.program_id(0).to(tl.int64) * TALL + tl.arange(0, TALL)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = column < width
@@ -144,6 +148,17 @@ def embed_norm(
     if BIAS:
         out += tl.load(bias_at + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_at + row * width + column, out, mask=there & inside)
+    if CODES:
+        _store_codes(codes_at, scales_at, tl.where(inside, out, 0.0), row, column, rows, width)
+
+
+@jit
+def _store_codes(codes_at, scales_at, x, row, column, rows, width):
+    """Whole rows, zero past their ends, as e4m3 with one scale each: as `fp8.rounded` has it."""
+    top = tl.maximum(tl.max(tl.abs(x), 1, keep_dims=True), 1e-12)
+    codes = (x * (448.0 / top)).to(codes_at.dtype.element_ty)
+    tl.store(codes_at + row * width + column, codes, mask=(row < rows) & (column < width))
+    tl.store(scales_at + row, top / 448.0, mask=row < rows)
 
 
 @jit
@@ -160,6 +175,27 @@ def activate_forward(
     """A program: a tile of TALL × BLOCK outputs."""
     row = (tl.program_id(0) * TALL + tl.arange(0, TALL)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    out = _activated(x_at, bias_at, row, column, rows, width, KIND, GATED, BIAS)
+    tl.store(out_at + row * width + column, out, mask=(row < rows) & (column < width))
+
+
+@jit
+def activate_codes(
+    x_at, bias_at, codes_at, scales_at, rows, width, KIND: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program: TALL whole rows, in eight bits alone."""
+    row = (tl.program_id(0) * TALL + tl.arange(0, TALL)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    out = _activated(x_at, bias_at, row, column, rows, width, KIND, GATED, BIAS)
+    _store_codes(codes_at, scales_at, out, row, column, rows, width)
+
+
+@jit
+def _activated(
+    x_at, bias_at, row, column, rows, width, KIND: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """Outputs in float32, zero where there are none."""
     there = (row < rows) & (column < width)
     stride = width * 2 if GATED else width
     x = tl.load(x_at + row * stride + column, mask=there, other=0.0).to(tl.float32)
@@ -171,7 +207,7 @@ def activate_forward(
         if BIAS:
             gate += tl.load(bias_at + width + column, mask=column < width, other=0.0).to(tl.float32)
         out *= gate
-    tl.store(out_at + row * width + column, out, mask=there)
+    return out
 
 
 @jit
@@ -237,6 +273,8 @@ def _value(x, KIND: tl.constexpr):
         out = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     elif KIND == "silu":
         out = x * tl.sigmoid(x)
+    elif KIND == "identity":
+        out = x
     else:
         tl.static_assert(KIND == "relu")
         out = tl.where(x > 0.0, x, 0.0)

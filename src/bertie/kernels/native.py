@@ -150,6 +150,7 @@ def _knows(encoder: Encoder, instructions: int) -> bool:
         and not any("parametrizations" in part._modules for part in parts)
         and all(one.is_contiguous() for one in encoder.parameters())
         and (instructions >= BYTES_FROM or all(one.dtype != torch.int8 for one in encoder.parameters()))
+        and all(one.dtype != torch.float8_e4m3fn for one in encoder.parameters())
     )
 
 

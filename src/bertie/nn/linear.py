@@ -1,14 +1,22 @@
-"""Linear layers in bytes, for inference on a CPU: weights with a scale a row, activations with a scale a token.
+"""Linear layers in eight bits, for inference: weights with a scale a row, activations with a scale a token.
 
-Products of bytes are exact, so what is lost is lost in rounding the two to 8 bits each.
+On a CPU they are bytes (`to_int8`); products of bytes are exact, so what is lost is lost in rounding the two to 8 bits
+each. On a GPU they are floats of eight bits (`to_fp8`, kernels/fp8.py), whose products are summed in higher precision.
 """
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
+from bertie.errors import ConfigError
+from bertie.kernels import fp8
+from bertie.kernels.fused import HALF, Coded
 from bertie.nn.attention import QKV, SelfAttention, by_heads
+from bertie.nn.block import Block
+from bertie.nn.encoder import Encoder
 from bertie.nn.feedforward import FeedForward
 from bertie.store import quantize
 
@@ -66,10 +74,134 @@ def to_int8(encoder: nn.Module) -> None:
             module.up, module.down = _bytes(module.up), _bytes(module.down)
 
 
+def _bytes(layer: nn.Module) -> nn.Module:
+    return Int8Linear(layer.weight, layer.bias) if isinstance(layer, nn.Linear) else layer
+
+
+# --- on a GPU ---
+
+
+class Fp8Linear(nn.Module):
+    """What a linear layer is once `to_fp8` has seen it.
+
+    >>> layer = nn.Linear(16, 16)
+    >>> _ = nn.init.constant_(layer.weight, 3.0), nn.init.ones_(layer.bias)
+    >>> Fp8Linear(layer.weight, layer.bias)(torch.full((1, 16), 2.0)).unique().tolist()       # 16 · 2 · 3 + 1
+    [97.0]
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        codes, scales = fp8.rounded(weight.detach())
+        self.dtype = weight.dtype  # of what it returns
+        self.weight = nn.Parameter(codes, requires_grad=False)  # (N, K) e4m3
+        self.scale = nn.Parameter(scales[:, 0], requires_grad=False)  # (N,)
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+
+    def product(self, x: Tensor | Coded, bias: Tensor | None = None) -> Tensor:
+        """(T, K) -> (T, N), with a bias or without one."""
+        return fp8.product(fp8.coded(x), self.weight, self.scale, bias, self.dtype)
+
+    def forward(self, x: Tensor | Coded) -> Tensor:
+        """(T, K) -> (T, N)."""
+        return self.product(x, self.bias)
+
+
+class Fp8QKV(Fp8Linear):
+    """The same for query, key and value."""
+
+    def __init__(self, qkv: QKV) -> None:
+        super().__init__(qkv.weight, qkv.full_bias())
+        self.sizes, self.head_width = qkv.sizes, qkv.head_width
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """(T, D) -> (T, H, d), (T, G, d), (T, G, d)."""
+        return by_heads(super().forward(x), self.sizes, self.head_width)
+
+
+class Fp8FeedForward(FeedForward):
+    """The same for a feed-forward: between its products only codes are written."""
+
+    up: Fp8Linear
+    down: Fp8Linear
+
+    def __init__(self, ff: FeedForward, up: Fp8Linear, down: Fp8Linear) -> None:
+        nn.Module.__init__(self)
+        self.gated, self.activation = ff.gated, ff.activation
+        self.up, self.down = up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, D) -> (T, D)."""
+        out: Tensor = self.down(fp8.activate(self.up.product(x), self.up.bias, self.activation, self.gated))
+        return out
+
+
+def to_fp8(encoder: Encoder) -> None:
+    """The products of an encoder's blocks in floats of eight bits from now on: it can be neither trained nor saved.
+
+    On a GPU it must be in half precision, as all else stays. Layers with a side that is no multiple of 16 stay, too. On
+    a CPU the same numbers come out, slowly.
+    """
+    words = encoder.embeddings.words.weight
+    if words.is_cuda:
+        check_fp8(words.device)
+        if words.dtype not in HALF:
+            raise ConfigError(f"an encoder in {words.dtype} cannot go to fp8 on a GPU; allowed: bfloat16, float16")
+    for block in cast("list[Block]", list(encoder.blocks)):
+        attention, ff = block.attention, block.ff
+        for name in ("qkv", "global_qkv"):
+            if isinstance(qkv := getattr(attention, name), QKV) and _fits(qkv.weight):
+                setattr(attention, name, Fp8QKV(qkv))
+        attention.out = _fp8(attention.out)
+        ff.up, ff.down = up, down = _fp8(ff.up), _fp8(ff.down)
+        if isinstance(up, Fp8Linear) and isinstance(down, Fp8Linear):
+            block.ff = Fp8FeedForward(ff, up, down)
+    _announce(encoder)
+
+
+def _announce(encoder: Encoder) -> None:
+    """Has norms that products read from write codes, too. What follows the last block is no product of these."""
+    blocks, order = cast("list[Block]", list(encoder.blocks)), encoder.cfg.layer_map
+    norms = [norm for block in blocks for norm in (block.pre_attention, block.post_attention, block.pre_ff)]
+    norms += [blocks[number].post_ff for number in set(order[:-1])]
+    first = encoder.embeddings
+    if isinstance(blocks[order[0]].pre_attention, nn.Identity) and first.norm is not None and first.project is None:
+        norms.append(first.norm)
+    for norm in norms:
+        norm.fp8 = encoder.cfg.width % fp8.MULTIPLE == 0  # type: ignore[assignment]
+
+
+def check_fp8(device: torch.device | str) -> None:
+    """Refuse a device that cannot do it."""
+    if not fp8.can(torch.device(device)):
+        least = ".".join(map(str, fp8.CAPABILITY))
+        raise ConfigError(
+            f"fp8 (torch.float8_e4m3fn) with device={str(device)!r}: only GPUs of compute capability {least} and above "
+            "multiply such numbers (Ada, Hopper and later)"
+        )
+
+
+def _fits(weight: Tensor) -> bool:
+    return all(side % fp8.MULTIPLE == 0 for side in weight.shape)
+
+
+def _fp8(layer: nn.Module) -> nn.Module:
+    return Fp8Linear(layer.weight, layer.bias) if isinstance(layer, nn.Linear) and _fits(layer.weight) else layer
+
+
+# --- what has been done ---
+
+
 def is_int8(encoder: nn.Module) -> bool:
     """Whether `to_int8` has seen it."""
     return any(isinstance(module, Int8Linear) for module in encoder.modules())
 
 
-def _bytes(layer: nn.Module) -> nn.Module:
-    return Int8Linear(layer.weight, layer.bias) if isinstance(layer, nn.Linear) else layer
+def is_fp8(encoder: nn.Module) -> bool:
+    """Whether `to_fp8` has seen it."""
+    return any(isinstance(module, Fp8Linear) for module in encoder.modules())
+
+
+def loaded_as(encoder: nn.Module) -> torch.dtype | None:
+    """The `dtype` to load a checkpoint with for such products; None if they are ordinary ones."""
+    return torch.int8 if is_int8(encoder) else torch.float8_e4m3fn if is_fp8(encoder) else None

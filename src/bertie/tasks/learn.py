@@ -26,7 +26,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.evaluate import scores
 from bertie.evaluate.scores import Score
 from bertie.hub import Checkpoint
-from bertie.nn.linear import is_int8
+from bertie.nn.linear import loaded_as
 from bertie.tasks.base import ITEMS_AT_ONCE, LONG, Ask, Long, Options, Output, Result, Task
 from bertie.text.windows import Window
 from bertie.train.data import Example, Kind, Labelled, fingerprint, labelled, split
@@ -232,10 +232,8 @@ class Learner(Task[Options, Output, Result]):
         base = self._start()
         if base.tokenizer is None:
             raise InputError(f"{base.source} has no tokenizer, and reading texts needs one")
-        if is_int8(base.model.encoder):
-            raise InputError(
-                f"{base.source} was loaded with dtype=torch.int8, for inference; load it without to train it"
-            )
+        if (dtype := loaded_as(base.model.encoder)) is not None:
+            raise InputError(f"{base.source} was loaded with dtype={dtype}, for inference; load it without to train it")
         checkpoint = self._ready(base, data)
         if self.recipe.reach is not None:
             checkpoint = checkpoint.with_reach(self.recipe.reach)

@@ -39,14 +39,23 @@ def ceiling(device: torch.device | str, dtype: torch.dtype, seconds: float = 0.5
     draw = torch.Generator(device).manual_seed(0)
     # Not zeros: chips draw less power for these, and run faster.
     a, b = ((20 * torch.randn(side, side, generator=draw, device=device)).to(dtype) for _ in range(2))
-    in_bytes = dtype == torch.int8
-    out = torch.empty(side, side, dtype=torch.int32 if in_bytes else dtype, device=device)
+    wide = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}.get(dtype, dtype)
+    out = torch.empty(side, side, dtype=wide, device=device)
+    ones = torch.ones(side, device=device)
+
+    def product() -> None:
+        if dtype == torch.int8:
+            torch._int_mm(a, b, out=out)
+        elif dtype == torch.float8_e4m3fn:  # as kernels/fp8.py has it
+            torch._scaled_mm(a, b.T, ones[:, None], ones[None], out_dtype=wide, use_fast_accum=True, out=out)
+        else:
+            torch.mm(a, b, out=out)
 
     def products(count: int) -> float:
         """Seconds."""
         began = time.perf_counter()
         for _ in range(count):
-            torch._int_mm(a, b, out=out) if in_bytes else torch.mm(a, b, out=out)
+            product()
         out[0, 0].item()  # waits for the device, of whatever kind
         return time.perf_counter() - began
 

@@ -1,0 +1,190 @@
+"""Products in floats of eight bits: the chip's against the same numbers in float32, and encoders that are made of them.
+
+(Small sizes of the programs: tests/kernels/fused_programs.py. What a CPU makes of it: tests/nn/test_linear.py.)
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from bertie import Embedder
+from bertie.bench import measure, random_model
+from bertie.cli import main
+from bertie.config import Activation
+from bertie.errors import ConfigError
+from bertie.hub import Checkpoint
+from bertie.kernels import fp8, fused, graphs
+from bertie.kernels.graphs import Graphs
+from bertie.model import Model
+from bertie.nn.linear import Fp8Linear, is_fp8, to_fp8
+from bertie.receipt import differences
+from bertie.text.batch import Batch
+from tests.gpu.test_graphs import HEADS, KINDS, ROUNDS, batch_of, made
+from tests.nn.test_linear import FAMILIES
+from tests.nn.test_linear import made as of_family
+from tests.test_roundtrip import with_tokenizer
+
+CUDA = torch.device("cuda")
+pytest.importorskip("triton", reason="the programs are Triton's")
+pytestmark = pytest.mark.skipif(not fp8.can(CUDA), reason="needs a GPU of compute capability 8.9 or above")
+MOST = 0.08  # of a hidden state's length, after a few layers
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    assert one.isfinite().all()
+    return float((one.float() - other.float()).norm() / other.float().norm())
+
+
+def in_eight_bits(model: Model) -> Model:
+    other = deepcopy(model)
+    to_fp8(other.encoder)
+    assert is_fp8(other.encoder)
+    return other
+
+
+@pytest.mark.parametrize("dtype", fused.HALF, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 513, 8193])
+@torch.no_grad()
+def test_a_product(rows: int, bias: bool, dtype: torch.dtype) -> None:
+    """Of any number of rows, among them one of zeros and one with a number far out."""
+    for width, outputs in ((384, 1152), (1024, 4096), (4096, 1024), (48, 16)):
+        linear = nn.Linear(width, outputs, bias=bias, device=CUDA, dtype=dtype)
+        x = torch.randn(rows, width, device=CUDA).to(dtype)
+        x[rows // 2] = 0.0
+        x[-1, 5] = 300.0
+        layer = Fp8Linear(linear.weight, linear.bias)
+        codes, scales = fp8.rounded(x)
+        found = layer((codes, scales))
+        wanted = (codes.double() * scales) @ (layer.weight.double() * layer.scale[:, None]).T
+        wanted = wanted + linear.bias.double() if bias else wanted
+        assert (found.dtype, found.shape) == (dtype, (rows, outputs))
+        rough = float(wanted.abs().max())
+        assert_close(found.double(), wanted, atol=1e-2 * rough, rtol=1e-2)
+        assert far(found, wanted) < 5e-3
+        if rows > 16:
+            assert far(layer(x), linear(x)) < 0.06
+
+
+def test_a_product_asks_the_device_nothing() -> None:
+    x, layer = torch.randn(33, 64, device=CUDA).bfloat16(), Fp8Linear(torch.randn(32, 64, device=CUDA).bfloat16(), None)
+    layer(x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def near(found: fused.Coded, x: Tensor) -> None:
+    """x (float64) in eight bits, but for what was rounded on its way."""
+    codes, scales = found
+    wanted, by = fp8.rounded(x)
+    assert_close(scales, by, atol=0, rtol=1e-2)
+    assert_close(codes.float(), wanted.float(), atol=2**-7, rtol=0.13)
+    assert (codes.float() != wanted.float()).float().mean() < 0.1
+    assert far(codes.float() * scales, x) < 0.04
+
+
+@pytest.mark.parametrize("dtype", fused.HALF, ids=str)
+@pytest.mark.parametrize(("rows", "width"), [(65536, 768), (8193, 1024), (513, 384), (1, 768), (9, 5000)])
+@torch.no_grad()
+def test_codes_of_norms(rows: int, width: int, dtype: torch.dtype) -> None:
+    """And what they stand beside is the same to the bit as without them."""
+    x, residual = (torch.randn(rows, width, device=CUDA).to(dtype) for _ in range(2))
+    plain = nn.LayerNorm(width, device=CUDA, dtype=dtype)
+    plain.weight.add_(torch.randn_like(plain.weight) * 0.3)
+    norm = deepcopy(plain)
+    norm.fp8 = True  # type: ignore[assignment]
+    table, at = nn.Embedding(100, width, device=CUDA, dtype=dtype), torch.randint(100, (rows,), device=CUDA)
+    wide = [x.double(), (x.double() + residual.double()), table.weight[at].double()]
+    for call, given in (
+        (lambda one: fused.norm(x, one), wide[0]),
+        (lambda one: fused.add_norm(x, residual, one, 0.0), wide[1]),
+        (lambda one: fused.add_norms(x, residual, nn.Identity(), one, 0.0)[1], wide[1]),
+        (lambda one: fused.embed_norm([(table, at)], one), wide[2]),
+    ):
+        found = call(norm)
+        assert torch.equal(found, call(plain))
+        exact = F.layer_norm(given, (width,), plain.weight.double(), plain.bias.double(), plain.eps)
+        near(found.fp8, exact)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("kind", fused.KINDS)
+@torch.no_grad()
+def test_codes_of_activations(kind: Activation, gated: bool) -> None:
+    for rows, width in ((4097, 3072), (513, 1152), (7, 4096), (3, 8192)):
+        y = torch.randn(rows, width * (2 if gated else 1), device=CUDA).bfloat16()
+        bias = torch.randn(y.shape[1], device=CUDA).bfloat16()
+        near(fp8.activate(y, bias, kind, gated), fused.activated(y.double() + bias.double(), kind, gated))
+        near(fp8.activate(y, None, kind, gated), fused.activated(y.double(), kind, gated))
+    wide = torch.randn(3, 10000, device=CUDA).bfloat16()  # wider than a program holds
+    near(fp8.activate(wide, None, kind, False), fused.activated(wide, kind, False))
+    near(fp8.coded(wide), wide)
+
+
+@pytest.mark.parametrize("dtype", fused.HALF, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_family(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in half precision, and as without our programs; a text alone as among others."""
+    model = of_family(family).to(CUDA, dtype)
+    other = in_eight_bits(model)
+    ids = [torch.randint(2, 60, (n,)).tolist() for n in (3, 17, 1, 40, 33)]
+    batch = Batch.from_ids(ids).to("cuda")
+    found = other.hidden(batch)
+    assert found.dtype == dtype
+    assert 1e-3 < far(found, model.hidden(batch)) < MOST
+    assert far(other.hidden(Batch.from_ids(ids[1:2]).to("cuda")), found[3:20]) < MOST
+    monkeypatch.setattr(fused, "enabled", False)
+    assert far(other.hidden(batch), found) < MOST
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.inference_mode()
+def test_recorded(name: str) -> None:
+    plain = made(name)
+    eight = in_eight_bits(plain)
+    model = deepcopy(eight)
+    model.graphs = Graphs()
+    assert graphs.can(model.encoder)
+    for seed, lengths in enumerate(ROUNDS):
+        batch = batch_of(lengths, seed)
+        assert far(model.hidden(batch), eight.hidden(batch)) < MOST
+        assert far(model.hidden(batch), plain.hidden(batch)) < 2 * MOST
+        for head in HEADS:
+            assert far(model(batch, head), eight(batch, head)) < 0.2
+    assert len(model.graphs) > 4
+
+
+def test_single_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"torch\.float32 cannot go to fp8 on a GPU; allowed: bfloat16, float16"):
+        to_fp8(made("learned", torch.float32).encoder)
+
+
+def test_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = with_tokenizer(tmp_path / "m")
+    exact = Checkpoint.load(folder, device="cuda", dtype=torch.bfloat16)
+    embedder = Embedder.load(folder, device="cuda", dtype=torch.float8_e4m3fn)
+    assert (embedder.model.dtype, is_fp8(embedder.model.encoder)) == (torch.bfloat16, True)
+    found = differences(exact, embedder.checkpoint, ["the cat sat on the mat", "a dog"])
+    assert 0.95 < found["hidden"]["least_cosine"] <= 1
+    assert main(["bench", "-m", str(folder), "--precision", "fp8", "--device", "cuda", "--seconds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "float8_e4m3fn on " in shown
+    assert "beside bfloat16, on texts: built-in" in shown
+    speed = measure(random_model("2x64", "cuda", torch.float8_e4m3fn), seconds=0.5)
+    assert speed.precision == "float8_e4m3fn"
