@@ -19,7 +19,8 @@ fixed       DeBERTa's of the models named on texts of one length, 16 to 2,048 to
             (PyPI flashdeberta, which must be there).
 text        from text to normalized vectors: `--folder` is a sentence-transformers model, `--texts` a file of lines.
 lengths     time against total tokens, and against length at a fixed total; peak memory of one long text.
-neighbours  the largest difference between a text alone and in a batch, by precision.
+neighbours  the largest difference between a text alone and in a batch, by precision; and what it costs to read each
+            alone, as `deterministic` does.
 
 "TF" is 2 × weights of the blocks × real tokens / s, so padding is no work. The share is of a large product's pace,
 measured at the start. `--seconds` is kept: what does not fit is left out, and said. Results are written after each
@@ -792,9 +793,24 @@ def neighbours(bench: Bench) -> None:
                     "of": len(gaps),
                     "size": float(many[0].abs().mean()),
                 }
+                if dtype == HALF:
+                    results[name]["cost"] = alone(model, ids)
         bench.say(f"neighbours {name}: {json.dumps(results[name])}")
         bench.save()
         cleared()
+
+
+def alone(model: Model, ids: list[Any]) -> dict[str, float]:
+    """Texts a second in batches; and a text a pass, as `deterministic` has it, without and with `model.graphs`."""
+    calls = {"together": over(model, flat_batches(ids, 65536, HERE))}
+    calls["alone"] = calls["alone, graphs"] = over(model, flat_batches(ids, 1, HERE))
+    found = {}
+    for who, call in calls.items():
+        model.graphs = Graphs(most=256) if "graphs" in who else None
+        in_turns({who: call}, HERE, 3)
+        found[who] = len(ids) / middle(in_turns({who: call}, HERE, 3)[who])
+    model.graphs = None
+    return found
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

@@ -56,6 +56,7 @@ from bertie.train.loop import Trainer
 from bertie.train.masking import Masking
 from bertie.train.mlm import MaskedSteps
 from bertie.train.packing import Packed
+from bertie.train.pretrain import READERS
 from bertie.train.pretraining import ReplacedTokens
 from bertie.train.recipe import Recipe
 
@@ -200,24 +201,21 @@ def vocabulary(shape: Shape, vocab: int) -> HeadConfig:
     return HeadConfig(kind="vocabulary", outputs=vocab, dense=shape.width, activation="gelu", norm=Norm(), tied=True)
 
 
-class Clocked(MaskedSteps):
+class Clocked(Trainer):
     """Looks at the clock every few steps."""
 
-    def __init__(self, *args: Any, every: int, warm: int, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.every, self.warm = every, warm
-        self.marks: list[tuple[float, int]] = []  # when, and how many tokens were read before
-        self.read_tokens = 0
+    every = warm = 1
 
-    def read(self, step: int) -> Any:
+    def _step(self) -> int:
+        step = self.progressed.step
+        if step == 0:
+            self.marks: list[tuple[float, int]] = []  # when, and how many tokens were read before
         if step >= self.warm and (step - self.warm) % self.every == 0:
             self.mark()
-        source, items = super().read(step)
-        self.read_tokens += sum(map(len, items))
-        return source, items
+        return super()._step()
 
     def mark(self) -> None:
-        self.marks.append((settled(), self.read_tokens))
+        self.marks.append((settled(), self.progressed.tokens))
 
     @property
     def paces(self) -> list[float]:
@@ -225,19 +223,20 @@ class Clocked(MaskedSteps):
 
 
 def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, steps: int, on: bool) -> None:
-    """A run of the trainer; with our own programs between the products, or without."""
-    every = max(1, (steps - steps // 3) // 3)
-    warm = steps - 3 * every
+    """A run of the trainer as `bertie pretrain` sets it up; with our own programs between the products, or without."""
     packed = Packed(corpus, size - SPARE, model.config.reach, seed=0)
-    plan = Clocked(packed, tokenizer, steps, every=every, warm=warm)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
+    readers = READERS if HERE.type == "cuda" else 0
+    trainer = Clocked(model, MaskedSteps(packed, tokenizer, steps), recipe, quiet=True, ahead=readers)
+    trainer.every = max(1, (steps - steps // 3) // 3)
+    trainer.warm = steps - 3 * trainer.every
     fused.enabled = on
     try:
-        Trainer(model, plan, recipe, quiet=True).run()
-        plan.mark()
+        trainer.run()
+        trainer.mark()
     finally:
         fused.enabled = False
-    row.tokens_per_s += plan.paces
+    row.tokens_per_s += trainer.paces
 
 
 def lengths_of(corpus: Any, reach: int, size: int) -> list[int]:

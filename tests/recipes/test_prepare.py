@@ -115,7 +115,7 @@ def test_everything(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch
     assert made["ner.train"][1]["tags"] == ["B-ORG", "I-ORG", "O", "O"]
     assert [row["source"] for row in made["ner.test"]] == ["wikiann", "wnut17"]
 
-    assert len(made["qa.train"]) == 12 + 5
+    assert len(made["qa.train"]) == 12 + 5 + 12
     assert "leaked?" not in {row["question"] for row in made["qa.train"]}
     assert len(made["qa.dev"]) == 5
 
@@ -138,6 +138,27 @@ def test_everything(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch
         "Bern",
     ):  # left out, or measured with
         assert text not in joined, text
+
+
+def test_questions_with_several_paragraphs(
+    prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the article's order, and the answer is where it is said to be."""
+    monkeypatch.setattr(prepare, "LONG_CHARACTERS", (100, 200))
+    made = run(prepare, data, tmp_path / "out", monkeypatch)["qa.train"]
+    plain = {row["id"]: row["context"] for row in made}
+    long = [row for row in made if row["id"].endswith("-long")]
+    assert len(long) == 12
+    for row in long:
+        (answer,), own = row["answers"], plain[row["id"].removesuffix("-long")]
+        paragraphs = row["context"].split("\n\n")
+        assert own in paragraphs
+        assert len(paragraphs) > 1
+        assert row["context"].find(own) <= answer["answer_start"] < row["context"].find(own) + len(own)
+        assert row["context"][answer["answer_start"] :].startswith(answer["text"])
+        every = [context for context in dict.fromkeys(plain.values()) if context in paragraphs]
+        assert every == paragraphs
+        assert len(row["context"]) - len(paragraphs[0]) - len(paragraphs[-1]) < 200
 
 
 def test_ranking(prepare: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
