@@ -199,7 +199,7 @@ def test_the_numbers_are_those_of_the_recipes() -> None:
 
 def test_pictures() -> None:
     found = re.findall(r"!\[.+\]\((bertie-small-\w+\.svg)\)", MODEL.read_text("utf-8"))
-    assert len(found) == 3
+    assert len(found) == 4
     for name in found:
         picture = ElementTree.parse(MODEL.parent / name).getroot()
         assert picture.tag == "{http://www.w3.org/2000/svg}svg"
