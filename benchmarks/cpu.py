@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -460,7 +461,7 @@ def main() -> None:
         packages = ("torch", "sentence-transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
         facts = {"machine": platform.machine(), "threads": options.threads, "texts": len(texts)}
         facts["precision"] = options.precision
-        facts["versions"] = {name: version(name) for name in packages}
+        facts["versions"] = {name: version(name) for name in packages if find_spec(name.replace("-", "_"))}
         options.json.write_text(json.dumps(facts | {"rows": found}, indent=1) + "\n")
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sized
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
+from operator import attrgetter, is_
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -154,6 +154,9 @@ def _knows(encoder: Encoder, instructions: int) -> bool:
     )
 
 
+_version = attrgetter("_version")
+
+
 class _Packed:
     """The weights, for as long as they are what they were."""
 
@@ -167,18 +170,16 @@ class _Packed:
         parts += [] if encoder.norm is None else [encoder.norm]
         self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         held, children = [part._parameters for part in parts], [part._modules for part in parts]
-        every: list[Sized] = [*held, *children]
-        self._sizes = [(one, len(one)) for one in every]
-        self._children = [(one, name, child) for one in children for name, child in one.items()]
+        self._every: list[dict[str, Any]] = [*held, *children]
+        self._sizes = list(map(len, self._every))
+        named = [(one, name, thing) for one in self._every for name, thing in one.items()]
+        self._owners, self._names, self._things = (list(some) for some in zip(*named, strict=True))
         # Whatever replaces a parameter changes where it lies, and whatever writes to it counts its version up: all but
         # torch's fused optimizers, for which the library looks at a few numbers.
-        self._weights = [
-            (one, name, weight, weight.data_ptr(), None if weight.is_inference() else weight._version)
-            for one in held
-            for name, weight in one.items()
-            if weight is not None
-        ]
-        self._absent = [(one, name) for one in held for name, weight in one.items() if weight is None]
+        self._weights = [weight for one in held for weight in one.values() if weight is not None]
+        self._places = list(map(Tensor.data_ptr, self._weights))
+        self._counted = [weight for weight in self._weights if not weight.is_inference()]
+        self._versions = list(map(_version, self._counted))
         self._free, self._same = lib.bertie_free, lib.bertie_same
         shape = (
             *(cfg.width, cfg.heads, cfg.kv_heads, cfg.head_width, cfg.ff_width, ACTIVATIONS.index(cfg.activation)),
@@ -208,27 +209,20 @@ class _Packed:
         tables = (embeddings.words, embeddings.segments, embeddings.positions, embeddings.tasks)
         at = (None if one is None else one.weight.data_ptr() for one in tables)
         lib.bertie_embeddings(self.handle, *at, cfg.embeddings.scale)
-        for _, _, weight, place, _ in self._weights:
+        for weight, place in zip(self._weights, self._places, strict=True):
             if weight.dtype == torch.float32 and weight.is_contiguous() and weight.numel():
                 lib.bertie_watch(self.handle, place, weight.numel())
 
     def current(self) -> bool:
-        """Whether nothing has changed, and nobody listens."""
-        for size in self._sizes:
-            if len(size[0]) != size[1]:
-                return False
-        for children, name, child in self._children:
-            if children.get(name) is not child:
-                return False
-        for held, name in self._absent:
-            if held[name] is not None:
-                return False
-        for held, name, weight, at, version in self._weights:
-            if held.get(name) is not weight or weight.data_ptr() != at:
-                return False
-            if version is not None and weight._version != version:
-                return False
-        return not any(self._hooks) and bool(self._same(self.handle))
+        """Whether nothing has changed, and nobody listens. Asked in every pass: no loop here is Python's own."""
+        return (
+            list(map(len, self._every)) == self._sizes
+            and all(map(is_, map(dict.get, self._owners, self._names), self._things))
+            and list(map(Tensor.data_ptr, self._weights)) == self._places
+            and list(map(_version, self._counted)) == self._versions
+            and not any(self._hooks)
+            and bool(self._same(self.handle))
+        )
 
     def _matrix(self, lib: ctypes.CDLL, block: int, which: int, layer: nn.Module, rows: slice) -> None:
         bias = layer.full_bias() if isinstance(layer, QKV) else layer.bias

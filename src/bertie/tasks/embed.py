@@ -238,14 +238,16 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         for group in pack(flat.lengths[fits].tolist(), self.budget):
             mine = fits[group]
             batch = Batch.chosen(flat, mine).to(self.model.device)
-            skips = np.where(flat.lengths[mine] > options.prompt_tokens, options.prompt_tokens, 0).tolist()
+            skips = None
+            if options.prompt_tokens:
+                skips = np.where(flat.lengths[mine] > options.prompt_tokens, options.prompt_tokens, 0).tolist()
             rows = self.modules.pooling(self.model.hidden(batch), batch, skips).float()
             said.append((mine, self._finish(rows)))
 
         def land() -> _Block:
             vectors = np.empty((len(chunk), self.dimension), dtype=np.float32)
-            read = flat.lengths - self.tokenizer.special_count
-            counts = np.stack((read, read, np.ones_like(read)), axis=1)
+            counts = np.ones((len(chunk), 3), np.int64)
+            counts[:, :2] = (flat.lengths - self.tokenizer.special_count)[:, None]
             for mine, rows in said:
                 vectors[mine] = rows.host
             if len(far):
@@ -318,7 +320,8 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     @torch.inference_mode()
     def _finish(self, rows: Tensor) -> Copied:
-        if any(one.device != rows.device for one in self.modules.parameters()):
+        bare = all(isinstance(layer, Normalize) for layer in self.modules.layers)  # nothing has weights
+        if not bare and any(one.device != rows.device for one in self.modules.parameters()):
             self.modules.to(rows.device)
         rows = self.modules.project(rows)[:, : self.dimensions]
         whole = self.dimensions is None and self.modules.truncate_dim is None

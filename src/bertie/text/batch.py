@@ -78,6 +78,8 @@ class Batch:
         >>> Batch.chosen(flat, [2, 0]).ids.tolist()
         [4, 5, 0]
         """
+        if len(flat.lengths) == 1:
+            texts = None  # the only one
         lengths = flat.lengths if texts is None else flat.lengths[texts]
         if not lengths.all():
             raise InputError(f"text {lengths.argmin()} of the batch has no tokens; each needs at least one")
