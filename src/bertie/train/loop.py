@@ -175,6 +175,7 @@ class Trainer:
             if self.progressed.best_step >= 0 and self.keep == "best":
                 best: Any = self.folder.best(self.progressed.best_step) if self.world.first else None
                 self.model.load_state_dict(self.world.same(best))
+            self.world.wait()  # one that ended now would cut off another that is still receiving
         finally:
             self._leave()
         return self._history(time.monotonic() - began)
