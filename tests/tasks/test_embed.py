@@ -159,3 +159,27 @@ def test_threads_are_for_slow_tokenizers(folder: Path, monkeypatch: pytest.Monke
         embedder._blocks(texts, None)
         embedder._blocks(texts[:2], None)
     assert seen == [(0, False)] * 2 + [(0, True), (0, False)] + [(embed.THREADS, True), (0, False)]
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": True}, {"dimensions": 3}, {"pooling": "max"}], ids=str)
+@pytest.mark.parametrize("kind", ["sentence", "plain"])
+def test_a_few_at_once_as_among_many(
+    folder: Path, tmp_path: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short way for a query says what the way for many says, whichever texts and settings it takes."""
+    embedder = Embedder.load(folder if kind == "sentence" else save_bert(tmp_path, limit=10), **options)
+    texts = [*TEXTS[:3], "a " * 30]
+    prompt = "query" if kind == "sentence" else None
+    for few in ([texts[0]], texts[:3], texts):
+        found = embedder.embed(few)
+        with monkeypatch.context() as slow:
+            slow.setattr(embedder, "_at_once", lambda texts, prompt: None)
+            np.testing.assert_array_equal(found, embedder.embed(few), strict=True)
+    taken = [embedder._at_once(some, None) is not None for some in (texts[:1], texts[:3], texts, TEXTS)]
+    usual = options.keys() <= {"normalize"}
+    assert taken == [usual, usual, False, False]  # one is too long; too many
+    assert embedder._at_once((texts[0],), None) is None
+    assert embedder._at_once(texts[:1], prompt) is None or kind == "plain"  # pooling leaves the prompt out
+    for wrong in ([3], ["\ud800"], [None]):
+        with pytest.raises(InputError, match="text 0"):
+            embedder.embed(wrong)  # type: ignore[arg-type]

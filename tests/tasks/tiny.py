@@ -12,6 +12,8 @@ import tokenizers
 import torch
 import transformers
 
+from bertie.text.learn import train
+
 REACH = 48
 WORDS = (
     "the a and of to in was with for that Emma Jane Austen London Berlin river mountain novel letter writer reader "
@@ -43,9 +45,8 @@ def tokenizer(kind: str) -> Any:
     """A WordPiece or a byte-level BPE tokenizer of few tokens, trained here and now."""
     lines = sentences(300)
     if kind == "wordpiece":
-        wordpiece = tokenizers.BertWordPieceTokenizer(lowercase=True)
-        wordpiece.train_from_iterator(lines, vocab_size=160, show_progress=False)
-        return transformers.BertTokenizer(vocab=wordpiece.get_vocab())
+        vocab = train(lines, vocab=160, min_count=1)._backend.get_vocab()  # the same each time, unlike the library's
+        return transformers.BertTokenizer(vocab=vocab)
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     bpe = tokenizers.ByteLevelBPETokenizer(add_prefix_space=False)
     bpe.train_from_iterator(lines, vocab_size=450, special_tokens=special, show_progress=False)

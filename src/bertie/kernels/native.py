@@ -78,7 +78,8 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         or words.device.type != "cpu"
         or words.dtype != torch.float32
         or batch.global_tokens is not None
-        or any(one.dtype != torch.int64 or not one.is_contiguous() for one in (batch.ids, batch.segments))
+        or not (batch.ids.dtype == batch.segments.dtype == torch.int64)
+        or not (batch.ids.is_contiguous() and batch.segments.is_contiguous())
         or batch.cu_seqlens.dtype != torch.int32
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
@@ -170,9 +171,8 @@ class _Packed:
         parts += [] if encoder.norm is None else [encoder.norm]
         self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         held, children = [part._parameters for part in parts], [part._modules for part in parts]
-        self._every: list[dict[str, Any]] = [*held, *children]
-        self._sizes = list(map(len, self._every))
-        named = [(one, name, thing) for one in self._every for name, thing in one.items()]
+        every: list[dict[str, Any]] = [*held, *children]
+        named = [(one, name, thing) for one in every for name, thing in one.items()]
         self._owners, self._names, self._things = (list(some) for some in zip(*named, strict=True))
         # Whatever replaces a parameter changes where it lies, and whatever writes to it counts its version up: all but
         # torch's fused optimizers, for which the library looks at a few numbers.
@@ -216,8 +216,7 @@ class _Packed:
     def current(self) -> bool:
         """Whether nothing has changed, and nobody listens. Asked in every pass: no loop here is Python's own."""
         return (
-            list(map(len, self._every)) == self._sizes
-            and all(map(is_, map(dict.get, self._owners, self._names), self._things))
+            all(map(is_, map(dict.get, self._owners, self._names), self._things))
             and list(map(Tensor.data_ptr, self._weights)) == self._places
             and list(map(_version, self._counted)) == self._versions
             and not any(self._hooks)

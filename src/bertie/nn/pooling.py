@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertie.errors import ConfigError, InputError
@@ -50,7 +52,7 @@ class Pooling(nn.Module):
         if hidden.ndim != 2 or len(hidden) != len(batch.ids):
             raise InputError(f"hidden has shape {tuple(hidden.shape)}; the batch needs ({len(batch.ids)}, D)")
         if self.modes == ("mean",) and not hidden.is_cuda and not hidden.requires_grad and self.include_prompt:
-            return self._means(hidden, batch)
+            return torch.from_numpy(self.means(hidden, batch)).to(hidden.dtype)
         prompts = None if self.include_prompt else prompt_lengths
         if prompts is None and fused.pools(hidden) and all(mode in fused.POOLS for mode in self.modes):
             each = [fused.pooled(hidden, batch.cu_seqlens, mode) for mode in self.modes]
@@ -92,7 +94,7 @@ class Pooling(nn.Module):
         return torch.cat([one.to(hidden.dtype) for one in pooled], dim=1)  # (B, modes * D)
 
     @staticmethod
-    def _means(hidden: Tensor, batch: Batch) -> Tensor:
+    def means(hidden: Tensor, batch: Batch) -> NDArray[Any]:
         """The usual, on a CPU: the same sums in the same order, in a tenth of the time for a short text."""
         rows = hidden.float().numpy() if hidden.dtype == torch.bfloat16 else hidden.numpy()
         out = np.empty((len(batch), rows.shape[1]), np.float64 if rows.dtype == np.float64 else np.float32)
@@ -100,7 +102,7 @@ class Pooling(nn.Module):
         for b, (start, end) in enumerate(pairwise(ends)):
             rows[start:end].sum(0, dtype=out.dtype, out=out[b])
             out[b] /= max(1, end - start)
-        return torch.from_numpy(out).to(hidden.dtype)
+        return out
 
     @staticmethod
     def _skip(batch: Batch, prompt_lengths: Sequence[int]) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -76,11 +77,25 @@ class Normalize(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(B, width) -> (B, width)."""
-        if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not vectors.requires_grad:
-            rows = vectors.numpy()  # the same in a third of the time for one
-            lengths = np.sqrt(np.einsum("bd,bd->b", rows, rows))[:, None]
-            return torch.from_numpy(rows / np.maximum(lengths, 1e-12))
-        return F.normalize(vectors, dim=-1)
+        return normalized(vectors)
+
+
+def normalized(vectors: Tensor) -> Tensor:
+    """(B, width) each of length 1."""
+    if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not vectors.requires_grad:
+        return torch.from_numpy(scaled(vectors.numpy()))  # in a third of the time, for one
+    return F.normalize(vectors, dim=-1)
+
+
+def scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same of an array.
+
+    >>> scaled(np.array([[3.0, 4.0]], np.float32)).round(1).tolist()
+    [[0.6000000238418579, 0.800000011920929]]
+    """
+    lengths = np.sqrt(np.einsum("bd,bd->b", rows, rows))[:, None]
+    out: NDArray[np.float32] = rows / np.maximum(lengths, 1e-12)
+    return out
 
 
 class SentenceModules(nn.Module):
@@ -116,11 +131,17 @@ class SentenceModules(nn.Module):
         """(T, D) -> (B, dimension). See `Pooling.forward` for how prompt_lengths are counted."""
         return self.project(self.pooling(hidden, batch, prompt_lengths))
 
+    @property
+    def plain(self) -> bool:
+        """Whether they are the usual: the mean over tokens, and maybe its scaling."""
+        usual = self.pooling.modes == ("mean",) and self.truncate_dim is None
+        return usual and all(isinstance(layer, Normalize) for layer in self.layers)
+
     def project(self, vectors: Tensor) -> Tensor:
         """(B, pooled width) -> (B, dimension): all that follows the pooling."""
         for layer in self.layers:
             vectors = layer(vectors)
-        return vectors[:, : self.truncate_dim]
+        return vectors if self.truncate_dim is None else vectors[:, : self.truncate_dim]
 
     @staticmethod
     def transformer_folder(path: str | Path) -> str:

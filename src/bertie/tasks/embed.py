@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
@@ -27,7 +26,7 @@ from bertie.hub import Checkpoint
 from bertie.model import Model
 from bertie.nn.heads import Head
 from bertie.sentence import CrossEncoderConfig, SentenceModules
-from bertie.sentence.modules import Normalize
+from bertie.sentence.modules import Normalize, normalized, scaled
 from bertie.tasks import base
 from bertie.tasks.base import (
     Ask,
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
 # The loss for each kind of data, where none is named.
 USUAL = {"pairs": "infonce", "scores": "cosent", "classes": "softmax", "lists": "kl"}
+FEW = 4  # texts that are read at once, without looking for those of like length
 THREADS = 2  # that tokenize: one calls the library, which uses all cores, while the other makes arrays of what it said
 
 
@@ -184,12 +184,35 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
         """(N, dimension) one vector a text, in order. `prompt` names one of the checkpoint's prompts."""
+        at_once = self._at_once(texts, prompt)
+        if at_once is not None:
+            return at_once
         found = [block.vectors for block in self._blocks(texts, prompt)]
         return np.concatenate(found) if found else np.empty((0, self.dimension), dtype=np.float32)
 
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
         """As `embed`, one by one, each with how much of its text was read."""
         return chain.from_iterable(self._blocks(texts, prompt))
+
+    def _at_once(self, texts: Iterable[str], prompt: str | None) -> NDArray[np.float32] | None:
+        """A few short texts on a CPU in one pass, without what many need. A query waits for Python, too."""
+        if type(texts) is not list or not 0 < len(texts) <= FEW or not all(type(text) is str for text in texts):
+            return None
+        model, modules = self.model, self.modules
+        if self.deterministic or self.compute is not None or self.dimensions is not None or not modules.plain:
+            return None
+        if model.device.type != "cpu" or model.dtype != torch.float32:
+            return None
+        before = self._prompt(prompt)
+        if before and not modules.pooling.include_prompt:
+            return None
+        flat = self._tokenized(list(enumerate(texts)), _Options(0, before))
+        if flat.lengths.max() > self.checkpoint.reach or len(flat.ids) > self.budget:
+            return None
+        batch = Batch.chosen(flat, None)
+        with torch.inference_mode():
+            rows: NDArray[np.float32] = modules.pooling.means(model.hidden(batch), batch)
+        return scaled(rows) if self.normalize or len(modules.layers) else rows
 
     def _blocks(self, texts: Iterable[str], prompt: str | None) -> Iterator[_Block]:
         """Results by many at a time, so that there is little to do for each text by itself.
@@ -323,10 +346,11 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         bare = all(isinstance(layer, Normalize) for layer in self.modules.layers)  # nothing has weights
         if not bare and any(one.device != rows.device for one in self.modules.parameters()):
             self.modules.to(rows.device)
-        rows = self.modules.project(rows)[:, : self.dimensions]
+        rows = self.modules.project(rows)
+        rows = rows if self.dimensions is None else rows[:, : self.dimensions]
         whole = self.dimensions is None and self.modules.truncate_dim is None
         done = whole and len(self.modules.layers) > 0 and isinstance(self.modules.layers[-1], Normalize)
-        return self.by_text(F.normalize(rows, dim=-1) if self.normalize and not done else rows)
+        return self.by_text(normalized(rows) if self.normalize and not done else rows)
 
     # --- training ---
 
