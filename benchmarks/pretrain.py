@@ -539,10 +539,10 @@ class Bench:
         peer = peer_deberta(shape, shape.depth)
         for batch in {options.rtd_batch, options.rtd_batch // 2}:
             row = Row("deberta", "transformers", f"padded rows, {batch} at a time", [], needed, weights)
-            trained = Peer([peer], in_rows(corpus, tokenizer, shape.reach, batch, 8), lambda x: peer(**x).loss)
+            batches = in_rows(corpus, tokenizer, shape.reach, batch, 8)
 
-            def theirs(row: Row = row, trained: Peer = trained) -> None:
-                row.tokens_per_s += stretches(trained.step, options.stretch)
+            def theirs(row: Row = row, batches: Any = batches) -> None:  # one set of moments at a time
+                row.tokens_per_s += stretches(Peer([peer], batches, lambda x: peer(**x).loss).step, options.stretch)
 
             turns.append((row, theirs))
         for _ in range(1 + options.repeats):

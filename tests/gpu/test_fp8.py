@@ -34,7 +34,8 @@ from tests.test_roundtrip import with_tokenizer
 CUDA = torch.device("cuda")
 pytest.importorskip("triton", reason="the programs are Triton's")
 pytestmark = pytest.mark.skipif(not fp8.can(CUDA), reason="needs a GPU of compute capability 8.9 or above")
-MOST = 0.12  # a code is up to a sixteenth from its number, and errors of some layers add up
+MOST = 0.08  # of a hidden state's length, after a few layers
+ROUGHER = {"eurobert": 0.12}  # 0.083 and 0.093 were seen on an H200
 
 
 @pytest.fixture(autouse=True)
@@ -144,15 +145,15 @@ def test_codes_of_activations(kind: Activation, gated: bool) -> None:
 def test_a_family(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in half precision, and as without our programs; a text alone as among others."""
     model = of_family(family).to(CUDA, dtype)
-    other = in_eight_bits(model)
+    other, most = in_eight_bits(model), ROUGHER.get(family, MOST)
     ids = [torch.randint(2, 60, (n,)).tolist() for n in (3, 17, 1, 40, 33)]
     batch = Batch.from_ids(ids).to("cuda")
     found = other.hidden(batch)
     assert found.dtype == dtype
-    assert 1e-3 < far(found, model.hidden(batch)) < MOST
-    assert far(other.hidden(Batch.from_ids(ids[1:2]).to("cuda")), found[3:20]) < MOST
+    assert 1e-3 < far(found, model.hidden(batch)) < most
+    assert far(other.hidden(Batch.from_ids(ids[1:2]).to("cuda")), found[3:20]) < most
     monkeypatch.setattr(fused, "enabled", False)
-    assert far(other.hidden(batch), found) < MOST
+    assert far(other.hidden(batch), found) < most
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -113,8 +113,8 @@ def test_without_gradients_it_is_the_same(width: int, dtype: torch.dtype, dropou
     learnt = step()
     with torch.no_grad():
         read = step()
-    # But for the last bit: they are two programs, and the compiler joins a product and a sum in one where it can.
-    last = torch.finfo(dtype).eps
+    # To the bit; of rows that fill no power of two but for the last one, as the compiler makes two programs of it.
+    last = torch.finfo(dtype).eps if width > 1024 else 0.0
     for one, other in zip(learnt, read, strict=True):
         assert one.requires_grad
         assert not other.requires_grad

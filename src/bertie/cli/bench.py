@@ -86,7 +86,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _receipt(task: Embedder, args: argparse.Namespace, texts: list[str] | None) -> dict[str, Any] | None:
     """What eight bits cost, where there are such."""
-
     from bertie.hub import Checkpoint
     from bertie.nn.linear import loaded_as
     from bertie.receipt import TEXTS, differences
