@@ -157,9 +157,11 @@ def test_nothing_is_missing_between_the_commands() -> None:
             made.append(rest[rest.index("--local-dir") + 1])
             continue
         args = grammar().parse_args(rest)
-        read = {"tokenizer": "corpus", "corpus": "sources", "shrink": "model"}.get(args.verb)
+        read = {"tokenizer": "corpus", "corpus": "sources", "shrink": "model", "weigh": "files"}.get(args.verb)
         wanted = getattr(args, read) if read else []
         wanted = [wanted] if isinstance(wanted, str) else [*wanted]
+        if args.verb == "weigh":
+            wanted.append(args.model)
         if args.verb == "corpus":
             wanted.append(args.tokenizer)
             kept = {name: value for name, value in vars(args).items() if name not in ("tokenizer", "output")}

@@ -391,7 +391,7 @@ def _read(
         config=config,
         blueprint=plan,
         tokenizer=_tokenizer(at, plan),
-        sentence=SentenceModules.from_folder(folder, plan.encoder.width),
+        sentence=SentenceModules.from_folder(folder, plan.encoder.width, plan.encoder.vocab),
         cross_encoder=cross_encoder,
         splade=splade,
         source=str(name),

@@ -51,19 +51,54 @@ def test_equals_the_definition(modes: tuple[str, ...], texts: int) -> None:
 @pytest.mark.parametrize("modes", SETS, ids="+".join)
 @pytest.mark.parametrize("texts", range(1, 8))
 @pytest.mark.parametrize("prompt", [None, 0, 3])
-def test_equals_sentence_transformers(modes: tuple[str, ...], texts: int, prompt: int | None) -> None:
+@pytest.mark.parametrize("weighed", [False, True])
+def test_equals_sentence_transformers(modes: tuple[str, ...], texts: int, prompt: int | None, weighed: bool) -> None:
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     hidden, batch = ragged(texts)
+    words = None
+    if weighed:
+        words = torch.tensor([0.3, 1.0, 2.5, 0.0])
+        batch = replace(batch, ids=torch.randint(4, (len(hidden),), generator=torch.Generator().manual_seed(texts)))
     padded = torch.full((texts, batch.max_len + 2, WIDTH), 9.0)
-    mask = torch.zeros(padded.shape[:2], dtype=torch.int64)
-    for b, one in enumerate(hidden.split(batch.lengths)):
-        padded[b, : len(one)], mask[b, : len(one)] = one, 1
-    features = {"token_embeddings": padded, "attention_mask": mask}
+    mask, ids = (torch.zeros(padded.shape[:2], dtype=torch.int64) for _ in range(2))
+    for b, (one, own) in enumerate(zip(hidden.split(batch.lengths), batch.ids.split(batch.lengths), strict=True)):
+        padded[b, : len(one)], mask[b, : len(one)], ids[b, : len(one)] = one, 1, own
+    features = {"token_embeddings": padded, "attention_mask": mask, "input_ids": ids}
     if prompt is not None:
         features["prompt_length"] = prompt
+    if words is not None:
+        features = modules.WordWeights(list("abcd"), dict(zip("abcd", words.tolist(), strict=True)))(features)
     theirs = modules.Pooling(WIDTH, modes, include_prompt=prompt is None)(features)["sentence_embedding"]
-    ours = Pooling(modes, include_prompt=prompt is None)(hidden, batch, None if prompt is None else [prompt] * texts)
-    assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    skips = None if prompt is None else [prompt] * texts
+    pooling = Pooling(modes, include_prompt=prompt is None, words=words)
+    assert_close(pooling(hidden, batch, skips), theirs, atol=1e-6, rtol=1e-6)
+    with torch.no_grad():  # the short way for means
+        assert_close(pooling(hidden, batch, skips), theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_words_learn_and_feel_no_neighbours(mode: str) -> None:
+    hidden, batch = ragged(5)
+    batch = replace(batch, ids=torch.arange(len(hidden)) % 7)
+    pooling = Pooling(mode, words=torch.rand(7, generator=torch.Generator().manual_seed(0)))
+    assert pooling.words is not None
+    pooling(hidden, batch).square().sum().backward()
+    grad = pooling.words.grad
+    assert grad is not None
+    step = 1e-3
+    for word in range(7):
+        around = []
+        for way in (step, -step):
+            moved = pooling.words.detach().double()
+            moved[word] += way
+            around.append(Pooling(mode, words=moved)(hidden.double(), batch).square().sum().item())
+        assert grad[word].item() == pytest.approx((around[0] - around[1]) / (2 * step), rel=1e-2, abs=1e-3)
+    for pool in (pooling, torch.no_grad()(pooling)):
+        together = pool(hidden, batch)
+        for b, (one, ids) in enumerate(zip(hidden.split(batch.lengths), batch.ids.split(batch.lengths), strict=True)):
+            assert torch.equal(pool(one, Batch.from_ids([ids.tolist()]))[0], together[b])
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        assert pooling(hidden.to(dtype), batch).dtype == dtype
 
 
 @pytest.mark.parametrize("mode", MODES)

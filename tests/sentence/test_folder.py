@@ -154,7 +154,7 @@ BAD_KEYS = {
     "same folder": (entry(3, path="./2_Dense"), r"modules.json\[3\]: path='./2_Dense' is the folder of another"),
     "custom type": (entry(1, type="custom.Pooling"), r"modules.json\[1\]: type='custom.Pooling' is not supported"),
     "no transformer": (entry(0, type="sentence_transformers.models.StaticEmbedding"), "the first module must be"),
-    "two": (entry(1, type="sentence_transformers.models.Transformer"), "each other one of Pooling, Dense"),
+    "two": (entry(1, type="sentence_transformers.models.Transformer"), "each other one of WordWeights, Pooling, Dense"),
     "order": (entry(1, type="sentence_transformers.models.Normalize", path="x"), "one Pooling first"),
     "model key": (edit(MODEL, temperature=2), f"{MODEL}: nothing here knows what to do with temperature=2$"),
     "model type": (edit(MODEL, model_type="Router"), "model_type='Router' is not supported"),
@@ -210,7 +210,7 @@ def test_bad_folders_say_what_is_wrong(name: str, base: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "kind", ["Router", "WordEmbeddings", "CLIPModel", "CNN", "LSTM", "BoW", "WeightedLayerPooling", "WordWeights"]
+    "kind", ["Router", "WordEmbeddings", "CLIPModel", "CNN", "LSTM", "BoW", "WeightedLayerPooling"]
 )
 def test_unknown_modules_are_refused(kind: str, base: Path, tmp_path: Path) -> None:
     folder = old_folder(base, tmp_path / "model")

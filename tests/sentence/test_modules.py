@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from bertie.errors import ConfigError
 from bertie.nn.pooling import MODES
 from bertie.sentence import Dense, SentenceModules
 from bertie.text.batch import Batch
-from tests.sentence.tiny import WIDTH, load, old_folder
+from tests.sentence.tiny import WIDTH, WORDS, load, old_folder
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("transformers")
@@ -83,6 +84,7 @@ def chains() -> dict[str, Callable[[], list[nn.Module]]]:
             st.Dense(WIDTH, 6, activation_function=None, use_residual=True),
             st.Dense(6, 6, use_residual=True),
         ],
+        "words": lambda: [st.WordWeights(WORDS, {"the": 0.25, "cat": 2.0}, 0.5), st.Pooling(WIDTH, MODES)],
         "norms": lambda: [
             st.Pooling(WIDTH, "mean"),
             st.Normalize(),
@@ -94,7 +96,7 @@ def chains() -> dict[str, Callable[[], list[nn.Module]]]:
     }
 
 
-@pytest.mark.parametrize("name", [*MODES, "mean+cls", "dense", "gelu", "residual", "norms"])
+@pytest.mark.parametrize("name", [*MODES, "mean+cls", "dense", "gelu", "residual", "words", "norms"])
 def test_equals_sentence_transformers_both_ways(name: str, base: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     chain = chains()[name]()
@@ -114,12 +116,14 @@ def test_equals_sentence_transformers_both_ways(name: str, base: Path, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["cls", "mean", "weightedmean"])
-def test_prompt_left_out_of_the_pooling(mode: str, base: Path, tmp_path: Path) -> None:
-    from sentence_transformers.sentence_transformer.modules import Pooling
+@pytest.mark.parametrize("weighed", [False, True])
+def test_prompt_left_out_of_the_pooling(mode: str, weighed: bool, base: Path, tmp_path: Path) -> None:
+    from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
     prompts = {"query": "find : ", "document": ""}
-    pooling = Pooling(WIDTH, mode, include_prompt=False)
-    folder = build(base, tmp_path, pooling, prompts=prompts, default_prompt_name="query", similarity_fn_name="dot")
+    chain = [*([WordWeights(WORDS, {"find": 3.0, "a": 0.1})] if weighed else [])]
+    chain.append(Pooling(WIDTH, mode, include_prompt=False))
+    folder = build(base, tmp_path, *chain, prompts=prompts, default_prompt_name="query", similarity_fn_name="dot")
     modules = load(folder)
     assert (modules.prompts, modules.default_prompt, modules.similarity) == (prompts, "query", "dot")
     same(ours(folder, modules, TEXTS, "find : "), theirs(folder, TEXTS))
@@ -169,6 +173,69 @@ def test_fresh_modules_load_there_and_here(
     assert again.files() == fresh.files()
     assert again._settings() == fresh._settings()
     assert again.dimension == fresh.dimension == expected.shape[1]
+
+
+def test_weights_of_words_are_put_in_and_changed(base: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    plain = SentenceModules.fresh(WIDTH, ["mean", "cls"], dense=Dense(2 * WIDTH, 6), prompts={"query": "find : "})
+    plain.max_seq_length = 20
+    first = plain.weighed(torch.rand(len(WORDS)), WORDS)
+    assert (first.max_seq_length, first.prompts, first.dimension) == (20, {"query": "find : "}, 6)
+    changed = first.weighed(torch.rand(len(WORDS)), WORDS)
+    trained = first.weighed(torch.rand(len(WORDS)), WORDS)
+    assert trained.pooling.words is not None
+    with torch.no_grad():
+        trained.pooling.words += 0.123456
+    longer = (
+        SentenceModules.fresh(WIDTH, normalize=False)
+        .weighed(torch.rand(len(WORDS)), WORDS)
+        .followed_by(Dense(WIDTH, 4))
+    )
+    for name, modules in {"first": first, "changed": changed, "trained": trained, "longer": longer}.items():
+        folder = write_back(base, tmp_path / name, modules.eval())
+        read = load(folder)
+        assert read.pooling.words is not None
+        assert modules.pooling.words is not None
+        assert torch.equal(read.pooling.words, modules.pooling.words)
+        same(ours(folder, read, TEXTS), theirs(folder, TEXTS))
+        same(ours(folder, modules, TEXTS), theirs(folder, TEXTS))
+        assert load(write_back(folder, tmp_path / f"{name} again", read)).files() == read.files()
+    assert not torch.equal(ours(base, first, TEXTS), ours(base, changed, TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocab": WORDS[:3]}, "vocab has 3 words; it must list words, at least the 16 of the model"),
+        ({"vocab": [*WORDS[:-1], 4]}, "vocab has 4 in it; it must list words"),
+        ({"vocab": "a b"}, "vocab='a b' is not supported; allowed: a list"),
+        ({"word_weights": [1.0]}, "word_weights"),
+        ({"word_weights": {"cat": "much"}}, "word_weights has 'much' for 'cat'; it must be at least 0"),
+        ({"word_weights": {"cat": -1}}, "word_weights has -1 for 'cat'"),
+        ({"word_weights": {"cat": True}}, "word_weights has True for 'cat'"),
+        ({"unknown_word_weight": -1.0}, "unknown_word_weight"),
+        ({"idf": 1}, "idf=1"),
+    ],
+)
+def test_weights_of_words_that_make_no_sense(config: dict[str, Any], message: str, base: Path, tmp_path: Path) -> None:
+    modules = SentenceModules.fresh(WIDTH).weighed(torch.ones(len(WORDS)), WORDS)
+    folder = write_back(base, tmp_path, modules)
+    file = folder / "1_WordWeights/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        SentenceModules.from_folder(folder, WIDTH, len(WORDS))
+
+
+def test_weights_of_words_in_a_wrong_place(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"words has shape \(3,\); the vocabulary needs \(16,\)"):
+        SentenceModules.fresh(WIDTH).weighed(torch.ones(3), WORDS)
+    folder = write_back(base, tmp_path, SentenceModules.fresh(WIDTH).weighed(torch.ones(len(WORDS)), WORDS))
+    listed = json.loads((folder / "modules.json").read_text())
+    for order in ([0, 1], [0, 2, 1], [0, 2, 3, 1]):
+        some = [listed[i] | {"idx": n} for n, i in enumerate(order)]
+        (folder / "modules.json").write_text(json.dumps(some))
+        with pytest.raises(ConfigError, match=r"it must list one Pooling first \(or WordWeights before it\)"):
+            load(folder)
 
 
 def test_changed_fields_are_written_and_the_rest_kept(base: Path, tmp_path: Path) -> None:

@@ -161,13 +161,65 @@ def test_threads_are_for_slow_tokenizers(folder: Path, monkeypatch: pytest.Monke
     assert seen == [(0, False)] * 2 + [(0, True), (0, False)] + [(embed.THREADS, True), (0, False)]
 
 
+def test_weigh_by_how_rare_words_are(folder: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    seen = ["the the cat", "the dog", "the mat", "a cat"]
+    embedder = Embedder.load(folder).weigh(iter(seen), share=0.5)
+    words = embedder.modules.pooling.words
+    assert words is not None
+    shares = {"the": 0.75, "cat": 0.5, "dog": 0.25, "mat": 0.25, "a": 0.25, "[CLS]": 1.0, "[SEP]": 1.0}
+    assert words.tolist() == pytest.approx([round(0.5 / (0.5 + shares.get(word, 0.0)), 4) for word in WORDS])
+    embedder.save(tmp_path / "new")
+    again = Embedder.load(tmp_path / "new", long="truncate")
+    theirs = SentenceTransformer(str(tmp_path / "new"), device="cpu")
+    for prompt in (None, "query"):
+        texts = [text for text in TEXTS if text or not prompt]
+        vectors = again.embed(texts, prompt=prompt)
+        np.testing.assert_allclose(vectors, theirs.encode(texts, prompt_name=prompt), atol=1e-6)
+        for text, vector in zip(texts, vectors, strict=True):
+            np.testing.assert_array_equal(again.embed([text], prompt=prompt)[0], vector)
+    anew = Embedder.load(tmp_path / "new").weigh(["cat"])
+    assert anew.modules.pooling.words is not None
+    assert anew.modules.pooling.words[WORDS.index("the")] == 1
+    for wrong, message in (
+        ({"texts": []}, "at least one text"),
+        ({"texts": "the cat"}, "weigh takes a list of texts"),
+        ({"texts": ["a", 3]}, "text 1"),
+        ({"texts": ["a"], "share": 0}, "share=0 must be a number above 0"),
+        ({"texts": ["a"], "share": "1"}, "share='1' must be"),
+    ):
+        with pytest.raises(InputError, match=message):
+            again.weigh(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="pooling by max is no mean over tokens"):
+        Embedder.load(folder, pooling="max").weigh(seen)
+
+
+def test_weights_of_words_are_trained(folder: Path, tmp_path: Path) -> None:
+    embedder = Embedder.load(folder).weigh(["the cat", "a dog"])
+    embedder.save(tmp_path / "weighed")
+    pairs = [("the cat sat", "a cat"), ("the dog ran", "a dog"), ("the mat", "on a mat"), ("find", "query")]
+    trained = Embedder(tmp_path / "weighed", epochs=3, lr=0.05, batch_size=4, freeze="encoder").fit(pairs)
+    before, after = embedder.modules.pooling.words, trained.modules.pooling.words
+    assert before is not None
+    assert after is not None
+    assert not torch.equal(before, after)
+    trained.save(tmp_path / "trained")
+    again = Embedder.load(tmp_path / "trained")
+    assert again.modules.pooling.words is not None
+    assert torch.equal(again.modules.pooling.words, after)
+    np.testing.assert_allclose(again.embed(TEXTS), trained.embed(TEXTS), atol=1e-6)
+
+
 @pytest.mark.parametrize("options", [{}, {"normalize": True}, {"dimensions": 3}, {"pooling": "max"}], ids=str)
-@pytest.mark.parametrize("kind", ["sentence", "plain"])
+@pytest.mark.parametrize("kind", ["sentence", "plain", "weighed"])
 def test_a_few_at_once_as_among_many(
     folder: Path, tmp_path: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The short way for a query says what the way for many says, whichever texts and settings it takes."""
     embedder = Embedder.load(folder if kind == "sentence" else save_bert(tmp_path, limit=10), **options)
+    if kind == "weighed" and "pooling" not in options:
+        embedder.weigh(TEXTS)
     texts = [*TEXTS[:3], "a " * 30]
     prompt = "query" if kind == "sentence" else None
     for few in ([texts[0]], texts[:3], texts):
@@ -179,7 +231,7 @@ def test_a_few_at_once_as_among_many(
     usual = options.keys() <= {"normalize"}
     assert taken == [usual, usual, False, False]  # one is too long; too many
     assert embedder._at_once((texts[0],), None) is None
-    assert embedder._at_once(texts[:1], prompt) is None or kind == "plain"  # pooling leaves the prompt out
+    assert embedder._at_once(texts[:1], prompt) is None or kind != "sentence"  # pooling leaves the prompt out
     for wrong in ([3], ["\ud800"], [None]):
         with pytest.raises(InputError, match="text 0"):
             embedder.embed(wrong)  # type: ignore[arg-type]

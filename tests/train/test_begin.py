@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError
 from bertie.hub import Checkpoint
+from bertie.sentence import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.learn import extend, train
 from bertie.text.tokenizer import Tokenizer
@@ -254,7 +255,17 @@ def test_new_rows_are_means_of_old_ones(changes: dict[str, Any], tmp_path: Path)
     before.save(tmp_path / "old")
     kept = {name: x.clone() for name, x in weights(before).items()}
     words = longer(old, tmp_path / "tokenizer")
+    size = before.model.config.vocab
+    known = [old.vocabulary.get(id, "") for id in range(size)]
+    before.sentence = SentenceModules.fresh(16).weighed(torch.rand(size), known)
     new = lengthened(before, words)
+    given, made = (one.sentence.pooling.words for one in (before, new) if one.sentence is not None)
+    assert given is not None
+    assert made is not None
+    assert torch.equal(made[: old.vocab_size], given[: old.vocab_size])
+    for id in range(old.vocab_size, words.vocab_size):
+        assert_close(made[id], given[old.encode(words.token(id), special=False).ids].mean())
+    before.sentence, new.sentence = None, None
     assert words.vocab_size == old.vocab_size + 5
     assert new.config["vocab_size"] == new.model.config.vocab == max(words.vocab_size, changes.get("vocab_size", 0))
     assert_same(weights(before), kept)

@@ -148,7 +148,15 @@ def test_from_the_tokenizer_to_the_tour(
     moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(headed[name])]
     assert {name.split(".")[1] for name in moved if name.startswith("heads.")} == set(made.heads)
 
-    run("shrink", "bertie-small", "-o", f"models/{hub.DEFAULT}", "--to", "int8")
+    run("weigh", "sentences.txt", "-m", "bertie-small", "-o", "weighed")
+    weighed = Checkpoint.load("weighed")
+    assert weighed.heads == made.heads
+    assert weighed.sentence is not None
+    assert weighed.sentence.pooling.words is not None
+    assert weighed.model.state_dict()["encoder.embeddings.words.weight"].equal(
+        made.model.state_dict()["encoder.embeddings.words.weight"]
+    )
+    run("shrink", "weighed", "-o", f"models/{hub.DEFAULT}", "--to", "int8")
     receipt = json.loads(Path("models", hub.DEFAULT, "receipt.json").read_text())
     assert receipt["hidden"]["least_cosine"] > 0.99
     folders = ("bertie-small", f"models/{hub.DEFAULT}")

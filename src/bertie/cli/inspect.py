@@ -84,6 +84,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         else {
             "dimension": checkpoint.sentence.dimension,
             "pooling": list(checkpoint.sentence.pooling.modes),
+            "weighs_words": checkpoint.sentence.pooling.words is not None,
             "prompts": dict(checkpoint.sentence.prompts),
         },
         "cross_encoder": None
@@ -128,7 +129,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         else f"{facts['tokenizer']['kind']}, {facts['tokenizer']['vocabulary']:,} tokens",
         "sentence": ""
         if facts["sentence"] is None
-        else f"{facts['sentence']['dimension']} dimensions by {' + '.join(facts['sentence']['pooling'])} pooling",
+        else f"{facts['sentence']['dimension']} dimensions by {' + '.join(facts['sentence']['pooling'])} pooling"
+        + (" of weighed words" if facts["sentence"]["weighs_words"] else ""),
         "prompts": "" if facts["sentence"] is None else ", ".join(facts["sentence"]["prompts"]),
         "cross-encoder": ""
         if facts["cross_encoder"] is None

@@ -33,6 +33,7 @@ from bertie.cli import (
     tokenizer,
     tour,
     train,
+    weigh,
 )
 from bertie.cli.common import Parser, UsageError
 from bertie.data.journal import Complete
@@ -42,6 +43,7 @@ VERBS = (
     tour,
     train,
     mine,
+    weigh,
     eval,
     fill,
     embed,

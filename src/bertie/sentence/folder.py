@@ -11,6 +11,7 @@ A file that is not there or not JSON is a CheckpointError, a key or value that i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -33,13 +34,13 @@ TEXT_FILES = tuple(
 )
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Dropout", "Normalize")
+KINDS = ("Transformer", "WordWeights", "Pooling", "Dense", "LayerNorm", "Dropout", "Normalize")
 # `models.X` is what versions up to 5.3 write, the longer names come from 5.4 and later (Normalize moved in 6.0).
 TYPES = {
     f"sentence_transformers.{package}.{tail}": kind
     for kind in KINDS
     for package in ("models", "sentence_transformer.modules", "base.modules", "cross_encoder.modules")
-    for tail in (kind, f"{kind}.{kind}", f"{'layer_norm' if kind == 'LayerNorm' else kind.lower()}.{kind}")
+    for tail in (kind, f"{kind}.{kind}", f"{re.sub('(?<=.)(?=[A-Z])', '_', kind).lower()}.{kind}")
 }
 TYPES |= {
     f"sentence_transformers.sparse_encoder.{name}": kind

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +26,12 @@ from bertie.sentence.folder import (
     Settings,
     read_entries,
 )
-from bertie.store import open_weights, tensor_bytes
+from bertie.store import open_weights, tensor_bytes, to_json
 from bertie.text.batch import Batch
 
 # How configs before 5.4 name the modes.
 _TAILS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+WORDS = "WordWeights"  # the module that comes before the pooling, if there is one
 FLAGS = {mode: f"pooling_mode_{tail}" for mode, tail in zip(MODES, _TAILS, strict=True)}
 
 
@@ -150,22 +153,24 @@ class SentenceModules(nn.Module):
         return entries[0].path if entries else ""
 
     @classmethod
-    def from_folder(cls, path: str | Path, width: int) -> SentenceModules | None:
-        """Read the modules behind a transformer of the given width.
+    def from_folder(cls, path: str | Path, width: int, vocabulary: int | None = None) -> SentenceModules | None:
+        """Read the modules behind a transformer of the given width, and of so many words where that is known.
 
         None where there is no modules.json, and for a cross-encoder's, which `CrossEncoderConfig` reads.
         """
         folder = Folder.read(Path(path), "SentenceTransformer")
         if folder is None:
             return None
-        entries = folder.entries[1:]
-        kinds = [entry.kind for entry in entries]
-        if kinds[:1] != ["Pooling"] or kinds.count("Pooling") > 1:
+        kinds = [entry.kind for entry in folder.entries[1:]]
+        weighed = kinds[:1] == [WORDS]
+        entries = folder.entries[1 + weighed :]
+        if kinds[weighed : weighed + 1] != ["Pooling"] or kinds.count("Pooling") > 1 or kinds.count(WORDS) > weighed:
             raise ConfigError(
                 f"{MODULES_FILE}: after the Transformer it lists {', '.join(kinds) or 'nothing'}; it must list one "
-                "Pooling first, then any of Dense, LayerNorm, Dropout, Normalize"
+                f"Pooling first (or {WORDS} before it), then any of Dense, LayerNorm, Dropout, Normalize"
             )
-        pooling = _read_pooling(folder.keys(entries[0]), width)
+        words = _read_words(folder.keys(folder.entries[1]), vocabulary) if weighed else None
+        pooling = _read_pooling(folder.keys(entries[0]), width, words)
         out = width * len(pooling.modes)
         layers: list[nn.Module] = []
         for entry in entries[1:]:
@@ -227,12 +232,45 @@ class SentenceModules(nn.Module):
         for entry, layer in zip(folder.entries[2:], every, strict=True):
             if isinstance(layer, Dense):
                 folder.json[entry.inside("config.json")] = _dense_config(layer)
-        return SentenceModules(self.pooling, every, self.width, folder)
+        made = SentenceModules(self.pooling, every, self.width, folder)
+        if self.pooling.words is None:
+            return made
+        vocabulary = self._folder.json[self._folder.entries[1].inside("config.json")]["vocab"]
+        return made.weighed(self.pooling.words, vocabulary)
+
+    def weighed(self, words: Tensor, vocabulary: Sequence[str]) -> SentenceModules:
+        """The same with a weight for each word of the vocabulary, (V,), in place of those that it has.
+
+        >>> modules = SentenceModules.fresh(2, normalize=False).weighed(torch.tensor([1.0, 3.0]), ["the", "cat"])
+        >>> modules(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), Batch.from_ids([[0, 1]])).tolist()
+        [[1.0, 3.0]]
+        """
+        if words.shape != (len(vocabulary),):
+            raise ConfigError(f"words has shape {tuple(words.shape)}; the vocabulary needs ({len(vocabulary)},)")
+        folder = self._folder
+        if folder.entries[1].kind != WORDS:
+            listed = list(folder.json[MODULES_FILE])
+            listed.insert(1, {"path": f"1_{WORDS}", "type": f"sentence_transformers.models.{WORDS}"})
+            numbered = [one | {"idx": i, "name": str(i)} for i, one in enumerate(listed)]
+            entries = [folder.entries[0], Entry(WORDS, f"1_{WORDS}"), *folder.entries[1:]]
+            folder = replace(folder, entries=entries, json=folder.json | {MODULES_FILE: numbered})
+        config = folder.entries[1].inside("config.json")
+        folder = replace(folder, json=folder.json | {config: _words_config(words, vocabulary)})
+        pooling = Pooling(self.pooling.modes, self.pooling.include_prompt, words.detach().float().clone())
+        made = SentenceModules(pooling, list(self.layers), self.width, folder)
+        for name in ("max_seq_length", "lower_case", "prompts", "default_prompt", "similarity", "truncate_dim"):
+            setattr(made, name, getattr(self, name))  # they may have been set since the folder was read
+        return made
 
     def files(self) -> dict[str, bytes]:
         """What to write beside the transformer, by relative path, so that sentence-transformers reads this model."""
-        files = self._folder.files(self._settings())
-        for entry, layer in zip(self._folder.entries[2:], self.layers, strict=True):
+        files, behind = self._folder.files(self._settings()), self._folder.entries[1:]
+        if (words := self.pooling.words) is not None:
+            keys = self._folder.keys(behind[0])
+            if not torch.equal(words.detach().cpu(), _read_words(keys, None)):  # they were trained
+                files[behind[0].inside("config.json")] = to_json(_words_config(words, keys.raw["vocab"]))
+            behind = behind[1:]
+        for entry, layer in zip(behind[1:], self.layers, strict=True):
             weights = {name: one.detach().cpu().contiguous() for name, one in layer.state_dict().items()}
             if weights:
                 files[entry.inside("model.safetensors")] = tensor_bytes(weights)
@@ -253,7 +291,34 @@ def _same_width(keys: Keys, key: str, width: int) -> None:
         raise ConfigError(f"{keys.file}: {key}={value} must be {width}, the width of what it is given")
 
 
-def _read_pooling(keys: Keys, width: int) -> Pooling:
+def _read_words(keys: Keys, vocabulary: int | None) -> Tensor:
+    """(V,) the weights of words. sentence-transformers also writes them to a file, which it does not read."""
+    vocab, given = keys.array("vocab"), keys.mapping("word_weights")
+    usual = keys.number("unknown_word_weight", 1.0)
+    keys.finish()
+    wrong = next((word for word in vocab if not isinstance(word, str)), None)
+    if wrong is not None or (vocabulary is not None and len(vocab) < vocabulary):
+        said = f"{wrong!r:.40} in it" if wrong is not None else f"{len(vocab)} words"
+        least = "" if vocabulary is None else f", at least the {vocabulary} of the model"
+        raise ConfigError(f"{keys.file}: vocab has {said}; it must list words{least}")
+    weights = [given.get(word, given.get(word.lower(), usual)) for word in vocab]
+    for word, weight in zip(vocab, weights, strict=True):
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < inf:
+            raise ConfigError(f"{keys.file}: word_weights has {weight!r:.40} for {word!r:.40}; it must be at least 0")
+    return torch.tensor(weights, dtype=torch.float32)
+
+
+def _words_config(words: Tensor, vocabulary: Sequence[str]) -> Json:
+    # As short as float32 can be written.
+    weights = [float(str(weight)) for weight in words.detach().float().cpu().numpy()]
+    return {
+        "vocab": list(vocabulary),
+        "word_weights": dict(zip(vocabulary, weights, strict=True)),
+        "unknown_word_weight": 1.0,
+    }
+
+
+def _read_pooling(keys: Keys, width: int, words: Tensor | None = None) -> Pooling:
     raw = keys.raw
     named = [key for key in ("embedding_dimension", "word_embedding_dimension") if key in raw]  # since 5.4, and before
     for key in named or ["embedding_dimension"]:
@@ -273,7 +338,7 @@ def _read_pooling(keys: Keys, width: int) -> Pooling:
         raise ConfigError(f"{keys.file}: {FLAGS['mean']} is missing; it must be true or false")
     if flags and sorted(modes) != sorted(flagged):
         raise ConfigError(f"{keys.file}: pooling_mode={modes!r} must agree with the flags, {flagged}")
-    return Pooling(modes, include_prompt)
+    return Pooling(modes, include_prompt, words)
 
 
 def _pooling_config(pooling: Pooling, width: int) -> Json:

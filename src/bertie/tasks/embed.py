@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
+from math import inf
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -264,7 +266,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
             skips = None
             if options.prompt_tokens:
                 skips = np.where(flat.lengths[mine] > options.prompt_tokens, options.prompt_tokens, 0).tolist()
-            rows = self.modules.pooling(self.model.hidden(batch), batch, skips).float()
+            rows = self._pooled(self.model.hidden(batch), batch, skips)
             said.append((mine, self._finish(rows)))
 
         def land() -> _Block:
@@ -327,7 +329,19 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     ) -> Sequence[FloatArray]:
         """(width,) the pooled state of each window."""
         skips = [_skip(window, ask.options.prompt_tokens) for ask, window in zip(asks, group, strict=True)]
-        return self.by_text(self.modules.pooling(hidden, batch, skips).float())
+        return self.by_text(self._pooled(hidden, batch, skips))
+
+    def _pooled(self, hidden: Tensor, batch: Batch, skips: Sequence[int] | None) -> Tensor:
+        """(T, D) -> (B, pooled width)."""
+        rows: Tensor = self._placed(hidden).pooling(hidden, batch, skips)
+        return rows.float()
+
+    def _placed(self, states: Tensor) -> SentenceModules:
+        """What follows the encoder, where these are."""
+        if any(one.device != states.device for one in self.modules.parameters()):
+            with torch.inference_mode(False):  # weights that were made under it could not be trained later
+                self.modules.to(states.device)
+        return self.modules
 
     def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
         """Average the windows; what follows the pooling is done for many at once, in `run`."""
@@ -343,14 +357,46 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     @torch.inference_mode()
     def _finish(self, rows: Tensor) -> Copied:
-        bare = all(isinstance(layer, Normalize) for layer in self.modules.layers)  # nothing has weights
-        if not bare and any(one.device != rows.device for one in self.modules.parameters()):
-            self.modules.to(rows.device)
-        rows = self.modules.project(rows)
+        rows = self._placed(rows).project(rows)
         rows = rows if self.dimensions is None else rows[:, : self.dimensions]
         whole = self.dimensions is None and self.modules.truncate_dim is None
         done = whole and len(self.modules.layers) > 0 and isinstance(self.modules.layers[-1], Normalize)
         return self.by_text(normalized(rows) if self.normalize and not done else rows)
+
+    # --- weights of words ---
+
+    def weigh(self, texts: Iterable[str], *, share: float = 0.1) -> Self:
+        """Let words count by how rare they are in `texts`, without training: for vectors that are means over tokens.
+
+        A word that stands in the share p of the texts has the weight share / (share + p): one that is rare counts
+        fully, one that stands in `share` of them by half. Weigh by many texts of the kind that will be searched, and
+        embed anew what was embedded before.
+
+        >>> embedder = Embedder.load("bertie-small").weigh(["The cat sat.", "The dog ran.", "The end."])
+        >>> weights = embedder.modules.pooling.words
+        >>> bool(weights[embedder.tokenizer.id("the")] < weights[embedder.tokenizer.id("cat")])
+        True
+        """
+        if not isinstance(share, Real) or isinstance(share, bool) or not 0 < share < inf:
+            raise InputError(f"share={share!r} must be a number above 0")
+        modes = self.modules.pooling.modes
+        if not all(mode in ("mean", "mean_sqrt_len_tokens", "weightedmean") for mode in modes):
+            raise InputError(f"pooling by {' + '.join(modes)} is no mean over tokens; words have no weights in it")
+        size, count = self.model.config.vocab, 0
+        found = np.zeros(size, np.int64)
+        numbered = ((i, checked_text(text, f"text {i}")) for i, text in enumerate(listed(texts, "weigh")))
+        for chunk in chunked(numbered, lambda one: len(one[1])):
+            flat = self._tokenized(chunk, _Options(0))
+            number = np.repeat(np.arange(len(chunk)), flat.lengths)
+            found += np.bincount(np.unique(number * size + flat.ids) % size, minlength=size)
+            count += len(chunk)
+        if not count:
+            raise InputError("weigh needs at least one text")
+        known = self.tokenizer.vocabulary
+        words = torch.from_numpy((share / (share + found / count)).round(4)).float()
+        self.modules = self.modules.weighed(words, [known.get(id, "") for id in range(size)])
+        self.checkpoint = replace(self.checkpoint, sentence=self.modules)
+        return self
 
     # --- training ---
 

@@ -333,6 +333,11 @@ class Tokenizer:
         """The longest text the folder's files allow, in tokens; None where they do not say."""
         return self._max_length
 
+    @property
+    def vocabulary(self) -> dict[int, str]:
+        """Every token by its id, in the order of ids, which may leave gaps."""
+        return dict(sorted((id, token) for token, id in self._backend.get_vocab(with_added_tokens=True).items()))
+
     def token(self, id: int) -> str:
         """The token of an id."""
         token = self._backend.id_to_token(int(id)) if 0 <= id < 1 << 32 else None

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import tokenizers
 import torch
 
 from bertie.config import HeadConfig, HeadName
@@ -80,17 +79,11 @@ def _from_tokenizer(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str
     for key, id in found.items():
         if config.get(key, id) != id:
             raise ConfigError(f"config.json: {key}={config[key]!r:.80} must be {id}, as in the tokenizer, or left out")
-    least = _size(_vocabulary(tokenizer))
+    least = _size(tokenizer.vocabulary)
     size = config.get("vocab_size", least)
     if isinstance(size, int) and size < least:
         raise ConfigError(f"config.json: vocab_size={size} must be at least {least}, as many as the tokenizer needs")
     return found | {"vocab_size": size}
-
-
-def _vocabulary(tokenizer: Tokenizer) -> dict[int, str]:
-    """Every token by its id, in the order of ids."""
-    backend = tokenizers.Tokenizer.from_str(tokenizer.files()["tokenizer.json"].decode())
-    return dict(sorted((id, token) for token, id in backend.get_vocab(with_added_tokens=True).items()))
 
 
 def _size(vocabulary: Mapping[int, str]) -> int:
@@ -122,7 +115,7 @@ def lengthened(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
     old = checkpoint.tokenizer
     if old is None:
         raise ConfigError(f"{checkpoint.source} has no tokenizer: nobody knows which tokens are new to it")
-    before, after = _vocabulary(old), _vocabulary(tokenizer)
+    before, after = old.vocabulary, tokenizer.vocabulary
     for id, token in before.items():
         if after.get(id) != token:
             raise ConfigError(
@@ -155,8 +148,15 @@ def lengthened(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
         for id, cut in zip(new, pieces, strict=True):
             weight[id] = rows[cut].mean(0)
     config = checkpoint.config | {"vocab_size": size}
+    sentence = checkpoint.sentence
+    if sentence is not None and (words := sentence.pooling.words) is not None:
+        weights = torch.cat([words, words.new_ones(max(0, size - len(words)))])
+        for id, cut in zip(new, pieces, strict=True):
+            weights[id] = words[cut].mean()
+        sentence = sentence.weighed(weights, [after.get(id, "") for id in range(len(weights))])
     return replace(
         checkpoint,
+        sentence=sentence,
         model=model.train(checkpoint.model.training),
         config=config,
         blueprint=plan,
