@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from bertie.config import BlockSparse, Embeddings, EncoderConfig, Full, Learned, Norm, Rotary, Sliding
+from bertie.config import BlockSparse, Bucketed, Embeddings, EncoderConfig, Full, Learned, Norm, Rotary, Sliding
 from bertie.kernels import native
 from bertie.model import Model
 from bertie.nn.encoder import Encoder
@@ -62,6 +62,10 @@ CONFIGS = {
     "odd": config(**ODD, activation="relu"),
     "rms": config(**MODERN | {"norm": Norm("rms", 1e-6, False)}, activation="silu", out_bias=False),
     "narrow": config(embeddings=Embeddings(width=16, project="after_norm"), patterns=(BlockSparse(400, 0),) * 2),
+    "bucketed": config(positions=(Learned(2050, skip_id=1), Bucketed(32, 128))),
+    "bucketed windows": config(
+        positions=(Bucketed(8, 20),), patterns=(Sliding(20), Full()), heads=4, kv_heads=2, head_width=16
+    ),
     "scaled": config(embeddings=Embeddings(width=64, scale=8.0, tasks=3, norm=False)),
 }
 
@@ -119,7 +123,7 @@ def test_the_same_numbers(name: str, level: int) -> None:
 
 @needs_it
 @pytest.mark.parametrize("in_bytes", [False, True], ids=["fp32", "int8"])
-@pytest.mark.parametrize("name", ["bert", "modern", "odd"])
+@pytest.mark.parametrize("name", ["bert", "modern", "odd", "bucketed"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_neighbours_and_threads_make_no_difference_to_the_bit(
     name: str, level: int, in_bytes: bool, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +147,7 @@ def test_neighbours_and_threads_make_no_difference_to_the_bit(
 
 @needs_it
 @pytest.mark.parametrize("level", [level for level in LEVELS if level >= native.BYTES_FROM])
-@pytest.mark.parametrize("name", ["bert", "modern", "few keys", "odd", "shared", "rms"])
+@pytest.mark.parametrize("name", ["bert", "modern", "few keys", "odd", "shared", "rms", "bucketed"])
 def test_bytes_are_as_good_as_in_the_plain_path(name: str, level: int) -> None:
     """Roundings of activations differ, so the two are compared by how far each is from the exact numbers."""
     native.level = level

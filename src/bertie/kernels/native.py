@@ -17,11 +17,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from bertie.config import BlockSparse, Learned, Rotary, Sliding
+from bertie.config import BlockSparse, Bucketed, Learned, Rotary, Sliding
 from bertie.nn.attention import QKV
 from bertie.nn.norm import RMSNorm
-from bertie.nn.positions import rotations
+from bertie.nn.positions import RelativeTable, relative_rows, rotations
 from bertie.text.batch import Batch
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ level: int | None = (
     None  # of its instructions: 0 plain, 1 AVX2, 2 AVX-512, 3 with VNNI; None: the chip's highest above 0
 )
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in its order
-CALLS = 1  # counted up here and in encoder.cpp when what is called changes
+CALLS = 2  # counted up here and in encoder.cpp when what is called changes
 BYTES_FROM = 1  # the level from which it multiplies bytes
+ROOM = 64  # numbers that it may read beyond the last distance, more than any panel has columns
 
 
 @cache
@@ -54,7 +56,7 @@ def library() -> ctypes.CDLL | None:
     lib.bertie_matrix.argtypes = [pointer, number, number, wide, wide, pointer, pointer, pointer, pointer]
     lib.bertie_norm.argtypes = [pointer, number, number, pointer, pointer, number, ctypes.c_double]
     lib.bertie_embeddings.argtypes = [pointer, pointer, pointer, pointer, pointer, ctypes.c_double]
-    lib.bertie_run.argtypes = [pointer, wide, *[pointer] * 7, number]
+    lib.bertie_run.argtypes = [pointer, wide, *[pointer] * 8, wide, wide, number]
     lib.bertie_watch.argtypes = [pointer, pointer, wide]
     lib.bertie_same.argtypes = lib.bertie_free.argtypes = [pointer]
     lib.bertie_threads.argtypes = [pointer, pointer, pointer]
@@ -100,11 +102,20 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         found = rotations(encoder.rotary, batch.positions, encoder.cfg.head_width)
         turned = [found[base] for base in packed.bases]
     cos, sin = ((ctypes.c_void_p * len(turned))(*(pair[i].data_ptr() for pair in turned)) for i in range(2))
+    bias = None if encoder.relative is None else _by_distance(encoder.relative, batch.max_len)
+    by, across = (None, 0) if bias is None else (bias.data_ptr(), bias.shape[1])
     lib.bertie_run(
         *(packed.handle, len(batch), batch.cu_seqlens.data_ptr(), *given, x.data_ptr(), cos, sin),
-        torch.get_num_threads(),
+        *(by, across, batch.max_len - 1, torch.get_num_threads()),
     )
     return x
+
+
+def _by_distance(relative: RelativeTable, longest: int) -> Tensor:
+    """(H, D) what each head adds to a score, for keys from `longest` - 1 places before the query to as many after it,
+    and then room for a register that begins with the last of them."""
+    rows = relative_rows(relative.scheme, longest, torch.device("cpu")).flip(0)  # they count from key to query
+    return F.pad(relative()[rows].T, (0, ROOM)).contiguous()
 
 
 def _learns(encoder: Encoder) -> bool:
@@ -146,7 +157,7 @@ def _knows(encoder: Encoder, instructions: int) -> bool:
         cfg.activation in ACTIVATIONS
         and cfg.conv is None
         and not cfg.global_tokens
-        and all(isinstance(position, Learned | Rotary) for position in cfg.positions)
+        and all(isinstance(position, Learned | Rotary | Bucketed) for position in cfg.positions)
         and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         and not any("parametrizations" in part._modules for part in parts)
         and all(one.is_contiguous() for one in encoder.parameters())

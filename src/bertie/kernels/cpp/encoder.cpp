@@ -128,6 +128,8 @@ struct Batch {  // flat: T tokens of some texts
     const int64_t *ids, *segments, *positions;  // no ids: x is embedded already
     float *x;                                   // (T, D) in and out
     const float *const *cos, *const *sin;       // (T, d) for each rotation
+    const float *bias;                          // (H, distances) of scores, by the place of the key; null: none
+    long distances, middle;                     // how many, with a panel to spare; which of them is 0
 };
 
 struct Job {  // some of its texts and the threads that see to them
@@ -295,7 +297,7 @@ void run(const Encoder &e, const Batch &batch, int threads) {
 
 extern "C" {
 
-void bertie_calls_1() {}  // see native.CALLS
+void bertie_calls_2() {}  // see native.CALLS
 
 // 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with VNNI.
 int bertie_level() {
@@ -368,8 +370,10 @@ void bertie_embeddings(void *encoder, const float *words, const float *segments,
 }
 
 void bertie_run(void *encoder, int64_t texts, const int32_t *cu, const int64_t *ids, const int64_t *segments,
-                const int64_t *positions, float *x, const float *const *cos, const float *const *sin, int threads) {
-    run(*(Encoder *)encoder, {(long)texts, cu, ids, segments, positions, x, cos, sin}, std::max(1, threads));
+                const int64_t *positions, float *x, const float *const *cos, const float *const *sin, const float *bias,
+                int64_t distances, int64_t middle, int threads) {
+    Batch batch{(long)texts, cu, ids, segments, positions, x, cos, sin, bias, (long)distances, (long)middle};
+    run(*(Encoder *)encoder, batch, std::max(1, threads));
 }
 
 // Of n weights of the caller's that were packed, two are looked at by bertie_same: a step of training changes all.

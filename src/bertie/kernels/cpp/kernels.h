@@ -394,8 +394,14 @@ static inline vf greatest(const float *x, long begin, long end) {
     return all(most(high));
 }
 
-static void attend(const Encoder &e, const float *qkv, long n, long head, long from, long to, long window, float *out,
-                   Scratch &s) {
+// Adds to a query's scores what a head has for the distance of each key; `bias` is that of the query itself.
+static inline void add_bias(float *scores, const float *bias, long query, long low, long begin, long end) {
+    if (!bias) return;
+    for (long j = begin; j < end; j += VW) store(scores + j, load(scores + j) + load(bias + low + j - query));
+}
+
+static void attend(const Encoder &e, const float *qkv, long n, long head, long from, long to, long window,
+                   const float *bias, float *out, Scratch &s) {
     long d = e.head_width, wide = (e.heads + 2 * e.kv_heads) * d, own = head / (e.heads / e.kv_heads);
     const float *q = qkv + head * d, *k = qkv + (e.heads + own) * d, *v = k + e.kv_heads * d;
     View view(n, window, from, to);
@@ -429,6 +435,7 @@ static void attend(const Encoder &e, const float *qkv, long n, long head, long f
         float inverse[R];
         for (int r = 0; r < R; r++) {
             float *at = &s.scores[r * padded];
+            add_bias(at, bias, row + r, view.low, begin, end);
             view.hide(at, row + r, begin, end);
             vf top = greatest(at, begin, end), total = vf{};
             for (long j = begin; j < end; j += VW) {
@@ -459,7 +466,7 @@ constexpr long WIDEST = 1024;  // of a head in bytes
 // The same with queries, keys, weights and values in bytes: a scale a query, a key and a column of values. Weights are
 // bytes from 0 to 255, the greatest of a query 255, and are added up as such. d is a multiple of NR, at most WIDEST.
 static void attend_bytes(const Encoder &e, const float *qkv, long n, long head, long from, long to, long window,
-                         float *out, Scratch &s) {
+                         const float *bias, float *out, Scratch &s) {
     long d = e.head_width, wide = (e.heads + 2 * e.kv_heads) * d, own = head / (e.heads / e.kv_heads);
     const float *q = qkv + head * d, *k = qkv + (e.heads + own) * d, *v = k + e.kv_heads * d;
     View view(n, window, from, to);
@@ -534,6 +541,7 @@ static void attend_bytes(const Encoder &e, const float *qkv, long n, long head, 
         for (int r = 0; r < R; r++) {
             float *at = &s.scores[r * padded];
             Code *to_ = weights + r * padded;
+            add_bias(at, bias, row + r, view.low, begin, end);
             view.hide(at, row + r, begin, end);
             vf top = greatest(at, begin, end);
             vi total = vi{};
@@ -694,6 +702,7 @@ static void forward(const Encoder &e, Job &job, int rank, Scratch &s) {
                 for (long from = 0; from < n; from += STRETCH, item++)
                     if (item % team == rank)
                         look(e, job.qkv + start * wide, n, h, from, std::min(n, from + STRETCH), l.window,
+                             job.batch->bias ? job.batch->bias + h * job.batch->distances + job.batch->middle : nullptr,
                              job.seen + start * inner, s);
         }
         job.barrier();
