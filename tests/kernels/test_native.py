@@ -25,6 +25,7 @@ from bertie.train import lora
 built = native.library()
 LEVELS = range(built.bertie_level() + 1) if built is not None else range(0)
 needs_it = pytest.mark.skipif(built is None, reason="no compiler was here when the package was built")
+HALVES = native.halves_win()
 LENGTHS = (
     *((n,) for n in (1, 2, 15, 16, 17, 127, 128, 129, 512, 513, 1500)),
     (900, *(3, 1, 7, 12, 13) * 4),
@@ -122,18 +123,22 @@ def test_the_same_numbers(name: str, level: int) -> None:
 
 
 @needs_it
-@pytest.mark.parametrize("in_bytes", [False, True], ids=["fp32", "int8"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8, torch.bfloat16], ids=["fp32", "int8", "bf16"])
 @pytest.mark.parametrize("name", ["bert", "modern", "odd", "bucketed"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_neighbours_and_threads_make_no_difference_to_the_bit(
-    name: str, level: int, in_bytes: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, level: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if in_bytes and level < native.BYTES_FROM:
+    if kind == torch.int8 and level < native.BYTES_FROM:
         pytest.skip("no products of bytes at this level")
+    if kind == torch.bfloat16 and not (level == 3 and HALVES):
+        pytest.skip("no products of bf16 at this level")
     native.level = level
     encoder = fresh(name)
-    if in_bytes:
+    if kind == torch.int8:
         to_int8(encoder)
+    if kind == torch.bfloat16:
+        encoder.bfloat16()
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))  # nothing is left unwritten
     for lengths in ((5, 33, 2), (300, 1, 12, 13, 64, 90), (700,)):
@@ -160,6 +165,63 @@ def test_bytes_are_as_good_as_in_the_plain_path(name: str, level: int) -> None:
         error, usual = ((one - wanted).norm() / wanted.norm() for one in (fast, slow))
         assert error < 1.35 * usual + 0.01
         assert usual < 0.1
+
+
+@pytest.mark.skipif(not HALVES, reason="the chip has no products of bf16")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bf16_is_nearer_to_the_exact_numbers_than_the_plain_path(name: str) -> None:
+    """Sums, norms and attention stay in float32."""
+    encoder = fresh(name).bfloat16()
+    exact = deepcopy(encoder).double()
+    for lengths in ((1,), (12, 40, 3), (300, 5)):
+        batch = batch_of(lengths, encoder)
+        wanted, slow, fast = plain(exact, batch), plain(encoder, batch), compiled(encoder, batch)
+        assert fast.dtype == torch.bfloat16
+        error, usual = (float((one.double() - wanted).norm() / wanted.norm()) for one in (fast, slow))
+        assert error <= usual
+        assert error < 0.02
+
+
+@pytest.mark.skipif(not HALVES, reason="the chip has no products of bf16")
+def test_changes_of_bf16_are_seen() -> None:
+    encoder = fresh("bert").bfloat16()
+    batch = batch_of((9, 4), encoder)
+    for change in (
+        lambda: encoder.blocks[0].ff.down.weight.mul_(-1),
+        lambda: encoder.embeddings.words.weight.mul_(-1),
+        lambda: encoder.blocks[1].post_ff.weight.mul_(3),
+    ):
+        before = compiled(encoder, batch)
+        change()
+        assert not torch.equal(compiled(encoder, batch), before)
+        assert_close(compiled(encoder, batch), plain(encoder, batch), atol=0.2, rtol=0.1)
+
+
+@needs_it
+@pytest.mark.parametrize(
+    "command", ["import os; os.kill(os.getpid(), 4)", "print(0.0)", "print(1.05)", "print('?')", "print(1.5)"]
+)
+def test_bf16_is_tried_in_another_process(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is ended for it, finds wrong numbers or little gain leaves all as it was."""
+
+    class Chip:
+        _name = "none"
+
+        @staticmethod
+        def bertie_halves() -> int:
+            return 1
+
+    native.halves_win.cache_clear()
+    with monkeypatch.context() as other:
+        other.setattr(native, "_TRIAL", command)
+        other.setattr(native, "library", Chip)
+        assert native.halves_win() is (command == "print(1.5)")
+    if command != "print(1.5)":
+        encoder = fresh("bert").bfloat16()
+        batch = batch_of((9, 4), encoder)
+        assert native.run(encoder, batch) is None
+        assert torch.equal(encoder(batch), plain(encoder, batch))
+    native.halves_win.cache_clear()
 
 
 @needs_it

@@ -7,6 +7,8 @@ gradients are recorded, the plain path is taken. A text's numbers do not depend 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -34,8 +36,10 @@ level: int | None = (
     None  # of its instructions: 0 plain, 1 AVX2, 2 AVX-512, 3 with VNNI; None: the chip's highest above 0
 )
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in its order
-CALLS = 2  # counted up here and in encoder.cpp when what is called changes
+CALLS = 3  # counted up here and in encoder.cpp when what is called changes
+KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of matrices, in its order
 BYTES_FROM = 1  # the level from which it multiplies bytes
+SECONDS_TO_TRY, WIN = 20, 1.1  # for products of bf16, and how many times as fast they must be
 ROOM = 64  # numbers that it may read beyond the last distance, more than any panel has columns
 
 
@@ -53,7 +57,7 @@ def library() -> ctypes.CDLL | None:
     lib.bertie_new.restype = pointer
     lib.bertie_new.argtypes = [number, pointer, ctypes.c_double]
     lib.bertie_layer.argtypes = [pointer, number, wide, number]
-    lib.bertie_matrix.argtypes = [pointer, number, number, wide, wide, pointer, pointer, pointer, pointer]
+    lib.bertie_matrix.argtypes = [pointer, number, number, wide, wide, *[pointer] * 5]
     lib.bertie_norm.argtypes = [pointer, number, number, pointer, pointer, number, ctypes.c_double]
     lib.bertie_embeddings.argtypes = [pointer, pointer, pointer, pointer, pointer, ctypes.c_double]
     lib.bertie_run.argtypes = [pointer, wide, *[pointer] * 8, wide, wide, number]
@@ -78,7 +82,7 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         or not enabled
         or _learns(encoder)
         or words.device.type != "cpu"
-        or words.dtype != torch.float32
+        or words.dtype not in (torch.float32, torch.bfloat16)
         or batch.global_tokens is not None
         or not (batch.ids.dtype == batch.segments.dtype == torch.int64)
         or not (batch.ids.is_contiguous() and batch.segments.is_contiguous())
@@ -96,7 +100,7 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         rows = None if embeddings.learned is None else embeddings.rows(batch)
         given = [None if one is None else one.data_ptr() for one in (batch.ids, batch.segments, rows)]
     else:
-        x, given = embeddings(batch).contiguous(), [None, None, None]
+        x, given = embeddings(batch).float().contiguous(), [None, None, None]
     turned: list[tuple[Tensor, Tensor]] = []
     if encoder.rotary is not None:
         found = rotations(encoder.rotary, batch.positions, encoder.cfg.head_width)
@@ -108,14 +112,37 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         *(packed.handle, len(batch), batch.cu_seqlens.data_ptr(), *given, x.data_ptr(), cos, sin),
         *(by, across, batch.max_len - 1, torch.get_num_threads()),
     )
-    return x
+    return x.to(words.dtype)
 
 
 def _by_distance(relative: RelativeTable, longest: int) -> Tensor:
     """(H, D) what each head adds to a score, for keys from `longest` - 1 places before the query to as many after it,
     and then room for a register that begins with the last of them."""
     rows = relative_rows(relative.scheme, longest, torch.device("cpu")).flip(0)  # they count from key to query
-    return F.pad(relative()[rows].T, (0, ROOM)).contiguous()
+    return F.pad(relative().float()[rows].T, (0, ROOM)).contiguous()
+
+
+@cache
+def halves_win() -> bool:
+    """Whether products of bf16 work on this chip and are faster than those of float32: tried in another process, as a
+    machine may say that it has such instructions and then end whoever uses them."""
+    lib = library()
+    if lib is None or not lib.bertie_halves() or not sys.executable:
+        return False
+    command = [sys.executable, "-I", "-S", "-c", _TRIAL, lib._name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_TRY, check=True)
+        return float(done.stdout) > WIN
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return False
+
+
+_TRIAL = """
+import ctypes, sys
+trial = ctypes.CDLL(sys.argv[1]).bertie_trial
+trial.restype = ctypes.c_double
+print(trial())
+"""
 
 
 def _learns(encoder: Encoder) -> bool:
@@ -162,8 +189,14 @@ def _knows(encoder: Encoder, instructions: int) -> bool:
         and not any("parametrizations" in part._modules for part in parts)
         and all(one.is_contiguous() for one in encoder.parameters())
         and (instructions >= BYTES_FROM or all(one.dtype != torch.int8 for one in encoder.parameters()))
-        and all(one.dtype != torch.float8_e4m3fn for one in encoder.parameters())
+        and _one_kind(encoder, instructions)
     )
+
+
+def _one_kind(encoder: Encoder, instructions: int) -> bool:
+    """Whether all is float32 with bytes here and there, or all bf16, and that of use."""
+    kinds = {one.dtype for one in encoder.parameters()}
+    return kinds <= {torch.float32, torch.int8} or (kinds == {torch.bfloat16} and instructions == 3 and halves_win())
 
 
 _version = attrgetter("_version")
@@ -177,7 +210,7 @@ class _Packed:
         self.instructions = instructions
         self.bases = tuple(dict.fromkeys(rotary.bases)) if rotary is not None else ()
         self.longest = min([one.full_below for one in cfg.patterns if isinstance(one, BlockSparse)], default=1 << 62)
-        self.embeds = encoder.embeddings.project is None
+        self.embeds = encoder.embeddings.project is None and encoder.embeddings.words.weight.dtype == torch.float32
         parts = [*encoder.blocks.modules(), *encoder.embeddings.modules()]
         parts += [] if encoder.norm is None else [encoder.norm]
         self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
@@ -221,8 +254,9 @@ class _Packed:
         at = (None if one is None else one.weight.data_ptr() for one in tables)
         lib.bertie_embeddings(self.handle, *at, cfg.embeddings.scale)
         for weight, place in zip(self._weights, self._places, strict=True):
-            if weight.dtype == torch.float32 and weight.is_contiguous() and weight.numel():
-                lib.bertie_watch(self.handle, place, weight.numel())
+            floats = weight.numel() * weight.element_size() // 4  # two of bf16 count as one
+            if weight.is_floating_point() and weight.is_contiguous() and floats:
+                lib.bertie_watch(self.handle, place, floats)
 
     def current(self) -> bool:
         """Whether nothing has changed, and nobody listens. Asked in every pass: no loop here is Python's own."""
@@ -237,20 +271,20 @@ class _Packed:
     def _matrix(self, lib: ctypes.CDLL, block: int, which: int, layer: nn.Module, rows: slice) -> None:
         bias = layer.full_bias() if isinstance(layer, QKV) else layer.bias
         scale = getattr(layer, "scale", None)  # of a layer in bytes
-        held = [
-            None if one is None else cast(Tensor, one)[rows].detach().contiguous()
-            for one in (layer.weight, scale, bias)
-        ]
-        weight, by, added = (None if one is None else one.data_ptr() for one in held)
-        floats, codes = (weight, None) if scale is None else (None, weight)
-        n, k = cast(Tensor, held[0]).shape
-        lib.bertie_matrix(self.handle, block, which, n, k, floats, codes, by, added)
+        weight = cast(Tensor, layer.weight)[rows].detach().contiguous()
+        held = [None if one is None else cast(Tensor, one)[rows].detach().float().contiguous() for one in (scale, bias)]
+        places = [weight.data_ptr() if weight.dtype == kind else None for kind in KINDS]
+        added = [None if one is None else one.data_ptr() for one in held]
+        lib.bertie_matrix(self.handle, block, which, *weight.shape, *places, *added)
 
     def _norm(self, lib: ctypes.CDLL, block: int, slot: int, norm: nn.Module | None) -> None:
         if isinstance(norm, nn.LayerNorm | RMSNorm):
-            bias = None if isinstance(norm, RMSNorm) or norm.bias is None else norm.bias.data_ptr()
-            rms = int(isinstance(norm, RMSNorm))
-            lib.bertie_norm(self.handle, block, slot, norm.weight.data_ptr(), bias, rms, norm.eps)
+            rms = isinstance(norm, RMSNorm)
+            weight, bias = norm.weight.detach().float(), None
+            if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
+                bias = norm.bias.detach().float()
+            at = None if bias is None else bias.data_ptr()
+            lib.bertie_norm(self.handle, block, slot, weight.data_ptr(), at, int(rms), norm.eps)
 
     def __del__(self) -> None:
         self._free(self.handle)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -59,9 +60,10 @@ class Arena {
     size_t left = 0;
 };
 
-struct Matrix {  // (n, k): floats, or codes with a scale and a sum a row
+struct Matrix {  // (n, k): floats, bf16, or codes with a scale and a sum a row
     long n = 0, k = 0;
     float *floats = nullptr;
+    uint16_t *halves = nullptr;
     void *codes = nullptr;
     std::vector<float> bias, scales, sums;
 };
@@ -108,6 +110,7 @@ struct Encoder {
     Arena arena;
     void (*pack)(Arena &, Matrix &, const float *);
     void (*pack_codes)(Arena &, Matrix &, const int8_t *, const float *) = nullptr;
+    void (*pack_halves)(Arena &, Matrix &, const uint16_t *) = nullptr;
     Worker *(*new_worker)();
     long panel;
     int level;
@@ -194,15 +197,17 @@ namespace avx512 {
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,prefer-vector-width=512")
-namespace vnni {
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,fma,prefer-vector-width=512")
+namespace vnni {  // its products of bf16 are called only where bertie_halves says so
 #define VW 16
 #define TALL 12
 #define DOT 4
+#define HALVES 1
 #include "kernels.h"
 #undef VW
 #undef TALL
 #undef DOT
+#undef HALVES
 }  // namespace vnni
 #pragma GCC pop_options
 #endif
@@ -297,7 +302,7 @@ void run(const Encoder &e, const Batch &batch, int threads) {
 
 extern "C" {
 
-void bertie_calls_2() {}  // see native.CALLS
+void bertie_calls_3() {}  // see native.CALLS
 
 // 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with VNNI.
 int bertie_level() {
@@ -327,7 +332,7 @@ void *bertie_new(int level, const int64_t *shape, double scale) {
 #if defined(__x86_64__)
     if (level == 1) USE(avx2), e->pack_codes = avx2::pack_codes;
     if (level == 2) USE(avx512), e->pack_codes = avx512::pack_codes;
-    if (level == 3) USE(vnni), e->pack_codes = vnni::pack_codes;
+    if (level == 3) USE(vnni), e->pack_codes = vnni::pack_codes, e->pack_halves = vnni::pack_halves;
 #endif
 #undef USE
     return e;
@@ -337,9 +342,25 @@ void bertie_layer(void *encoder, int block, int64_t window, int rotation) {
     ((Encoder *)encoder)->layers.push_back({block, rotation, (long)window});
 }
 
-// `which`: query, key and value; out; up; gate; down. The weight is float (n, k), or codes with a scale a row.
-void bertie_matrix(void *encoder, int block, int which, int64_t n, int64_t k, const float *weight, const int8_t *codes,
-                   const float *scales, const float *bias) {
+// Whether the chip multiplies pairs of bf16, and how well: only to be asked where a crash does no harm.
+int bertie_halves() {
+#if defined(__x86_64__)
+    return bertie_level() == 3 && __builtin_cpu_supports("avx512bf16");
+#else
+    return 0;
+#endif
+}
+
+double bertie_trial() {
+#if defined(__x86_64__)
+    if (bertie_halves()) return vnni::trial();
+#endif
+    return 0.0;
+}
+
+// `which`: query, key and value; out; up; gate; down. The weight is float or bf16 (n, k), or codes with a scale a row.
+void bertie_matrix(void *encoder, int block, int which, int64_t n, int64_t k, const float *weight,
+                   const uint16_t *halves, const int8_t *codes, const float *scales, const float *bias) {
     auto *e = (Encoder *)encoder;
     Block &b = e->blocks[block];
     Matrix &m = *(Matrix *[]){&b.qkv, &b.out, &b.up, &b.gate, &b.down}[which];
@@ -349,6 +370,7 @@ void bertie_matrix(void *encoder, int block, int which, int64_t n, int64_t k, co
         std::copy(bias, bias + n, m.bias.begin());
     }
     if (codes) e->pack_codes(e->arena, m, codes, scales);
+    else if (halves) e->pack_halves(e->arena, m, halves);
     else e->pack(e->arena, m, weight);
 }
 
