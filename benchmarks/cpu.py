@@ -1,6 +1,6 @@
-"""Sentence vectors on a CPU, from text, in fp32 and in int8: Bertie beside other engines, each at its best settings.
+"""Sentence vectors on a CPU, from text, in fp32, bf16 and int8: Bertie beside other engines, each at its best settings.
 
-    python -m benchmarks.cpu --data DATA [--model FOLDER] [--precision int8] [--threads 2] [--json FILE]
+    python -m benchmarks.cpu --data DATA [--model FOLDER] [--precision int8|bf16] [--threads 2] [--json FILE]
     python -m benchmarks.cpu --growth FOLDER [--model FOLDER]      pictures of how Bertie's time grows with the tokens
 
 Wants packages that are no part of the test set: onnx, onnxscript, onnxruntime, openvino, nncf, ctranslate2. Every
@@ -102,7 +102,7 @@ def bertie(model: Path, threads: int, scratch: Path, precision: str) -> dict[str
     from bertie import Embedder
 
     torch.set_num_threads(threads)
-    dtype = torch.int8 if precision == "int8" else torch.float32
+    dtype = {"fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}[precision]
     return {"": Embedder.load(model, long="truncate", dtype=dtype).embed}
 
 
@@ -111,7 +111,8 @@ def sentence_transformers(model: Path, threads: int, scratch: Path, precision: s
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(threads)
-    peer = SentenceTransformer(str(model), device="cpu")
+    kinds = {"model_kwargs": {"dtype": torch.bfloat16}} if precision == "bf16" else {}
+    peer = SentenceTransformer(str(model), device="cpu", **kinds)
     assert peer.max_seq_length == REACH
 
     def embed(size: int) -> Embed:
@@ -187,7 +188,7 @@ def openvino(model: Path, threads: int, scratch: Path, precision: str) -> dict[s
             "PERFORMANCE_HINT": hint,
             "NUM_STREAMS": str(streams),
             "INFERENCE_NUM_THREADS": str(threads),
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
         }
         compiled = core.compile_model(network, "CPU", settings)
 
@@ -220,7 +221,7 @@ def ctranslate2(model: Path, threads: int, scratch: Path, precision: str) -> dic
     if not folder.exists():
         ct2.converters.TransformersConverter(str(model)).convert(str(folder))
     out: dict[str, Embed] = {}
-    kind = "int8" if precision == "int8" else "float32"
+    kind = {"fp32": "float32", "int8": "int8", "bf16": "bfloat16"}[precision]
     for inter in (1, threads):
         peer = ct2.Encoder(str(folder), compute_type=kind, inter_threads=inter, intra_threads=threads // inter)
 
@@ -377,7 +378,7 @@ def main() -> None:
     parser.add_argument("--growth", type=Path, help="a folder for pictures; nothing else is measured")
     parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / ".models/all-MiniLM-L6-v2")
     parser.add_argument("--engines", type=lambda text: text.split(","), help="some of them")
-    parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32")
+    parser.add_argument("--precision", choices=("fp32", "int8", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
@@ -404,7 +405,7 @@ def main() -> None:
             Engine(engine, *given, options.precision)
             for engine in ENGINES
             if (options.engines is None or engine.__name__ in options.engines)
-            and (options.precision == "fp32" or engine is not sentence_transformers)
+            and engine not in {"int8": [sentence_transformers], "bf16": [onnxruntime]}.get(options.precision, [])
         ]
         for one in [one for one in engines if isinstance(one.settings, str)]:
             print(f"{one.name} left out: {one.settings}")
@@ -414,7 +415,7 @@ def main() -> None:
         waited: dict[Engine, list[float]] = {one: [] for one in engines}
         vectors: dict[Engine, np.ndarray] = {}
         judge = next((one for one in engines if one.name == "sentence_transformers"), None)
-        if judge is None:
+        if judge is None or options.precision != "fp32":
             judge = Engine(sentence_transformers, *given, "fp32")
         true, _ = judge.ask(judge.settings[0], texts)
         pairs = [*rows(options.data / "stsb/test.jsonl.gz")]

@@ -14,7 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from bertie.config import BlockSparse, Bucketed, Embeddings, EncoderConfig, Full, Learned, Norm, Rotary, Sliding
+from bertie.config import (
+    BlockSparse,
+    Bucketed,
+    Disentangled,
+    Embeddings,
+    EncoderConfig,
+    Full,
+    Learned,
+    Norm,
+    Rotary,
+    Sliding,
+)
 from bertie.kernels import native
 from bertie.model import Model
 from bertie.nn.encoder import Encoder
@@ -67,6 +78,9 @@ CONFIGS = {
     "bucketed windows": config(
         positions=(Bucketed(8, 20),), patterns=(Sliding(20), Full()), heads=4, kv_heads=2, head_width=16
     ),
+    "disentangled": config(positions=(Disentangled(("c2p", "p2c"), 512, 256, shared=True, norm=Norm()),)),
+    "c2p alone": config(positions=(Learned(2050), Disentangled(("c2p",), 40, key_bias=False))),
+    "p2c alone": config(positions=(Disentangled(("p2c",), 60, 8),), patterns=(Sliding(20), Full())),
     "scaled": config(embeddings=Embeddings(width=64, scale=8.0, tasks=3, norm=False)),
 }
 
@@ -124,7 +138,7 @@ def test_the_same_numbers(name: str, level: int) -> None:
 
 @needs_it
 @pytest.mark.parametrize("kind", [torch.float32, torch.int8, torch.bfloat16], ids=["fp32", "int8", "bf16"])
-@pytest.mark.parametrize("name", ["bert", "modern", "odd", "bucketed"])
+@pytest.mark.parametrize("name", ["bert", "modern", "odd", "bucketed", "disentangled"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_neighbours_and_threads_make_no_difference_to_the_bit(
     name: str, level: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +166,7 @@ def test_neighbours_and_threads_make_no_difference_to_the_bit(
 
 @needs_it
 @pytest.mark.parametrize("level", [level for level in LEVELS if level >= native.BYTES_FROM])
-@pytest.mark.parametrize("name", ["bert", "modern", "few keys", "odd", "shared", "rms", "bucketed"])
+@pytest.mark.parametrize("name", ["bert", "modern", "few keys", "odd", "shared", "rms", "bucketed", "disentangled"])
 def test_bytes_are_as_good_as_in_the_plain_path(name: str, level: int) -> None:
     """Roundings of activations differ, so the two are compared by how far each is from the exact numbers."""
     native.level = level

@@ -97,7 +97,9 @@ def add_model(parser: argparse.ArgumentParser, *, long: bool = True, precision: 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """Of the computation."""
-    text = "of the computation: fp32 (the default), bf16, fp16 and fp8 on GPUs, int8 on CPUs"
+    text = (
+        "of the computation: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, on chips that have it, bf16 on CPUs"
+    )
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=text)
 
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertie.config import BlockSparse, Bucketed, Learned, Rotary, Sliding
+from bertie.config import BlockSparse, Bucketed, Disentangled, Sliding
+from bertie.kernels.attend import Relative
 from bertie.nn.attention import QKV
 from bertie.nn.norm import RMSNorm
 from bertie.nn.positions import RelativeTable, relative_rows, rotations
@@ -36,7 +37,7 @@ level: int | None = (
     None  # of its instructions: 0 plain, 1 AVX2, 2 AVX-512, 3 with VNNI; None: the chip's highest above 0
 )
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in its order
-CALLS = 3  # counted up here and in encoder.cpp when what is called changes
+CALLS = 4  # counted up here and in encoder.cpp when what is called changes
 KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of matrices, in its order
 BYTES_FROM = 1  # the level from which it multiplies bytes
 SECONDS_TO_TRY, WIN = 20, 1.1  # for products of bf16, and how many times as fast they must be
@@ -60,7 +61,8 @@ def library() -> ctypes.CDLL | None:
     lib.bertie_matrix.argtypes = [pointer, number, number, wide, wide, *[pointer] * 5]
     lib.bertie_norm.argtypes = [pointer, number, number, pointer, pointer, number, ctypes.c_double]
     lib.bertie_embeddings.argtypes = [pointer, pointer, pointer, pointer, pointer, ctypes.c_double]
-    lib.bertie_run.argtypes = [pointer, wide, *[pointer] * 8, wide, wide, number]
+    lib.bertie_relative.argtypes = [pointer, number, wide, pointer, pointer]
+    lib.bertie_run.argtypes = [pointer, wide, *[pointer] * 9, wide, wide, number]
     lib.bertie_watch.argtypes = [pointer, pointer, wide]
     lib.bertie_same.argtypes = lib.bertie_free.argtypes = [pointer]
     lib.bertie_threads.argtypes = [pointer, pointer, pointer]
@@ -106,20 +108,22 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         found = rotations(encoder.rotary, batch.positions, encoder.cfg.head_width)
         turned = [found[base] for base in packed.bases]
     cos, sin = ((ctypes.c_void_p * len(turned))(*(pair[i].data_ptr() for pair in turned)) for i in range(2))
-    bias = None if encoder.relative is None else _by_distance(encoder.relative, batch.max_len)
-    by, across = (None, 0) if bias is None else (bias.data_ptr(), bias.shape[1])
+    bias, met = (None, None) if encoder.relative is None else _by_distance(encoder.relative, batch.max_len)
+    far = [None if one is None else one.data_ptr() for one in (bias, met)]
     lib.bertie_run(
         *(packed.handle, len(batch), batch.cu_seqlens.data_ptr(), *given, x.data_ptr(), cos, sin),
-        *(by, across, batch.max_len - 1, torch.get_num_threads()),
+        *(*far, 2 * batch.max_len - 1 + ROOM, batch.max_len - 1, torch.get_num_threads()),
     )
     return x.to(words.dtype)
 
 
-def _by_distance(relative: RelativeTable, longest: int) -> Tensor:
-    """(H, D) what each head adds to a score, for keys from `longest` - 1 places before the query to as many after it,
-    and then room for a register that begins with the last of them."""
+def _by_distance(relative: RelativeTable, longest: int) -> tuple[Tensor | None, Tensor | None]:
+    """For keys from `longest` - 1 places before the query to as many after it, and then room for a register that begins
+    with the last of them: (H, D) what each head adds to a score; or (D,) the rows of the table that both meet."""
     rows = relative_rows(relative.scheme, longest, torch.device("cpu")).flip(0)  # they count from key to query
-    return F.pad(relative().float()[rows].T, (0, ROOM)).contiguous()
+    if isinstance(relative.scheme, Bucketed):
+        return F.pad(relative().float()[rows].T, (0, ROOM)).contiguous(), None
+    return None, F.pad(rows, (0, ROOM)).int()
 
 
 @cache
@@ -184,7 +188,6 @@ def _knows(encoder: Encoder, instructions: int) -> bool:
         cfg.activation in ACTIVATIONS
         and cfg.conv is None
         and not cfg.global_tokens
-        and all(isinstance(position, Learned | Rotary | Bucketed) for position in cfg.positions)
         and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         and not any("parametrizations" in part._modules for part in parts)
         and all(one.is_contiguous() for one in encoder.parameters())
@@ -213,6 +216,7 @@ class _Packed:
         self.embeds = encoder.embeddings.project is None and encoder.embeddings.words.weight.dtype == torch.float32
         parts = [*encoder.blocks.modules(), *encoder.embeddings.modules()]
         parts += [] if encoder.norm is None else [encoder.norm]
+        parts += [] if encoder.relative is None else encoder.relative.modules()
         self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         held, children = [part._parameters for part in parts], [part._modules for part in parts]
         every: list[dict[str, Any]] = [*held, *children]
@@ -230,6 +234,8 @@ class _Packed:
             *(int(cfg.gated), cfg.blocks),
         )
         blocks = [cast("Block", block) for block in encoder.blocks]
+        disentangled = any(isinstance(one, Disentangled) for one in cfg.positions)
+        relative = encoder.places(Batch.from_ids([[0]])) if disentangled else None
         scale = blocks[0].attention.scale
         self.handle = lib.bertie_new(instructions, (ctypes.c_int64 * len(shape))(*shape), scale)
         for layer, number in enumerate(cfg.layer_map):
@@ -244,6 +250,8 @@ class _Packed:
             if cfg.gated:
                 self._matrix(lib, number, 3, ff.up, slice(cut, None))
             self._matrix(lib, number, 4, ff.down, slice(None))
+            if relative is not None:
+                self._relative(lib, number, attention._relative(relative))
             for slot, norm in enumerate((block.pre_attention, block.post_attention, block.pre_ff, block.post_ff)):
                 self._norm(lib, number, slot, norm)
         self._norm(lib, -1, 1, encoder.norm)
@@ -276,6 +284,14 @@ class _Packed:
         places = [weight.data_ptr() if weight.dtype == kind else None for kind in KINDS]
         added = [None if one is None else one.data_ptr() for one in held]
         lib.bertie_matrix(self.handle, block, which, *weight.shape, *places, *added)
+
+    def _relative(self, lib: ctypes.CDLL, block: int, relative: Relative | None) -> None:
+        """What a block makes of the table of relative positions, which no text changes."""
+        assert relative is not None
+        met = (relative.keys, relative.queries)
+        held = [None if one is None else one.detach().float().contiguous() for one in met]
+        rows = next(len(one) for one in held if one is not None)
+        lib.bertie_relative(self.handle, block, rows, *(None if one is None else one.data_ptr() for one in held))
 
     def _norm(self, lib: ctypes.CDLL, block: int, slot: int, norm: nn.Module | None) -> None:
         if isinstance(norm, nn.LayerNorm | RMSNorm):

@@ -13,6 +13,7 @@
 #include <memory>
 #include <new>
 #include <thread>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -77,6 +78,7 @@ struct Norm {
 struct Block {
     Matrix qkv, out, up, gate, down;
     Norm norms[4];  // before and after attention, before and after the feed-forward
+    std::vector<float> relative_keys, relative_queries;  // of positions, that queries and keys meet; packed
 };
 
 struct Embeddings {  // tables of the model's width, not copied; null: none
@@ -99,7 +101,7 @@ struct Worker {  // a thread's memory, kept from pass to pass
 };
 
 struct Encoder {
-    long width, heads, kv_heads, head_width, ff_width;
+    long width, heads, kv_heads, head_width, ff_width, relative_rows = 0;
     int activation;
     bool gated;
     float scale;
@@ -111,6 +113,7 @@ struct Encoder {
     void (*pack)(Arena &, Matrix &, const float *);
     void (*pack_codes)(Arena &, Matrix &, const int8_t *, const float *) = nullptr;
     void (*pack_halves)(Arena &, Matrix &, const uint16_t *) = nullptr;
+    void (*pack_relative)(std::vector<float> &, const float *, long, long, long);
     Worker *(*new_worker)();
     long panel;
     int level;
@@ -125,14 +128,31 @@ inline void pause() {
 #endif
 }
 
+struct Distances {  // what a head adds to scores by distance, each at the query's own place; null: nothing
+    const float *bias = nullptr, *keys = nullptr, *queries = nullptr;  // the latter are tables
+    const int32_t *rows = nullptr;
+};
+
 struct Batch {  // flat: T tokens of some texts
     long texts;
     const int32_t *cu;  // texts + 1
     const int64_t *ids, *segments, *positions;  // no ids: x is embedded already
     float *x;                                   // (T, D) in and out
     const float *const *cos, *const *sin;       // (T, d) for each rotation
-    const float *bias;                          // (H, distances) of scores, by the place of the key; null: none
-    long distances, middle;                     // how many, with a panel to spare; which of them is 0
+    // For the place of a key, from the longest text's length - 1 before the query on:
+    const float *bias;    // (H, distances) what is added to a score; null: nothing
+    const int32_t *rows;  // (distances,) the row of a table that both meet; null: none
+    long distances, middle;  // how many, with a panel to spare; which of them is the query's own place
+
+    Distances of_head(const Block &b, long h, long size) const {
+        Distances out;
+        if (bias) out.bias = bias + h * distances + middle;
+        if (!rows) return out;
+        out.rows = rows + middle;
+        if (!b.relative_keys.empty()) out.keys = b.relative_keys.data() + h * size;
+        if (!b.relative_queries.empty()) out.queries = b.relative_queries.data() + h * size;
+        return out;
+    }
 };
 
 struct Job {  // some of its texts and the threads that see to them
@@ -302,7 +322,7 @@ void run(const Encoder &e, const Batch &batch, int threads) {
 
 extern "C" {
 
-void bertie_calls_3() {}  // see native.CALLS
+void bertie_calls_4() {}  // see native.CALLS
 
 // 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with VNNI.
 int bertie_level() {
@@ -327,7 +347,8 @@ void *bertie_new(int level, const int64_t *shape, double scale) {
     e->level = level;
     e->width = shape[0], e->heads = shape[1], e->kv_heads = shape[2], e->head_width = shape[3], e->ff_width = shape[4];
     e->activation = (int)shape[5], e->gated = shape[6] != 0, e->blocks.resize(shape[7]), e->scale = (float)scale;
-#define USE(set) (e->pack = set::pack, e->new_worker = set::new_thread, e->panel = set::NR)
+#define USE(set) \
+    (e->pack = set::pack, e->pack_relative = set::pack_relative, e->new_worker = set::new_thread, e->panel = set::NR)
     USE(plain);
 #if defined(__x86_64__)
     if (level == 1) USE(avx2), e->pack_codes = avx2::pack_codes;
@@ -384,6 +405,15 @@ void bertie_norm(void *encoder, int block, int slot, const float *weight, const 
     norm.eps = (float)eps;
 }
 
+// Tables (rows, H d) of relative positions, as a block's queries meet them and as its keys do; null: they do not.
+void bertie_relative(void *encoder, int block, int64_t rows, const float *keys, const float *queries) {
+    auto *e = (Encoder *)encoder;
+    Block &b = e->blocks[block];
+    e->relative_rows = rows;
+    if (keys) e->pack_relative(b.relative_keys, keys, rows, e->heads, e->head_width);
+    if (queries) e->pack_relative(b.relative_queries, queries, rows, e->heads, e->head_width);
+}
+
 // The encoder reads the tables where they lie.
 void bertie_embeddings(void *encoder, const float *words, const float *segments, const float *positions,
                        const float *all, double scale) {
@@ -393,8 +423,8 @@ void bertie_embeddings(void *encoder, const float *words, const float *segments,
 
 void bertie_run(void *encoder, int64_t texts, const int32_t *cu, const int64_t *ids, const int64_t *segments,
                 const int64_t *positions, float *x, const float *const *cos, const float *const *sin, const float *bias,
-                int64_t distances, int64_t middle, int threads) {
-    Batch batch{(long)texts, cu, ids, segments, positions, x, cos, sin, bias, (long)distances, (long)middle};
+                const int32_t *rows, int64_t distances, int64_t middle, int threads) {
+    Batch batch{(long)texts, cu, ids, segments, positions, x, cos, sin, bias, rows, (long)distances, (long)middle};
     run(*(Encoder *)encoder, batch, std::max(1, threads));
 }
 

@@ -117,6 +117,16 @@ static void pack(Arena &arena, Matrix &m, const float *w) {
             }
 }
 
+// A table (R, H d) of relative positions, of each head in panels: [H][R / NR][d][NR].
+static void pack_relative(std::vector<float> &out, const float *table, long rows, long heads, long d) {
+    long panels = (rows + NR - 1) / NR;
+    out.assign(heads * panels * d * NR, 0.0f);
+    for (long h = 0; h < heads; h++)
+        for (long r = 0; r < rows; r++)
+            for (long i = 0; i < d; i++)
+                out[((h * panels + r / NR) * d + i) * NR + r % NR] = table[(r * heads + h) * d + i];
+}
+
 template <int R> struct Tile {  // R rows of a panel
     vf at[R][2];
 };
@@ -408,7 +418,7 @@ static void normalize(const Norm &norm, const float *x, float *out, long width) 
 constexpr long STRETCH = 40 * TALL;  // queries of an item of work
 
 struct Scratch {  // a thread's own
-    std::vector<float> keys, values, scores, x, normed, ff;
+    std::vector<float> keys, values, scores, met_query, met_key, x, normed, ff;
     std::vector<uint8_t> codes, key_codes, value_codes, query_codes, weights;
     std::vector<float> scales, zeros;
 };
@@ -456,8 +466,24 @@ static inline void add_bias(float *scores, const float *bias, long query, long l
     for (long j = begin; j < end; j += VW) store(scores + j, load(scores + j) + load(bias + low + j - query));
 }
 
+// What a head's queries or keys make of the distances: products with the rows of a table, some panels of it.
+struct Met {
+    const float *table;  // [R / NR][d][NR] of the head; null: there is none
+    long first, width;   // panel and columns
+
+    template <int R> void rows(const float *x, long stride, long d, float scale, float *out) const {
+        for (long p = 0; p < width / NR; p++) {
+            auto acc = multiply<R>(x, stride, table + (first + p) * d * NR, d);
+            for (int r = 0; r < R; r++) {
+                store(out + r * width + p * NR, acc.at[r][0] * all(scale));
+                store(out + r * width + p * NR + VW, acc.at[r][1] * all(scale));
+            }
+        }
+    }
+};
+
 static void attend(const Encoder &e, const float *qkv, long n, long head, long from, long to, long window,
-                   const float *bias, float *out, Scratch &s) {
+                   const Distances &far, float *out, Scratch &s) {
     long d = e.head_width, wide = (e.heads + 2 * e.kv_heads) * d, own = head / (e.heads / e.kv_heads);
     const float *q = qkv + head * d, *k = qkv + (e.heads + own) * d, *v = k + e.kv_heads * d;
     View view(n, window, from, to);
@@ -477,8 +503,21 @@ static void attend(const Encoder &e, const float *qkv, long n, long head, long f
             memcpy(at, v + (view.low + j) * wide + p * NR, some * sizeof(float));
             memset(at + some, 0, (NR - some) * sizeof(float));
         }
+    // The table's rows for the distances that this text has lie together.
+    long low_row = 0, high_row = 0;
+    if (far.rows) std::tie(low_row, high_row) = std::minmax({far.rows[1 - n], far.rows[n - 1]});
+    long first_panel = low_row / NR, across_rows = (high_row / NR + 1 - first_panel) * NR;
+    Met by_query{far.keys, first_panel, across_rows}, by_key{far.queries, first_panel, across_rows};
+    if (far.keys) s.met_query.resize(TALL * across_rows);
+    if (far.queries) {
+        s.met_key.resize(seen * across_rows);
+        by_tiles(0, seen, [&](auto count, long j) {
+            by_key.rows<decltype(count)::value>(k + (view.low + j) * wide, wide, d, e.scale, &s.met_key[j * across_rows]);
+        });
+    }
     by_tiles(from, to, [&](auto count, long row) {
         constexpr int R = decltype(count)::value;
+        if (far.keys) by_query.rows<R>(q + row * wide, wide, d, e.scale, s.met_query.data());
         long first = view.first(row), last = view.last(row, R), begin = first * NR, end = last * NR;
         for (long p = first; p < last; p++) {
             auto acc = multiply<R>(q + row * wide, wide, &s.keys[p * d * NR], d);
@@ -491,7 +530,17 @@ static void attend(const Encoder &e, const float *qkv, long n, long head, long f
         float inverse[R];
         for (int r = 0; r < R; r++) {
             float *at = &s.scores[r * padded];
-            add_bias(at, bias, row + r, view.low, begin, end);
+            add_bias(at, far.bias, row + r, view.low, begin, end);
+            if (far.rows) {
+                const int32_t *rows = far.rows + view.low - (row + r);
+                const float *mine = s.met_query.data() + r * across_rows - first_panel * NR;
+                const float *theirs = s.met_key.data() - first_panel * NR;
+                long last_seen = std::min(end, seen);
+                if (far.keys)
+                    for (long j = begin; j < last_seen; j++) at[j] += mine[rows[j]];
+                if (far.queries)
+                    for (long j = begin; j < last_seen; j++) at[j] += theirs[j * across_rows + rows[j]];
+            }
             view.hide(at, row + r, begin, end);
             vf top = greatest(at, begin, end), total = vf{};
             for (long j = begin; j < end; j += VW) {
@@ -522,7 +571,7 @@ constexpr long WIDEST = 1024;  // of a head in bytes
 // The same with queries, keys, weights and values in bytes: a scale a query, a key and a column of values. Weights are
 // bytes from 0 to 255, the greatest of a query 255, and are added up as such. d is a multiple of NR, at most WIDEST.
 static void attend_bytes(const Encoder &e, const float *qkv, long n, long head, long from, long to, long window,
-                         const float *bias, float *out, Scratch &s) {
+                         const Distances &far, float *out, Scratch &s) {
     long d = e.head_width, wide = (e.heads + 2 * e.kv_heads) * d, own = head / (e.heads / e.kv_heads);
     const float *q = qkv + head * d, *k = qkv + (e.heads + own) * d, *v = k + e.kv_heads * d;
     View view(n, window, from, to);
@@ -597,7 +646,7 @@ static void attend_bytes(const Encoder &e, const float *qkv, long n, long head, 
         for (int r = 0; r < R; r++) {
             float *at = &s.scores[r * padded];
             Code *to_ = weights + r * padded;
-            add_bias(at, bias, row + r, view.low, begin, end);
+            add_bias(at, far.bias, row + r, view.low, begin, end);
             view.hide(at, row + r, begin, end);
             vf top = greatest(at, begin, end);
             vi total = vi{};
@@ -758,17 +807,18 @@ static void forward(const Encoder &e, Job &job, int rank, Scratch &s) {
         }
         auto look = attend;
 #if DOT
-        if (b.qkv.codes && e.head_width % NR == 0 && e.head_width <= WIDEST) look = attend_bytes;
+        if (b.qkv.codes && e.head_width % NR == 0 && e.head_width <= WIDEST && !job.batch->rows) look = attend_bytes;
 #endif
         long item = 0;
         for (long t = 0; t < job.texts; t++) {
             long start = job.cu[t], n = job.cu[t + 1] - start;
-            for (long h = 0; h < e.heads; h++)
+            for (long h = 0; h < e.heads; h++) {
+                Distances far = job.batch->of_head(b, h, (e.relative_rows + NR - 1) / NR * NR * e.head_width);
                 for (long from = 0; from < n; from += STRETCH, item++)
                     if (item % team == rank)
-                        look(e, job.qkv + start * wide, n, h, from, std::min(n, from + STRETCH), l.window,
-                             job.batch->bias ? job.batch->bias + h * job.batch->distances + job.batch->middle : nullptr,
+                        look(e, job.qkv + start * wide, n, h, from, std::min(n, from + STRETCH), l.window, far,
                              job.seen + start * inner, s);
+            }
         }
         job.barrier();
         if (columns) {
