@@ -239,6 +239,27 @@ def test_bf16_is_tried_in_another_process(command: str, monkeypatch: pytest.Monk
 
 
 @needs_it
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8, torch.bfloat16], ids=["fp32", "int8", "bf16"])
+@pytest.mark.parametrize("activation", native.ACTIVATIONS)
+def test_activations_far_out(activation: str, kind: torch.dtype) -> None:
+    """Models have some, far below zero: what is rounded afterwards may be computed more coarsely, but not there."""
+    if kind == torch.bfloat16 and not HALVES:
+        pytest.skip("the chip has no products of bf16")
+    torch.manual_seed(0)
+    encoder = Encoder(config(activation=activation)).eval().requires_grad_(False)
+    for block in encoder.blocks:
+        block.ff.up.bias.copy_(torch.linspace(-300, 300, 96))
+        block.ff.down.weight[:, 48:] = 0  # what is far above zero would hide the rest
+    exact = deepcopy(encoder).double()
+    if kind == torch.int8:
+        to_int8(encoder)
+    batch = batch_of((12, 40, 3), encoder)
+    encoder.to(torch.bfloat16 if kind == torch.bfloat16 else torch.float32)
+    wanted, found = plain(exact, batch), compiled(encoder, batch)
+    assert float((found.double() - wanted).norm() / wanted.norm()) < {torch.float32: 1e-5}.get(kind, 0.03)
+
+
+@needs_it
 def test_bytes_beyond_the_level_take_the_plain_path() -> None:
     native.level = 0
     encoder = fresh("bert")

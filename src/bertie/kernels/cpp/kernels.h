@@ -81,6 +81,7 @@ template <int KIND> static inline vf activated(vf x) {
         u = choose(u > all(64.0f), all(64.0f), u);
         vf z = x * ((all(-7.03046019e-4f) * u + all(7.40113728e-2f)) * u + all(1.59501567f));
         z = choose(z > all(80.0f), all(80.0f), z);
+        z = choose(z < all(-80.0f), all(-80.0f), z);  // the other end of what has an exponential
         return x / (all(1.0f) + nearly_exponential(-z));
     }
     if (KIND == 0) {  // gelu: x times the normal distribution, whose tail is e^(-z^2) times a polynomial of 1 / (1 + z)
