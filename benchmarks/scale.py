@@ -46,8 +46,8 @@ RATES = (
     Rate("packed prototype, MiniLM-L6, bf16, 117 tokens, the model alone", "GPU", 93_000, "a prototype's"),
     Rate("packed prototype, BERT-base, bf16, 117 tokens, the model alone", "GPU", 20_500, "a prototype's"),
     Rate("packed prototype, BERT-large, bf16, 117 tokens, the model alone", "GPU", 6_500, "a prototype's"),
-    Rate("Bertie, all-MiniLM-L6-v2, fp32, paragraphs", "core", 22.9, "ours", "docs/bertie-small.md"),
-    Rate("Bertie, all-MiniLM-L6-v2, fp32, sentences", "core", 302.4, "ours", "docs/bertie-small.md"),
+    Rate("Bertie, all-MiniLM-L6-v2, fp32, paragraphs", "core", 23.4, "ours", "docs/bertie-small.md"),
+    Rate("Bertie, all-MiniLM-L6-v2, fp32, sentences", "core", 308.9, "ours", "docs/bertie-small.md"),
 )
 
 
