@@ -6,7 +6,9 @@ gradients; "fsdp" keeps a part of every block in each, for models that one devic
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 Spread = Literal["ddp", "fsdp"]
 
 T = TypeVar("T")
+SECONDS_TO_LET_GO = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class World:
             torch.cuda.set_device(local_device(device))
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            atexit.register(_end)
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -61,6 +65,14 @@ class World:
         """Until all are here."""
         if self.size > 1:
             dist.barrier()
+
+
+def _end() -> None:
+    """Leave the group while Python still runs: its threads let go of results, for which they need the interpreter, and
+    one that is then too late for it has the whole process aborted."""
+    time.sleep(SECONDS_TO_LET_GO)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def local_device(device: torch.device) -> torch.device:
