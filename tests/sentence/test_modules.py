@@ -186,6 +186,12 @@ def test_weights_of_words_are_put_in_and_changed(base: Path, tmp_path: Path) -> 
     assert trained.pooling.words is not None
     with torch.no_grad():
         trained.pooling.words += 0.123456
+    below = first.weighed(torch.rand(len(WORDS)) - 0.5, WORDS)
+    assert below.pooling.words is not None
+    assert below.pooling.words.min() < 0
+    folder = write_back(base, tmp_path / "below", below.eval())
+    same(ours(folder, below, TEXTS), theirs(folder, TEXTS))
+    same(ours(folder, load(folder), TEXTS), theirs(folder, TEXTS))
     longer = (
         SentenceModules.fresh(WIDTH, normalize=False)
         .weighed(torch.rand(len(WORDS)), WORDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from bertie.data.readers import STDIN, Table, from_texts, looks_like_data, open_table
-from bertie.errors import BertieError, InputError, NotFoundError
+from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -101,6 +101,14 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
         "of the computation: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, on chips that have it, bf16 on CPUs"
     )
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=text)
+
+
+def new_folder(name: str, *, overwrite: bool) -> Path:
+    """Where a verb writes a model: nothing, an empty folder, or one that may be replaced."""
+    out = Path(os.path.abspath(name))
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not overwrite)):
+        raise ExistsError(f"{name} is there already; pass --overwrite to replace a folder, or another name")
+    return out
 
 
 def dtype_of(args: argparse.Namespace) -> Any:

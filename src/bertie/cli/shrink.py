@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
-from bertie.cli.common import UsageError, add_column, verb
+from bertie.cli.common import UsageError, add_column, new_folder, verb
 from bertie.cli.train import short_name
 from bertie.data.readers import open_table, text_of
-from bertie.errors import ExistsError, InputError
+from bertie.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +48,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    out = Path(os.path.abspath(args.output))
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not args.overwrite)):
-        raise ExistsError(f"{args.output} is there already; pass --overwrite to replace a folder, or another name")
+    out = new_folder(args.output, overwrite=args.overwrite)
     if args.column and not args.texts:
         raise UsageError("--column is of a file of texts; name it with --texts")
     texts = _texts(args.texts, args.column) if args.texts else None

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import add_column, add_model, verb
+from bertie.cli.common import add_column, add_model, new_folder, verb
 from bertie.data.progress import Progress
 from bertie.data.readers import open_table, text_of
-from bertie.errors import ExistsError
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -47,9 +44,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    out = Path(os.path.abspath(args.output))
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not args.overwrite)):
-        raise ExistsError(f"{args.output} is there already; pass --overwrite to replace a folder, or another name")
+    out = new_folder(args.output, overwrite=args.overwrite)
     tables = [open_table(file) for file in args.files]
     columns = [table.column(["text"], args.column, "--column", only=True) for table in tables]
 

@@ -26,7 +26,8 @@ class Pooling(nn.Module):
     `cls` and `lasttoken` take a text's first and last token; `max` and `mean` go over its tokens;
     `mean_sqrt_len_tokens` is the sum divided by the root of the length; `weightedmean` weighs a text's n-th token
     with n. With `include_prompt=False` a text's first tokens, as many as its prompt has, are left out. With `words`, a
-    weight for each token of the vocabulary, states are multiplied by them first, and means divide by their sum.
+    weight for each token of the vocabulary, states are multiplied by them first, and means divide by their sum; a
+    weight that training has driven below 0 counts as 0.
 
     >>> batch = Batch.from_ids([[101, 7592, 102], [101, 102]])
     >>> Pooling("mean")(torch.arange(10.0).view(5, 2), batch).tolist()
@@ -74,7 +75,7 @@ class Pooling(nn.Module):
         counts, left_out, dtype = lengths, None, hidden.dtype
         weight = None
         if self.words is not None:
-            of_tokens = self.words[batch.ids][:, None]  # (T, 1)
+            of_tokens = self.words[batch.ids].clamp(min=0)[:, None]  # (T, 1)
             hidden = hidden * of_tokens  # in float32 at least
             # Of all tokens, the prompt's too even when they are left out: so sentence-transformers has it.
             weight = _sum(of_tokens, text, lengths).clamp(min=LEAST)  # (B, 1)
@@ -115,7 +116,7 @@ class Pooling(nn.Module):
         rows = hidden.float().numpy() if hidden.dtype == torch.bfloat16 else hidden.numpy()
         weights = None
         if self.words is not None:
-            weights = self.words.detach().cpu().numpy()[batch.ids.numpy()]  # (T,)
+            weights = self.words.detach().cpu().numpy()[batch.ids.numpy()].clip(min=0)  # (T,)
             rows = rows * weights[:, None]
         out = np.empty((len(batch), rows.shape[1]), np.float64 if rows.dtype == np.float64 else np.float32)
         ends = batch.cu_seqlens.tolist()

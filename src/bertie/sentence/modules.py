@@ -310,7 +310,7 @@ def _read_words(keys: Keys, vocabulary: int | None) -> Tensor:
 
 def _words_config(words: Tensor, vocabulary: Sequence[str]) -> Json:
     # As short as float32 can be written.
-    weights = [float(str(weight)) for weight in words.detach().float().cpu().numpy()]
+    weights = [float(str(weight)) for weight in words.detach().clamp(min=0).float().cpu().numpy()]
     return {
         "vocab": list(vocabulary),
         "word_weights": dict(zip(vocabulary, weights, strict=True)),
