@@ -34,11 +34,11 @@ from typing import Any
 
 import numpy as np
 
+from bertie.checkpoints.checkpoint import Checkpoint, resolve
 from bertie.config import HeadInfo
 from bertie.errors import BertieError
-from bertie.evaluate import retrieval, scores
-from bertie.evaluate.intervals import Difference, FloatArray, Score, bootstrap, linear
-from bertie.hub import Checkpoint, resolve
+from bertie.evaluation import retrieval, scores
+from bertie.evaluation.intervals import Difference, FloatArray, Score, bootstrap, linear
 from bertie.tasks import Classifier, Embedder, Reader, Reranker, Tagger
 
 PARTS = ("facts", "masked words", "similarity", "search", "heads", "long texts", "speed")
@@ -257,7 +257,7 @@ def _judged(checkpoint: Checkpoint, head: str, texts: Sequence[str]) -> Iterator
     import torch
 
     from bertie.text.batch import Batch, pack
-    from bertie.train.masking import Masking, seeded
+    from bertie.training.pretrain.masking import Masking, seeded
 
     model, tokenizer, masking = checkpoint.model, checkpoint.tokenizer, Masking()
     assert tokenizer is not None

@@ -31,15 +31,15 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     import torch
 
     from bertie.config import Embeddings, EncoderConfig, Full, Learned
-    from bertie.model import Model
-    from bertie.sentence import SentenceModules
-    from bertie.train.loop import Trainer
-    from bertie.train.losses import InfoNCE
-    from bertie.train.objectives import Piece
-    from bertie.train.recipe import Recipe
-    from bertie.train.rows import Rows
-    from bertie.train.steps import Source
-    from bertie.train.vectors import OverVectors, row
+    from bertie.nn.model import Model
+    from bertie.nn.sentence_modules import SentenceModules
+    from bertie.training.embedding.losses import InfoNCE
+    from bertie.training.embedding.objective import OverVectors, row
+    from bertie.training.embedding.rows import Rows
+    from bertie.training.loop import Trainer
+    from bertie.training.objectives import Piece
+    from bertie.training.recipe import Recipe
+    from bertie.training.sampling import Source
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

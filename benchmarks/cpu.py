@@ -360,7 +360,7 @@ def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
 
 def drawn(found: dict[str, dict[str, dict[int, float]]], folder: Path) -> None:
     from benchmarks.serve import _STYLE
-    from bertie.evaluate.plots import Line, lines
+    from bertie.evaluation.plots import Line, lines
 
     for part, x in (("total", "tokens in all"), ("length", "tokens a text, 8,192 in all")):
         series = [

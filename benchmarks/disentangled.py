@@ -4,7 +4,7 @@
 
 Shapes of DeBERTa-v3-base and -large, of MPNet-base and, without such terms, of BERT-base, where the plain path is the
 framework's flash kernel; bfloat16, 65,536 tokens: a mix of lengths, and texts of one length. Times are of one layer's
-attention without its projections. `--tune` prints the two constants of src/bertie/kernels/disentangled.py that were
+attention without its projections. `--tune` prints the two constants of src/bertie/ops/disentangled.py that were
 fastest, ROWS and SIZES. With --plain, all is without such terms: BERT-base alone, and PLAIN_ROWS and PLAIN_SIZES.
 """
 
@@ -22,8 +22,12 @@ import numpy as np
 import torch
 
 from bertie.config import Bucketed, Disentangled, Full
-from bertie.kernels import Relative, disentangled, gpu, grouped, ragged
 from bertie.nn.positions import relative_rows
+from bertie.ops import Relative
+from bertie.ops.torch import grouped_attention as grouped
+from bertie.ops.torch import varlen_attention as gpu
+from bertie.ops.triton import disentangled_attention as disentangled
+from bertie.ops.triton import short_attention as ragged
 
 TOKENS = 1 << 16
 WIDTH = 64

@@ -49,9 +49,9 @@ def bertie_run(name: str, model: str, data: Path, seed: int, limit: int | None) 
     import torch
 
     from benchmarks.finetune_peer import read
-    from bertie.hub import Checkpoint
-    from bertie.tasks.heads import LEARNERS
-    from bertie.train.data import labelled
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.tasks.multi_task import LEARNERS
+    from bertie.training.finetune.data import labelled
 
     one = SETS[name]
     rows, test = (read([data / file], limit) for file in (one.train, one.test))

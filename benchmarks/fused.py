@@ -1,9 +1,9 @@
-"""Which sizes the programs of bertie.kernels.fused should have on this GPU: times each, and says what was fastest.
+"""Which sizes the programs of bertie.ops.triton.fused should have on this GPU: times each, and says what was fastest.
 
     python -m benchmarks.fused [--rows 131072] [--widths 384,768,1024] [--activations plain,gated]
 
 Norms: without dropout and gradients, and with both, there and back; activations: there and back, and gated. Beside
-each stands the time that a copy of as many bytes would take. The constants of src/bertie/kernels/fused.py are chosen
+each stands the time that a copy of as many bytes would take. The constants of src/bertie/ops/fused.py are chosen
 from it.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertie.kernels import fused
+from bertie.ops.triton import fused
 
 COPY = 4.3e12  # bytes/s, read and written, of an H200
 

@@ -62,13 +62,13 @@ from bertie.bench import (
     seconds,
     settled,
 )
-from bertie.families import blueprint
-from bertie.hub import build
-from bertie.kernels.graphs import Graphs
-from bertie.model import Model
+from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.checkpoint import build
 from bertie.nn.linear import to_fp8
+from bertie.nn.model import Model
+from bertie.ops.cuda_graphs import Graphs
 from bertie.text.batch import Batch
-from bertie.train.ceiling import ceiling, encoder_weights
+from bertie.training.mfu import ceiling, encoder_weights
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if HERE.type == "cuda" else torch.float32
@@ -848,7 +848,7 @@ def table(found: dict[str, Any]) -> str:
 def plots(found: dict[str, Any], folder: Path) -> None:
     """What `lengths` found, as two pictures: over a power of two, a line of slope 1 is linear growth."""
     from benchmarks.serve import _STYLE
-    from bertie.evaluate.plots import Line, lines
+    from bertie.evaluation.plots import Line, lines
 
     for part, x in (("total", "tokens in all"), ("length", "tokens a text, 65,536 in all")):
         series = [

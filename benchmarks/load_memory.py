@@ -25,7 +25,7 @@ def measure(folder: str) -> dict[str, float]:
     """Load once, in this process."""
     import torch
 
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
 
     torch.ones(8) @ torch.ones(8, 8)  # what torch sets up on first use is not the model's
     before, start = peak(), time.perf_counter()

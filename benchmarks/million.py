@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serve import _STYLE
-from bertie.evaluate.plots import Line, lines
+from bertie.evaluation.plots import Line, lines
 from bertie.search.embedded import EmbeddedStore
 from bertie.search.lexical import Words, current
 from bertie.search.passages import Document, Entry, Passage

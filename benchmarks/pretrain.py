@@ -14,7 +14,7 @@ and the best size of each is measured again in turns.
 sides. `kernels` times what lies between the products, fused and plain, and how far the two are from each other.
 
 Speed is in tokens of the text; padding does not count. "TF" are the operations that the model asks for (see
-bertie.train.ceiling), logits where something is hidden and nowhere else, whoever computes more; "TF 6N" are six for
+bertie.training.mfu), logits where something is hidden and nowhere else, whoever computes more; "TF 6N" are six for
 each weight of the blocks. The share is TF over the pace of a large product, measured at the start. Without a corpus,
 texts are random ids with lengths like those of real ones (mean 117, up to 510).
 """
@@ -46,19 +46,19 @@ from torch import nn
 
 from bertie.config import Disentangled, Embeddings, EncoderConfig, Full, HeadConfig, Learned, Norm
 from bertie.errors import InputError
-from bertie.kernels import fused
-from bertie.model import Model
+from bertie.nn.model import Model
+from bertie.ops.triton import fused
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
-from bertie.train.ceiling import ceiling, flops_per_token
-from bertie.train.corpus import Corpus
-from bertie.train.loop import Trainer
-from bertie.train.masking import Masking
-from bertie.train.mlm import MaskedSteps
-from bertie.train.packing import Packed
-from bertie.train.pretrain import READERS
-from bertie.train.pretraining import ReplacedTokens
-from bertie.train.recipe import Recipe
+from bertie.training.loop import Trainer
+from bertie.training.mfu import ceiling, flops_per_token
+from bertie.training.pretrain.corpus import Corpus
+from bertie.training.pretrain.masking import Masking
+from bertie.training.pretrain.mlm import MaskedSteps
+from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.pretraining_objectives import ReplacedTokens
+from bertie.training.pretrain.run import READERS
+from bertie.training.recipe import Recipe
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if HERE.type == "cuda" else torch.float32

@@ -5,7 +5,7 @@
 
 Texts of half to all of a length, 65,536 tokens in all, bfloat16, without gradients. Prints for each length the
 framework's time, and that of each size of tiles (queries × keys, warps, turns of the loop in flight, registers),
-fastest first: what `SIZES` in src/bertie/kernels/ragged.py are chosen from.
+fastest first: what `SIZES` in src/bertie/ops/ragged.py are chosen from.
 
 With --rotary, queries and keys turned by the program, for TURNED_SIZES: against `rotated` before it, by the sizes that
 are tuned for that. Of the fastest also the time with cos and sin in float16, half as many bytes.
@@ -23,9 +23,10 @@ import torch
 from benchmarks.fused import timed
 from bertie.bench import mixed_lengths
 from bertie.config import Full, Pattern, Rotary, Sliding
-from bertie.kernels import gpu, ragged
-from bertie.kernels.rotary import rotated
 from bertie.nn.positions import rotations
+from bertie.ops.torch import varlen_attention as gpu
+from bertie.ops.triton import short_attention as ragged
+from bertie.ops.triton.rotary import rotated
 
 TOKENS = 1 << 16
 HERE = torch.device("cuda")
@@ -138,7 +139,7 @@ def _compiled_ahead(calls: Sequence[Callable[[], object]]) -> None:
     """The program as these calls need it, by many threads at once; nothing is launched."""
     import triton
 
-    from bertie.kernels import ragged_kernels as programs
+    from bertie.ops.triton import short_attention_kernels as programs
 
     program = programs.forward
 

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.cpu import mixed, padded
 from bertie import Batch, Checkpoint, Embedder
-from bertie.kernels import native
+from bertie.ops.native import encoder as native
 from bertie.text.batch import pack
 
 Read = Callable[[], np.ndarray]

@@ -3,7 +3,7 @@
     python -m benchmarks.rotary [--tune]
 
 Queries and keys of one layer, bfloat16, 65,536 tokens, without gradients. `--tune` prints the constants of
-src/bertie/kernels/rotary.py that were fastest.
+src/bertie/ops/rotary.py that were fastest.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from bertie.bench import in_turns, middle
 from bertie.config import Rotary
-from bertie.kernels import rotary
 from bertie.nn.positions import rotations
+from bertie.ops.triton import rotary
 
 TOKENS = 1 << 16
 # Heads of queries and of keys, and their width.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertie.scale import ROWS_A_SHARD
+from bertie.cluster import ROWS_A_SHARD
 from bertie.search.segments import Limits
 
 BILLION = 1_000_000_000

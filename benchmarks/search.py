@@ -38,13 +38,14 @@ import numpy as np
 
 from benchmarks.builtin import rows
 from bertie.errors import BertieError
-from bertie.evaluate import beir, retrieval
-from bertie.evaluate.beir import Collection
-from bertie.evaluate.intervals import Difference, Score
-from bertie.evaluate.mteb import Encoder
-from bertie.evaluate.retrieval import Judged, Run
+from bertie.evaluation import retrieval
+from bertie.evaluation.intervals import Difference, Score
+from bertie.evaluation.retrieval import Judged, Run
+from bertie.search import beir
+from bertie.search.beir import Collection
 from bertie.tasks import Embedder, Reranker
 from bertie.tasks.embed import Embedding
+from bertie.tasks.mteb import Encoder
 from bertie.tasks.rerank import Scored
 
 FOLDERS = {"Cranfield": "cranfield", "CACM": "cacm", "NPL": "npl_vaswani", "CoSQA": "cosqa", "WikiQA": "wikiqa"}

@@ -23,9 +23,9 @@ import numpy as np
 
 import bertie
 from bertie.data.progress import Progress
-from bertie.evaluate.geometry import Whitening, figures
-from bertie.evaluate.scores import ranking
-from bertie.evaluate.similarity import sts
+from bertie.evaluation.geometry import Whitening, figures
+from bertie.evaluation.scores import ranking
+from bertie.evaluation.similarity import sts
 
 WAYS: dict[str, dict[str, Any]] = {
     "softmax, mean": {"loss": "softmax", "pooling": "mean"},

@@ -65,7 +65,7 @@ def real_texts(data: Path | None, model: str, file: Path | None = None) -> list[
     if file is not None:
         kept: list[str] = json.loads(file.read_text())
         return kept
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.load(model)
     assert checkpoint.tokenizer is not None
@@ -376,7 +376,7 @@ circle.a { fill: #1f5fa8; } circle.b { fill: #b8500b; } circle.faint { fill: #8a
 
 def plot(table: Sequence[dict[str, Any]], name: str) -> str:
     """The times of answered requests by load, as a picture that stands alone."""
-    from bertie.evaluate.plots import Line, lines
+    from bertie.evaluation.plots import Line, lines
 
     series = [
         Line(

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertie.evaluate.scores import Score
+from bertie.evaluation.scores import Score
 from bertie.tasks import Classifier, Reader
 from bertie.tasks.learn import Learner
-from bertie.train.data import Example, Labelled, labelled
+from bertie.training.finetune.data import Example, Labelled, labelled
 
 
 def longer(task: Learner[Any, Any, Any], data: Labelled, reach: int) -> Labelled:

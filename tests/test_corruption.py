@@ -30,8 +30,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import BertieError, NotFoundError
-from bertie.hub import Checkpoint
 
 SECONDS = 10  # a case may take
 

@@ -13,10 +13,11 @@ import pytest
 from huggingface_hub import ModelCard
 
 import bertie
-from bertie import hub, store
+from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import storage as store
 from bertie.cli.main import grammar
-from bertie.train.corpus import read_titles
-from bertie.train.pretrain_recipe import Pretraining
+from bertie.training.pretrain.corpus import read_titles
+from bertie.training.pretrain.pretrain_recipe import Pretraining
 from tests.test_readme import blocks, has_built_in, run
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +119,7 @@ def test_recipes_on_the_page() -> None:
 
 def test_objectives_on_the_page() -> None:
     """The table names every kind, and every key of each."""
-    from bertie.train.pretrain_recipe import KINDS, MASKING
+    from bertie.training.pretrain.pretrain_recipe import KINDS, MASKING
 
     rows = re.findall(r"^\| (`.*?) \| .* \| (.*) \|$", PRETRAIN.read_text("utf-8"), flags=re.MULTILINE)
     said: dict[str, set[str]] = {}

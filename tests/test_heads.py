@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers.models.auto import modeling_auto
 
+from bertie.checkpoints.blueprint import FAMILIES
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import Calibration, HeadInfo, HeadName
 from bertie.errors import BertieError, CheckpointError, ConfigError, NotFoundError
-from bertie.families import FAMILIES
-from bertie.hub import Checkpoint
-from bertie.model import Model
-from bertie.sentence import CrossEncoderConfig
+from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from tests.parity.test_transformers import their_outputs
 from tests.parity.tiny import TINY, build, texts

@@ -16,9 +16,9 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 
 import bertie
-from bertie import hub
+from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints.checkpoint import Checkpoint, resolve
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
-from bertie.hub import Checkpoint, resolve
 from tests.parity.tiny import build
 from tests.test_roundtrip import _bin, assert_same, parameters, sentence_folder, with_tokenizer
 
@@ -156,7 +156,7 @@ def test_what_the_cache_lacks(cache: Path, plain: Path, tmp_path_factory: pytest
 
 def test_unreachable_hub(tmp_path: Path) -> None:
     """In a process of its own, as the address is read once: refused at once, without minutes of retries."""
-    code = "import time, bertie.hub as h\nt = time.time()\ntry:\n    h.resolve('org/name')\n"
+    code = "import time, bertie.checkpoints.checkpoint as h\nt = time.time()\ntry:\n    h.resolve('org/name')\n"
     code += "except h.NotFoundError as e:\n    print(time.time() - t, e)"
     environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
     environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}

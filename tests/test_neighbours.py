@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from transformers import AutoConfig
 
+from bertie.checkpoints.blueprint import blueprint
 from bertie.config import HeadConfig, HeadName
-from bertie.families import blueprint
-from bertie.model import Model
+from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from tests.parity.tiny import TINY
 

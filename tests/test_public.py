@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bertie
-from bertie.families import FAMILIES
+from bertie.checkpoints.blueprint import FAMILIES
 
 SOURCE = Path(bertie.__file__).parent
 

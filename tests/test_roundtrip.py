@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from bertie import store
+from bertie.checkpoints import storage as store
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import BertieError, CheckpointError, ExistsError
-from bertie.hub import Checkpoint
 from bertie.text.batch import Batch
 from tests.parity.test_transformers import their_outputs
 from tests.parity.tiny import CASES, TINY, build, texts
@@ -330,7 +330,7 @@ def test_a_failure_leaves_nothing_behind(
 _SAVER = """
 import collections, json, os, random, signal, sys, time
 import torch
-from bertie.hub import Checkpoint
+from bertie.checkpoints.checkpoint import Checkpoint
 
 torch.set_num_threads(1)
 checkpoint, target, draw = Checkpoint.load(sys.argv[1]), sys.argv[2], random.Random(0)

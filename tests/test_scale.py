@@ -22,17 +22,17 @@ import numpy as np
 import pytest
 
 from benchmarks import scale as tables
-from bertie import scale
+from bertie import cluster as scale
 from bertie.cli import main
+from bertie.cluster import cluster, job
+from bertie.cluster.embedding import Embed
+from bertie.cluster.folder import MANIFEST, Folder
+from bertie.cluster.shards import shards as read_shards
 from bertie.errors import BertieError, ExistsError, InputError, MissingPackageError, NotFoundError
-from bertie.scale import cluster, job
-from bertie.scale.embedding import Embed
-from bertie.scale.folder import MANIFEST, Folder
-from bertie.scale.shards import shards as read_shards
 from bertie.search.index import Index
 from bertie.tasks import Embedder, base
 from tests import test_docs
-from tests.sentence.tiny import WORDS, save_bert
+from tests.checkpoints.sentence.tiny import WORDS, save_bert
 from tests.test_readme import blocks, has_built_in, run
 
 pq = pytest.importorskip("pyarrow.parquet")

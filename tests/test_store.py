@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bertie import store
+from bertie.checkpoints import storage as store
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import CheckpointError, ConfigError
-from bertie.hub import Checkpoint
 from tests.parity.tiny import TINY, build
 from tests.test_roundtrip import assert_same, parameters, sentence_folder, their_model, with_tokenizer
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bertie.data.readers import open_table
-from bertie.train.clean import title_key
-from bertie.train.corpus.documents import Documents, files_of, read_titles
+from bertie.training.pretrain.cleaning import title_key
+from bertie.training.pretrain.corpus.documents import Documents, files_of, read_titles
 
 Row = dict[str, Any]
 SEED = 0

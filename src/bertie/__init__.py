@@ -21,9 +21,9 @@ from bertie.errors import (
 )
 
 if TYPE_CHECKING:
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.client import AsyncClient, Client, ServerError
     from bertie.config import EncoderConfig
-    from bertie.hub import Checkpoint
     from bertie.search.index import Index
     from bertie.tasks import (
         Classifier,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     )
     from bertie.text.batch import Batch
     from bertie.text.tokenizer import Tokenizer
-    from bertie.train.loop import Trainer
-    from bertie.train.recipe import Recipe
+    from bertie.training.loop import Trainer
+    from bertie.training.recipe import Recipe
 
 __all__ = [
     "AsyncClient",
@@ -77,12 +77,12 @@ __all__ = [
 # Where each public name lives. They are imported when first used, so that `import bertie` costs no torch.
 _HOME = {
     "Batch": "bertie.text.batch",
-    "Checkpoint": "bertie.hub",
+    "Checkpoint": "bertie.checkpoints.checkpoint",
     "EncoderConfig": "bertie.config",
     "Index": "bertie.search.index",
-    "Recipe": "bertie.train.recipe",
+    "Recipe": "bertie.training.recipe",
     "Tokenizer": "bertie.text.tokenizer",
-    "Trainer": "bertie.train.loop",
+    "Trainer": "bertie.training.loop",
     **dict.fromkeys(("AsyncClient", "Client", "ServerError"), "bertie.client"),
     **dict.fromkeys(
         (

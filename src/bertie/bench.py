@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertie import store
+from bertie.checkpoints import storage as store
+from bertie.checkpoints.blueprint import blueprint
 from bertie.errors import ConfigError, InputError
-from bertie.families import blueprint
-from bertie.model import Model
 from bertie.nn.linear import check_fp8, loaded_as, to_fp8, to_int8
+from bertie.nn.model import Model
 from bertie.text.batch import Batch, pack
-from bertie.train.ceiling import ceiling, encoder_weights
+from bertie.training.mfu import ceiling, encoder_weights
 
 if TYPE_CHECKING:
     from bertie.tasks import Embedder

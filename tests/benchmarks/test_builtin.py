@@ -20,10 +20,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score
 
 from benchmarks import builtin
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
-from bertie.evaluate.intervals import Difference
-from bertie.hub import Checkpoint
-from bertie.train.masking import Masking
+from bertie.evaluation.intervals import Difference
+from bertie.training.pretrain.masking import Masking
 from tests.tasks import tiny
 
 pytest.importorskip("ir_measures")

@@ -17,7 +17,7 @@ import pytest
 from bertie.cli import corpus as verb
 from bertie.cli import main
 from bertie.text.tokenizer import Tokenizer
-from bertie.train.corpus import Corpus
+from bertie.training.pretrain.corpus import Corpus
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ SLOWLY = """
 import sys, time
 from importlib import import_module
 from bertie.cli import corpus as verb
-from bertie.train.corpus import building
+from bertie.training.pretrain.corpus import building
 module = import_module("bertie.cli.main")
 module.VERBS = (verb,)
 honest = building.write_file

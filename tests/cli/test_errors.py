@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    monkeypatch.setattr("bertie.hub.built_in", list)
+    monkeypatch.setattr("bertie.checkpoints.checkpoint.built_in", list)
     more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
     assert main([verb, ROW, *more]) == 2
     assert capsys.readouterr().err == (

@@ -12,7 +12,7 @@ import torch
 
 from bertie.cli import main
 from bertie.tasks import Classifier, Reader, Tagger
-from bertie.tasks.heads import LEARNERS, Heads
+from bertie.tasks.multi_task import LEARNERS, Heads
 from tests.cli.conftest import NLI
 from tests.cli.toys import write, write_toys
 
@@ -243,6 +243,6 @@ def test_bad_input(trained: dict[str, Path], here: Path, capsys: pytest.CaptureF
 
 
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.hub.built_in", list)
+    monkeypatch.setattr("bertie.checkpoints.checkpoint.built_in", list)
     assert main(["eval", "in.jsonl"]) == 2
     assert "name one with -m" in capsys.readouterr().err

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli import main
-from bertie.hub import Checkpoint
 from bertie.text.batch import Batch
-from bertie.text.learn import extend, train
-from bertie.train import runs
-from bertie.train.corpus import Settings, build
-from bertie.train.loop import Trainer
-from tests.train.test_corpus import texts
+from bertie.text.tokenizer_training import extend, train
+from bertie.training.finetune import runs
+from bertie.training.loop import Trainer
+from bertie.training.pretrain.corpus import Settings, build
+from tests.training.test_corpus import texts
 
 RECIPE = """
 corpus = "corpus"

@@ -13,11 +13,11 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertie import receipt
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli import main
+from bertie.compress import quantization_report as receipt
+from bertie.compress.quantization_report import differences
 from bertie.config import HeadInfo
-from bertie.hub import Checkpoint
-from bertie.receipt import differences
 from tests.parity.tiny import build
 from tests.test_roundtrip import sentence_folder
 

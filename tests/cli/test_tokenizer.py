@@ -17,8 +17,8 @@ import zstandard
 from pyarrow import parquet
 
 from bertie.cli import main
-from bertie.text.learn import train
 from bertie.text.tokenizer import Tokenizer
+from bertie.text.tokenizer_training import train
 
 TEXTS = ["the cat sat on the mat", "a cat and a dog", "  ", "dogs sat, cats ran"] * 3
 

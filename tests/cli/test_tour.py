@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import bertie
-from bertie import hub
+from bertie.checkpoints import checkpoint as hub
 from bertie.cli import main, tour
 from tests.cli.conftest import HEADS, save_small
 

@@ -15,9 +15,9 @@ import pytest
 
 from bertie.cli import main
 from bertie.cli.main import grammar
-from bertie.tasks.heads import LEARNERS
-from bertie.train.data import labelled
-from bertie.train.recipe import Recipe
+from bertie.tasks.multi_task import LEARNERS
+from bertie.training.finetune.data import labelled
+from bertie.training.recipe import Recipe
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--draws", "50"]
@@ -106,7 +106,7 @@ def test_a_number_of_seeds(models: dict[str, str], here: Path, capsys: pytest.Ca
 KILLED = """
 import os, signal, sys
 from bertie.cli import main
-from bertie.train.checkpoint import Folder
+from bertie.training.state import Folder
 saved, count, most = Folder.save, 0, int(sys.argv[1])
 def save(*args, **options):
     global count
@@ -198,7 +198,7 @@ def test_a_kill_while_tidying_up(
     """The model is there and its state as well: there is nothing left to do but to remove it."""
     argv = [*write_toys(here, "classify"), "-m", models["embed"], "--out", "out"]
     with monkeypatch.context() as patch:
-        patch.setattr("bertie.train.runs._remove", lambda state: None)
+        patch.setattr("bertie.training.finetune.runs._remove", lambda state: None)
         train(capsys, *argv)
     before = weights("out")
     assert Path("out.training").is_dir()
@@ -412,7 +412,7 @@ def test_plain_tags(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
 
 
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.hub.built_in", list)
+    monkeypatch.setattr("bertie.checkpoints.checkpoint.built_in", list)
     assert main(["train", *write_toys(here, "classify"), "--out", "out"]) == 2
     assert "name one with -m" in capsys.readouterr().err
     assert run(["train", *write_toys(here, "classify"), "-m", "x"]) == 2

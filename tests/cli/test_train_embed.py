@@ -11,7 +11,7 @@ import pytest
 
 from bertie.cli import main
 from bertie.tasks import Embedder
-from bertie.train.data import labelled
+from bertie.training.finetune.data import labelled
 from tests.cli.toys import write
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--draws", "50"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bertie import Embedder
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli import main
-from bertie.hub import Checkpoint
-from tests.sentence.tiny import save_bert
+from tests.checkpoints.sentence.tiny import save_bert
 
 TEXTS = ["the cat sat on the mat", "the dog ran", "find the cat"]
 

@@ -14,9 +14,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bertie.config import Bucketed, Disentangled, Embeddings, Full, Learned
-from bertie.kernels import Relative, attend, disentangled, gpu, grouped
 from bertie.nn.encoder import Encoder
 from bertie.nn.positions import relative_rows
+from bertie.ops import Relative
+from bertie.ops.attention import attend
+from bertie.ops.torch import grouped_attention as grouped
+from bertie.ops.torch import varlen_attention as gpu
+from bertie.ops.triton import disentangled_attention as disentangled
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 

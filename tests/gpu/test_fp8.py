@@ -1,6 +1,6 @@
 """Products in floats of eight bits: the chip's against the same numbers in float32, and encoders that are made of them.
 
-(Small sizes of the programs: tests/kernels/fused_programs.py. What a CPU makes of it: tests/nn/test_linear.py.)
+(Small sizes of the programs: tests/ops/fused_programs.py. What a CPU makes of it: tests/nn/test_linear.py.)
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from torch.testing import assert_close
 
 from bertie import Embedder
 from bertie.bench import measure, random_model
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli import main
+from bertie.compress.quantization_report import differences
 from bertie.config import Activation
 from bertie.errors import ConfigError
-from bertie.hub import Checkpoint
-from bertie.kernels import fp8, fused, graphs
-from bertie.kernels.graphs import Graphs
-from bertie.model import Model
 from bertie.nn.linear import Fp8Linear, is_fp8, to_fp8
-from bertie.receipt import differences
+from bertie.nn.model import Model
+from bertie.ops import cuda_graphs as graphs
+from bertie.ops.cuda_graphs import Graphs
+from bertie.ops.triton import fp8, fused
 from bertie.text.batch import Batch
 from tests.gpu.test_graphs import HEADS, KINDS, ROUNDS, batch_of, made
 from tests.nn.test_linear import FAMILIES

@@ -1,6 +1,6 @@
 """Norms, residual sums with the norm after them, and pooling, by one program at real sizes; how exact activations are.
 
-(Small sizes: tests/kernels/fused_programs.py.)
+(Small sizes: tests/ops/fused_programs.py.)
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from bertie.config import Activation, Embeddings, Full, Rotary, Sliding
-from bertie.kernels import fused
 from bertie.nn.encoder import Encoder
-from bertie.nn.norm import activation as function
+from bertie.nn.norms import activation as function
 from bertie.nn.pooling import Pooling
+from bertie.ops.triton import fused
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 

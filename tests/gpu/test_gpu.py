@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from bertie.checkpoints.blueprint import blueprint
 from bertie.config import (
     BlockSparse,
     Disentangled,
@@ -21,12 +22,14 @@ from bertie.config import (
     Rotary,
     Sliding,
 )
-from bertie.families import blueprint
-from bertie.kernels import Relative, attend, gpu, grouped, reference
-from bertie.model import Model
 from bertie.nn.encoder import Encoder
+from bertie.nn.model import Model
 from bertie.nn.pooling import MODES, Pooling
 from bertie.nn.positions import relative_rows
+from bertie.ops import Relative, reference
+from bertie.ops.attention import attend
+from bertie.ops.torch import grouped_attention as grouped
+from bertie.ops.torch import varlen_attention as gpu
 from bertie.text.batch import Batch
 from tests.parity.tiny import TINY
 from tests.test_config import GOOD

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bertie.config import Disentangled, Embeddings, EncoderConfig, HeadConfig, Norm
-from bertie.kernels import graphs
-from bertie.kernels.graphs import Graphs
-from bertie.model import Model
+from bertie.nn.model import Model
+from bertie.ops import cuda_graphs as graphs
+from bertie.ops.cuda_graphs import Graphs
 from bertie.text.batch import Batch
 from tests.gpu.test_gpu import ENCODERS
 from tests.test_config import GOOD

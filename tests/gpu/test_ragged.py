@@ -11,9 +11,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bertie.config import Embeddings, Full, Learned, Pattern, Rotary, Sliding
-from bertie.kernels import attend, grouped, ragged, rotary
 from bertie.nn.encoder import Encoder
 from bertie.nn.positions import rotate, rotations
+from bertie.ops.attention import attend
+from bertie.ops.torch import grouped_attention as grouped
+from bertie.ops.triton import rotary
+from bertie.ops.triton import short_attention as ragged
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 

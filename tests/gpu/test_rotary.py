@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bertie.config import Embeddings, Full, Rotary, Sliding
-from bertie.kernels import rotary
 from bertie.nn.encoder import Encoder
 from bertie.nn.positions import rotate, rotations
+from bertie.ops.triton import rotary
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, Rotary, Sliding
-from bertie.model import Model
-from bertie.train import stepper
-from bertie.train.loop import Trainer
-from bertie.train.objectives import AnyOfMany, EachToken, Item, Objective, OneOfMany, Piece, Relevance, Span, Value
-from bertie.train.recipe import Recipe
-from bertie.train.steps import Source
+from bertie.nn.model import Model
+from bertie.training import step as stepper
+from bertie.training.loop import Trainer
+from bertie.training.objectives import AnyOfMany, EachToken, Item, Objective, OneOfMany, Piece, Relevance, Span, Value
+from bertie.training.recipe import Recipe
+from bertie.training.sampling import Source
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -119,7 +119,7 @@ def trained(recorded: bool, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dro
     objective, head = OBJECTIVES["one of many"]
     with monkeypatch.context() as patch:
         if not recorded:
-            patch.setattr("bertie.train.loop.can_record", lambda *_: False)
+            patch.setattr("bertie.training.loop.can_record", lambda *_: False)
         model = made(dropout=dropout)
         trainer = Trainer(model, [Source(head, objective, items(objective, 160))], recipe, quiet=True)
         history = trainer.run()

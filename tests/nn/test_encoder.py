@@ -11,11 +11,11 @@ from torch.testing import assert_close
 
 from bertie.config import Disentangled, Full, HeadConfig, Learned, Norm, Rotary
 from bertie.errors import ConfigError, InputError, NotFoundError
-from bertie.kernels import attend
-from bertie.model import Model
 from bertie.nn import attention
 from bertie.nn.encoder import Encoder
+from bertie.nn.model import Model
 from bertie.nn.pooling import MODES, Pooling
+from bertie.ops.attention import attend
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 

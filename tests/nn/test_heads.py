@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from bertie.config import HeadConfig, Norm
-from bertie.model import Model
+from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 

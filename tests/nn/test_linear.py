@@ -13,14 +13,15 @@ from torch.testing import assert_close
 
 from bertie import Classifier, Embedder
 from bertie.bench import random_model
+from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.storage import dequantize, quantize
 from bertie.cli import main
 from bertie.errors import CheckpointError, ConfigError, InputError
-from bertie.families import blueprint
-from bertie.hub import Checkpoint
-from bertie.kernels import fp8, native
-from bertie.model import Model
 from bertie.nn.linear import Fp8Linear, Fp8QKV, Int8Linear, is_fp8, is_int8, to_fp8
-from bertie.store import dequantize, quantize
+from bertie.nn.model import Model
+from bertie.ops.native import encoder as native
+from bertie.ops.triton import fp8
 from bertie.text.batch import Batch
 from tests.test_roundtrip import with_tokenizer
 

@@ -14,11 +14,12 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoTokenizer
 
 import bertie
+from bertie.checkpoints.blueprint import blueprint
 from bertie.config import Full
 from bertie.errors import ConfigError
-from bertie.families import blueprint
-from bertie.kernels import Relative, grouped
 from bertie.nn.heads import mean
+from bertie.ops import Relative
+from bertie.ops.torch import grouped_attention as grouped
 from bertie.text.batch import Batch
 from tests.parity.tiny import TINY
 

@@ -10,9 +10,15 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from bertie.model import Model
+from bertie.nn.model import Model
 from bertie.text.batch import Batch
-from bertie.train.pretraining import EnhancedDecoder, MaskedLoss, NextSentence, ReplacedTokens, SentenceOrder
+from bertie.training.pretrain.pretraining_objectives import (
+    EnhancedDecoder,
+    MaskedLoss,
+    NextSentence,
+    ReplacedTokens,
+    SentenceOrder,
+)
 from tests.parity.test_transformers import as_saved, ours
 from tests.parity.tiny import build
 

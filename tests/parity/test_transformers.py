@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 from transformers.core_model_loading import revert_weight_conversion
 
-from bertie.families import blueprint
-from bertie.model import Model
+from bertie.checkpoints.blueprint import blueprint
+from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from tests.parity.tiny import CASES, TINY, build, texts
 
@@ -145,7 +145,7 @@ def check_gradients(theirs: Any, model: Model, plan: Any) -> None:
 
 
 def test_every_family_is_here() -> None:
-    from bertie.families import FAMILIES
+    from bertie.checkpoints.blueprint import FAMILIES
 
     assert {tiny.model_type for tiny in TINY.values()} == set(FAMILIES)
 

@@ -19,8 +19,8 @@ def main(folder: Path) -> None:
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
-    from bertie import hub
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints import checkpoint as hub
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.search.index import Index
     from bertie.tasks import Embedder
     from tests.serve.test_page import CHROMIUM, Served, expect, settled

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import InputError
-from bertie.hub import Checkpoint
 from bertie.serve.attention import MOST, attention, attention_scores
 from bertie.text.batch import Batch
 from tests.parity.test_transformers import ours

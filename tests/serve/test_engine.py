@@ -18,11 +18,11 @@ import torch
 from numpy.testing import assert_allclose
 from transformers import AutoConfig
 
+from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadConfig, HeadInfo
 from bertie.errors import ConfigError, InputError
-from bertie.families import blueprint
-from bertie.hub import Checkpoint
-from bertie.model import Model
+from bertie.nn.model import Model
 from bertie.serve.engine import Engine, Ran
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, current_ticket
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger

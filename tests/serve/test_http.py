@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import InputError
-from bertie.hub import Checkpoint
 from bertie.serve import limits as limits_module
 from bertie.serve.endpoints import ROUTES, Route
 from bertie.serve.http import Settings

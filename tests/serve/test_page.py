@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertie import hub
-from bertie.hub import Checkpoint
+from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Tagger, ZeroShot
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright")

@@ -13,9 +13,9 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import CheckpointError, ConfigError, InputError, NotFoundError
-from bertie.hub import Checkpoint
 from bertie.serve.queue import Closed
 from bertie.serve.registry import Registry, named
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Regressor, Reranker, Tagger, ZeroShot

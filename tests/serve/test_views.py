@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertie.hub import Checkpoint
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.serve.views import FILES, about, window_map
 from bertie.tasks import Reader
 from tests.tasks import tiny

@@ -12,7 +12,7 @@ import pytest
 import bertie
 from bertie import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 from bertie.errors import InputError, NotFoundError
-from bertie.model import Model
+from bertie.nn.model import Model
 from bertie.tasks import base
 from tests.tasks.tiny import LABELS, document, sentences
 

@@ -11,7 +11,7 @@ import pytest
 
 from bertie import Embedder
 from bertie.errors import InputError
-from tests.sentence.tiny import save_bert
+from tests.checkpoints.sentence.tiny import save_bert
 
 TEXTS = ["the cat", "a dog sat on the mat", ""]
 

@@ -13,10 +13,10 @@ from scipy.stats import spearmanr
 
 from bertie import Embedder
 from bertie.errors import ConfigError, InputError
-from bertie.evaluate.scores import finding
-from bertie.train import losses
-from bertie.train.data import labelled
-from bertie.train.similarity import Vectors
+from bertie.evaluation.scores import finding
+from bertie.training.embedding import losses
+from bertie.training.embedding.similarity import Vectors
+from bertie.training.finetune.data import labelled
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:lr=")  # the models here know nothing that could be lost

@@ -15,11 +15,11 @@ import torch
 import transformers
 
 import bertie
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import Calibration
 from bertie.errors import ConfigError, InputError, MissingPackageError, NotFoundError
-from bertie.hub import Checkpoint
 from bertie.tasks.tag import _words
-from bertie.train.data import labelled
+from bertie.training.finetune.data import labelled
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:lr=")  # the models here know nothing that could be lost
@@ -211,7 +211,7 @@ def test_a_package_that_scores_need_is_missed_before_the_training(
 ) -> None:
     words, tags = worded(4)
     monkeypatch.setitem(sys.modules, "seqeval.metrics.sequence_labeling", None)
-    monkeypatch.setattr("bertie.train.loop.Trainer.run", lambda self: pytest.fail("it was trained"))
+    monkeypatch.setattr("bertie.training.loop.Trainer.run", lambda self: pytest.fail("it was trained"))
     with pytest.raises(MissingPackageError, match="seqeval"):
         bertie.Tagger(encoder, **FAST).fit(words, tags, dev=(words, tags), quiet=True)
     with pytest.raises(MissingPackageError, match="seqeval"):

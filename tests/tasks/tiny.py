@@ -12,7 +12,7 @@ import tokenizers
 import torch
 import transformers
 
-from bertie.text.learn import train
+from bertie.text.tokenizer_training import train
 
 REACH = 48
 WORDS = (

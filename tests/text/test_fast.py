@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from tokenizers import Tokenizer as RustTokenizer
 
 from bertie.errors import InputError
-from bertie.text import fast
+from bertie.text import wordpiece as fast
 from bertie.text.tokenizer import Tokenizer
 from tests.text.test_legacy import TEXTS
 

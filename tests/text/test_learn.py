@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from bertie.errors import BertieError, ConfigError, ExistsError, InputError
-from bertie.text import learn
-from bertie.text.learn import Kind, check_free, count_words, extend, save, train
+from bertie.text import tokenizer_training as learn
 from bertie.text.tokenizer import Tokenizer
+from bertie.text.tokenizer_training import Kind, check_free, count_words, extend, save, train
 
 ALL = get_args(Kind)
 STRANGE = " \t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u2003\u3000\u200babAB.,'#é́̈中ﬁ½1²¨"
@@ -211,7 +211,7 @@ def test_unigram_of_long_words_and_rare_letters() -> None:
 
 AGAIN = """
 import hashlib, sys
-from bertie.text.learn import train
+from bertie.text.tokenizer_training import train
 from tests.text.test_learn import ALL, corpus
 texts = corpus()
 for kind in ALL:

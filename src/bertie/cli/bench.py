@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _receipt(task: Embedder, args: argparse.Namespace, texts: list[str] | None) -> dict[str, Any] | None:
     """What eight bits cost, where there are such."""
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.compress.quantization_report import TEXTS, differences
     from bertie.nn.linear import loaded_as
-    from bertie.receipt import TEXTS, differences
 
     if loaded_as(task.model.encoder) is None:
         return None
@@ -104,7 +104,7 @@ def _receipt(task: Embedder, args: argparse.Namespace, texts: list[str] | None) 
 
 def _lines(name: str, found: Speed, receipt: dict[str, Any] | None) -> Iterator[str]:
     """For people."""
-    from bertie.receipt import lines
+    from bertie.compress.quantization_report import lines
 
     rows: dict[str, str] = {
         "model": f"{name}, {found.precision} on {found.device}",

@@ -64,7 +64,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Do it."""
     from bertie.text.tokenizer import Tokenizer
-    from bertie.train.corpus import Settings, build, read_titles
+    from bertie.training.pretrain.corpus import Settings, build, read_titles
 
     if args.dedup_memory <= 0:
         raise UsageError(f"--dedup-memory {args.dedup_memory} must be above 0")

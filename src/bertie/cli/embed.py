@@ -87,7 +87,7 @@ def run_ray(args: argparse.Namespace) -> None:
     if missing is not None:
         raise UsageError(f"{missing[:60]!r} is no file; --ray reads files only")
 
-    from bertie import scale
+    from bertie import cluster as scale
 
     given = {"pooling": args.pooling, "normalize": args.normalize, "dimensions": args.dimensions}
     options = {key: value for key, value in given.items() if value is not None}

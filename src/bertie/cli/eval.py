@@ -25,17 +25,17 @@ from bertie.config import HeadName
 from bertie.data.progress import Progress
 from bertie.data.writers import TableWriter
 from bertie.errors import ExistsError, InputError, NotFoundError
-from bertie.train.recipe import TASKS
+from bertie.training.recipe import TASKS
 
 if TYPE_CHECKING:
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.cli.common import Verbs
     from bertie.config import HeadInfo
-    from bertie.evaluate.beir import Collection
-    from bertie.evaluate.intervals import Difference, Score
-    from bertie.evaluate.retrieval import Run
-    from bertie.hub import Checkpoint
+    from bertie.evaluation.intervals import Difference, Score
+    from bertie.evaluation.retrieval import Run
+    from bertie.search.beir import Collection
     from bertie.tasks.learn import Judged, Learner
-    from bertie.train.data import Labelled
+    from bertie.training.finetune.data import Labelled
 
     AnyLearner = Learner[Any, Any, Any]
 
@@ -101,7 +101,7 @@ def _refuse(args: argparse.Namespace, why: str, *flags: str) -> None:
 
 def _labelled(args: argparse.Namespace, model: str) -> None:
     """By the model's head."""
-    from bertie.train.study import in_words_of, study
+    from bertie.training.finetune.reports import in_words_of, study
 
     columns = pairs(args.columns, "--columns", "NAME=COLUMN")
     if args.output is not None:
@@ -126,7 +126,7 @@ def _labelled(args: argparse.Namespace, model: str) -> None:
         draws=args.draws,
     )
     if args.output is not None:
-        from bertie.evaluate.report import write
+        from bertie.evaluation.report import write
 
         write(args.output, made)
     if args.json:
@@ -141,7 +141,7 @@ def _labelled(args: argparse.Namespace, model: str) -> None:
 
 def _compares(model: str, args: argparse.Namespace) -> bool:
     """Whether a model has vectors, and no head that says anything of labelled texts."""
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
 
     if args.head is not None:
         return False
@@ -153,7 +153,7 @@ def _compares(model: str, args: argparse.Namespace) -> bool:
 
 def _similar(args: argparse.Namespace, model: str) -> None:
     """How far similarities agree with the scores of pairs."""
-    from bertie.evaluate import scores, similarity
+    from bertie.evaluation import scores, similarity
     from bertie.tasks import Embedder
 
     data = read("regress", [args.file], pairs(args.columns, "--columns", "NAME=COLUMN"))
@@ -179,7 +179,8 @@ def _similar(args: argparse.Namespace, model: str) -> None:
 
 def _search(args: argparse.Namespace) -> None:
     """How well a search finds what it should."""
-    from bertie.evaluate import beir, retrieval
+    from bertie.evaluation import retrieval
+    from bertie.search import beir
     from bertie.search.fusion import check_weights
 
     mode = args.mode or MODES[0]
@@ -219,7 +220,7 @@ def _search(args: argparse.Namespace) -> None:
 
 
 def _collection(folder: str, split: str) -> Collection:
-    from bertie.evaluate import beir
+    from bertie.search import beir
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -233,7 +234,7 @@ def _runs(
     args: argparse.Namespace, collection: Collection, model: str | None, revision: str | None, words: Run | None
 ) -> dict[str, Run]:
     """What is found by a model, by words, and by a reranker that reads the best of both, if it was asked for."""
-    from bertie.evaluate import beir
+    from bertie.search import beir
     from bertie.tasks import Embedder, Reranker
 
     device, runs = device_of(args.device), {}
@@ -254,7 +255,7 @@ def _runs(
 
 def _joined(runs: Mapping[str, Run], weights: Mapping[str, float] | None) -> Run:
     """As a search does it: by weights; or the reranker has the last word, or ranks are put together."""
-    from bertie.evaluate import beir
+    from bertie.search import beir
 
     if weights is not None:
         return beir.fused(runs, weights)
@@ -303,7 +304,7 @@ def _judged(
     task: str, model: str, head: str | None, revision: str | None, data: Labelled, options: dict[str, Any]
 ) -> tuple[str, AnyLearner, Judged]:
     """What a model says of the data."""
-    from bertie.tasks.heads import LEARNERS
+    from bertie.tasks.multi_task import LEARNERS
 
     learner = LEARNERS[task].load(model, head=head, revision=revision, **options)
     return short_name(model), learner, learner.judge(data)
@@ -313,8 +314,8 @@ def _outline(
     model: str, task: str | None, head: str | None = None, revision: str | None = None
 ) -> tuple[AnyLearner, str]:
     """A model without its weights, put to its task, and the task."""
-    from bertie.hub import Checkpoint
-    from bertie.tasks.heads import LEARNERS
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.tasks.multi_task import LEARNERS
 
     kind: Any = head if head in get_args(HeadName) else None
     name = None if kind else head

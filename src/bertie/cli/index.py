@@ -56,7 +56,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    from bertie import scale
+    from bertie import cluster as scale
     from bertie.search.index import Index
     from bertie.tasks import Embedder
 

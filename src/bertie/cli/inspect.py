@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from bertie.cli.common import model_name, verb
 
 if TYPE_CHECKING:
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.cli.common import Verbs
-    from bertie.hub import Checkpoint
 
 EXAMPLE = """  bertie inspect
   bertie inspect ./my-model --json | jq .parameters.total
@@ -32,7 +32,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision, head=args.head, ignore=args.ignore)
     facts = describe(checkpoint)

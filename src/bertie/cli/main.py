@@ -26,15 +26,15 @@ from bertie.cli import (
     rerank,
     search,
     serve,
-    shrink,
-    similar,
     tag,
     tokenize,
     tokenizer,
     tour,
     train,
-    weigh,
 )
+from bertie.cli import quantize as shrink
+from bertie.cli import similarity as similar
+from bertie.cli import weight_tokens as weigh
 from bertie.cli.common import Parser, UsageError
 from bertie.data.journal import Complete
 from bertie.errors import BertieError

@@ -51,7 +51,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Do it."""
     from bertie.data.readers import open_table
-    from bertie.train.data import labelled
+    from bertie.training.finetune.data import labelled
 
     out = Path(args.output)
     if out.exists() and not args.overwrite:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     corpus = [str(row[column]) for row in table.rows((column,))]
 
     from bertie.tasks import Embedder, Reranker
-    from bertie.train.mining import distilled, mine
+    from bertie.training.embedding.mining import distilled, mine
 
     settings = {name: getattr(args, name) for name in ("negatives", "skip", "depth", "margin", "ceiling")}
     queries, answers = ([one.texts[i] for one in data.examples] for i in range(2))

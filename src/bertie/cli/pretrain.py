@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> None:
     """Do it."""
     import torch
 
-    from bertie.train.distributed import local_device
-    from bertie.train.pretrain import pretrain
-    from bertie.train.pretrain_recipe import Pretraining
+    from bertie.training.distributed import local_device
+    from bertie.training.pretrain.pretrain_recipe import Pretraining
+    from bertie.training.pretrain.run import pretrain
 
     if args.recipe is None and args.model is None:
         raise UsageError("give a RECIPE, or a model to go on with (-m)")

@@ -173,7 +173,7 @@ def _loaded(args: argparse.Namespace, place: Place, metrics: Metrics) -> tuple[R
     """The models, each measured by a real pass; and the index over one of them."""
     import torch
 
-    from bertie.hub import resolve
+    from bertie.checkpoints.checkpoint import resolve
     from bertie.serve.registry import Registry, named
     from bertie.tasks.base import default_model
 

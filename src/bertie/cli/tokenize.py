@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     table = table_of(args.items, args.format)
     stream = Stream(args, table, pair_or_text(args, table))
 
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.tasks.base import reading
     from bertie.text.windows import windows
 

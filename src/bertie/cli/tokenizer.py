@@ -75,7 +75,7 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> None:
     """Learn a tokenizer."""
-    from bertie.text import learn
+    from bertie.text import tokenizer_training as learn
 
     learn.check_free(args.output, overwrite=args.overwrite)
     corpus = Corpus(args.corpus, args.column, args.format, args.limit_chars)
@@ -99,7 +99,7 @@ def run_train(args: argparse.Namespace) -> None:
 
 def run_extend(args: argparse.Namespace) -> None:
     """Extend a tokenizer."""
-    from bertie.text import learn
+    from bertie.text import tokenizer_training as learn
     from bertie.text.tokenizer import Tokenizer
 
     learn.check_free(args.output, overwrite=args.overwrite)

@@ -20,8 +20,8 @@ from bertie.cli.common import device_of, verb
 from bertie.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.cli.common import Verbs
-    from bertie.hub import Checkpoint
 
 EXAMPLE = """  bertie tour
   bertie tour --json | jq '.stops[] | {verb, seconds}'
@@ -75,7 +75,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Do it."""
     start = time.perf_counter()
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.tasks.base import default_model
 
     imported = time.perf_counter()

@@ -30,14 +30,14 @@ from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
 from bertie.data.journal import Complete
 from bertie.data.writers import TableWriter
 from bertie.errors import BertieError, InputError
-from bertie.train.recipe import TRAINED, Recipe, RecipeFile, read_recipe
+from bertie.training.recipe import TRAINED, Recipe, RecipeFile, read_recipe
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
-    from bertie.evaluate.report import Study
+    from bertie.evaluation.report import Study
     from bertie.tasks.learn import Judged, Learner
-    from bertie.train.data import Labelled
-    from bertie.train.runs import Done, Job, Runs
+    from bertie.training.finetune.data import Labelled
+    from bertie.training.finetune.runs import Done, Job, Runs
 
     AnyLearner = Learner[Any, Any, Any]
 
@@ -235,9 +235,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
     """All that was asked for, with all data read and checked, before any model is loaded."""
-    from bertie.evaluate.scores import entities, spans_in
-    from bertie.train.data import split
-    from bertie.train.runs import Job, claim
+    from bertie.evaluation.scores import entities, spans_in
+    from bertie.training.finetune.data import split
+    from bertie.training.finetune.runs import Job, claim
 
     recipe, seeds = _recipe_of(args, asked)
     if args.baseline is not None and asked.test is None:
@@ -262,7 +262,7 @@ def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
         for text in recipe.warnings():
             print(f"bertie: {text}", file=sys.stderr)
     if args.revision is not None:
-        from bertie.hub import resolve
+        from bertie.checkpoints.checkpoint import resolve
 
         model = str(resolve(model, args.revision))
     return Job(
@@ -356,7 +356,7 @@ def read(
     like: Labelled | None = None,
 ) -> Labelled:
     """Labelled data of files: to train on, to be judged by, or with the labels of other data, `like` those."""
-    from bertie.train.data import labelled
+    from bertie.training.finetune.data import labelled
 
     kind: Any = task
     known = None if like is None else like.labels or None
@@ -373,9 +373,9 @@ def read(
 
 def _baseline(model: str, task: str, data: Labelled) -> Labelled:
     """The data in the words of another model, which is not loaded for that."""
-    from bertie.hub import Checkpoint
-    from bertie.tasks.heads import TRAINED as LEARNERS
-    from bertie.train.study import in_words_of
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.tasks.multi_task import TRAINED as LEARNERS
+    from bertie.training.finetune.reports import in_words_of
 
     return in_words_of(LEARNERS[task](Checkpoint.inspect(model)), data)
 
@@ -383,8 +383,8 @@ def _baseline(model: str, task: str, data: Labelled) -> Labelled:
 def _train(args: argparse.Namespace, asked: RecipeFile, job: Job) -> None:
     import torch
 
-    from bertie.train.distributed import World, local_device
-    from bertie.train.runs import Runs
+    from bertie.training.distributed import World, local_device
+    from bertie.training.finetune.runs import Runs
 
     world = World.here(local_device(torch.device(job.device)))
     out = Path(args.out)
@@ -433,7 +433,7 @@ def _listed(target: Any) -> Sequence[str]:
 
 
 def _steps(job: Job) -> int:
-    """As `bertie.train.steps.Steps` counts them."""
+    """As `bertie.training.sampling.Steps` counts them."""
     whole, part = divmod(job.recipe.epochs, 1.0)
     each = math.ceil(len(job.train.examples) / job.recipe.batch_size)
     return int(whole) * each + (max(1, round(each * part)) if part else 0)
@@ -441,7 +441,7 @@ def _steps(job: Job) -> int:
 
 def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -> None:
     """Save the best model with its report, and say how good it is."""
-    from bertie.train.study import study, write_all
+    from bertie.training.finetune.reports import study, write_all
 
     best = runs.best()
     made: Study | None = None
@@ -477,7 +477,7 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
 
 def _other(args: argparse.Namespace, job: Job) -> tuple[str, AnyLearner, Judged]:
     """The baseline, and what it says of the test data."""
-    from bertie.tasks.heads import TRAINED as LEARNERS
+    from bertie.tasks.multi_task import TRAINED as LEARNERS
 
     assert job.test is not None
     data = _baseline(args.baseline, job.task, job.test)
@@ -503,7 +503,7 @@ def _of_seed(done: Done) -> dict[str, Any]:
 
 def summary(study: Study) -> dict[str, Any]:
     """The scores of a study for scripts."""
-    from bertie.evaluate.study import abstentions
+    from bertie.evaluation.study import abstentions
 
     found: dict[str, Any] = {
         split: {metric: score.as_dict() for metric, score in one.scores.items()}

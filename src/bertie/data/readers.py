@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from bertie.data.compress import ENDINGS, decompressing, opened
+from bertie.data.codecs import ENDINGS, decompressing, opened
 from bertie.errors import InputError, MissingPackageError, NotFoundError
 
 Row = dict[str, Any]

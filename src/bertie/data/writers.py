@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bertie.data.compress import ENDINGS, check, compress
+from bertie.data.codecs import ENDINGS, check, compress
 from bertie.data.readers import kind_of
 from bertie.errors import InputError, MissingPackageError
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.config import Disentangled, EncoderConfig, Rotary
-from bertie.kernels import Relative, attend
+from bertie.ops import Relative
+from bertie.ops.attention import attend
 from bertie.text.batch import Batch
 
 

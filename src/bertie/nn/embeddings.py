@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from bertie.config import EncoderConfig, Learned
 from bertie.errors import InputError
-from bertie.kernels.fused import embed_norm
-from bertie.nn.norm import build_norm
+from bertie.nn.norms import build_norm
+from bertie.ops.triton.fused import embed_norm
 from bertie.text.batch import Batch
 
 

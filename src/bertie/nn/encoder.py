@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bertie.config import Bucketed, Convolution, Disentangled, EncoderConfig, Rotary
-from bertie.kernels import native
 from bertie.nn.attention import QKV, Places
-from bertie.nn.block import Block
+from bertie.nn.blocks import Block
 from bertie.nn.embeddings import TokenEmbeddings
-from bertie.nn.norm import activation, build_norm
+from bertie.nn.norms import activation, build_norm
 from bertie.nn.positions import RelativeTable, relative_rows, rotations
+from bertie.ops.native import encoder as native
 from bertie.text.batch import Batch
 
 

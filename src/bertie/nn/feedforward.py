@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bertie.config import EncoderConfig
-from bertie.kernels.fused import expand
+from bertie.ops.triton.fused import expand
 
 
 class FeedForward(nn.Module):

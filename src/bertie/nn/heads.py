@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
-from bertie.kernels.fused import surprise
-from bertie.nn.norm import activation, build_norm
+from bertie.nn.norms import activation, build_norm
 from bertie.nn.pooling import Pooling
+from bertie.ops.triton.fused import surprise
 from bertie.text.batch import Batch
 
 

@@ -1,7 +1,7 @@
 """Linear layers in eight bits, for inference: weights with a scale a row, activations with a scale a token.
 
 On a CPU they are bytes (`to_int8`); products of bytes are exact, so what is lost is lost in rounding the two to 8 bits
-each. On a GPU they are floats of eight bits (`to_fp8`, kernels/fp8.py), whose products are summed in higher precision.
+each. On a GPU they are floats of eight bits (`to_fp8`, ops/triton/fp8.py), whose products are summed in higher precision.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from bertie.checkpoints.storage import quantize
 from bertie.errors import ConfigError
-from bertie.kernels import fp8
-from bertie.kernels.fused import HALF, Coded
 from bertie.nn.attention import QKV, SelfAttention, by_heads
-from bertie.nn.block import Block
+from bertie.nn.blocks import Block
 from bertie.nn.encoder import Encoder
 from bertie.nn.feedforward import FeedForward
-from bertie.store import quantize
+from bertie.ops.triton import fp8
+from bertie.ops.triton.fused import HALF, Coded
 
 
 class Int8Linear(nn.Module):

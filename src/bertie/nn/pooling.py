@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertie.errors import ConfigError, InputError
-from bertie.kernels import fused
+from bertie.ops.triton import fused
 from bertie.text.batch import Batch, send
 
 # In the order in which sentence-transformers concatenates modes that its older configs switch on by flags.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertie.config import Bucketed, Disentangled, EncoderConfig, Rotary
-from bertie.nn.norm import build_norm
+from bertie.nn.norms import build_norm
 
 
 class RelativeTable(nn.Module):

@@ -25,7 +25,7 @@ from datetime import time as clock
 from pathlib import Path
 from typing import BinaryIO, Literal, TypedDict, Unpack
 
-from bertie.data.compress import decompressing, opened
+from bertie.data.codecs import decompressing, opened
 from bertie.data.readers import Row, Table, kind_of, open_table, text_of
 from bertie.errors import BertieError, InputError, NotFoundError
 from bertie.search.formats import MARKS, charset_of, decoded, html_text, is_encoding, pdf_text

@@ -1,6 +1,6 @@
 """Who looks at whom: the attention weights of one layer for a short text, as the playground draws them.
 
-They are computed beside the model and plainly, from the formula in `kernels/attend.py`: the fast paths never hold them.
+They are computed beside the model and plainly, from the formula in `ops/attention.py`: the fast paths never hold them.
 The same scores under a causal mask show what a model that reads from left to right could have looked at.
 """
 
@@ -12,13 +12,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import Rotary
 from bertie.errors import InputError, NotFoundError
-from bertie.hub import Checkpoint
-from bertie.kernels.attend import additive_mask
-from bertie.model import Model
-from bertie.nn.block import Block
+from bertie.nn.blocks import Block
+from bertie.nn.model import Model
 from bertie.nn.positions import rotate
+from bertie.ops.attention import additive_mask
 from bertie.tasks.base import single
 from bertie.text.batch import Batch
 

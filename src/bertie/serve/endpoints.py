@@ -33,7 +33,7 @@ from bertie.text.windows import Window
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from bertie.hub import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.search.index import Index
     from bertie.serve.engine import Engine
     from bertie.serve.registry import Registry, Served

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bertie.errors import ConfigError, InputError
-from bertie.model import Model
+from bertie.nn.model import Model
 from bertie.serve.queue import WAIT, Closed, Expired, Job, Part, Queue, Ticket, current_ticket
 from bertie.tasks.base import Ask, Task
 from bertie.text.batch import Batch

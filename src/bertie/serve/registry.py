@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
-from bertie.hub import Checkpoint
 from bertie.serve.engine import Engine, Ran, Stats
 from bertie.tasks import Embedder, MaskedLM, ZeroShot
 from bertie.tasks.base import Task, default_model
-from bertie.tasks.heads import LEARNERS, task_of
+from bertie.tasks.multi_task import LEARNERS, task_of
 
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any, Any] | ZeroShot)
 VARIANTS = 256  # tasks with options of their own (such as dimensions) that are kept; then they are made anew

@@ -81,7 +81,7 @@ class Sparse(Task[None, FloatArray, WordWeights]):
         self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(V,) of each window."""
-        from bertie.train.similarity import lexical  # few servers need it, and all want to start soon
+        from bertie.training.embedding.similarity import lexical  # few servers need it, and all want to start soon
 
         return self.by_text(lexical(self.rows(hidden, batch), batch))
 

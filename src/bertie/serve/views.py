@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import NotFoundError
-from bertie.hub import Checkpoint
 from bertie.tasks import Classifier, MaskedLM, Reader, Reranker, Tagger
 from bertie.tasks.base import Task
 from bertie.tasks.classify import entailing

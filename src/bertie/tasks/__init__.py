@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadName
 from bertie.errors import NotFoundError
-from bertie.hub import Checkpoint
 from bertie.tasks.answer import Reader
 from bertie.tasks.base import Long, Task
 from bertie.tasks.classify import Classifier, Regressor, ZeroShot
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
-from bertie.tasks.heads import LEARNERS, Heads, task_of
+from bertie.tasks.multi_task import LEARNERS, Heads, task_of
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
 

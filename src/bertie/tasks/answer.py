@@ -25,9 +25,9 @@ from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
 if TYPE_CHECKING:
-    from bertie.evaluate.scores import Score
-    from bertie.train.data import Example, Labelled
-    from bertie.train.objectives import Item, Objective
+    from bertie.evaluation.scores import Score
+    from bertie.training.finetune.data import Example, Labelled
+    from bertie.training.objectives import Item, Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +155,13 @@ class Reader(Learner[_Options, FloatArray, Answers]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy of the start and of the end."""
-        from bertie.train.objectives import Span
+        from bertie.training.objectives import Span
 
         return Span()
 
     def item(self, example: Example, found: Sequence[Window]) -> Item:
         """Each window is to point at the first answer, or at its first token if it does not hold it whole."""
-        from bertie.train.objectives import Item
+        from bertie.training.objectives import Item
 
         asked = pieces(found)
         return Item(
@@ -181,7 +181,7 @@ class Reader(Learner[_Options, FloatArray, Answers]):
 
     def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
         """Exact match and F1 of words, as SQuAD defines them."""
-        from bertie.evaluate import scores
+        from bertie.evaluation import scores
 
         return scores.answering(judged.gold, judged.predicted, draws=draws)
 

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie import hub
+from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
-from bertie.hub import Checkpoint
-from bertie.model import Model
+from bertie.nn.model import Model
 from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Encoding, Tokenizer, checked_text
 from bertie.text.windows import Window, beginning, windows

@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import Calibration, HeadInfo
 from bertie.errors import InputError, NotFoundError
-from bertie.hub import Checkpoint
 from bertie.tasks.base import (
     Ask,
     FloatArray,
@@ -46,9 +46,9 @@ from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
 if TYPE_CHECKING:
-    from bertie.evaluate.scores import Score
-    from bertie.train.data import Example, Labelled
-    from bertie.train.objectives import Item, Objective
+    from bertie.evaluation.scores import Score
+    from bertie.training.finetune.data import Example, Labelled
+    from bertie.training.objectives import Item, Objective
 
 Text = str | tuple[str, str]
 
@@ -73,7 +73,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
     >>> classifier.classify(["A delight from start to finish."])[0].label          # doctest: +SKIP
     'positive'
 
-    Or trains one, with the hyperparameters of `bertie.train.recipe.Recipe`:
+    Or trains one, with the hyperparameters of `bertie.training.recipe.Recipe`:
 
     >>> classifier = Classifier("path/to/any/encoder", epochs=3, lr=3e-5)           # doctest: +SKIP
     >>> classifier.fit(texts, labels, dev=(dev_texts, dev_labels)).predict(texts)   # doctest: +SKIP
@@ -173,7 +173,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy over the classes, or of each label by itself."""
-        from bertie.train.objectives import AnyOfMany, OneOfMany
+        from bertie.training.objectives import AnyOfMany, OneOfMany
 
         counts = Counter(label for example in data.examples for label in _labels_of(example))
         self._weights = class_weights(self.recipe, data, counts)
@@ -183,7 +183,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
 
     def item(self, example: Example, found: Sequence[Window]) -> Item:
         """The label is that of the whole text."""
-        from bertie.train.objectives import Item
+        from bertie.training.objectives import Item
 
         if self.problem == "single":
             value: Any = np.int64(self._number[example.target])
@@ -211,7 +211,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
 
     def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
         """Accuracy and its like, or F1 over labels."""
-        from bertie.evaluate import scores
+        from bertie.evaluation import scores
 
         assert judged.probabilities is not None
         labels = list(self.info.labels.values())
@@ -223,7 +223,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
 
     def calibrate(self, dev: Labelled) -> None:
         """Fit the temperature, the threshold of labels, and the confidence for the precision that was asked for."""
-        from bertie.evaluate import calibration
+        from bertie.evaluation import calibration
 
         assert self.head is not None
         self.checkpoint.calibrated(self.head, Calibration())
@@ -305,7 +305,7 @@ class Regressor(Learner[None, FloatArray, Valued]):
 
     def objective(self, data: Labelled) -> Objective:
         """The squared error, in units of the variance. A fresh head begins at the mean."""
-        from bertie.train.objectives import Value
+        from bertie.training.objectives import Value
 
         values = np.array([example.target for example in data.examples], dtype=np.float64)
         assert self.head is not None
@@ -317,7 +317,7 @@ class Regressor(Learner[None, FloatArray, Valued]):
 
     def item(self, example: Example, found: Sequence[Window]) -> Item:
         """The value is that of the whole text."""
-        from bertie.train.objectives import Item
+        from bertie.training.objectives import Item
 
         return Item(pieces(found), np.array(example.target, dtype=np.float32))
 
@@ -329,7 +329,7 @@ class Regressor(Learner[None, FloatArray, Valued]):
 
     def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
         """Correlations and errors."""
-        from bertie.evaluate import scores
+        from bertie.evaluation import scores
 
         return scores.regression(judged.gold, judged.predicted, draws=draws)
 

@@ -21,14 +21,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
-from bertie.families import blueprint
-from bertie.hub import Checkpoint
-from bertie.model import Model
 from bertie.nn.heads import Head
-from bertie.sentence import CrossEncoderConfig, SentenceModules
-from bertie.sentence.modules import Normalize, normalized, scaled
+from bertie.nn.model import Model
+from bertie.nn.sentence_modules import Normalize, SentenceModules, normalized, scaled
 from bertie.tasks import base
 from bertie.tasks.base import (
     Ask,
@@ -47,15 +47,15 @@ from bertie.tasks.learn import Judged, Learner, pieces
 from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Flat, checked_text
 from bertie.text.windows import Window
-from bertie.train.recipe import POOLINGS, Recipe
+from bertie.training.recipe import POOLINGS, Recipe
 
 if TYPE_CHECKING:
-    from bertie.evaluate.scores import Score
-    from bertie.train.data import Example, Labelled
-    from bertie.train.losses import VectorLoss
-    from bertie.train.objectives import Item, Piece
-    from bertie.train.steps import Plan
-    from bertie.train.vectors import OverVectors
+    from bertie.evaluation.scores import Score
+    from bertie.training.embedding.losses import VectorLoss
+    from bertie.training.embedding.objective import OverVectors
+    from bertie.training.finetune.data import Example, Labelled
+    from bertie.training.objectives import Item, Piece
+    from bertie.training.sampling import Plan
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
 # The loss for each kind of data, where none is named.
@@ -106,7 +106,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape    # doctest: +SKIP
     (2, 384)
 
-    Or trains one, with the hyperparameters of `bertie.train.recipe.Recipe`:
+    Or trains one, with the hyperparameters of `bertie.training.recipe.Recipe`:
 
     >>> embedder = Embedder("path/to/any/encoder", batch_size=256)                              # doctest: +SKIP
     >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …], dev=pairs).save("my-model")  # doctest: +SKIP
@@ -115,7 +115,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     find its own among all of its step (`InfoNCE`), and no step has a text twice. Pairs with scores: their order
     (`CoSENT`). Pairs with classes: Sentence-BERT's `Softmax`. Queries with passages and a teacher's scores: their
     distribution (`KL`). `loss` names another (infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse, kl,
-    with settings as in "triplet:margin=0.2,distance=cosine"), or is one of `bertie.train.losses`; `matryoshka` lists
+    with settings as in "triplet:margin=0.2,distance=cosine"), or is one of `bertie.training.embedding.losses`; `matryoshka` lists
     shorter lengths that vectors shall serve at, too.
     """
 
@@ -438,8 +438,8 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         )
 
     def _plan(self, data: Labelled) -> Plan:
-        from bertie.train.rows import Rows
-        from bertie.train.steps import Source
+        from bertie.training.embedding.rows import Rows
+        from bertie.training.sampling import Source
 
         assert self.checkpoint.sentence is not None
         self.modules = self.checkpoint.sentence
@@ -451,9 +451,9 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def objective(self, data: Labelled) -> OverVectors:
         """A loss over all vectors of a step."""
-        from bertie.train.losses import KL, Matryoshka, VectorLoss
-        from bertie.train.similarity import Cosine, Dot
-        from bertie.train.vectors import OverVectors, named_loss
+        from bertie.training.embedding.losses import KL, Matryoshka, VectorLoss
+        from bertie.training.embedding.objective import OverVectors, named_loss
+        from bertie.training.embedding.similarity import Cosine, Dot
 
         if isinstance(self._loss, VectorLoss):
             loss = self._loss
@@ -473,7 +473,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def items(self, data: Labelled) -> Iterator[Item]:
         """Rows of texts, tokenized; each text is read as `embed` reads it."""
-        from bertie.train.vectors import row
+        from bertie.training.embedding.objective import row
 
         before = self._prompt(None)
         options = _Options(self._tokens(before))
@@ -488,7 +488,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def item(self, example: Example, found: Sequence[Window]) -> Item:
         """One text by itself."""
-        from bertie.train.vectors import row
+        from bertie.training.embedding.objective import row
 
         return row([self._pieces(found, self._tokens(self._prompt(None)))], self._value(example))
 
@@ -558,7 +558,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
         """Correlations with the scores; or how often the right text is found."""
-        from bertie.evaluate import scores
+        from bertie.evaluation import scores
 
         return (scores.finding if judged.kind == "find" else scores.alikeness)(
             judged.gold, judged.predicted, draws=draws

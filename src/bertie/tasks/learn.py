@@ -1,6 +1,6 @@
 """What tasks that can be trained share: `fit` and what goes with it, after scikit-learn's fashion.
 
-Hyperparameters (`bertie.train.recipe.Recipe`) go into the constructor, data into `fit`, which begins anew from the
+Hyperparameters (`bertie.training.recipe.Recipe`) go into the constructor, data into `fit`, which begins anew from the
 checkpoint that was given and returns the fitted object. Long texts are trained on as they are read: in windows, with
 the answer at the whole.
 """
@@ -21,29 +21,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
-from bertie.evaluate import scores
-from bertie.evaluate.scores import Score
-from bertie.hub import Checkpoint
+from bertie.evaluation import scores
+from bertie.evaluation.scores import Score
 from bertie.nn.linear import loaded_as
 from bertie.tasks.base import ITEMS_AT_ONCE, LONG, Ask, Long, Options, Output, Result, Task
 from bertie.text.windows import Window
-from bertie.train.data import Example, Kind, Labelled, fingerprint, labelled, split
-from bertie.train.recipe import Recipe
+from bertie.training.finetune.data import Example, Kind, Labelled, fingerprint, labelled, split
+from bertie.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from bertie.train.distributed import Spread
-    from bertie.train.loop import History
-    from bertie.train.objectives import Item, Objective, Piece
-    from bertie.train.steps import Plan, Source
+    from bertie.training.distributed import Spread
+    from bertie.training.loop import History
+    from bertie.training.objectives import Item, Objective, Piece
+    from bertie.training.sampling import Plan, Source
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What a model says of labelled data, beside what is true."""
 
-    kind: str  # a key of `bertie.evaluate.scores.MAIN`
+    kind: str  # a key of `bertie.evaluation.scores.MAIN`
     data: Labelled
     gold: Sequence[Any]
     predicted: Sequence[Any]
@@ -218,7 +218,7 @@ class Learner(Task[Options, Output, Result]):
         quiet: bool = False,
     ) -> Self:
         """As `fit`, on data that was read already."""
-        from bertie.train.loop import Trainer
+        from bertie.training.loop import Trainer
 
         if self._asked is not None:
             raise ConfigError(
@@ -263,7 +263,7 @@ class Learner(Task[Options, Output, Result]):
 
     def _plan(self, data: Labelled) -> Sequence[Source] | Plan:
         """What the steps read."""
-        from bertie.train.steps import Source
+        from bertie.training.sampling import Source
 
         return [Source(str(self.head), self.objective(data), list(self.items(data)))]
 
@@ -306,7 +306,7 @@ class Learner(Task[Options, Output, Result]):
 
 def start(given: Checkpoint | str | Path, device: str | torch.device | None) -> Checkpoint:
     """A checkpoint to train, of its own: a copy of one, or loaded; on the GPU of this process, if there is one."""
-    from bertie.train.distributed import local_device
+    from bertie.training.distributed import local_device
 
     place = local_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     if not isinstance(given, Checkpoint):
@@ -339,7 +339,7 @@ def main_metric(data: Labelled) -> str:
 
 def pieces(found: Sequence[Window]) -> tuple[Piece, ...]:
     """Windows as training reads them, with their shares of the whole."""
-    from bertie.train.objectives import Piece
+    from bertie.training.objectives import Piece
 
     total = sum(window.weight for window in found)
     return tuple(Piece(w.encoding.ids, w.encoding.segments, w.weight / total) for w in found)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
-from bertie.hub import Checkpoint
-from bertie.sentence import CrossEncoderConfig
 from bertie.tasks.base import Ask, FloatArray, at_least_one, listed, pair, reading
 from bertie.tasks.learn import Judged, Learner, counted, pieces
 from bertie.text.batch import Batch
@@ -23,9 +23,9 @@ from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
 if TYPE_CHECKING:
-    from bertie.evaluate.scores import Score
-    from bertie.train.data import Example, Labelled
-    from bertie.train.objectives import Item, Objective
+    from bertie.evaluation.scores import Score
+    from bertie.training.finetune.data import Example, Labelled
+    from bertie.training.objectives import Item, Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Reranker(Learner[None, FloatArray, Scored]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy of being relevant, of the best window."""
-        from bertie.train.objectives import Relevance
+        from bertie.training.objectives import Relevance
 
         right = sum(float(example.target) for example in data.examples)
         balanced = self.recipe.class_weights == "balanced"
@@ -134,7 +134,7 @@ class Reranker(Learner[None, FloatArray, Scored]):
 
     def item(self, example: Example, found: Sequence[Window]) -> Item:
         """The label is that of the whole passage."""
-        from bertie.train.objectives import Item
+        from bertie.training.objectives import Item
 
         weight = 1.0 + (self._weight - 1.0) * float(example.target)
         return Item(pieces(found), np.array(example.target, dtype=np.float32), weight)
@@ -150,7 +150,7 @@ class Reranker(Learner[None, FloatArray, Scored]):
 
     def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
         """How high relevant passages are ranked, over queries."""
-        from bertie.evaluate import scores
+        from bertie.evaluation import scores
 
         queries = [example.texts[0] for example in judged.data.examples]
         return scores.ranking(queries, np.array(judged.gold), np.array(judged.predicted), draws=draws)

@@ -27,9 +27,9 @@ from bertie.text.tokenizer import Encoding, IntArray, checked_text
 from bertie.text.windows import Window, word_starts
 
 if TYPE_CHECKING:
-    from bertie.evaluate.scores import Score
-    from bertie.train.data import Example, Labelled
-    from bertie.train.objectives import Item, Objective
+    from bertie.evaluation.scores import Score
+    from bertie.training.finetune.data import Example, Labelled
+    from bertie.training.objectives import Item, Objective
 
 Words = Literal["average", "first", "max", "simple", "none"]
 WORDS = ("average", "first", "max", "simple", "none")
@@ -170,7 +170,7 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy of each word's tag."""
-        from bertie.train.objectives import EachToken
+        from bertie.training.objectives import EachToken
 
         counts = Counter(tag for example in data.examples for tag in example.target)
         self._weights = class_weights(self.recipe, data, counts)
@@ -179,7 +179,7 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
 
     def item(self, example: Example, found: Sequence[Window]) -> Item:
         """All pieces of a word are to say its tag, and count as one; what goes on inside a word goes on with it."""
-        from bertie.train.objectives import Item
+        from bertie.training.objectives import Item
 
         whole = found[0].whole
         word, sub = _words(whole, example.texts[0], example.words)
@@ -200,7 +200,7 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
 
     def check_scorable(self, dev: Labelled) -> None:
         """Entities are counted by seqeval."""
-        from bertie.evaluate import scores
+        from bertie.evaluation import scores
 
         if scores.spans_in([example.target for example in dev.examples]):
             scores.entities([])
@@ -215,7 +215,7 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
 
     def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
         """Precision, recall and F1 of spans."""
-        from bertie.evaluate import scores
+        from bertie.evaluation import scores
 
         return scores.tagging(judged.gold, judged.predicted, draws=draws)
 

@@ -24,8 +24,8 @@ from tokenizers import (
 )
 
 from bertie.errors import CheckpointError, ConfigError
-from bertie.text.files import parse_json, read_bytes, read_text, rust_errors, typed
 from bertie.text.sentencepiece import CONTROL, NORMAL, USER, read_sentencepiece
+from bertie.text.tokenizer_files import parse_json, read_bytes, read_text, rust_errors, typed
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which transformers adds what is missing
 LOW_LINE = "▁"  # SentencePiece's visible space

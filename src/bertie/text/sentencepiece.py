@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertie.errors import CheckpointError, ConfigError
-from bertie.text.files import read_bytes
+from bertie.text.tokenizer_files import read_bytes
 
 MAX_PIECES = 1 << 22
 

@@ -19,11 +19,11 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertie.errors import CheckpointError, ConfigError, InputError
-from bertie.text import fast
 from bertie.text import legacy as old
-from bertie.text.fast import state
-from bertie.text.files import read_text, rust_errors
+from bertie.text import wordpiece as fast
 from bertie.text.legacy import LegacyTokenizer, Settings
+from bertie.text.tokenizer_files import read_text, rust_errors
+from bertie.text.wordpiece import state
 
 IntArray = NDArray[np.int64]
 
@@ -213,7 +213,7 @@ class Tokenizer:
     def encode_flat(self, texts: Sequence[str]) -> Flat:
         """Encode many texts, as `encode_batch` does, for callers that want their ids and no more: twice as fast.
 
-        ASCII texts for BERT's WordPiece are taken by `bertie.text.fast`: forty times as fast, on one core.
+        ASCII texts for BERT's WordPiece are taken by `bertie.text.wordpiece`: forty times as fast, on one core.
         """
         texts = list(texts)
         quick = self._quick if fast.enabled else None
@@ -234,7 +234,7 @@ class Tokenizer:
         return Flat(ids, np.zeros_like(ids), lengths)
 
     def is_quick(self, texts: Sequence[str]) -> bool:
-        """Whether nine in ten of such texts, of which there are some, are taken by `bertie.text.fast`."""
+        """Whether nine in ten of such texts, of which there are some, are taken by `bertie.text.wordpiece`."""
         if not texts or not fast.enabled or self._quick is None:
             return False
         return sum(type(text) is str and text.isascii() for text in texts) >= 0.9 * len(texts)

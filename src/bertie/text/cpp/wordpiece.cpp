@@ -1,4 +1,4 @@
-// BERT's WordPiece for ASCII texts: many texts in, their ids out. text/fast.py is its only caller.
+// BERT's WordPiece for ASCII texts: many texts in, their ids out. text/wordpiece.py is its only caller.
 //
 // A text is written anew as the normalizer would (letters in lower case, control characters left out, ...), cut at
 // white space and around punctuation, and each word is looked up: whole, and if it is not there, its longest beginning,

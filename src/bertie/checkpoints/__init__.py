@@ -1,0 +1,1 @@
+"""Model folders and hub ids, read and written: configs, family tables, weights, sentence-transformers folders."""

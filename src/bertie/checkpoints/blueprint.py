@@ -1,0 +1,276 @@
+"""From a config.json and the names of a checkpoint's tensors to what must be built, and where each tensor goes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from bertie.checkpoints.config_keys import MOST_LABELS, Keys
+from bertie.checkpoints.convert import Plan, Rule, Tie, resolve_ties
+from bertie.checkpoints.families import (
+    albert,
+    bert,
+    big_bird,
+    deberta,
+    deberta_v2,
+    distilbert,
+    electra,
+    ernie,
+    eurobert,
+    longformer,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
+from bertie.checkpoints.families.family import Family, HeadTable
+from bertie.config import PROBLEMS, EncoderConfig, HeadConfig, HeadName
+from bertie.errors import ConfigError
+from bertie.text.legacy import LegacyTokenizer
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        albert.FAMILY,
+        bert.FAMILY,
+        big_bird.FAMILY,
+        roberta.CAMEMBERT,
+        deberta.FAMILY,
+        deberta_v2.FAMILY,
+        distilbert.FAMILY,
+        electra.FAMILY,
+        ernie.FAMILY,
+        eurobert.FAMILY,
+        longformer.FAMILY,
+        modernbert.FAMILY,
+        mpnet.FAMILY,
+        nomic_bert.FAMILY,
+        roberta.ROBERTA,
+        roberta.XLM_ROBERTA,
+    )
+}
+
+# These say nothing about the kind of tokenizer.
+_GENERIC_TOKENIZERS = (None, "PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
+
+# Heads with an output a class; the others have a number of outputs of their own.
+LABELLED: tuple[HeadName, ...] = ("classify", "tag")
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """All that is needed to build a model and to fill it."""
+
+    family: Family
+    encoder: EncoderConfig
+    heads: dict[HeadName, HeadConfig]
+    labels: dict[int, str]
+    problem: str | None  # what the classes mean, if the config says so
+    plan: Plan
+    ignored: list[str]  # config keys, by name
+
+    def layout(self, head: HeadName) -> HeadTable:
+        """The table by which this head's tensors are named."""
+        other = self.family.alternatives.get(head)
+        held = {theirs for rule in self.plan.rules for theirs in rule.theirs}
+        if other is not None and all(
+            held.issuperset(rule.theirs) for rule in other.weights(self.heads[head]) if isinstance(rule, Rule)
+        ):
+            return other
+        return self.family.heads[head]
+
+
+def blueprint(
+    raw: Mapping[str, Any],
+    tensors: Collection[str] | None,
+    *,
+    head: HeadName | Literal["none"] | None = None,
+    ignore: Iterable[str] = (),
+) -> Blueprint:
+    """Account for every key of a config.json. `tensors` are the checkpoint's names; None: there is no checkpoint yet.
+
+    `head` says what the checkpoint's head is where config.json does not, or not rightly; "none": only the encoder,
+    and whatever else its tensors tell of.
+    """
+    family = _family(raw)
+    keys = Keys({**family.defaults, **raw}, ignore)
+    labels = keys.labels()
+    problem = keys.choice("problem_type", PROBLEMS) if raw.get("problem_type") is not None else None
+    keys.used.add("problem_type")
+    try:
+        encoder = family.read(keys)
+        # Every head is read, present or not, so that every key is accounted for.
+        configs = {name: table.config(keys, encoder) for name, table in family.heads.items()}
+    except ConfigError as error:
+        raise ConfigError(_in_their_words(str(error))) from None
+    wanted = _wanted(family, raw, head)
+    keys.finish()
+
+    found = set(tensors or ())
+    bare = not any(name.startswith(family.prefix) for name in found) and (bool(found) or not wanted)
+    rename = _Rename(family, bare, found)
+    heads: dict[HeadName, HeadConfig] = {}
+    rules: list[Rule | Tie] = [_prefixed(rule, family.prefix) for rule in family.weights(encoder)]
+    for name in (*wanted, *(c for c in family.companions if c not in wanted)):
+        table, config = family.heads[name], configs[name]
+        other = family.alternatives.get(name)
+        if other is not None and (
+            _told(name, other, config, rules, rename) if tensors is not None else other.says.items() <= keys.raw.items()
+        ):
+            table, config = other, other.config(keys, encoder)
+        if name in wanted or _told(name, table, config, rules, rename):
+            heads[name] = config
+            rules += table.weights(config)
+    if head is None and raw.get("architectures") is None:
+        _refuse_unnamed(family, configs, heads, rules, rename)
+    plan = Plan(resolve_ties(rules), rename)
+    return Blueprint(family, encoder, heads, labels, problem, plan, sorted(keys.ignored))
+
+
+def headed(
+    raw: Mapping[str, Any], head: HeadName, labels: Sequence[str] | None = None, problem: str | None = None
+) -> dict[str, Any]:
+    """config.json as the original writes it for its class with this head alone, over the encoder of `raw`.
+
+    >>> made = headed({"model_type": "bert"}, "classify", ["bad", "good"], "single_label_classification")
+    >>> made["architectures"], made["id2label"]
+    (['BertForSequenceClassification'], {'0': 'bad', '1': 'good'})
+    """
+    family = _family(raw)
+    classes = {heads[0]: name for name, heads in family.architectures.items() if len(heads) == 1}
+    if head not in classes:
+        raise ConfigError(f"head={head!r} cannot be made for {family.model_type}; it has: {', '.join(classes)}")
+    if problem is not None and (head != "classify" or problem not in PROBLEMS):
+        allowed = "None" if head != "classify" else f"one of {', '.join(PROBLEMS)}, or None"
+        raise ConfigError(f"problem={problem!r} of head={head!r} must be {allowed}")
+    gone = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")
+    config = {key: value for key, value in raw.items() if key not in gone} | {"architectures": [classes[head]]}
+    if head in LABELLED:
+        names = _named(labels, head, least=2 if problem == "single_label_classification" else 1)
+        config["id2label"] = {str(i): name for i, name in enumerate(names)}
+        config["label2id"] = {name: i for i, name in enumerate(names)}
+    elif labels:
+        raise ConfigError(f"labels={labels!r:.80} were given for head={head!r}, which has none")
+    if problem is not None:
+        config["problem_type"] = problem
+    return config
+
+
+def _named(labels: Sequence[str] | None, head: HeadName, least: int) -> list[str]:
+    """Names of classes, checked."""
+    names = [] if labels is None or isinstance(labels, str) else list(labels)
+    sound = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    if not sound or not least <= len(names) <= MOST_LABELS:
+        raise ConfigError(f"labels={labels!r:.80} of head={head!r} must be {least} or more names, all different")
+    return names
+
+
+def _family(raw: Mapping[str, Any]) -> Family:
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ConfigError(
+            f"config.json: model_type={model_type!r:.80} is not supported; allowed: {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[model_type]
+
+
+def _wanted(family: Family, raw: Mapping[str, Any], head: HeadName | Literal["none"] | None) -> tuple[HeadName, ...]:
+    """The heads that the checkpoint says it has."""
+    if head == "none":
+        return ()
+    if head is not None:
+        if head not in family.heads:
+            raise ConfigError(f"head={head!r} is not one of {family.model_type}'s: {', '.join(family.heads)}")
+        return (head,)
+    named = raw.get("architectures")
+    if named is None:
+        return ()
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in list(family.architectures):
+        raise ConfigError(
+            f"config.json: architectures={named!r:.80} is not supported; allowed: one of "
+            f"{', '.join(family.architectures)}, or pass head= with one of {', '.join(family.heads)}"
+        )
+    return family.architectures[named[0]]
+
+
+# Our fields, where it is they that find a contradiction, and the keys that fill them.
+_KEYS = {
+    "pad_id": "pad_token_id",
+    "Learned.skip_id": "pad_token_id",
+    "Disentangled.buckets": "position_buckets",
+    "Convolution.kernel": "conv_kernel_size",
+    "conv.groups": "conv_groups",
+    "head_width": "head_dim",
+}
+
+
+def _in_their_words(message: str) -> str:
+    """An error about one of our fields, naming the key of config.json, too."""
+    if message.startswith("config.json"):
+        return message
+    key = next((theirs for ours, theirs in _KEYS.items() if message.startswith(ours)), None)
+    return f"config.json: {message}" + (f" (it comes from {key})" if key else "")
+
+
+def _refuse_unnamed(
+    family: Family,
+    configs: Mapping[HeadName, HeadConfig],
+    heads: Collection[HeadName],
+    rules: list[Rule | Tie],
+    rename: _Rename,
+) -> None:
+    """Without a class name, several heads may fit the same tensors: ask which."""
+    others = [n for n in family.heads if n not in heads and _told(n, family.heads[n], configs[n], rules, rename)]
+    if others:
+        raise ConfigError(
+            "config.json: architectures is missing, and the weights hold more than the encoder; pass head= with one "
+            f"of {', '.join(others)}"
+        )
+
+
+class _Rename:
+    """From a canonical tensor name, prefix and all, to that of this checkpoint."""
+
+    def __init__(self, family: Family, bare: bool, found: set[str]) -> None:
+        self.prefix, self.bare, self.found, self.renamed = family.prefix, bare, found, family.renamed
+
+    def __call__(self, name: str) -> str:
+        if self.bare:
+            name = name.removeprefix(self.prefix)
+        if name not in self.found:
+            for old, new in self.renamed.items():
+                if name.endswith(new) and (spelled := name.removesuffix(new) + old) in self.found:
+                    return spelled
+        return name
+
+
+def _prefixed(rule: Rule, prefix: str) -> Rule:
+    return replace(rule, theirs=tuple(prefix + name for name in rule.theirs))
+
+
+def _told(name: HeadName, table: HeadTable, config: HeadConfig, rules: list[Rule | Tie], rename: _Rename) -> bool:
+    """Whether the checkpoint holds any tensor that only this head has: its output, if it has one of its own."""
+    claimed = {theirs for rule in rules if isinstance(rule, Rule) for theirs in rule.theirs}
+    mine = [rule for rule in table.weights(config) if isinstance(rule, Rule)]
+    own = [rule for rule in mine if rule.ours.startswith(f"heads.{name}.out.")] or mine
+    return any(rename(theirs) in rename.found for rule in own for theirs in rule.theirs if theirs not in claimed)
+
+
+def recipe_for(model_type: str, tokenizer_class: str | None = None) -> LegacyTokenizer | None:
+    """How to read a folder's old vocabulary files: by the class that its tokenizer_config.json names, which may be that
+    of another family, else by the model's type; None for a class that nobody here knows.
+
+    >>> recipe_for("bert", "XLMRobertaTokenizer").files
+    ('sentencepiece.bpe.model',)
+    >>> recipe_for("bert", "HerbertTokenizer") is None
+    True
+    """
+    if tokenizer_class in _GENERIC_TOKENIZERS:
+        recipe = FAMILIES[model_type].tokenizer
+        # transformers 5, which alone has this class, feeds no segments with it unless model_input_names says so.
+        if recipe is not None and tokenizer_class == "TokenizersBackend":
+            return replace(recipe, segments=False)
+        return recipe
+    stem = tokenizer_class.removesuffix("Fast")
+    return next((family.tokenizer for family in FAMILIES.values() if stem in family.tokenizer_classes), None)

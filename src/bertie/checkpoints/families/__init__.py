@@ -1,0 +1,1 @@
+"""Checkpoint families: one table per family, read in both directions."""

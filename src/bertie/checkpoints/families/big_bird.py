@@ -1,0 +1,113 @@
+"""BigBird: BERT with block-sparse attention for long texts, and full attention for short ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.convert import Rule, linear
+from bertie.checkpoints.families import bert
+from bertie.checkpoints.families.common import (
+    USUAL,
+    architectures,
+    bert_fields,
+    classifier_dropout,
+    head,
+    hidden_act,
+    hidden_dropout,
+    own_classifier,
+    pooler,
+)
+from bertie.checkpoints.families.family import Family, HeadTable
+from bertie.config import BlockSparse, EncoderConfig, Full, HeadConfig
+from bertie.text.legacy import LegacyTokenizer
+
+
+def read(k: Keys) -> EncoderConfig:
+    """BERT's keys and the blocks'."""
+    cfg = bert.read(k)
+    sparse = k.choice("attention_type", ("block_sparse", "original_full"), "block_sparse") == "block_sparse"
+    blocks = BlockSparse(k.tokens("block_size", 64), k.tokens("num_random_blocks", 3, least=0))
+    scale = cfg.width**0.5 if k.boolean("rescale_embeddings", False) else 1.0
+    k.integer("sep_token_id", 66, least=0)
+    return replace(
+        cfg,
+        patterns=((blocks if sparse else Full()),) * cfg.depth,
+        qkv_bias="qkv" if k.boolean("use_bias", True) else "",
+        embeddings=replace(cfg.embeddings, scale=scale),
+    )
+
+
+def _answer() -> HeadTable:
+    """A feed-forward with residual under the span scores. (The original also lowers the question's scores by a
+    million; which tokens may answer is decided when spans are decoded.) Its tokenizer gives no segments; this head
+    alone tells the document from the question by them."""
+
+    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+        return HeadConfig(
+            kind="token",
+            outputs=2,
+            residual=bert_fields(k)["ff_width"],
+            activation=hidden_act(k),
+            norm=cfg.norm,
+            dropout=hidden_dropout(k),
+            segments="after_separator",
+            separator_id=k.integer("sep_token_id", 66, least=0),
+        )
+
+    def weights(_: HeadConfig) -> Iterator[Rule]:
+        yield from linear("heads.answer.residual.up", "qa_classifier.intermediate.dense")
+        yield from linear("heads.answer.residual.down", "qa_classifier.output.dense")
+        yield from linear("heads.answer.residual.norm", "qa_classifier.output.LayerNorm")
+        yield from linear("heads.answer.out", "qa_classifier.qa_outputs")
+
+    return HeadTable(config, weights)
+
+
+TOKENIZER = LegacyTokenizer(
+    kind="sentencepiece",
+    files=("spiece.model",),
+    cls="[CLS]",
+    sep="[SEP]",
+    unk="<unk>",
+    pad="<pad>",
+    mask="[MASK]",
+    bos="<s>",
+    eos="</s>",
+    mask_takes_space=True,
+    segments=False,
+    faithful=False,  # transformers 5 leaves out SentencePiece's own normalization
+    prefix_space=True,
+    strip="right",
+    collapse="▁",
+)
+
+FAMILY = Family(
+    model_type="big_bird",
+    architectures=architectures("BigBird", ForPreTraining=("mlm", "nsp"), **USUAL),
+    prefix="bert.",
+    read=read,
+    weights=bert.weights,
+    heads={
+        **bert.heads("bert."),
+        "nsp": head("nsp", "text", 2, dense="bert.pooler", activation="tanh", out="cls.seq_relationship"),
+        "classify": own_classifier(hidden_act),
+        "answer": _answer(),
+        "choice": head(
+            "choice",
+            "text",
+            1,
+            dense="bert.pooler",
+            activation="tanh",
+            out="classifier",
+            dropout=classifier_dropout,
+        ),
+        "pooler": pooler("bert.pooler"),
+    },
+    companions=("mlm", "nsp", "pooler"),
+    dropped=bert.COUNTERS,
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("BigBirdTokenizer",),
+    defaults={"hidden_act": "gelu_new", "max_position_embeddings": 4096},
+)

@@ -1,0 +1,197 @@
+"""DeBERTa, the first: disentangled attention, with query, key and value in one interleaved tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.convert import Rule, Tie, linear, same
+from bertie.checkpoints.families.bert import COUNTERS
+from bertie.checkpoints.families.common import (
+    USUAL,
+    architectures,
+    bert_blocks,
+    bert_embeddings,
+    bert_fields,
+    head,
+    hidden_dropout,
+    mlm,
+)
+from bertie.checkpoints.families.family import Family, HeadTable
+from bertie.config import Disentangled, Embeddings, EncoderConfig, Full, HeadConfig, HeadName, Learned, Position
+from bertie.errors import ConfigError
+from bertie.text.legacy import LegacyTokenizer
+
+Terms = tuple[Literal["c2p", "p2c"], ...]
+
+
+def read_any(k: Keys, relative: Callable[[Terms, int], Disentangled]) -> EncoderConfig:
+    """The keys of all DeBERTas; `relative` makes the position scheme from its terms and its farthest distance."""
+    k.encoder_only()
+    fields = bert_fields(k, eps=1e-7)
+    depth, size = k.layers("num_hidden_layers", 12), k.tokens("max_position_embeddings", 512)
+    width = k.integer("embedding_size", fields["width"])
+    k.must("attention_head_size", fields["head_width"])
+    k.must("pooler_hidden_size", fields["width"])
+    k.ignore("padding_idx")
+    positions: list[Position] = [Learned(size)] if k.boolean("position_biased_input", True) else []
+    terms = _terms(k)
+    farthest = k.tokens("max_relative_positions", -1, least=-1)
+    if k.boolean("relative_attention", False) != bool(terms):
+        raise ConfigError(
+            f"config.json: pos_att_type={k.raw.get('pos_att_type')!r} contradicts relative_attention="
+            f"{k.raw.get('relative_attention', False)}; allowed: both or none"
+        )
+    if terms:
+        positions.append(relative(terms, farthest if farthest > 0 else size))
+    return EncoderConfig(
+        **fields,
+        layer_map=tuple(range(depth)),
+        embeddings=Embeddings(
+            width=width,
+            segments=k.integer("type_vocab_size", 0, least=0),
+            project="before_norm" if width != fields["width"] else None,
+            project_bias=False,
+        ),
+        positions=tuple(positions),
+        patterns=(Full(),) * depth,
+        reach=size,
+        pad_id=k.optional_integer("pad_token_id", 0),
+    )
+
+
+def _terms(k: Keys) -> Terms:
+    """`"c2p|p2c"`, or a list of the same; none twice or empty: the original scales by how many it finds there."""
+    raw = k.raw.get("pos_att_type")
+    k.used.add("pos_att_type")
+    named = [] if raw is None else [t.strip() for t in raw.lower().split("|")] if isinstance(raw, str) else raw
+    terms = named if isinstance(named, list) else [None]
+    found: list[Literal["c2p", "p2c"]] = [t for t in ("c2p", "p2c") if t in terms]
+    if len(found) != len(terms):
+        raise ConfigError(f"config.json: pos_att_type={raw!r:.80} is not supported; allowed: c2p, p2c, c2p|p2c, null")
+    return tuple(found)
+
+
+def embeddings(cfg: EncoderConfig) -> Iterator[Rule]:
+    """BERT's names, the projection and the table of relative positions."""
+    yield from bert_embeddings(cfg)
+    if cfg.embeddings.project:
+        yield same("encoder.embeddings.project.weight", "embeddings.embed_proj.weight")
+    for position in cfg.positions:
+        if isinstance(position, Disentangled):
+            yield same("encoder.relative.rows.weight", "encoder.rel_embeddings.weight")
+            if position.norm:
+                yield from linear("encoder.relative.norm", "encoder.LayerNorm")
+
+
+def heads() -> Mapping[HeadName, HeadTable]:
+    """The heads of all DeBERTas."""
+
+    def over_text(name: HeadName, outputs: int | Literal["labels"]) -> HeadTable:
+        return head(
+            name,
+            "text",
+            outputs,
+            dense="pooler.dense",
+            activation=lambda k: k.activation("pooler_hidden_act", "gelu"),
+            out="classifier",
+            dropout=lambda k: k.share("cls_dropout", hidden_dropout(k)),
+            dense_dropout=lambda k: k.share("pooler_dropout", 0.0),
+        )
+
+    return {
+        "mlm": mlm(
+            dense="cls.predictions.transform.dense",
+            norm="cls.predictions.transform.LayerNorm",
+            decoder="cls.predictions.decoder",
+            bias="cls.predictions.bias",
+        ),
+        "classify": over_text("classify", "labels"),
+        "tag": head("tag", "token", "labels", out="classifier", dropout=hidden_dropout),
+        "answer": head("answer", "token", 2, out="qa_outputs"),
+        "choice": over_text("choice", 1),
+    }
+
+
+def _new_mlm() -> HeadTable:
+    """The head as Microsoft published it: always tied, without an output matrix of its own."""
+    usual = mlm(dense="", norm="", decoder="")
+
+    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+        if cfg.embeddings.width != cfg.width:
+            raise ConfigError(
+                f"config.json: embedding_size={cfg.embeddings.width} must equal hidden_size={cfg.width} with the head "
+                "that lm_predictions holds: its output matrix is that of the word embeddings"
+            )
+        return replace(usual.config(k, cfg), tied=True, dense=cfg.width)
+
+    def weights(_: HeadConfig) -> Iterator[Rule | Tie]:
+        yield from linear("heads.mlm.dense", "lm_predictions.lm_head.dense")
+        yield from linear("heads.mlm.norm", "lm_predictions.lm_head.LayerNorm")
+        yield same("heads.mlm.bias", "lm_predictions.lm_head.bias")
+        yield Tie("encoder.embeddings.words.weight", "lm_predictions.lm_head.weight")  # some versions save it twice
+
+    return HeadTable(config, weights, says={"legacy": False})
+
+
+ALTERNATIVES: Mapping[HeadName, HeadTable] = {"mlm": _new_mlm()}
+# mask_predictions: the discriminator of v3's pretraining, which nothing downstream uses. Position tables are
+# stored even where the config does not add them.
+DROPPED = (*COUNTERS, r"^mask_predictions\.", r"^(deberta\.)?embeddings\.position_embeddings\.weight$")
+
+
+def read(k: Keys) -> EncoderConfig:
+    """The first DeBERTa's keys."""
+    k.must("talking_head", False)
+    k.boolean("legacy", True)
+    cfg = read_any(k, lambda terms, farthest: Disentangled(terms, farthest, key_bias=False))
+    return replace(cfg, qkv_bias="qv")
+
+
+def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+    """The first DeBERTa's tensor names."""
+    yield from embeddings(cfg)
+    yield from bert_blocks(cfg, qkv=())
+    inner = cfg.heads * cfg.head_width
+    terms = {t for p in cfg.positions if isinstance(p, Disentangled) for t in p.terms}
+    for i in range(cfg.blocks):
+        ours, theirs = f"encoder.blocks.{i}.attention", f"encoder.layer.{i}.attention.self"
+        yield Rule(f"{ours}.qkv.weight", (f"{theirs}.in_proj.weight",), interleaved_heads=cfg.heads)
+        yield Rule(f"{ours}.qkv.bias", (f"{theirs}.q_bias", f"{theirs}.v_bias"), (inner, inner))
+        if "c2p" in terms:
+            yield from linear(f"{ours}.position_key", f"{theirs}.pos_proj", bias=False)
+        if "p2c" in terms:
+            yield from linear(f"{ours}.position_query", f"{theirs}.pos_q_proj")
+
+
+# GPT-2's vocabulary with BERT's special tokens.
+TOKENIZER = LegacyTokenizer(
+    kind="byte_bpe",
+    files=("vocab.json", "merges.txt"),
+    cls="[CLS]",
+    sep="[SEP]",
+    unk="[UNK]",
+    pad="[PAD]",
+    mask="[MASK]",
+    bos="[CLS]",
+    eos="[SEP]",
+    mask_takes_space=True,
+    faithful=False,  # transformers 5 puts two separators between a pair, and no segment ids
+    prefix_space=False,
+)
+
+FAMILY = Family(
+    model_type="deberta",
+    architectures=architectures("Deberta", **USUAL),
+    prefix="deberta.",
+    read=read,
+    weights=weights,
+    heads=heads(),
+    alternatives=ALTERNATIVES,
+    companions=("mlm",),
+    dropped=DROPPED,
+    tokenizer=TOKENIZER,
+    tokenizer_classes=("DebertaTokenizer",),
+)

@@ -1,0 +1,87 @@
+"""ELECTRA: BERT with narrower embeddings; the discriminator finds replaced tokens, the generator fills masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.convert import Rule, linear
+from bertie.checkpoints.families import bert
+from bertie.checkpoints.families.common import (
+    USUAL,
+    architectures,
+    classifier_dropout,
+    head,
+    hidden_act,
+    mlm,
+    own_classifier,
+)
+from bertie.checkpoints.families.family import Family
+from bertie.config import Activation, EncoderConfig
+
+
+def read(k: Keys) -> EncoderConfig:
+    """BERT's keys and the embedding's width."""
+    cfg = bert.read(k)
+    width = k.integer("embedding_size", 128)
+    k.must("summary_type", "first")
+    k.must("summary_use_proj", True)
+    k.ignore("summary_first_dropout", "summary_proj_to_labels")
+    if width == cfg.width:
+        return cfg
+    return replace(cfg, embeddings=replace(cfg.embeddings, width=width, project="after_norm"))
+
+
+def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+    """BERT's names and the projection."""
+    yield from bert.weights(cfg)
+    if cfg.embeddings.project:
+        yield from linear("encoder.embeddings.project", "embeddings_project")
+
+
+def _summary(k: Keys) -> Activation:
+    return k.activation("summary_activation", "gelu")
+
+
+FAMILY = Family(
+    model_type="electra",
+    architectures=architectures("Electra", ForPreTraining=("rtd",), **USUAL),
+    prefix="electra.",
+    read=read,
+    weights=weights,
+    heads={
+        "mlm": mlm(
+            dense="generator_predictions.dense",
+            norm="generator_predictions.LayerNorm",
+            decoder="generator_lm_head",
+            activation="gelu",
+        ),
+        "rtd": head(
+            "rtd",
+            "token",
+            1,
+            dense="discriminator_predictions.dense",
+            activation=hidden_act,
+            out="discriminator_predictions.dense_prediction",
+        ),
+        "classify": own_classifier("gelu"),
+        "tag": head("tag", "token", "labels", out="classifier", dropout=classifier_dropout),
+        "answer": head("answer", "token", 2, out="qa_outputs"),
+        "choice": head(
+            "choice",
+            "text",
+            1,
+            dense="sequence_summary.summary",
+            activation=_summary,
+            out="classifier",
+            dropout=lambda k: k.share("summary_last_dropout", 0.1),
+        ),
+    },
+    companions=("mlm", "rtd"),
+    dropped=bert.COUNTERS,
+    tokenizer=bert.TOKENIZER,
+    tokenizer_classes=("ElectraTokenizer",),
+    defaults={"hidden_size": 256, "intermediate_size": 1024},
+    renamed=bert.OLD_NORMS,
+)

@@ -1,0 +1,43 @@
+"""ERNIE: BERT with a table of tasks, of which the first is added to every token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.convert import Rule, same
+from bertie.checkpoints.families import bert
+from bertie.checkpoints.families.common import USUAL, architectures
+from bertie.checkpoints.families.family import Family
+from bertie.config import EncoderConfig
+
+
+def read(k: Keys) -> EncoderConfig:
+    """BERT's keys and the task table's."""
+    cfg = bert.read(k)
+    tasks = k.integer("task_type_vocab_size", 3)
+    if not k.boolean("use_task_id", False):
+        return cfg
+    return replace(cfg, embeddings=replace(cfg.embeddings, tasks=tasks))
+
+
+def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+    """BERT's names and the task table."""
+    yield from bert.weights(cfg)
+    if cfg.embeddings.tasks:
+        yield same("encoder.embeddings.tasks.weight", "embeddings.task_type_embeddings.weight")
+
+
+FAMILY = Family(
+    model_type="ernie",
+    architectures=architectures("Ernie", ForPreTraining=("mlm", "nsp"), ForNextSentencePrediction=("nsp",), **USUAL),
+    prefix="ernie.",
+    read=read,
+    weights=weights,
+    heads=bert.heads("ernie."),
+    companions=("mlm", "nsp", "pooler"),
+    dropped=bert.COUNTERS,
+    tokenizer=bert.TOKENIZER,
+    renamed=bert.OLD_NORMS,
+)

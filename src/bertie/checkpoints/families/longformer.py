@@ -1,0 +1,73 @@
+"""Longformer: RoBERTa with sliding windows, and global tokens that have projections of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.convert import Rule, stacked
+from bertie.checkpoints.families import bert, roberta
+from bertie.checkpoints.families.common import USUAL, architectures, head, hidden_dropout, own_classifier, qkv_sizes
+from bertie.checkpoints.families.family import Family, HeadTable
+from bertie.config import EncoderConfig, HeadName, Sliding
+from bertie.errors import ConfigError
+
+
+def read(k: Keys) -> EncoderConfig:
+    """RoBERTa's keys and the windows, whole (both sides) in the config."""
+    cfg = roberta.read(k)
+    if isinstance(k.raw.get("attention_window"), list):
+        windows = k.array("attention_window")
+    else:
+        windows = [k.tokens("attention_window", 512)] * cfg.depth
+    if len(windows) != cfg.depth or not all(type(w) is int and w > 0 and w % 2 == 0 for w in windows):
+        raise ConfigError(
+            f"config.json: attention_window={k.raw.get('attention_window')!r:.80} is not supported; allowed: an even "
+            f"whole number, or one for each of the {cfg.depth} layers"
+        )
+    k.integer("sep_token_id", 2, least=0)
+    k.ignore("attention_mode", "attention_dilation", "autoregressive", "ignore_attention_mask")
+    return replace(cfg, patterns=tuple(Sliding(w // 2) for w in windows), global_tokens=True)
+
+
+def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+    """BERT's names and the global projections."""
+    yield from bert.weights(cfg)
+    for i in range(cfg.blocks):
+        names = [f"encoder.layer.{i}.attention.self.{part}_global" for part in ("query", "key", "value")]
+        yield from stacked(f"encoder.blocks.{i}.attention.global_qkv", names, qkv_sizes(cfg))
+
+
+def heads() -> Mapping[HeadName, HeadTable]:
+    """RoBERTa's heads; a head over texts makes the first token global, one over questions the question."""
+    return {
+        **roberta.heads("longformer."),
+        "classify": own_classifier("tanh", hidden_dropout, globals="first"),
+        "tag": head("tag", "token", "labels", out="classifier", dropout=hidden_dropout),
+        "answer": head("answer", "token", 2, out="qa_outputs", globals="before_separator"),
+        "choice": head(
+            "choice",
+            "text",
+            1,
+            dense="longformer.pooler.dense",
+            activation="tanh",
+            out="classifier",
+            dropout=hidden_dropout,
+            globals="after_separator",
+        ),
+    }
+
+
+FAMILY = Family(
+    model_type="longformer",
+    architectures=architectures("Longformer", **USUAL),
+    prefix="longformer.",
+    read=read,
+    weights=weights,
+    heads=heads(),
+    companions=("mlm", "pooler"),
+    dropped=bert.COUNTERS,
+    tokenizer=roberta.TOKENIZER,
+    tokenizer_classes=("LongformerTokenizer",),
+)

@@ -1,0 +1,1 @@
+"""Compression of trained models: quantization and its report."""

@@ -1,5 +1,0 @@
-"""How attention is executed. `attend` is the only door; the model code reads the same whichever path runs."""
-
-from bertie.kernels.attend import Relative, attend
-
-__all__ = ["Relative", "attend"]

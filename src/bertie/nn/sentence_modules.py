@@ -1,0 +1,407 @@
+"""What turns hidden states into text vectors: pooling, then the layers of a sentence-transformers folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.sentence_transformers import (
+    ACTIVATION_PATHS,
+    ACTIVATIONS,
+    MODULES_FILE,
+    Entry,
+    Folder,
+    Json,
+    Settings,
+    read_entries,
+)
+from bertie.checkpoints.storage import open_weights, tensor_bytes, to_json
+from bertie.errors import CheckpointError, ConfigError
+from bertie.nn.pooling import MODES, Pooling
+from bertie.text.batch import Batch
+
+# How configs before 5.4 name the modes.
+_TAILS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+WORDS = "WordWeights"  # the module that comes before the pooling, if there is one
+FLAGS = {mode: f"pooling_mode_{tail}" for mode, tail in zip(MODES, _TAILS, strict=True)}
+
+
+class Dense(nn.Module):
+    """A linear layer on text vectors with an activation, by default tanh, and with `residual` the input added.
+
+    >>> Dense(4, 2)(torch.zeros(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self, width: int, out: int, bias: bool = True, activation: str = "Tanh", residual: bool = False
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
+        # The names of these attributes are the names of the weights in the file.
+        self.linear = nn.Linear(width, out, bias=bias)
+        self.activation = ACTIVATIONS[activation]()
+        self.residual = nn.Linear(width, out, bias=False) if residual and width != out else None
+        self.add_input = residual
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(B, width) -> (B, out)."""
+        out: Tensor = self.activation(self.linear(vectors))
+        if self.add_input:
+            out = out + (vectors if self.residual is None else self.residual(vectors))
+        return out
+
+
+class LayerNorm(nn.Module):
+    """torch's LayerNorm under the weight names of sentence-transformers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        out: Tensor = self.norm(vectors)
+        return out
+
+
+class Normalize(nn.Module):
+    """Scale each vector to length 1."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        return normalized(vectors)
+
+
+def normalized(vectors: Tensor) -> Tensor:
+    """(B, width) each of length 1."""
+    if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not vectors.requires_grad:
+        return torch.from_numpy(scaled(vectors.numpy()))  # in a third of the time, for one
+    return F.normalize(vectors, dim=-1)
+
+
+def scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same of an array.
+
+    >>> scaled(np.array([[3.0, 4.0]], np.float32)).round(1).tolist()
+    [[0.6000000238418579, 0.800000011920929]]
+    """
+    lengths = np.sqrt(np.einsum("bd,bd->b", rows, rows))[:, None]
+    out: NDArray[np.float32] = rows / np.maximum(lengths, 1e-12)
+    return out
+
+
+class SentenceModules(nn.Module):
+    """What follows the transformer in a sentence-transformers folder, and how its texts are to be prepared.
+
+    >>> modules = SentenceModules.fresh(width=2, pooling="mean", normalize=True)
+    >>> modules(torch.tensor([[3.0, 0.0], [3.0, 8.0]]), Batch.from_ids([[101, 102]])).round(decimals=3).tolist()
+    [[0.6000000238418579, 0.800000011920929]]
+    """
+
+    def __init__(self, pooling: Pooling, layers: Sequence[nn.Module], width: int, folder: Folder) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.layers = nn.ModuleList(layers)
+        self.width = width  # of the hidden states
+        self.max_seq_length = folder.said.max_seq_length  # tokens a text may have, special tokens included
+        self.lower_case = folder.said.do_lower_case  # texts and prompts are lower-cased before they are tokenized
+        self.prompts = dict(folder.said.prompts)
+        self.default_prompt = folder.said.default_prompt_name  # which of them goes before every text
+        self.similarity = folder.said.similarity_fn_name  # None leaves it to the reader, which means cosine
+        self.truncate_dim = folder.said.truncate_dim  # vectors are cut to so many numbers at the very end
+        self.transformer_path = folder.entries[0].path  # inside the model's folder, "" when they are the same
+        self._folder = folder
+
+    @property
+    def dimension(self) -> int:
+        """The length of a text's vector."""
+        dense = [layer.linear.out_features for layer in self.layers if isinstance(layer, Dense)]
+        out = dense[-1] if dense else self.width * len(self.pooling.modes)
+        return out if self.truncate_dim is None else min(out, self.truncate_dim)
+
+    def forward(self, hidden: Tensor, batch: Batch, prompt_lengths: Sequence[int] | None = None) -> Tensor:
+        """(T, D) -> (B, dimension). See `Pooling.forward` for how prompt_lengths are counted."""
+        return self.project(self.pooling(hidden, batch, prompt_lengths))
+
+    @property
+    def plain(self) -> bool:
+        """Whether they are the usual: the mean over tokens, and maybe its scaling."""
+        usual = self.pooling.modes == ("mean",) and self.truncate_dim is None
+        return usual and all(isinstance(layer, Normalize) for layer in self.layers)
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """(B, pooled width) -> (B, dimension): all that follows the pooling."""
+        for layer in self.layers:
+            vectors = layer(vectors)
+        return vectors if self.truncate_dim is None else vectors[:, : self.truncate_dim]
+
+    @staticmethod
+    def transformer_folder(path: str | Path) -> str:
+        """Where modules.json says that the transformer is, relative to the folder; "" without a modules.json."""
+        entries = read_entries(Path(path))
+        return entries[0].path if entries else ""
+
+    @classmethod
+    def from_folder(cls, path: str | Path, width: int, vocabulary: int | None = None) -> SentenceModules | None:
+        """Read the modules behind a transformer of the given width, and of so many words where that is known.
+
+        None where there is no modules.json, and for a cross-encoder's, which `CrossEncoderConfig` reads.
+        """
+        folder = Folder.read(Path(path), "SentenceTransformer")
+        if folder is None:
+            return None
+        kinds = [entry.kind for entry in folder.entries[1:]]
+        weighed = kinds[:1] == [WORDS]
+        entries = folder.entries[1 + weighed :]
+        if kinds[weighed : weighed + 1] != ["Pooling"] or kinds.count("Pooling") > 1 or kinds.count(WORDS) > weighed:
+            raise ConfigError(
+                f"{MODULES_FILE}: after the Transformer it lists {', '.join(kinds) or 'nothing'}; it must list one "
+                f"Pooling first (or {WORDS} before it), then any of Dense, LayerNorm, Dropout, Normalize"
+            )
+        words = _read_words(folder.keys(folder.entries[1]), vocabulary) if weighed else None
+        pooling = _read_pooling(folder.keys(entries[0]), width, words)
+        out = width * len(pooling.modes)
+        layers: list[nn.Module] = []
+        for entry in entries[1:]:
+            with torch.device("meta"):  # no memory for what a config merely claims: the weights have to be there first
+                layer = _read_layer(entry.kind, folder.keys(entry), out)
+            _fill(layer, Path(path), entry)
+            layers.append(layer)
+            out = layer.linear.out_features if isinstance(layer, Dense) else out
+        return cls(pooling, layers, width, folder)
+
+    @classmethod
+    def fresh(
+        cls,
+        width: int,
+        pooling: str | Sequence[str] = "mean",
+        normalize: bool = True,
+        dense: Dense | None = None,
+        max_seq_length: int | None = None,
+        prompts: Mapping[str, str] | None = None,
+        *,
+        default_prompt: str | None = None,
+        similarity: str | None = None,
+        include_prompt: bool = True,
+    ) -> SentenceModules:
+        """New modules: pooling, then the dense layer if there is one, then the scaling to length 1 if it is wanted.
+
+        >>> SentenceModules.fresh(384, dense=Dense(384, 128)).dimension
+        128
+        """
+        pool = Pooling(pooling, include_prompt)
+        if dense is not None and dense.linear.in_features != width * len(pool.modes):
+            raise ConfigError(
+                f"dense takes vectors of {dense.linear.in_features} but pooling gives {width * len(pool.modes)}"
+            )
+        layers: list[nn.Module] = [*([dense] if dense else []), *([Normalize()] if normalize else [])]
+        said = Settings(max_seq_length, False, dict(prompts or {}), default_prompt, similarity)
+        kinds = ["Transformer", "Pooling", *(type(layer).__name__ for layer in layers)]
+        folder = Folder.fresh("SentenceTransformer", kinds, said)
+        folder.json["1_Pooling/config.json"] = _pooling_config(pool, width)
+        if dense is not None:
+            folder.json["2_Dense/config.json"] = _dense_config(dense)
+        return cls(pool, layers, width, folder)
+
+    def followed_by(self, *layers: nn.Module) -> SentenceModules:
+        """The same with more layers at the end: of `Dense` and `Normalize`, as those that it has must be.
+
+        >>> SentenceModules.fresh(384, normalize=False).followed_by(Dense(384, 64), Normalize()).dimension
+        64
+        """
+        every = [*self.layers, *layers]
+        for layer in every:
+            if not isinstance(layer, Dense | Normalize):
+                raise ConfigError(
+                    f"a {type(layer).__name__} among the layers; only Dense and Normalize may be added to"
+                )
+        kinds = ["Transformer", "Pooling", *(type(layer).__name__ for layer in every)]
+        folder = Folder.fresh("SentenceTransformer", kinds, self._settings())
+        folder.json["1_Pooling/config.json"] = _pooling_config(self.pooling, self.width)
+        for entry, layer in zip(folder.entries[2:], every, strict=True):
+            if isinstance(layer, Dense):
+                folder.json[entry.inside("config.json")] = _dense_config(layer)
+        made = SentenceModules(self.pooling, every, self.width, folder)
+        if self.pooling.words is None:
+            return made
+        vocabulary = self._folder.json[self._folder.entries[1].inside("config.json")]["vocab"]
+        return made.weighed(self.pooling.words, vocabulary)
+
+    def weighed(self, words: Tensor, vocabulary: Sequence[str]) -> SentenceModules:
+        """The same with a weight for each word of the vocabulary, (V,), in place of those that it has.
+
+        >>> modules = SentenceModules.fresh(2, normalize=False).weighed(torch.tensor([1.0, 3.0]), ["the", "cat"])
+        >>> modules(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), Batch.from_ids([[0, 1]])).tolist()
+        [[1.0, 3.0]]
+        """
+        if words.shape != (len(vocabulary),):
+            raise ConfigError(f"words has shape {tuple(words.shape)}; the vocabulary needs ({len(vocabulary)},)")
+        folder = self._folder
+        if folder.entries[1].kind != WORDS:
+            listed = list(folder.json[MODULES_FILE])
+            listed.insert(1, {"path": f"1_{WORDS}", "type": f"sentence_transformers.models.{WORDS}"})
+            numbered = [one | {"idx": i, "name": str(i)} for i, one in enumerate(listed)]
+            entries = [folder.entries[0], Entry(WORDS, f"1_{WORDS}"), *folder.entries[1:]]
+            folder = replace(folder, entries=entries, json=folder.json | {MODULES_FILE: numbered})
+        config = folder.entries[1].inside("config.json")
+        folder = replace(folder, json=folder.json | {config: _words_config(words, vocabulary)})
+        pooling = Pooling(self.pooling.modes, self.pooling.include_prompt, words.detach().float().clone())
+        made = SentenceModules(pooling, list(self.layers), self.width, folder)
+        for name in ("max_seq_length", "lower_case", "prompts", "default_prompt", "similarity", "truncate_dim"):
+            setattr(made, name, getattr(self, name))  # they may have been set since the folder was read
+        return made
+
+    def files(self) -> dict[str, bytes]:
+        """What to write beside the transformer, by relative path, so that sentence-transformers reads this model."""
+        files, behind = self._folder.files(self._settings()), self._folder.entries[1:]
+        if (words := self.pooling.words) is not None:
+            keys = self._folder.keys(behind[0])
+            if not torch.equal(words.detach().cpu(), _read_words(keys, None)):  # they were trained
+                files[behind[0].inside("config.json")] = to_json(_words_config(words, keys.raw["vocab"]))
+            behind = behind[1:]
+        for entry, layer in zip(behind[1:], self.layers, strict=True):
+            weights = {name: one.detach().cpu().contiguous() for name, one in layer.state_dict().items()}
+            if weights:
+                files[entry.inside("model.safetensors")] = tensor_bytes(weights)
+        return files
+
+    def _settings(self) -> Settings:
+        return Settings(
+            self.max_seq_length, self.lower_case, self.prompts, self.default_prompt, self.similarity, self.truncate_dim
+        )
+
+
+# --- configs of modules ---
+
+
+def _same_width(keys: Keys, key: str, width: int) -> None:
+    value = keys.integer(key)
+    if value != width:
+        raise ConfigError(f"{keys.file}: {key}={value} must be {width}, the width of what it is given")
+
+
+def _read_words(keys: Keys, vocabulary: int | None) -> Tensor:
+    """(V,) the weights of words. sentence-transformers also writes them to a file, which it does not read."""
+    vocab, given = keys.array("vocab"), keys.mapping("word_weights")
+    usual = keys.number("unknown_word_weight", 1.0)
+    keys.finish()
+    wrong = next((word for word in vocab if not isinstance(word, str)), None)
+    if wrong is not None or (vocabulary is not None and len(vocab) < vocabulary):
+        said = f"{wrong!r:.40} in it" if wrong is not None else f"{len(vocab)} words"
+        least = "" if vocabulary is None else f", at least the {vocabulary} of the model"
+        raise ConfigError(f"{keys.file}: vocab has {said}; it must list words{least}")
+    weights = [given.get(word, given.get(word.lower(), usual)) for word in vocab]
+    for word, weight in zip(vocab, weights, strict=True):
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < inf:
+            raise ConfigError(f"{keys.file}: word_weights has {weight!r:.40} for {word!r:.40}; it must be at least 0")
+    return torch.tensor(weights, dtype=torch.float32)
+
+
+def _words_config(words: Tensor, vocabulary: Sequence[str]) -> Json:
+    # As short as float32 can be written.
+    weights = [float(str(weight)) for weight in words.detach().clamp(min=0).float().cpu().numpy()]
+    return {
+        "vocab": list(vocabulary),
+        "word_weights": dict(zip(vocabulary, weights, strict=True)),
+        "unknown_word_weight": 1.0,
+    }
+
+
+def _read_pooling(keys: Keys, width: int, words: Tensor | None = None) -> Pooling:
+    raw = keys.raw
+    named = [key for key in ("embedding_dimension", "word_embedding_dimension") if key in raw]  # since 5.4, and before
+    for key in named or ["embedding_dimension"]:
+        _same_width(keys, key, width)
+    flags = {mode: keys.boolean(flag) for mode, flag in FLAGS.items() if flag in raw}
+    flagged = [mode for mode in MODES if flags.get(mode)]
+    if isinstance(raw.get("pooling_mode"), str):
+        modes = [keys.text("pooling_mode")]
+    else:
+        modes = keys.array("pooling_mode", flagged if flags else ["mean"])
+    include_prompt = keys.boolean("include_prompt") if "include_prompt" in raw else True
+    keys.finish()
+    if not modes or any(mode not in MODES for mode in modes):
+        raise ConfigError(f"{keys.file}: pooling_mode={modes!r} must be one or more of {', '.join(MODES)}")
+    if flags and "mean" not in flags:
+        # Left out, it means true up to 5.3 and false since.
+        raise ConfigError(f"{keys.file}: {FLAGS['mean']} is missing; it must be true or false")
+    if flags and sorted(modes) != sorted(flagged):
+        raise ConfigError(f"{keys.file}: pooling_mode={modes!r} must agree with the flags, {flagged}")
+    return Pooling(modes, include_prompt, words)
+
+
+def _pooling_config(pooling: Pooling, width: int) -> Json:
+    config: Json = {"word_embedding_dimension": width}
+    if list(pooling.modes) == [mode for mode in MODES if mode in pooling.modes]:
+        config |= {flag: mode in pooling.modes for mode, flag in FLAGS.items()}
+    else:  # flags have one order; any other needs the list, which 5.4 and later read
+        config["pooling_mode"] = list(pooling.modes)
+    return config if pooling.include_prompt else config | {"include_prompt": False}
+
+
+def _read_layer(kind: str, keys: Keys, width: int) -> nn.Module:
+    """A module that takes vectors of the given width."""
+    layer: nn.Module
+    if kind in ("Dense", "Normalize"):
+        keys.must("module_input_name", "sentence_embedding")
+        keys.must("module_output_name", "sentence_embedding")
+    if kind == "Dense":
+        _same_width(keys, "in_features", width)
+        # Left out it means tanh; null does not load in sentence-transformers either.
+        dotted = keys.choice("activation_function", ACTIVATION_PATHS) if "activation_function" in keys.raw else None
+        layer = Dense(
+            width,
+            keys.integer("out_features"),
+            keys.boolean("bias", True),
+            ACTIVATION_PATHS[dotted] if dotted else "Tanh",
+            keys.boolean("use_residual", False),
+        )
+    elif kind == "LayerNorm":
+        _same_width(keys, "dimension", width)
+        layer = LayerNorm(width)
+    elif kind == "Dropout":
+        layer = nn.Dropout(keys.number("dropout", 0.2, most=1.0))
+    else:
+        layer = Normalize()
+    keys.finish()
+    return layer
+
+
+def _dense_config(dense: Dense) -> Json:
+    config: Json = {
+        "in_features": dense.linear.in_features,
+        "out_features": dense.linear.out_features,
+        "bias": dense.linear.bias is not None,
+        "activation_function": f"torch.nn.{type(dense.activation).__name__}",
+    }
+    return config | {"use_residual": True} if dense.add_input else config
+
+
+def _fill(layer: nn.Module, root: Path, entry: Entry) -> None:
+    """Give a module without memory its weights: all of them, and no others."""
+    wanted = {name: tuple(one.shape) for name, one in layer.state_dict().items()}
+    if not wanted:
+        return
+    try:
+        source = open_weights(root / entry.path)
+        if (held := dict(source.shapes())) != wanted:
+            raise CheckpointError(f"the weights are {held}; a {entry.kind} of this config has {wanted}")
+        weights = {name: source.get(name) for name in wanted}
+        for name, value in weights.items():
+            if not value.is_floating_point():
+                raise CheckpointError(f"{name} holds {value.dtype}; it must hold floating point numbers")
+    except CheckpointError as error:
+        raise CheckpointError(f"{entry.path}: {error}") from None
+    # Cloned, so that the file under a memory map may be replaced while the model lives.
+    layer.load_state_dict({name: value.float().clone() for name, value in weights.items()}, assign=True)

@@ -1,0 +1,501 @@
+"""What lies between the matrix products of a training step, in one pass over memory each instead of many.
+
+    add_norm    norm(residual + dropout(x)), there and back
+    add_norms   the same, and the norm that the next part of a block begins with
+    norm        a norm alone
+    embed_norm  the norm of a sum of rows of tables
+    expand      activation(linear(x)), gated or not; the bias and its gradient on the way
+    surprise    the cross-entropy over a vocabulary: logits stay in half precision, and give way to their gradient
+    pooled      a vector a text from its tokens'; where nothing is to be learnt, in single precision too
+
+On GPUs in half precision, with Triton, these are programs of our own (`fused_kernels.py`); everywhere else, the plain
+expressions that stand beside them here. Random numbers follow from `torch.cuda.manual_seed`, in recorded graphs too.
+
+Where `fp8` is set on a norm's module, a product in eight bits reads what it returns: the programs then write the codes
+that `fp8.py` is about as well, and the tensor returned has them as its attribute `fp8`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from bertie.config import Activation
+
+enabled = True  # whether our own programs are used where they can be
+
+Coded = tuple[Tensor, Tensor]  # e4m3 (T, K), and what each row of it is multiplied by, float32 (T, 1)
+
+WIDEST = 8192  # of a row that a program holds as a whole
+ALIGNED = 64  # logits of a row, rounded up: products of other sizes take up to twice as long
+HALF = (torch.bfloat16, torch.float16)
+KINDS = ("gelu", "gelu_tanh", "relu", "silu")  # activations that the programs know
+# What was fastest on an H200 (python -m benchmarks.fused), there and back: values of a norm's tile of whole rows, and
+# warps for rows of 1,024; values and warps of an activation's tile; and programs a processor that share the rows on a
+# way back.
+NORM_TILE, NORM_WARPS, NORM_SHARE = (8192, 8192), (4, 4), 16
+TILE, TILE_WARPS, TILE_SHARE = (2048, 1024), (2, 4), 16
+POOLS = ("max", "mean", "mean_sqrt_len_tokens", "weightedmean")  # what is pooled by a program
+POOL_ROWS, POOL_BLOCK, POOL_WARPS = 16, 128, 1  # tokens read at once, columns and warps of a program
+
+
+def takes(x: Tensor) -> bool:
+    """Whether our own programs are to compute what follows from x."""
+    return enabled and x.is_cuda and precision(x) in HALF and _has_triton()
+
+
+def precision(x: Tensor) -> torch.dtype:
+    """The precision in which a product of x is computed here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+# --- residual, dropout, norm ---
+
+
+def add_norm(x: Tensor, residual: Tensor, norm: nn.Module, dropout: float) -> Tensor:
+    """norm(residual + dropout(x)): (T, D), (T, D) -> (T, D).
+
+    >>> add_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0]]), nn.LayerNorm(2), 0.0).round().tolist()
+    [[1.0, -1.0]]
+    """
+    if _normalizes(norm, x):
+        return _normed(x, residual, norm, dropout, False)[0]
+    plain: Tensor = norm(residual + F.dropout(x, dropout))
+    return plain
+
+
+def add_norms(x: Tensor, residual: Tensor, post: nn.Module, pre: nn.Module, dropout: float) -> tuple[Tensor, Tensor]:
+    """post(residual + dropout(x)), which is added to later, and pre of it, which is read next: (T, D) all.
+
+    Mostly one of the two norms is `nn.Identity`.
+
+    >>> x, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0]])
+    >>> total, normed = add_norms(x, residual, nn.Identity(), nn.LayerNorm(2), 0.0)
+    >>> total.tolist(), normed.round().tolist()
+    ([[4.0, 2.0]], [[1.0, -1.0]])
+    """
+    if isinstance(post, nn.Identity) and _normalizes(pre, x):
+        normed, total = _normed(x, residual, pre, dropout, True)
+        assert total is not None
+        return total, normed
+    total = add_norm(x, residual, post, dropout)
+    return total, pre(total)
+
+
+def norm(x: Tensor, module: nn.Module) -> Tensor:
+    """module(x), which is a norm or nothing: (T, D) -> (T, D).
+
+    >>> norm(torch.tensor([[1.0, 3.0]]), nn.LayerNorm(2)).round().tolist()
+    [[-1.0, 1.0]]
+    """
+    if _normalizes(module, x) and not torch.is_autocast_enabled(x.device.type):
+        return _normed(x, None, module, 0.0, False)[0]
+    plain: Tensor = module(x)
+    return plain
+
+
+def _normalizes(module: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm]:
+    """Whether our own program does what this module does."""
+    return isinstance(module, nn.LayerNorm) and x.shape[-1] <= WIDEST and takes(x)
+
+
+def _normed(
+    x: Tensor, residual: Tensor | None, module: nn.LayerNorm, dropout: float, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The norm of the sum, and with `keep` the sum."""
+    given = (x, residual, module.weight, module.bias, module.eps, dropout, keep)
+    if learns(x, residual, module.weight, module.bias):
+        both: tuple[Tensor, Tensor | None] = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
+        return both
+    codes = _room(module, len(x), x)
+    out, total, *_ = _AddNorm.run(*given, learn=False, codes=codes)
+    return _with(codes, out), total
+
+
+def _room(module: nn.Module, rows: int, like: Tensor) -> Coded | None:
+    """For the codes of what a norm returns, where they are wanted."""
+    return room(rows, like.shape[1], like.device) if getattr(module, "fp8", False) else None
+
+
+def room(rows: int, width: int, device: torch.device) -> Coded:
+    """For codes, and not filled."""
+    codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device)
+    return codes, torch.empty(rows, 1, dtype=torch.float32, device=device)
+
+
+def _with(codes: Coded | None, x: Tensor) -> Tensor:
+    if codes is not None:
+        x.fp8 = codes  # type: ignore[attr-defined]
+    return x
+
+
+def learns(*tensors: Tensor | None) -> bool:
+    """Whether gradients are to be found for any of these."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+
+
+def embed_norm(tables: Sequence[tuple[nn.Embedding, Tensor]], module: nn.Module) -> Tensor:
+    """module of the sum of what the tables, up to three, have in the rows (T,) beside them: (T, D).
+
+    >>> table = nn.Embedding.from_pretrained(torch.tensor([[1.0, 3.0]]))
+    >>> embed_norm([(table, torch.tensor([0, 0]))], nn.LayerNorm(2)).round().tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    """
+    weights = [table.weight for table, _ in tables]
+    free = not learns(*weights, *module.parameters()) and not torch.is_autocast_enabled(weights[0].device.type)
+    if free and _normalizes(module, weights[0]):
+        return _embedded(weights, [rows for _, rows in tables], module)
+    (first, rows), *others = tables
+    x: Tensor = first(rows)
+    for table, rows in others:
+        x = x + table(rows)
+    plain: Tensor = module(x)
+    return plain
+
+
+def _embedded(weights: list[Tensor], rows: list[Tensor], module: nn.LayerNorm) -> Tensor:
+    from bertie.ops.triton import fused_kernels as programs
+
+    count, width = len(rows[0]), weights[0].shape[1]
+    out = weights[0].new_empty(count, width)
+    codes = _room(module, count, out)
+    absent = [None] * (3 - len(weights))
+    sizes = _norm_sizes(width, 0)
+    with _launching(out):
+        programs.embed_norm[(-(-count // sizes["TALL"]),)](
+            *(*weights, *absent, *(one.contiguous() for one in rows), *absent, module.weight, module.bias, out),
+            *(*(codes or (None, None)), count, width, module.eps),
+            SECOND=len(weights) > 1,
+            THIRD=len(weights) > 2,
+            BIAS=module.bias is not None,
+            CODES=codes is not None,
+            **sizes,
+        )
+    return _with(codes, out)
+
+
+class _AddNorm(torch.autograd.Function):
+    """The norm, and with `keep` the sum that it is of."""
+
+    @staticmethod
+    def run(
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        dropout: float,
+        keep: bool,
+        *,
+        learn: bool,
+        codes: Coded | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """The two; and if its way back is to be gone: means, their counterparts, and what was drawn from."""
+        from bertie.ops.triton import fused_kernels as programs
+
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        rows, width = x.shape
+        out = torch.empty_like(x)
+        total = None
+        if keep and residual is not None:  # in the wider of the two precisions, as torch adds
+            total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
+        mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) if learn else None for _ in range(2))
+        # Drawn on the device, so that a recorded graph draws anew each time it is played.
+        seed = torch.randint(1 << 62, (1,), device=x.device) if dropout else None
+        with _launching(x):
+            programs.add_norm_forward[(-(-rows // programs.ROWS),)](
+                *(x, residual, weight, bias, out, total, mean, rstd, seed, *(codes or (None, None))),
+                *(rows, width, eps, *_dropped(dropout)),
+                RESIDUAL=residual is not None,
+                BIAS=bias is not None,
+                DROP=seed is not None,
+                SUM=total is not None,
+                KEEP=learn,
+                CODES=codes is not None,
+                **_norm_sizes(width, 0),
+            )
+        return out, total, mean, rstd, seed
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        dropout: float,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        out, total, mean, rstd, seed = _AddNorm.run(x, residual, weight, bias, eps, dropout, keep, learn=True)
+        ctx.dropped, ctx.scale = _dropped(dropout)
+        ctx.dtypes = x.dtype, x.dtype if residual is None else residual.dtype
+        ctx.alone = residual is None
+        known = x if residual is None else total
+        parts = (x, residual, None) if known is None else (None, None, known)
+        ctx.save_for_backward(*parts, weight, bias, mean, rstd, seed)
+        return out, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor, sum_up: Tensor | None) -> Any:
+        from bertie.ops.triton import fused_kernels as programs
+
+        x, residual, total, weight, bias, mean, rstd, seed = ctx.saved_tensors
+        up = up.contiguous()
+        x, residual, total = (None if one is None else one.contiguous() for one in (x, residual, total))
+        sum_up = None if sum_up is None or ctx.alone else sum_up.contiguous()
+        rows, width = up.shape
+        dtype, residual_dtype = ctx.dtypes
+        down = torch.empty_like(up, dtype=residual_dtype)
+        dx = torch.empty_like(up, dtype=dtype) if seed is not None else None
+        count = min(-(-rows // programs.ROWS), _programs(up.device, NORM_SHARE))
+        parts = torch.empty(2, count, width, dtype=torch.float32, device=up.device)
+        with _launching(up):
+            programs.add_norm_backward[(count,)](
+                *(up, x, residual, total, sum_up, weight, mean, rstd, seed, dx, down, parts[0], parts[1]),
+                *(rows, width, ctx.dropped, ctx.scale),
+                DROP=seed is not None,
+                SUM=total is not None,
+                SUM_UP=sum_up is not None,
+                **_norm_sizes(width, 1),
+            )
+        dweight, dbias = parts.sum(1)
+        return (
+            down.to(dtype) if dx is None else dx,
+            None if ctx.alone else down,
+            dweight.to(weight.dtype),
+            None if bias is None else dbias.to(bias.dtype),
+            *(None, None, None),
+        )
+
+
+def _norm_sizes(width: int, back: int) -> dict[str, int]:
+    block = _power_of_2(width)
+    tall = min(8, max(1, NORM_TILE[back] // block))
+    warps = NORM_WARPS[back] * block // 1024
+    if back and block < 1024:  # so that a column's sum over the rows of a tile is one thread's
+        tall = max(1, min(tall, block // 128))
+    elif block < 1024:
+        warps = NORM_WARPS[back]
+    return {"TALL": tall, "BLOCK": block, "num_warps": min(16, max(1, warps))}
+
+
+def _dropped(dropout: float) -> tuple[int, float]:
+    """Of 65,536 values of sixteen bits, how many stand for a dropped one; and what the rest is multiplied by."""
+    dropped = round(dropout * 65536)
+    return dropped, 65536 / (65536 - dropped)
+
+
+# --- the first half of a feed-forward ---
+
+
+def expand(x: Tensor, linear: nn.Module, activation: Activation, gated: bool) -> Tensor:
+    """activation(linear(x)): (T, D) -> (T, F). If it is gated, the first F of 2F pass it and multiply the second.
+
+    >>> linear = nn.Linear(1, 2, bias=False)
+    >>> _ = nn.init.constant_(linear.weight, 3.0)
+    >>> expand(torch.ones(1, 1), linear, "relu", gated=True).tolist()
+    [[9.0]]
+    """
+    if takes(x) and isinstance(linear, nn.Linear) and activation in KINDS:
+        learn = learns(x, linear.weight, linear.bias)
+        if not learn and not gated and linear.bias is not None and _in_the_product(x, linear, activation):
+            return torch._addmm_activation(linear.bias, x, linear.weight.T, use_gelu=activation != "relu")
+        y = F.linear(x, linear.weight)
+        if learn:
+            out: Tensor = _Activate.apply(y, linear.bias, activation, gated)  # type: ignore[no-untyped-call]
+            return out
+        return _Activate.run(y, linear.bias, activation, gated)
+    return activated(linear(x), activation, gated)
+
+
+def activated(y: Tensor, activation: Activation, gated: bool) -> Tensor:
+    """The plain expression: (T, F) -> (T, F), or gated (T, 2F) -> (T, F)."""
+    from bertie.nn.norms import activation as function
+
+    if gated:
+        act, factor = y.chunk(2, dim=-1)  # (T, 2F) -> (T, F), (T, F)
+        return function(activation)(act) * factor
+    return function(activation)(y)
+
+
+def _in_the_product(x: Tensor, linear: nn.Linear, activation: Activation) -> bool:
+    """Whether the framework's product may end with the activation, before anything is rounded.
+
+    Its GELU is the one by tanh, up to 5e-4 from the other: less than what bfloat16 loses where the product is written
+    and read again, so that the result lies nearer to the exact one. In float16 that is not so.
+    """
+    if x.dtype != precision(x) or linear.weight.dtype != x.dtype:
+        return False  # autocast would have to change them
+    return activation in ("gelu_tanh", "relu") or (activation == "gelu" and x.dtype == torch.bfloat16)
+
+
+class _Activate(torch.autograd.Function):
+    BLOCK = 1024
+
+    @staticmethod
+    def run(x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+        from bertie.ops.triton import fused_kernels as programs
+
+        x = x.contiguous()
+        rows, width = len(x), x.shape[1] // (2 if gated else 1)
+        out = x.new_empty(rows, width)
+        sizes = _tile_sizes(width, 0)
+        with _launching(x):
+            programs.activate_forward[(-(-rows // sizes["TALL"]), -(-width // sizes["BLOCK"]))](
+                *(x, bias, out, rows, width), KIND=kind, GATED=gated, BIAS=bias is not None, **sizes
+            )
+        return out
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+        ctx.kind, ctx.gated = kind, gated
+        ctx.save_for_backward(x, bias)
+        return _Activate.run(x, bias, kind, gated)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> Any:
+        from bertie.ops.triton import fused_kernels as programs
+
+        x, bias = ctx.saved_tensors
+        x, up = x.contiguous(), up.contiguous()
+        rows, width = up.shape
+        down = torch.empty_like(x)
+        sizes = _tile_sizes(width, 1)
+        count = min(-(-rows // sizes["TALL"]), _programs(x.device, TILE_SHARE))
+        sums = None if bias is None else torch.empty(count, x.shape[1], dtype=torch.float32, device=x.device)
+        with _launching(x):
+            programs.activate_backward[(count, -(-width // sizes["BLOCK"]))](
+                *(up, x, bias, down, sums, rows, width),
+                KIND=ctx.kind,
+                GATED=ctx.gated,
+                BIAS=bias is not None,
+                **sizes,
+            )
+        return down, None if sums is None else sums.sum(0).to(bias.dtype), None, None
+
+
+def _tile_sizes(width: int, back: int) -> dict[str, int]:
+    """Of blocks that fill the width, as far as powers of two do."""
+    block = min(_Activate.BLOCK, max(64, width & -width), _power_of_2(width))
+    return {"TALL": max(1, TILE[back] // block), "BLOCK": block, "num_warps": TILE_WARPS[back]}
+
+
+# --- cross-entropy over a vocabulary ---
+
+
+def surprise(x: Tensor, words: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor) -> Tensor:
+    """() the sum over N of weight · cross-entropy of a target in logits x·words + bias.
+
+    x (N, D), words (V, D), bias (V,), targets (N,), weights (N,) in float32. A row of weight 0 adds nothing to it or
+    to its gradient, whatever it holds.
+
+    >>> none = torch.zeros(1, 3)
+    >>> surprise(none, torch.ones(10, 3), None, torch.tensor([7]), torch.tensor([2.0])).exp().round()     # 10²
+    tensor(100.)
+    """
+    if takes(x):
+        total: Tensor = _Surprise.apply(x.to(precision(x)), words, bias, targets, weights)  # type: ignore[no-untyped-call]
+        return total
+    logits = F.linear(x, words, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        logits = torch.where(weights[:, None] > 0, logits.float(), 0.0)
+        return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
+
+
+class _Surprise(torch.autograd.Function):
+    BLOCK = 4096
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, words: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor) -> Tensor:
+        from bertie.ops.triton import fused_kernels as programs
+
+        vocab = len(words)
+        room = -(-vocab // ALIGNED) * ALIGNED
+        table = F.pad(words.to(x.dtype), (0, 0, 0, room - vocab))  # (V', D)
+        logits = x @ table.T  # (N, V')
+        losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
+        with _launching(x):
+            programs.surprise[(len(x),)](
+                *(logits, bias, targets, weights, losses),
+                VOCAB=vocab,
+                STRIDE=room,
+                GRAD=any(ctx.needs_input_grad),
+                BIAS=bias is not None,
+                BLOCK=min(_Surprise.BLOCK, _power_of_2(room)),
+                num_warps=8,
+            )
+        ctx.save_for_backward(x, words, bias, table, logits)  # which are the gradient now
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> Any:
+        x, words, bias, table, down = ctx.saved_tensors
+        vocab = len(words)
+        with torch.autocast(x.device.type, enabled=False):
+            scaled = (x * up).to(x.dtype)  # cheaper than to multiply the gradient of all logits
+            dx = ((down @ table) * up).to(x.dtype)
+            dwords = (down.T @ scaled)[:vocab].to(words.dtype)
+            dbias = None if bias is None else (down.sum(0, dtype=torch.float32)[:vocab] * up).to(bias.dtype)
+        return dx, dwords, dbias, None, None
+
+
+# --- pooling ---
+
+
+def pools(hidden: Tensor) -> bool:
+    """Whether our own program is to pool these rows."""
+    if not (enabled and hidden.is_cuda) or learns(hidden):
+        return False
+    return hidden.dtype in (*HALF, torch.float32) and _has_triton()
+
+
+def pooled(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
+    """(T, D) -> (B, D) each text's rows by one of `POOLS` (nn/pooling.py has the plain expressions), for what `pools`
+    allows. They are added up in their order, in float32, whatever lies beside them; a text of none gives zeros."""
+    from bertie.ops.triton import fused_kernels as programs
+
+    hidden = hidden.contiguous()
+    texts, width = len(cu_seqlens) - 1, hidden.shape[1]
+    out = torch.empty(texts, width, dtype=hidden.dtype, device=hidden.device)
+    with _launching(hidden):
+        programs.pool[(texts, -(-width // POOL_BLOCK))](
+            *(hidden, cu_seqlens, out, width), MODE=mode, ROWS=POOL_ROWS, BLOCK=POOL_BLOCK, num_warps=POOL_WARPS
+        )
+    return out
+
+
+# --- launching ---
+
+
+def _launching(x: Tensor) -> Any:
+    """Triton launches on the current device, which need not be that of x."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _power_of_2(n: int) -> int:
+    """The smallest that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@cache
+def _programs(device: torch.device, share: int) -> int:
+    """Programs that share the rows of a way back: several for each of a GPU's processors."""
+    return share * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -1,0 +1,1 @@
+"""Training of embedding models: losses, hard-negative mining, token weighting."""

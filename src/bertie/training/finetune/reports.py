@@ -1,0 +1,365 @@
+"""From a trained model and labelled data to a report: what `bertie train` and `bertie eval` say of a model.
+
+What counts as one unit in the leak check is what a model could remember: the text, both texts of a pair, the question
+with its context (so a context that training knows with other questions is found too), and of rankings the query.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertie._version import __version__
+from bertie.errors import InputError
+from bertie.evaluation.calibration import Abstention, kept, reliability, softmax
+from bertie.evaluation.leaks import find_leaks
+from bertie.evaluation.noise import suspects
+from bertie.evaluation.report import Calibrated, Comparison, DataFile, Evaluation, LeakCheck, Reading, Study, write
+from bertie.evaluation.scores import classification, mcnemar, multi_label, paired
+
+if TYPE_CHECKING:
+    from bertie.tasks.learn import Judged, Learner
+    from bertie.training.finetune.data import Labelled
+    from bertie.training.finetune.runs import Done
+    from bertie.training.recipe import Recipe
+
+    AnyLearner = Learner[Any, Any, Any]
+
+DRAWS = 1000
+
+
+def evaluate(task: AnyLearner, data: Labelled, *, draws: int = DRAWS) -> Evaluation:
+    """Predict labelled data, and score it.
+
+    >>> evaluate(Classifier.load("my-model"), labelled("classify", "test.jsonl")).scores["accuracy"]  # doctest: +SKIP
+    Score(value=0.91, low=0.89, high=0.93)
+    """
+    return evaluation(task, task.judge(data), draws=draws)
+
+
+def evaluation(task: AnyLearner, judged: Judged, *, draws: int = DRAWS) -> Evaluation:
+    """Score what was predicted."""
+    return Evaluation(
+        scores=task.scores(judged, draws=draws),
+        gold=judged.gold,
+        predicted=judged.predicted,
+        labels=_labels(task) if judged.probabilities is not None else (),
+        confidences=judged.confidence,
+        probabilities=judged.probabilities,
+        lengths=judged.lengths,
+        texts=["\n".join(one.texts) for one in judged.data.examples],
+    )
+
+
+def study(
+    task: AnyLearner,
+    judged: Mapping[str, Judged],
+    *,
+    title: str,
+    model: str,
+    train: Labelled | None = None,
+    recipe: Recipe | None = None,
+    runs: Sequence[Done] = (),
+    chosen: int = 0,
+    metric: str = "",
+    baseline: tuple[str, AnyLearner, Judged] | None = None,
+    files: Mapping[str, Sequence[str]] | None = None,
+    draws: int = DRAWS,
+) -> Study:
+    """All there is to say of a model by what it predicted, by split; the last split is the one it is judged by.
+
+    `train` is what it was trained on. `runs` are those of all seeds, `chosen` is the seed that was kept, by `metric` on
+    the dev data. `baseline` is another model by its name, and what it says of the last split. `files` are the names of
+    the files behind each split.
+    """
+    last = list(judged)[-1]
+    kind: Any = judged[last].kind
+    best = next((run for run in runs if run.seed == chosen), None)
+    local = Path(model).is_dir()  # where it lies is nobody's business
+    held = {split: one for split, one in judged.items() if split != "dev" or len(judged) == 1}
+    return Study(
+        title=title,
+        kind=kind,
+        model=Path(model).absolute().name if local else model,
+        base=None if local else model,
+        evaluations={split: evaluation(task, one, draws=draws) for split, one in judged.items()},
+        data=_data(train, judged, files or {}),
+        recipe=None if recipe is None else recipe.replace(seed=chosen).as_dict(),
+        curve=None if best is None else best.history.curve,
+        dev=None if best is None or not best.dev else _dev_rows(best, metric),
+        seeds=[run.test or run.dev for run in runs] if len(runs) > 1 else None,
+        leaks=None if train is None else {split: leaks(task, train, one, draws=draws) for split, one in held.items()},
+        suspects={split: _suspects(task, one) for split, one in held.items()} if kind == "classify" else None,
+        calibration=calibration(task, judged[last], last, draws=draws),
+        abstention=_abstention(task, judged.get("dev")),
+        comparison=None if baseline is None else compare(task, judged[last], *baseline, split=last, draws=draws),
+        reading={split: _reading(one) for split, one in judged.items()},
+        timings=None if best is None else _timings(best),
+        versions=_versions(),
+    )
+
+
+def write_all(folder: str | Path, study: Study) -> None:
+    """Write the report and the model card (README.md) beside a model."""
+    from bertie.evaluation.card import model_card
+
+    write(folder, study)
+    card = Path(folder) / "README.md"
+    draft = card.with_name(f".{card.name}.part")
+    draft.write_text(model_card(study), encoding="utf-8")
+    os.replace(draft, card)
+
+
+# --- parts of it ---
+
+
+def leaks(task: AnyLearner, train: Labelled, judged: Judged, *, draws: int = DRAWS) -> LeakCheck:
+    """Rows of a split that were trained on, as they are or lightly edited, and the scores without them."""
+    known, asked = _units(train), _units(judged.data)
+    # Many rows may share a unit, as the passages of a query.
+    first = {unit: i for i, unit in reversed(list(enumerate(known)))}
+    unique, places = list(first), {unit: i for i, unit in enumerate(dict.fromkeys(asked))}
+    of = {leak.test_index: leak for leak in find_leaks(unique, list(places))}
+    found = [
+        replace(leak, test_index=row, train_index=first[unique[leak.train_index]])
+        for row, unit in enumerate(asked)
+        if (leak := of.get(places[unit])) is not None
+    ]
+    rows = len(asked)
+    rest = sorted(set(range(rows)) - {leak.test_index for leak in found})
+    return LeakCheck(
+        rows=rows,
+        found=found,
+        texts=[(asked[leak.test_index], known[leak.train_index]) for leak in found],
+        without=_scores_of(task, judged, rest, draws) if found and rest else None,
+    )
+
+
+def _units(data: Labelled) -> list[str]:
+    if data.kind == "rerank":
+        return [one.texts[0] for one in data.examples]
+    return ["\n".join(one.texts) for one in data.examples]
+
+
+def _scores_of(task: AnyLearner, judged: Judged, rows: Sequence[int], draws: int) -> Any:
+    """Of some rows alone; None where they cannot be scored, as queries without a relevant passage."""
+
+    def part(values: Any) -> Any:
+        return None if values is None else values[rows] if isinstance(values, np.ndarray) else [values[i] for i in rows]
+
+    several = ("gold", "predicted", "probabilities", "confidence", "lengths", "read", "windows")
+    data = replace(judged.data, examples=part(judged.data.examples))
+    some = replace(judged, data=data, **{name: part(getattr(judged, name)) for name in several})
+    try:
+        return task.scores(some, draws=draws)
+    except InputError:
+        return None
+
+
+def calibration(task: AnyLearner, judged: Judged, split: str, *, draws: int = DRAWS) -> Calibrated | None:
+    """The calibration error with and without the temperature that was fitted; None where none was."""
+    after = judged.probabilities
+    if after is None or (heat := task.info.calibration.temperature) == 1.0:
+        return None
+    labels, table = _labels(task), np.clip(after.astype(np.float64), 1e-30, 1.0)
+    threshold = task.info.calibration.threshold
+    if judged.kind == "classify":
+        # p is softmax(z / heat), so log p times heat is z, but for what softmax takes no notice of.
+        before = softmax(heat * np.log(table))
+        scores = [classification(judged.gold, p, labels, draws=draws) for p in (before, after)]
+        gold = np.array([labels.index(label) for label in judged.gold])
+        bins = [reliability(p.max(1), p.argmax(1) == gold) for p in (before, after)]
+    else:
+        z = heat * (np.log(table) - np.log(np.clip(1 - table, 1e-30, 1.0)))
+        before, true = np.exp(-np.logaddexp(0, -z)), _truth(judged.gold, labels)
+        scores = [multi_label(true, p, 0.5, draws=draws) for p in (before, after)]
+        bins = [reliability(p.ravel(), true.ravel()) for p in (before, after)]
+    return Calibrated(
+        temperature=heat,
+        fitted_on="dev",
+        measured_on=split,
+        before=scores[0]["ece"],
+        after=scores[1]["ece"],
+        bins_before=bins[0],
+        bins_after=bins[1],
+        threshold=threshold if judged.kind == "multi" else None,
+    )
+
+
+def _abstention(task: AnyLearner, dev: Judged | None) -> Abstention | None:
+    """The threshold that was fitted on the dev data."""
+    if dev is None or dev.confidence is None:
+        return None
+    found = task.info.calibration
+    if found.abstain_below is None or found.precision is None:
+        return None
+    right = np.array([a == b for a, b in zip(dev.gold, dev.predicted, strict=True)])
+    precision = kept(dev.confidence, right, found.abstain_below)
+    coverage = float((dev.confidence >= found.abstain_below).mean())
+    return Abstention(found.abstain_below, found.precision, precision, coverage)
+
+
+def _suspects(task: AnyLearner, judged: Judged) -> Any:
+    labels = _labels(task)
+    assert judged.probabilities is not None
+    return suspects([labels.index(label) for label in judged.gold], judged.probabilities)
+
+
+def compare(
+    task: AnyLearner,
+    judged: Judged,
+    name: str,
+    other: AnyLearner,
+    others: Judged,
+    *,
+    split: str = "test",
+    draws: int = DRAWS,
+) -> Comparison:
+    """This model and another on the same rows, whose labels may have other names for the other."""
+    words = _translation(judged, others, name)
+    first, second = _arguments(task, judged), _arguments(other, others)
+    if judged.kind == "classify":
+        labels = [words.get(label, label) for label in second[2]]
+        second = (first[0], second[1], labels)
+    elif judged.kind == "multi":
+        own = _labels(task)
+        place = {words.get(label, label): i for i, label in enumerate(_labels(other))}
+        table = np.zeros_like(first[1])
+        for i, label in enumerate(own):
+            if label in place:
+                table[:, i] = second[1][:, place[label]]
+        second = (first[0], table, second[2])
+    elif judged.kind == "tag":
+        second = (first[0], [[words.get(tag, tag) for tag in tags] for tags in others.predicted])
+    right = None
+    if judged.kind == "classify":
+        right = [[a == b for a, b in zip(one.gold, one.predicted, strict=True)] for one in (judged, others)]
+    return Comparison(
+        name=name,
+        split=split,
+        scores=other.scores(others, draws=draws),
+        differences=paired(judged.kind, first, second, draws=draws),
+        mcnemar=None if right is None else mcnemar(*right),
+    )
+
+
+def _arguments(task: AnyLearner, judged: Judged) -> tuple[Any, ...]:
+    """What the function for this kind in `bertie.evaluation.scores` takes."""
+    if judged.kind == "classify":
+        return judged.gold, judged.probabilities, _labels(task)
+    if judged.kind == "multi":
+        threshold = task.info.calibration.threshold
+        return _truth(judged.gold, _labels(task)), judged.probabilities, 0.5 if threshold is None else threshold
+    if judged.kind == "rerank":
+        return [one.texts[0] for one in judged.data.examples], judged.gold, judged.predicted
+    return judged.gold, judged.predicted
+
+
+def _translation(judged: Judged, others: Judged, name: str) -> dict[str, str]:
+    """From the other model's labels to this one's, by the rows; others must not be taken for any of these."""
+    if judged.kind not in ("classify", "multi", "tag"):
+        return {}
+    both = zip(judged.gold, others.gold, strict=True)
+    words = {b: a for one, another in both for a, b in zip(_several(one), _several(another), strict=True)}
+    return words | {label: f"{label} of {name}" for label in words.values() if label not in words}
+
+
+def _several(target: Any) -> Sequence[str]:
+    return (target,) if isinstance(target, str) else target
+
+
+def in_words_of(task: AnyLearner, data: Labelled) -> Labelled:
+    """The data with labels as a model has them. Where those are names, whole numbers count them from 0."""
+    if data.kind not in ("classify", "tag"):
+        return data
+    source, known = task.checkpoint.source, _labels(task)
+    if data.multi and getattr(task, "problem", None) == "single":
+        raise InputError(f"{data.name} has lists of labels, and {source} gives one label a text")
+    given = {label for one in data.examples for label in _several(one.target)}
+    counted = all(map(_is_number, given)) and not any(map(_is_number, known))
+    words = dict(zip(map(str, range(len(known))) if counted else known, known, strict=True))
+    if not given <= set(words):
+        row, label = next((one.row, x) for one in data.examples for x in _several(one.target) if x not in words)
+        some = ", ".join(map(repr, known[:20])) + (", …" if len(known) > 20 else "")
+        raise InputError(f"{data.name}, row {row}: the label {label!r:.60} is none of those of {source}: {some}")
+    examples = [
+        replace(one, target=words[one.target] if isinstance(one.target, str) else tuple(words[x] for x in one.target))
+        for one in data.examples
+    ]
+    return replace(data, examples=examples, labels=tuple(known))
+
+
+def _is_number(label: str) -> bool:
+    return label.removeprefix("-").isdigit()
+
+
+def _labels(task: AnyLearner) -> list[str]:
+    return list(task.info.labels.values())
+
+
+def _truth(gold: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:
+    """(n, labels) which labels each text has."""
+    return np.array([[label in one for label in labels] for one in map(set, gold)], dtype=bool)
+
+
+# --- facts ---
+
+
+def _data(train: Labelled | None, judged: Mapping[str, Judged], files: Mapping[str, Sequence[str]]) -> list[DataFile]:
+    splits = ({} if train is None else {"train": train}) | {split: one.data for split, one in judged.items()}
+    return [
+        DataFile(
+            split=split,
+            files=files.get(split, [data.name]),
+            rows=len(data.examples),
+            labels=_counts(data),
+        )
+        for split, data in splits.items()
+    ]
+
+
+def _counts(data: Labelled) -> dict[str, int] | None:
+    if data.kind not in ("classify", "tag"):
+        return None
+    found = Counter(label for one in data.examples for label in _several(one.target))
+    return {label: found[label] for label in data.labels}
+
+
+def _dev_rows(run: Done, metric: str) -> list[dict[str, Any]]:
+    return [
+        {"step": row["step"], "epoch": row["epoch"], "metric": metric, "value": row[metric]}
+        for row in run.history.evaluations
+    ]
+
+
+def _reading(judged: Judged) -> Reading:
+    return Reading(
+        texts=len(judged.gold),
+        several=int((judged.windows > 1).sum()),
+        tokens_read=int(judged.read.sum()),
+        tokens_total=int(judged.lengths.sum()),
+    )
+
+
+def _timings(run: Done) -> dict[str, float]:
+    history = run.history
+    return {
+        "seconds of training": history.seconds,
+        "steps": history.steps,
+        "tokens trained on": history.tokens,
+        "best step": history.best_step if history.best_step >= 0 else history.steps,
+    }
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    return {"bertie": __version__, "torch": torch.__version__, "python": platform.python_version()}

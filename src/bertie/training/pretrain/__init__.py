@@ -1,0 +1,1 @@
+"""Pretraining: corpora, packing, masking, objectives, distillation, recipes."""

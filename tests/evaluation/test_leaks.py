@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertie.evaluation import leaks
+from bertie.evaluation.leaks import Leak, _units, _words, find_leaks
+
+CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+def vocabulary(rng: random.Random, size: int) -> list[str]:
+    words: set[str] = set()
+    while len(words) < size:
+        words.add("".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.randint(1, 4))))
+    return sorted(words)
+
+
+def sentences(rng: random.Random, words: list[str], n: int, least: int = 8, most: int = 25) -> list[str]:
+    """Words as frequent as those of a language: the i-th about 1/i as often as the first."""
+    weights = [1 / (i + 1) for i in range(len(words))]
+    return [" ".join(rng.choices(words, weights, k=rng.randint(least, most))).capitalize() + "." for _ in range(n)]
+
+
+def edited(rng: random.Random, text: str, times: int, words: list[str]) -> str:
+    """So many words replaced, left out, put in or misspelt."""
+    found = text.split()
+    for _ in range(times):
+        i = rng.randrange(len(found))
+        kind = rng.choice(("replace", "leave out", "put in", "misspell"))
+        if kind == "replace":
+            found[i] = rng.choice(words)
+        elif kind == "leave out" and len(found) > 1:
+            del found[i]
+        elif kind == "put in":
+            found.insert(i, rng.choice(words))
+        else:
+            at = rng.randrange(len(found[i]))
+            found[i] = found[i][:at] + rng.choice("xqj") + found[i][at + 1 :]
+    return " ".join(found)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_planted_copies_are_found_and_nothing_else(times: int) -> None:
+    rng = random.Random(times)
+    words = vocabulary(rng, 3000)
+    train, clean = sentences(rng, words, 2000), sentences(rng, words, 1000)
+    source = rng.sample(range(2000), 200)
+    test = [edited(rng, train[i], times, words) for i in source] + clean
+    found = {leak.test_index: leak for leak in find_leaks(train, test)}
+    hits = [i for i in range(200) if i in found and found[i].train_index == source[i]]
+    assert len(hits) >= 195
+    assert sum(i >= 200 for i in found) <= 5
+    if not times:
+        assert {found[i].kind for i in hits} == {"exact"}
+
+
+def test_long_texts() -> None:
+    rng = random.Random(0)
+    words = vocabulary(rng, 3000)
+    train = sentences(rng, words, 200, least=150, most=300)
+    test = [edited(rng, text, 15, words) for text in train[:50]] + sentences(rng, words, 50, least=150, most=300)
+    found = find_leaks(train, test)
+    assert [(leak.test_index, leak.train_index) for leak in found] == [(i, i) for i in range(50)]
+    # Half of it is another text: not a light edit.
+    halves = [" ".join(text.split()[: len(text.split()) // 2] + test[-1].split()[:80]) for text in train[:50]]
+    assert find_leaks(train, halves) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What a film!", "what a film"),
+        ("a  b\tc\nd", "A B C D"),
+        ("it 's great , really", "It's great, really!"),
+        ("ﬁne café", "FINE CAFÉ"),  # a ligature; composed
+        ("Straße", "STRASSE"),
+        ("今天天气很好。", "今天 天气 很好"),
+        ("हिन्दी में।", "हिन्दी में"),
+        ("!!!", "!!!"),
+    ],
+)
+def test_the_same_text(one: str, other: str) -> None:
+    assert find_leaks(["something else", one], [other]) == [Leak(0, 1, "exact", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("where do I order a card", "where do I order a watch"),  # short: a word may be all that matters
+        (":)", ":("),
+        ("good", "bad"),
+        ("हिन्दी", "हन्द"),  # vowel signs are no punctuation
+    ],
+)
+def test_short_texts_that_differ(one: str, other: str) -> None:
+    assert find_leaks([one] * 3 + ["filler"], [other]) == []
+
+
+def test_pairs_are_near_if_both_texts_are() -> None:
+    rng = random.Random(0)
+    words = vocabulary(rng, 500)
+    firsts, seconds, others = (sentences(rng, words, 100) for _ in range(3))
+    train = [f"{a}\n{b}" for a, b in zip(firsts, seconds, strict=True)]
+    assert find_leaks(train, [f"{a}\n{b}" for a, b in zip(firsts, others, strict=True)]) == []
+    found = find_leaks(train, [f"{a}\n{edited(rng, b, 1, words)}" for a, b in zip(firsts, seconds, strict=True)])
+    assert len(found) >= 98
+
+
+def test_frequent_words_alone_are_no_proof() -> None:
+    """Eight words that all training texts have, in an order of their own."""
+    rng = random.Random(0)
+    pattern = "i would like to know how my".split()
+    things = vocabulary(rng, 400)
+    train = [" ".join([*pattern, thing, "works"]) for thing in things[:200]]
+    assert find_leaks(train, [" ".join([*pattern, thing, "works"]) for thing in things[200:]]) == []
+    # Rare words, as many: a copy.
+    odd = "zebras quietly juggle crimson anvils beneath forgotten lighthouses daily"
+    assert find_leaks([*train, odd], [odd.replace("crimson", "purple")])[0].train_index == 200
+
+
+def test_the_closest_is_reported_once() -> None:
+    text = "zebras quietly juggle crimson anvils beneath forgotten lighthouses daily"
+    train = [text.replace("daily", "hourly"), text, text, text.replace("crimson anvils", "green pots")]
+    filler = ["one two three four five six seven eight nine"]
+    assert find_leaks(train + filler, [text]) == [Leak(0, 1, "exact", 1.0)]
+    (leak,) = find_leaks(train + filler, [text.replace("beneath", "above")])
+    assert (leak.train_index, leak.kind, leak.similarity) == (1, "near", pytest.approx(8 / 9))
+
+
+def test_nothing_to_compare() -> None:
+    assert find_leaks([], ["a text"]) == []
+    assert find_leaks(["a text"], []) == []
+    assert find_leaks(["short"], ["one two three four five six seven eight nine"]) == []
+
+
+def plain(train: list[str], test: list[str]) -> dict[int, float]:
+    """The definition, pair by pair: the best similarity of each test text that has a near one."""
+    bags = [_units(_words(text)) for text in train]
+    kept = {i: bags[i] for i in {"".join(_words(t)): i for i, t in reversed(list(enumerate(train)))}.values()}
+    kept = {i: units for i, units in kept.items() if len(units) >= 5}
+    times = Counter(unit for units in kept.values() for unit in units)
+    found: dict[int, float] = {}
+    for i, text in enumerate(test):
+        words = _words(text)
+        for j, units in kept.items():
+            theirs, longer = _words(train[j]), max(len(units), len(words))
+            both = set(units) & set(_units(words))
+            if longer < 8 or not both:
+                continue
+            common = subsequence(theirs, words)
+            nats = sum(math.log((len(kept) + leaks.MORE) / times[unit]) for unit in both)
+            left_out = longer - common
+            if left_out <= max(3, int(0.15 * longer)) and (
+                nats * common / len(both) - leaks.EDIT * left_out > leaks.CHANCE
+            ):
+                found[i] = max(found.get(i, 0.0), common / longer)
+    return found
+
+
+def subsequence(a: list[str], b: list[str]) -> int:
+    row = [0] * (len(b) + 1)
+    for x in a:
+        before = row
+        row = [0]
+        for j, y in enumerate(b):
+            row.append(before[j] + 1 if x == y else max(before[j + 1], row[j]))
+    return row[-1]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6))
+def test_looking_up_rare_words_misses_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    words = vocabulary(rng, rng.choice((30, 60, 400)))
+    train = sentences(rng, words, 40, least=4, most=rng.choice((10, 40)))
+    test = [edited(rng, rng.choice(train), rng.randint(1, 6), words) for _ in range(15)] + sentences(
+        rng, words, 5, least=4
+    )
+    near = {leak.test_index: leak.similarity for leak in find_leaks(train, test) if leak.kind == "near"}
+    exact = {leak.test_index for leak in find_leaks(train, test)} - set(near)
+    assert near == pytest.approx({i: best for i, best in plain(train, test).items() if i not in exact})

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix
+
+from bertie.errors import InputError
+from bertie.evaluation import plots
+from bertie.evaluation.intervals import Score
+from bertie.evaluation.pages import Section, Table, plain, to_html, to_markdown
+from bertie.evaluation.report import DataFile, Evaluation, Study, write
+from bertie.evaluation.study import confusion
+from tests.evaluation.studies import EVIL, bare, classified, full, of_kind
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order, and keeps what is in them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("report") / "new"
+    written = write(folder, full())
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md"]
+    return {path.name: path.read_text(encoding="utf-8") for path in written}
+
+
+def test_the_page_is_whole_and_needs_nothing(files: dict[str, str]) -> None:
+    page = Page(files["report.html"])
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "iframe", "img", "link", "object", "a", "foreignobject"}
+    for _, attributes in page.tags:
+        assert not {"src", "href", "xlink:href", "action", "onload", "onclick"} & set(attributes)
+    assert "url(" not in files["report.html"]
+    assert "@import" not in files["report.html"]
+    assert "prefers-color-scheme: dark" in files["report.html"]
+    # The texts that tried to be markup are there, as texts.
+    assert any("<script>alert('x')</script>" in words for words in page.words)
+
+
+def test_plots_are_drawn_and_described(files: dict[str, str]) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", files["report.html"], re.S)
+    titles = []
+    for drawing in drawings:
+        tree = ElementTree.fromstring(drawing)
+        assert tree.get("role") == "img"
+        title = tree.find("title")
+        assert title is not None
+        assert title.text == tree.get("aria-label")
+        titles.append(title.text)
+        for shape in tree.iter():
+            for name in ("x", "y", "x1", "y1", "cx", "cy"):
+                if shape.get(name) is not None:
+                    assert -1 <= float(shape.get(name) or 0) <= 1000
+    assert titles == [
+        "Training loss by step",
+        "Dev accuracy by step",
+        "Confusion matrix on test: gold labels are rows, predicted ones columns",
+        "accuracy by the length of texts on test",
+        "Accuracy against confidence on test, before and after the temperature",
+    ]
+
+
+SECTIONS = [
+    *("Summary", "Scores", "Seeds", "Against TF-IDF &lt;i&gt;", "Leaks", "Training", "Confusion on test"),
+    *("By label on test", "By length on test", "Calibration", "When it had better not answer"),
+    *("Doubtful labels of test", "How much was read", "Data", "Recipe", "Time", "Versions"),
+]
+
+
+def test_markdown_has_every_section_and_sound_tables(files: dict[str, str]) -> None:
+    text = files["report.md"]
+    assert re.findall(r"^## (.*)$", text, re.M) == SECTIONS
+    assert "<script" not in text
+    assert "<svg" not in text
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1
+    assert "| accuracy | 0.8500 ± 0.0707 | 0.8000 | 0.9000 | 2 |" in text
+    assert "| test | 120 | 1 | 1 | 1.67% |" in text
+    assert "| test | 120 | 10.00% | 900 | 1,000 |" in text
+
+
+def test_folders_are_not_told(files: dict[str, str]) -> None:
+    for text in files.values():
+        assert "secret" not in text
+        assert "train.csv" in text
+        assert "more.csv" in text
+        assert "C:" not in text
+
+
+def test_json_goes_round_without_nan(files: dict[str, str]) -> None:
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    said = json.loads(files["report.json"], parse_constant=refuse)
+    assert json.loads(json.dumps(said)) == said
+    study = full()
+    test = said["evaluations"]["test"]
+    assert test["scores"]["accuracy"] == study.evaluations["test"].scores["accuracy"].as_dict()
+    assert test["leaks"]["without"]["accuracy"] == {"value": 0.5, "low": 0.4, "high": None}
+    assert test["leaks"]["found"][0] == {"test_index": 3, "train_index": 7, "kind": "near", "similarity": 0.9}
+    assert (said["main"], said["final"], said["kind"]) == ("accuracy", "test", "classify")
+    assert said["recipe"]["patience"] is None
+    assert len(said["curve"]) == 700
+    assert sum(one["count"] for one in test["lengths"]) == 120
+    assert 0 < test["abstention"]["coverage"] <= 1
+    empty = [one for one in said["calibration"]["bins_before"] if not one["count"]]
+    assert empty
+    assert all(one["accuracy"] is None for one in empty)
+
+
+def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+    markdown, html, data = (path.read_text(encoding="utf-8") for path in write(tmp_path, bare()))
+    assert re.findall(r"^## (.*)$", markdown, re.M) == ["Summary", "Scores", "Confusion on test", "By label on test"]
+    Page(html)
+    said = json.loads(data)
+    assert set(said) == {"title", "kind", "model", "data", "main", "final", "evaluations"}
+    assert "None" not in markdown + html
+
+
+@pytest.mark.parametrize("kind", ["multi", "regress", "tag", "answer", "rerank"])
+def test_every_kind(kind: str, tmp_path: Path) -> None:
+    markdown, html, data = (path.read_text(encoding="utf-8") for path in write(tmp_path, of_kind(kind)))
+    Page(html)
+    said = json.loads(data)["evaluations"]["test"]
+    assert ("By length on test" in markdown) == (kind != "rerank")
+    assert ("By label on test" in markdown) == (kind in ("multi", "tag"))
+    if kind == "tag":
+        assert [one["label"] for one in said["labels"]] == ["X", "Y"]
+    if kind == "multi":
+        assert [one["support"] for one in said["labels"]] == [3, 3, 0]
+
+
+def test_a_report_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, bare())
+    before = (tmp_path / "report.md").read_bytes()
+
+    def full_disk(self: Path, text: str, encoding: str) -> int:
+        self.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        write(tmp_path, replace(bare(), title="Another"))
+    assert (tmp_path / "report.md").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_confusion_is_scikit_learns() -> None:
+    one = classified(k=5)
+    found = confusion(one)
+    expected = confusion_matrix(one.gold, one.predicted, labels=one.labels)
+    assert found.table == expected.tolist()
+    np.fill_diagonal(expected, 0)
+    assert found.pairs[0][2] == expected.max()
+    assert sum(count for *_, count in found.pairs) <= expected.sum()
+
+
+def test_many_labels_are_gathered() -> None:
+    one = classified(n=800, k=30)
+    found = confusion(one)
+    assert len(found.labels) == 21
+    assert found.labels[-1] == "10 others"
+    assert np.sum(found.table) == 800
+    expected = confusion_matrix(one.gold, one.predicted, labels=one.labels)
+    errors = expected.sum(axis=0) + expected.sum(axis=1) - 2 * np.diag(expected)
+    kept = [one.labels.index(label) for label in found.labels[:-1]]
+    left = [i for i in range(30) if i not in kept]
+    assert errors[kept].min() >= errors[left].max()
+    assert [row[i] for i, row in enumerate(found.table[:-1])] == np.diag(expected)[kept].tolist()
+
+
+def test_markdown_that_means_nothing() -> None:
+    said = to_markdown(EVIL, [Section("s", [EVIL, Table(["a|b"], [["c\nd|"]])])])
+    assert "| a\\|b |\n| --- |\n| c d\\| |" in said
+    assert "\x00" not in said
+    assert plain("*a* <b>") == r"\*a\* &lt;b&gt;"
+    assert "<script" not in to_html(EVIL, [Section(EVIL, [EVIL])])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.91, 0.93), (5.0, 5.0), (0.0, 0.0), (-3.0, 1e6), (1e-9, 2e-9)])
+def test_axes_hold_their_values(low: float, high: float) -> None:
+    drawn = ElementTree.fromstring(plots.lines("x", [plots.Line("y", [(0.0, low), (1.0, high)])], "x", "y"))
+    (line,) = drawn.iter("polyline")
+    for place in (line.get("points") or "").split():
+        x, y = map(float, place.split(","))
+        assert 62 <= x <= 626
+        assert 14 <= y <= 256
+
+
+def test_plots_of_what_is_not_defined() -> None:
+    nan = float("nan")
+    assert plots.lines("x", [plots.Line("y", [(0.0, nan)])], "x", "y") == ""
+    assert plots.whiskers("x", ["a"], [Score(nan, nan, nan)], "x", "y") == ""
+    assert "<circle" in plots.whiskers("x", ["a", "b"], [Score(nan, nan, nan), Score(1.0, 0.5, 1.5)], "x", "y")
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="predicted has 1 entries; gold has 2"):
+        Evaluation(scores={}, gold=["a", "b"], predicted=["a"])
+    with pytest.raises(InputError, match="kind='guess' must be one of"):
+        replace(bare(), kind="guess")
+    with pytest.raises(InputError, match="at least one split"):
+        replace(bare(), evaluations={})
+    with pytest.raises(InputError, match=r"name \['dev'\]; the splits are \['test'\]"):
+        replace(bare(), suspects={"dev": []})
+    assert DataFile(split="x", files=["a/b.csv"], rows=1).files == ("b.csv",)
+    assert isinstance(bare(), Study)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from bertie.errors import InputError, MissingPackageError
+from bertie.evaluation.retrieval import by_query, each_query, paired_by_query, paired_retrieval, retrieval
+from bertie.evaluation.scores import ranking
+
+pytest.importorskip("ir_measures")
+
+
+def made(seed: int, queries: int = 12, documents: int = 200) -> tuple[dict, dict]:
+    """Graded judgements, and a run that finds a part of the documents, no two of one score."""
+    rng = np.random.default_rng(seed)
+    judged = {
+        f"q{q}": {f"d{d}": int(rng.integers(0, 5)) for d in rng.permutation(documents)[:15]} for q in range(queries)
+    }
+    run = {
+        query: {f"d{d}": float(s) for s, d in enumerate(rng.permutation(documents)[:150])}
+        # or nothing would be found
+        | {d: rng.integers(120, 150) + 0.1 * (i + 1) for i, (d, grade) in enumerate(list(one.items())[:5]) if grade}
+        for query, one in judged.items()
+    }
+    return judged, run
+
+
+def by_hand(judged: dict[str, int], run: dict[str, float]) -> dict[str, float]:
+    ranked = sorted(run, key=lambda d: -run[d])
+    relevant = {d for d, grade in judged.items() if grade > 0}
+    gains = [judged.get(d, 0) / np.log2(i + 2) for i, d in enumerate(ranked[:10])]
+    best = [grade / np.log2(i + 2) for i, grade in enumerate(sorted(judged.values(), reverse=True)[:10])]
+    places = [i + 1 for i, d in enumerate(ranked) if d in relevant]
+    return {
+        "ndcg_10": sum(gains) / sum(best),
+        "map": sum((n + 1) / place for n, place in enumerate(places)) / len(relevant),
+        "recall_100": len(relevant & set(ranked[:100])) / len(relevant),
+        "mrr": 1 / places[0] if places else 0.0,
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_values_are_those_worked_out_by_hand(seed: int) -> None:
+    judged, run = made(seed)
+    found = each_query(judged, run)
+    for i, query in enumerate(judged):
+        for name, value in by_hand(judged[query], run[query]).items():
+            assert found[name][i] == pytest.approx(value, abs=1e-9), (query, name)
+    scores = retrieval(judged, run, draws=50)
+    for name, values in found.items():
+        assert scores[name].value == pytest.approx(values.mean())
+        assert scores[name].low < scores[name].value < scores[name].high
+
+
+def test_a_fully_judged_list_has_the_scores_of_ranking() -> None:
+    judged, _ = made(7)
+    rng = np.random.default_rng(0)
+    run = {query: {d: float(rng.random()) for d in one} for query, one in judged.items()}
+    rows = [(query, grade, run[query][d]) for query, one in judged.items() for d, grade in one.items()]
+    other = ranking(*zip(*rows, strict=True), draws=0)  # type: ignore[arg-type]
+    scores = retrieval(judged, run, draws=0)
+    for name in ("map", "mrr", "ndcg_10"):
+        assert scores[name].value == pytest.approx(other[name].value), name
+
+
+def test_what_is_not_found_counts_and_what_is_not_judged_does_not() -> None:
+    judged = {"found": {"a": 1}, "missing": {"a": 1}, "empty": {"a": 1}, "unjudged": {"a": 0}}
+    run = {"found": {"a": 1.0}, "empty": {}, "unjudged": {"a": 1.0}, "unasked": {"a": 1.0}}
+    assert each_query(judged, run)["map"].tolist() == [1.0, 0.0, 0.0]
+    assert each_query(judged, {})["ndcg_10"].tolist() == [0.0, 0.0, 0.0]
+    with pytest.raises(InputError, match="no query has a relevant"):
+        retrieval({"q": {"a": 0}}, {"q": {"a": 1.0}})
+
+
+def test_a_difference_is_that_of_the_same_queries() -> None:
+    judged, run = made(1, queries=40)
+    backwards = {query: {d: -score for d, score in one.items()} for query, one in run.items()}
+    gaps = paired_retrieval(judged, run, backwards)
+    first, second = each_query(judged, run), each_query(judged, backwards)
+    for name, gap in gaps.items():
+        assert gap.value == pytest.approx(float((first[name] - second[name]).mean()))
+    assert gaps["ndcg_10"].low > 0
+    assert gaps["ndcg_10"].p < 0.01
+    same = paired_by_query(first, first)["map"]
+    assert (same.value, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+    with pytest.raises(InputError, match="40 queries and the second 39"):
+        paired_by_query(first, {name: one[:-1] for name, one in first.items()})
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    inside = 0
+    for trial in range(200):
+        score = by_query({"map": rng.beta(2, 3, 60)}, draws=300, seed=trial)["map"]
+        inside += score.low <= 0.4 <= score.high
+    assert 178 <= inside <= 199  # of 200, at 95%
+
+
+def test_the_package_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    with pytest.raises(MissingPackageError, match=r"ir-measures: pip install 'bertie\[train\]'"):
+        retrieval({"q": {"a": 1}}, {"q": {"a": 1.0}})

@@ -1,0 +1,116 @@
+"""Two processes train as one does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertie.training.distributed import World, local_device
+from tests.training import ranks, tiny
+
+SPREADS = ("ddp", "fsdp")
+RANKS = 2
+
+
+def _start(folder: Path, cases: list[str]) -> None:
+    root = Path(__file__).parents[2]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(RANKS),
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training.ranks", str(folder), *cases],
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        said = [process.communicate(timeout=300)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert all(process.returncode == 0 for process in started), "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that two processes made."""
+    into = tmp_path_factory.mktemp("ranks")
+    _start(into, [f"{case}:{spread}" for case in (*ranks.CASES, "broken") for spread in SPREADS])
+    return into
+
+
+@cache
+def _alone(case: str) -> dict[str, Any]:
+    trainer = ranks.made(case)
+    return ranks.kept(trainer, trainer.run())
+
+
+def _found(folder: Path, case: str, spread: str) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{case}:{spread}-{rank}", weights_only=True) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("case", ranks.CASES)
+def test_two_processes_train_as_one_does(folder: Path, case: str, spread: str) -> None:
+    alone = _alone(case)
+    assert alone["curve"]
+    for found in _found(folder, case, spread):
+        for part in ("curve", "evaluations"):
+            assert len(found[part]) == len(alone[part])
+            for ours, theirs in zip(found[part], alone[part], strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-5)
+        tiny.assert_same(
+            tiny.without_key_biases(found["weights"]), tiny.without_key_biases(alone["weights"]), atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_processes_end_with_the_same_weights(folder: Path, spread: str) -> None:
+    first, second = _found(folder, "plain", spread)
+    tiny.assert_same(first["weights"], second["weights"])
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_one_process_that_is_asked_to_stop_stops_all(folder: Path, spread: str) -> None:
+    """At the next step at which they ask each other."""
+    assert [found["steps"] for found in _found(folder, "resumed", spread)] == [10, 10]
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_loss_that_is_no_number_in_one_process_ends_all(folder: Path, spread: str) -> None:
+    steps = [found["steps"] for found in _found(folder, "broken", spread)]
+    assert steps[0] == steps[1] < 50
+
+
+def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    world = World.here(torch.device("cpu"))
+    assert (world.rank, world.size, world.first) == (0, 1, True)
+    assert world.same("me") == "me"
+    assert world.sum(torch.ones(2)).tolist() == [1, 1]
+    world.wait()
+
+
+def test_a_process_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert local_device(torch.device("cuda")) == torch.device("cuda", 3)
+    assert local_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert local_device(torch.device("cpu")) == torch.device("cpu")

@@ -1,0 +1,173 @@
+"""A small version of the making of bertie-small, from tokenizer to tour: its own recipes, with all sizes tiny."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.cli import main, tour
+from bertie.nn.sentence_modules import SentenceModules
+from bertie.text.tokenizer import Tokenizer
+from bertie.training.pretrain.initialization import fresh
+from tests.cli.test_tour import STOPS
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "bertie-small").glob("*.toml"))
+SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+STEPS = {"1-language": 30, "2-teacher": 12, "3-heads": 48, "4-again": 48}
+
+
+def shrunk(file: Path) -> str:
+    """The recipe with tiny sizes, as JSON's part of TOML has it."""
+    given = tomllib.loads(file.read_text("utf-8"))
+    if isinstance(given["model"], dict):
+        given["model"] |= SHAPE
+    given["train"].pop("tokens", None)
+    given["train"] |= {"steps": STEPS[file.stem], "batch_tokens": 512, "micro_tokens": 512, "evals": 2}
+    given["train"] |= {"reach": 64} if "reach" in given["train"] else {}
+    for one in given["objective"]:
+        for name, value in (("batch_tokens", 512), ("reach", 64), ("layers", 2), ("batch_size", 8)):
+            if name in one:
+                one[name] = value
+    top = [f"{name} = {json.dumps(value)}" for name, value in given.items() if isinstance(value, str | list)]
+    top = [line for line in top if not line.startswith("objective")]
+    tables = [(f"[{name}]", given[name]) for name in ("model", "train") if isinstance(given.get(name), dict)]
+    tables += [("[[objective]]", one) for one in given["objective"]]
+    for title, values in tables:
+        top += [title, *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+    return "\n".join(top) + "\n"
+
+
+def words_of_book() -> list[str]:
+    return re.findall(r"[A-Za-z]+", tour.book()[1])[:1500]
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    with gzip.open(file, "wt", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def write_heads(folder: Path, say: Callable[[int], str], draw: random.Random) -> None:
+    """Data of the shape that prepare.py writes."""
+    tags = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
+    for split, count in (("train", 40), ("dev", 12)):
+        feelings, relations = ("negative", "neutral", "positive"), ("entailment", "neutral", "contradiction")
+        write(
+            folder / f"sentiment.{split}.jsonl.gz",
+            [{"text": say(7), "label": feelings[i % 3]} for i in range(count)],
+        )
+        write(
+            folder / f"nli.{split}.jsonl.gz",
+            [{"text_a": say(7), "text_b": say(5), "label": relations[i % 3]} for i in range(count)],
+        )
+        write(
+            folder / f"ner.{split}.jsonl.gz",
+            [{"tokens": say(7).split(), "tags": [tags[(i + k) % 7] for k in range(7)]} for i in range(count)],
+        )
+    questions, passages = [], []
+    for number in range(40):
+        context = say(40)
+        answer = context.split()[draw.randrange(5, 35)]
+        found = [{"text": answer, "answer_start": context.index(answer)}]
+        questions.append({"id": str(number), "title": "t", "context": context, "question": say(5), "answers": found})
+        passages.append({"query": f"q{number // 4} {say(3)}", "passage": say(20), "label": int(number % 4 == 0)})
+    write(folder / "qa.train.jsonl.gz", questions)
+    write(folder / "rerank.train.jsonl.gz", passages)
+
+
+def run(*argv: str) -> None:
+    assert main(list(argv)) == 0
+
+
+def test_from_the_tokenizer_to_the_tour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(0)
+    known = words_of_book()
+
+    def say(count: int) -> str:
+        return " ".join(draw.choices(known, k=count))
+
+    monkeypatch.chdir(tmp_path)
+    sources = ("core", "featured", "short", "rest", "sentences")
+    for name in sources:
+        sizes = (1, 12) if name == "sentences" else (2, 40)
+        texts = [
+            "\n".join(say(draw.randint(5, sizes[1])) + "." for _ in range(draw.randint(*sizes) if sizes[0] > 1 else 1))
+            for _ in range(60 if name == "sentences" else 6)
+        ]
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(texts) + "\n")
+    all_texts = [f"{name}.txt" for name in sources]
+    run("tokenizer", "train", *all_texts, "--vocab", "900", "--lowercase", "--max-length", "2048", "-o", "tokenizer")
+    run("tokenizer", "train", *all_texts, "--vocab", "400", "--lowercase", "--max-length", "128", "-o", "theirs")
+    for name in sources:
+        run("corpus", f"{name}.txt", "--tokenizer", "tokenizer", "-o", f"corpus/{name}", "--held-out", "0.1")
+        run("corpus", f"{name}.txt", "--tokenizer", "theirs", "-o", f"corpus-teacher/{name}", "--held-out", "0.1")
+    # A teacher that is wider than the student, as all-mpnet-base-v2 is.
+    wide = SHAPE | {"hidden_size": 24, "max_position_embeddings": 128}
+    teacher = fresh({"model_type": "bert", **wide}, Tokenizer.from_folder("theirs"), seed=1)
+    teacher.sentence = SentenceModules.fresh(24, "mean", max_seq_length=128)
+    teacher.save("teacher")
+    write_heads(tmp_path / "heads", say, draw)
+
+    assert [file.stem for file in RECIPES] == list(STEPS)
+    scores: dict[str, Any] = {}
+    for file in RECIPES:
+        out = re.search(r"--out WORK/(\S+)", file.read_text("utf-8"))
+        assert out is not None
+        Path(file.name).write_text(shrunk(file))
+        run("pretrain", file.name, "--out", out[1], "--device", "cpu")
+        done = json.loads(Path(out[1], "training", "run.json").read_text())
+        assert done["steps"] == STEPS[file.stem]
+        assert done["rolled_back"] == []
+        scores |= done["evaluation"]
+    assert scores.keys() >= {"loss", "accuracy", "sentiment", "nli", "ner"}
+
+    made = Checkpoint.load("bertie-small")
+    assert set(made.heads) == {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
+    assert made.sentence is not None
+    assert made.reach == 2048
+    assert list(made.heads["sentiment"].labels.values()) == ["negative", "neutral", "positive"]
+    assert not list(tmp_path.glob("*.training"))
+    language = Checkpoint.load("language").model.state_dict()
+    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(language.get(name, tensor))]
+    assert any("blocks.0" in name for name in moved)
+    headed = Checkpoint.load("headed").model.state_dict()  # the last step goes on with all of it
+    assert headed.keys() == made.model.state_dict().keys()
+    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(headed[name])]
+    assert {name.split(".")[1] for name in moved if name.startswith("heads.")} == set(made.heads)
+
+    run("weigh", "sentences.txt", "-m", "bertie-small", "-o", "weighed")
+    weighed = Checkpoint.load("weighed")
+    assert weighed.heads == made.heads
+    assert weighed.sentence is not None
+    assert weighed.sentence.pooling.words is not None
+    assert weighed.model.state_dict()["encoder.embeddings.words.weight"].equal(
+        made.model.state_dict()["encoder.embeddings.words.weight"]
+    )
+    run("shrink", "weighed", "-o", f"models/{hub.DEFAULT}", "--to", "int8")
+    receipt = json.loads(Path("models", hub.DEFAULT, "receipt.json").read_text())
+    assert receipt["hidden"]["least_cosine"] > 0.99
+    folders = ("bertie-small", f"models/{hub.DEFAULT}")
+    size = [sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) for name in folders]
+    assert size[1] < 0.5 * size[0]
+    monkeypatch.setattr(hub, "BUILT_IN", tmp_path / "models")
+    capsys.readouterr()
+    run("tour", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert [stop["verb"] for stop in found["stops"]] == STOPS
+    for stop in found["stops"]:
+        assert stop["tokens_read"] == stop["tokens_total"] > 0
+        for one in stop["said"]:
+            assert all(np.isfinite(score) for _, score in one["answers"])

@@ -1,0 +1,526 @@
+"""Pretraining: what a recipe may say, runs that are taken back, killed or spread over processes, and every recipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.errors import ConfigError, InputError, NotFoundError, TrainingError
+from bertie.text.batch import Batch
+from bertie.text.tokenizer_training import train as learn
+from bertie.training.loop import TRIES, Trainer
+from bertie.training.pretrain import pretraining_objectives as pretraining
+from bertie.training.pretrain.corpus import Settings, build
+from bertie.training.pretrain.initialization import fresh
+from bertie.training.pretrain.plans import Mixed
+from bertie.training.pretrain.pretrain_recipe import NOT_HERE, Pretraining
+from bertie.training.pretrain.run import pretrain
+from bertie.training.recipe import Recipe
+from tests.training import overmodel, tiny
+from tests.training.overmodel import Poisoned
+from tests.training.test_corpus import texts
+
+NAN = float("nan")
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes" / "pretrain").glob("*.toml"))
+
+
+# --- what a recipe may say ---
+
+FRESH = {"model": {"model_type": "bert"}}
+
+
+def asked(train: Mapping[str, Any] | None = None, *objectives: Mapping[str, Any], **top: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {**FRESH, "train": {"steps": 5} | dict(train or {}), **top}
+    return given | ({"objective": list(objectives)} if objectives else {})
+
+
+KINDS = "mlm, rtd, triple, relations, taught, classify, regress, tag, answer, rerank"
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({}, "the recipe has no [model]; pass a checkpoint to go on with, or config.json's keys"),
+    ({"model": {"model_type": "bert"}}, "[train] needs tokens, or steps, and not both"),
+    (asked({"tokens": 10}), "[train] needs tokens, or steps, and not both"),
+    (asked(modle={}), "the recipe has no field 'modle'; did you mean 'model'?"),
+    (asked({"stpes": 3}), "[train] has no field 'stpes'; did you mean 'steps'?"),
+    (asked({"epochs": 3}), "[train] has no field 'epochs'"),
+    (asked({"steps": -1}), "steps=-1 must be a whole number of at least 0"),
+    (asked({"steps": 2.5}), "steps=2.5 must be a whole number of at least 0"),
+    (asked({"steps": 0, "tokens": 0}), "tokens=0 must be a whole number of at least 1"),
+    (asked({"steps": 0, "tokens": "many"}), "tokens='many' must be a whole number of at least 1"),
+    (asked({"evals": -1}), "evals=-1 must be a whole number of at least 0"),
+    (asked({"evals": True}), "evals=True must be a whole number of at least 0"),
+    (asked({"batch_warmup": 1.0}), "batch_warmup=1.0 must be from 0 to below 1"),
+    (asked({"batch_warmup": "x"}), "batch_warmup='x' must be from 0 to below 1"),
+    (asked({"lr": 2}), "lr=2 must be a number above 0 and at most 1"),
+    (asked({"decay": 0}), "decay=0 must be a number above 0 and at most 1"),
+    (asked({"schedule": "steps"}), "schedule='steps' must be one of linear, cosine, wsd, constant"),
+    (asked({"batch_tokens": 0}), "batch_tokens=0 must be a whole number of at least 1"),
+    (asked() | {"train": 3}, "train=3 must be a table: write [train] above its keys"),
+    (asked() | {"model": 3}, "model=3 must be a table: write [model] above its keys"),
+    (asked() | {"objective": {"kind": "mlm"}}, "objective must be one table or more: write [[objective]] above each"),
+    (asked() | {"objective": []}, "objective must be one table or more: write [[objective]] above each"),
+    (asked(corpus=7), "corpus=7 must be the name of a folder, or a list of them"),
+    (asked(corpus=["a", 7]), "corpus=['a', 7] must be the name of a folder, or a list of them"),
+    (asked(tokenizer=7), "tokenizer=7 must be a text"),
+    (asked(sentence=7), "sentence=7 must be a text"),
+    (asked(None, {}), f"objective 1: kind=None must be one of {KINDS}"),
+    (asked(None, {"kind": "mlm"}, {"kind": "clm"}), f"objective 2: kind='clm' must be one of {KINDS}"),
+    (asked(None, {"kind": "mlm", "rates": 1}), "objective 1 (mlm) has no field 'rates'; did you mean 'rate'?"),
+    (asked(None, {"kind": "mlm", "teacher": "x"}), "objective 1 (mlm) has no field 'teacher'"),
+    (asked(None, {"kind": "mlm", "share": 0}), "objective 1: share=0 must be a number above 0"),
+    (asked(None, {"kind": "mlm", "share": "x"}), "objective 1: share='x' must be a number above 0"),
+    (asked(None, {"kind": "mlm", "reach": 0}), "objective 1: reach=0 must be a whole number of at least 1"),
+    (asked(None, {"kind": "mlm", "reach": 12.0}), "objective 1: reach=12.0 must be a whole number of at least 1"),
+    (asked(None, {"kind": "mlm", "batch_tokens": "x"}), "objective 1: batch_tokens='x' must be a whole number of at "),
+    (asked(None, {"kind": "rtd", "weight": -1}), "objective 1: weight=-1 must be a number of at least 0"),
+    (asked(None, {"kind": "rtd", "weight": NAN}), "objective 1: weight=nan must be a number of at least 0"),
+    (asked(None, {"kind": "rtd", "generator": 2}), "objective 1: generator=2 must be a table of config.json's keys"),
+    (asked(None, {"kind": "triple"}), "objective 1 (triple) needs teacher"),
+    (asked(None, {"kind": "triple", "teacher": 3}), "objective 1: teacher=3 must be a text"),
+    (asked(None, {"kind": "relations"}), "objective 1 (relations) needs teacher"),
+    (asked(None, {"kind": "taught", "teacher": "x"}), "objective 1 (taught) needs teacher_corpus"),
+    (asked(None, {"kind": "taught", "teacher_corpus": "x"}), "objective 1 (taught) needs teacher"),
+    (asked(None, {"kind": "tag", "train": "x"}), "objective 1 (tag) needs name"),
+    (asked(None, {"kind": "tag", "name": "x"}), "objective 1 (tag) needs train"),
+    (
+        asked(None, {"kind": "answer", "name": "x", "train": "y", "batch_size": 0}),
+        "objective 1: batch_size=0 must be a whole number of at least 1",
+    ),
+    (asked({"batch_warmup": 0.1}, {"kind": "mlm"}, {"kind": "mlm"}), "batch_warmup is for a single objective"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda one: one[:40] if isinstance(one, str) else "")
+def test_what_a_recipe_may_not_say(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Pretraining.from_mapping(given)
+    assert str(error.value).startswith(said)
+    if not said.endswith(" ") and "has no field" not in said:
+        assert str(error.value) == said
+
+
+def test_a_recipe_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(
+        'corpus = "c"\n[model]\nmodel_type = "bert"\n[train]\ntokens = 1000\nbatch_tokens = 300\nlr = 1e-3\n'
+    )
+    read = Pretraining.read(file)
+    assert (read.steps, read.tokens, read.corpus, read.recipe.lr, read.evals) == (4, 1000, "c", 1e-3, 10)
+    assert read.objectives == ({"kind": "mlm"},)
+    over = Pretraining.read(file, steps=7, corpus="d", seed=3, lr=None)
+    assert (over.steps, over.tokens, over.corpus, over.recipe.seed, over.recipe.lr) == (7, None, "d", 3, 1e-3)
+    assert Pretraining.read(file, tokens=10**6).steps == math.ceil(10**6 / 300)
+    with pytest.raises(ConfigError, match="needs tokens, or steps, and not both"):
+        Pretraining.read(file, tokens=5, steps=5)
+    assert json.loads(json.dumps(over.as_dict()))["model"] == {"model_type": "bert"}
+    assert Pretraining.read(None, model="folder", steps=1).recipe.batch_tokens == 131_072
+    file.write_text("[model\n")
+    with pytest.raises(ConfigError, match=r"recipe\.toml: "):
+        Pretraining.read(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"recipe\.toml: "):
+        Pretraining.read(file)
+    with pytest.raises(NotFoundError, match=r"none\.toml cannot be read: No such file"):
+        Pretraining.read(tmp_path / "none.toml")
+
+
+# --- taken back ---
+
+
+def poisoned(folder: Path | None, factors: dict[int, float], steps: int = 80, **options: Any) -> Trainer:
+    plan = Poisoned(steps, factors)
+    options = {"rollback": True, "quiet": True, "keep": "last", "save_steps": 20, "evaluate_at": ()} | options
+    return Trainer(tiny.model(), plan, tiny.recipe(batch_size=4), folder=folder, **options)
+
+
+class Stop(Exception):
+    """A run that ends here."""
+
+
+def skipping(folder: Path, spans: list[tuple[int, int]], steps: int = 80, **options: Any) -> Trainer:
+    """A run that goes on behind each span from where it was before it: states are edited by hand."""
+    for start, end in spans:
+        trainer = poisoned(folder, {}, steps, resume=True, **options)
+        read = trainer.steps.read
+
+        def until(step: int, read: Any = read, start: int = start) -> Any:
+            if step == start:
+                raise Stop
+            return read(step)
+
+        trainer.steps.read = until  # type: ignore[method-assign]
+        with pytest.raises(Stop):
+            trainer.run()
+        state = torch.load(folder / "state.pt", weights_only=True)
+        assert state["progressed"]["step"] == start
+        state["progressed"]["step"] = end
+        torch.save(state, folder / "state.pt")
+    trainer = poisoned(folder, {}, steps, resume=True, **options)
+    trainer.run()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("factors", "spans"),
+    [
+        ({62: 50.0}, [(60, 63)]),  # seen with the log's row at step 70
+        ({62: NAN}, [(60, 63)]),
+        ({3: NAN}, [(0, 4)]),  # before anything else was saved
+        ({79: NAN}, [(60, 80)]),  # the last one
+        ({22: NAN, 64: -NAN, 73: 50.0}, [(20, 23), (60, 65), (65, 74)]),
+        ({25: NAN, 27: NAN}, [(20, 26), (26, 28)]),  # one behind the other
+    ],
+)
+def test_a_poisoned_step_is_skipped(tmp_path: Path, factors: dict[int, float], spans: list[tuple[int, int]]) -> None:
+    trainer = poisoned(tmp_path / "a", factors)
+    history = trainer.run()
+    assert trainer.progressed.skipped == [list(span) for span in spans]
+    assert history.steps == 80
+    assert all(math.isfinite(row["loss"]) for row in history.curve)
+    steps = [row["step"] for row in history.curve]
+    assert steps == sorted(set(steps))
+    other = skipping(tmp_path / "b", [s for s in spans if s[1] < 80])
+    if spans[-1][1] < 80:
+        tiny.assert_same(tiny.weights(trainer.model), tiny.weights(other.model))
+        assert trainer.progressed.tokens == other.progressed.tokens
+    else:
+        state = poisoned(tmp_path / "c", {60: 1.0}, 80)
+        read = state.steps.read
+        state.steps.read = lambda step: read(step) if step < 60 else (_ for _ in ()).throw(Stop())  # type: ignore[method-assign, assignment]
+        with pytest.raises(Stop):
+            state.run()
+        saved = torch.load(tmp_path / "c" / "state.pt", weights_only=True)["model"]
+        tiny.assert_same(tiny.weights(trainer.model), saved)
+
+
+def test_losses_of_different_plans_are_not_compared(tmp_path: Path) -> None:
+    """One of two plans with the same objective and head has losses of its own size, now and then."""
+    plans = [Poisoned(400, {}), Poisoned(400, dict.fromkeys(range(400), 30.0))]
+    mixed = Mixed(plans, [6, 1], 400, seed=0)
+    trainer = Trainer(
+        tiny.model(), mixed, tiny.recipe(batch_size=4, lr=1e-5), folder=tmp_path, rollback=True, quiet=True, keep="last"
+    )
+    trainer.run()
+    assert trainer.progressed.skipped == []
+    assert len(trainer.progressed.recent) == 2
+
+
+def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = dict.fromkeys(range(21, 80), NAN)
+    trainer = poisoned(tmp_path, bad, quiet=False)
+    with pytest.raises(
+        TrainingError, match=rf"the loss is nan at step 27, after {TRIES} spikes before it: the learning"
+    ):
+        trainer.run()
+    assert capsys.readouterr().err.count("back to the weights of step") == TRIES
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["progressed"]["skipped"] == [[20, 22], [22, 23], [23, 24], [24, 25], [25, 26]]
+    assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
+    with pytest.raises(TrainingError, match="after 5 spikes before it"):
+        poisoned(tmp_path, bad, resume=True).run()
+    # With steps that are well in between, it goes on: the tries are counted from what was learnt last.
+    good = {step: NAN for step in range(80) if step % 10 == 4}
+    trainer = poisoned(tmp_path / "other", good, save_steps=2)
+    trainer.run()
+    assert len(trainer.progressed.skipped) == 8 > TRIES
+
+
+@pytest.mark.parametrize("options", [{"folder": None}, {"rollback": False}])
+def test_without_a_state_to_go_back_to_it_is_an_error(tmp_path: Path, options: dict[str, Any]) -> None:
+    trainer = poisoned(**({"folder": tmp_path, "factors": {7: NAN}, "save_steps": None} | options))
+    with pytest.raises(TrainingError, match=r"^the loss is nan at step 8: the learning rate \(0\.003\)"):
+        trainer.run()
+
+
+def test_a_large_loss_is_no_spike_without_rollback(tmp_path: Path) -> None:
+    trainer = poisoned(tmp_path, {62: 50.0}, rollback=False)
+    trainer.run()
+    assert trainer.progressed.skipped == []
+
+
+# --- killed, and spread over processes ---
+
+
+def started(argv: list[str], **env: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.training.overmodel", *argv],
+        env=os.environ | {"PYTHONPATH": path} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def killed(folder: Path, cases: tuple[str, ...], kills: int) -> None:
+    said, _ = (process := started(["killed", str(folder), *(f"{case}:{kills}" for case in cases)])).communicate()
+    assert process.returncode == 0, said
+    assert said.split("\n")[:-1] == [f"{case}:{kills} same after {kills} kills" for case in cases], said
+
+
+def test_runs_that_are_killed_go_on_to_the_bit(tmp_path: Path) -> None:
+    """Weights, what lies aside, the log: of generators, teachers, pairs, and of runs that are taken back."""
+    killed(tmp_path, ("tied", "gdes", "taught", "poison"), 3)
+
+
+@pytest.mark.slow
+def test_runs_that_are_killed_ten_times_go_on_to_the_bit(tmp_path: Path) -> None:
+    killed(tmp_path, overmodel.CASES, 10)
+
+
+SPREAD = ("mlm:ddp", "mlm:fsdp", "tied:ddp", "gdes:ddp", "taught:ddp", "taught:fsdp", "mixed:ddp")
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes made of each case."""
+    folder = tmp_path_factory.mktemp("spread")
+    overmodel.corpora(folder / "data")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    both = [started(["ranks", str(folder), *SPREAD], RANK=str(r), LOCAL_RANK=str(r), **env) for r in range(2)]
+    try:
+        said = [process.communicate(timeout=300)[0] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert all(process.returncode == 0 for process in both), "\n".join(said)
+    return folder
+
+
+@pytest.mark.parametrize("asked", SPREAD)
+def test_two_processes_train_as_one(spread: Path, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "sample", overmodel.likeliest)
+    alone = overmodel.kept(overmodel.made(asked.split(":")[0], spread / "data"))
+    found = [torch.load(spread / f"{asked}-{rank}", weights_only=True) for rank in range(2)]
+    tiny.assert_same(found[0]["weights"], found[1]["weights"])
+    for ours, theirs in zip(found[0]["curve"], alone["curve"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    begun = tiny.weights(overmodel.made(asked.split(":")[0], spread / "data").model)
+    moved = {name for name in begun if (begun[name] - alone["weights"][name]).abs().max() > 1e-3}
+    assert any(name.startswith("encoder.blocks.0.") for name in moved)
+    aside = {name for name in begun if name.startswith("aside.") and name.endswith("weight")}
+    assert bool(aside) == (not asked.startswith("mlm"))
+    assert len(aside & moved) >= 0.8 * len(aside)  # what lies aside is trained, too
+    tiny.assert_same(tiny.without_key_biases(found[0]["weights"]), tiny.without_key_biases(alone["weights"]), atol=3e-4)
+
+
+# --- whole runs ---
+
+
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "albert-base": {"kind": "unigram", "lowercase": True},
+    "deberta-v3-small": {"kind": "unigram"},
+    "roberta-base": {"kind": "bpe", "style": "angles", "vocab": 400},
+    "modernbert-small": {"kind": "bpe", "vocab": 400},
+}
+SMALL = {
+    "hidden_size": 16,
+    "dim": 16,
+    "embedding_size": 16,
+    "num_hidden_layers": 3,
+    "n_layers": 2,
+    "num_attention_heads": 2,
+    "n_heads": 2,
+    "intermediate_size": 24,
+    "hidden_dim": 24,
+    "max_position_embeddings": 66,
+}
+
+
+def shrunk(given: dict[str, Any], steps: int = 3) -> dict[str, Any]:
+    """A recipe with all shapes and lengths tiny."""
+    model = {name: SMALL.get(name, value) for name, value in given["model"].items()}
+    for name in ("position_buckets", "local_attention"):
+        if name in model:
+            model[name] = 8
+    train = {name: value for name, value in given["train"].items() if name != "tokens"}
+    train |= {"steps": steps, "batch_tokens": 256 if "batch_warmup" not in train else 1024, "reach": 64, "evals": 1}
+    if "batch_warmup" in train:
+        train["batch_warmup"] = 0.5
+    objectives = []
+    for one in given["objective"]:
+        if "generator" in one:
+            tiny_ones = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 16, "num_hidden_layers": 1}
+            one = one | {"generator": {name: tiny_ones[name] for name in one["generator"]}}
+        objectives.append(one)
+    return given | {"model": model, "train": train, "objective": objectives}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "in.txt"
+    file.write_text("\n\n".join(texts(80, seed=2)) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
+    given = shrunk(tomllib.loads(file.read_text("utf-8")))
+    lines = text.read_text().split("\n")
+    options: dict[str, Any] = {"kind": "wordpiece", "vocab": 200, "max_length": 64} | TOKENIZERS.get(file.stem, {})
+    tokenizer = learn(lines, **options)
+    tokenizer.save(tmp_path / "tokenizer")
+    build([str(text)], tokenizer, tmp_path / "corpus", Settings(held_out=0.3))
+    for one in given["objective"]:
+        if "teacher" in one:
+            shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+            config = {"model_type": "bert", **shape, "max_position_embeddings": 66}
+            fresh(config, tokenizer, seed=4).save(tmp_path / "teacher")
+            one["teacher"] = "teacher"
+    run = pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    assert run["tokens"] > 3 * (1 if "batch_warmup" in given["train"] else 150)
+    assert math.isfinite(run["loss"])
+    report = {one.name for one in (tmp_path / "out" / "training").iterdir()}
+    assert report >= {"curve.csv", "curve.html", "run.json", "recipe.json"}
+    assert not (tmp_path / "out.training").exists()
+    loaded = Checkpoint.load(tmp_path / "out")
+    replaced = given["objective"][0]["kind"] == "rtd"
+    assert (run["evaluation"] is None) == replaced
+    assert ("samples.jsonl" in report) != replaced
+    assert all(bool(p.isfinite().all()) for p in loaded.model.parameters())
+
+    if "rate" in given["objective"][0]:
+        same_in_transformers(tmp_path / "out", loaded)
+
+
+def same_in_transformers(folder: Path, ours: Checkpoint) -> None:
+    from transformers import AutoModel
+
+    theirs = AutoModel.from_pretrained(folder).eval()
+    ids = np.random.default_rng(0).integers(5, 100, 30)
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.from_numpy(ids)[None]).last_hidden_state[0]
+        found = ours.model.eval().hidden(Batch.from_ids([ids]))
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=0)
+
+
+def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
+    """ELECTRA has one of its own, which transformers reads as well; what the run trained is what is saved."""
+    from transformers import AutoModelForPreTraining
+
+    file = next(one for one in RECIPES if one.stem == "electra-small")
+    given = shrunk(tomllib.loads(file.read_text("utf-8")), steps=5)
+    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer.save(tmp_path / "tokenizer")
+    build([str(text)], tokenizer, tmp_path / "corpus")
+    pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    ours = Checkpoint.load(tmp_path / "out")
+    theirs = AutoModelForPreTraining.from_pretrained(tmp_path / "out").eval()
+    assert type(theirs).__name__ == "ElectraForPreTraining"
+    ids = np.random.default_rng(0).integers(5, 100, 30)
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.from_numpy(ids)[None]).logits[0]
+        found = ours.model.eval()(Batch.from_ids([ids]), "rtd")[:, 0]
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=0)
+    begun = fresh(given["model"], tokenizer, head="rtd", seed=0).model
+    words = begun.encoder.embeddings.words.weight, ours.model.encoder.embeddings.words.weight
+    assert not torch.allclose(*words, atol=1e-4)
+
+
+def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
+    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer.save(tmp_path / "tokenizer")
+    build([str(text)], tokenizer, tmp_path / "corpus")
+    checkpoint = overmodel.checkpoint(tokenizer)
+    checkpoint.save(tmp_path / "model")
+
+    def refused(kind: type[Exception], said: str, given: dict[str, Any], **options: Any) -> None:
+        with pytest.raises(kind) as error:
+            pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True, **options)
+        assert said in str(error.value)
+        assert not list(tmp_path.glob("*out*"))  # nothing is left behind
+
+    model = {"model_type": "bert", **{k: SMALL[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads")}}
+    model |= {"intermediate_size": 24, "max_position_embeddings": 66}
+    there = {"model": model, "tokenizer": "tokenizer", "corpus": "corpus"}
+    small = {"batch_tokens": 256}
+    refused(ConfigError, "a fresh model needs a tokenizer", asked(small) | {"model": model})
+    refused(ConfigError, "the recipe names no corpus", asked(small) | {"model": model, "tokenizer": "tokenizer"})
+    refused(NotFoundError, "holds no corpus", asked(small) | there | {"corpus": "none"})
+    refused(ConfigError, "reach=65 must be at most 64, which is the model's", asked(small | {"reach": 65}) | there)
+    refused(InputError, "budget=32 must be at least reach=64", asked({"batch_tokens": 32}) | there)
+    two = [{"kind": "rtd"}, {"kind": "mlm"}]
+    refused(ConfigError, "an objective of kind rtd must be the only one", asked(small, *two) | there)
+    going_on = asked(small, {"kind": "rtd"}) | there | {"model": "model"}
+    refused(ConfigError, "kind='rtd' is for fresh models", going_on)
+    refused(ConfigError, "spread='fsdp' cannot train kind='rtd'", asked(small, {"kind": "rtd"}) | there, spread="fsdp")
+    wrong = {"kind": "mlm", "pairs": "order"}
+    refused(ConfigError, "pairs='order' must be one of nsp, sop", asked(small, wrong) | there | {"model": "model"})
+    refused(ConfigError, "Masking.rate=2 must be", asked(small, {"kind": "mlm", "rate": 2}) | there)
+    other = learn(texts(30, seed=9), vocab=150, max_length=64)
+    other.save(tmp_path / "other")
+    refused(ConfigError, "was made with another tokenizer", asked(small) | there | {"tokenizer": "other"})
+    taught = {"kind": "taught", "teacher": "model", "teacher_corpus": "corpus", "words": 1.0}
+    refused(ConfigError, "is no sentence encoder", asked(small, taught) | there | {"model": "model"})
+    missing = taught | {"teacher": "nowhere"}
+    refused(NotFoundError, "nowhere", asked(small, missing) | there | {"model": "model"})
+
+
+def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
+    """It needs no head for them, and none of its tokens is hidden."""
+    from transformers import BertConfig, BertModel
+
+    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    build([str(text)], tokenizer, tmp_path / "corpus", Settings(held_out=0.2))
+    overmodel.checkpoint(tokenizer, 16, seed=1).save(tmp_path / "teacher")
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    bare = BertModel(
+        BertConfig(**shape, vocab_size=tokenizer.vocab_size, max_position_embeddings=64), add_pooling_layer=False
+    )
+    bare.save_pretrained(tmp_path / "bare")
+    tokenizer.save(tmp_path / "bare")
+    assert not Checkpoint.load(tmp_path / "bare").model.heads
+    objective = {"kind": "relations", "teacher": "teacher", "heads": 4}
+    given = asked({"batch_tokens": 512, "steps": 30, "lr": 3e-3}, objective, corpus="corpus") | {"model": "bare"}
+    run = pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    rows = (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")[1:]
+    losses = [float(row.split(",")[2]) for row in rows if row]
+    assert losses[-1] < losses[0]
+    assert run["evaluation"] is None
+    assert not Checkpoint.load(tmp_path / "out").model.heads
+
+
+def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
+    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer.save(tmp_path / "tokenizer")
+    for name, seed in (("a", 1), ("b", 7)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(texts(20, seed=seed)) + "\n")
+        build([str(tmp_path / f"{name}.txt")], tokenizer, tmp_path / name, Settings(held_out=0.2))
+    model = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    given = asked({"batch_tokens": 128, "steps": 60, "evals": 1}, corpus=["a", "b"], tokenizer="tokenizer")
+    given["model"] = model | {"intermediate_size": 16, "max_position_embeddings": 64}
+    run = pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    rows = (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")
+    assert len(rows) > 6
+    assert run["evaluation"]["tokens"] > 20  # of the held-out text of both
+    assert run["steps"] == 60
+
+
+def test_what_recipe_fields_there_are() -> None:
+    """Every field of a recipe is either taken or known to mean nothing here."""
+    names = {field.name for field in fields(Recipe)}
+    assert set(NOT_HERE) <= names
+    for name in names - set(NOT_HERE):
+        value = {"steps": 5, name: getattr(Recipe(lr=5e-4, batch_tokens=100), name)}
+        Pretraining.from_mapping({**FRESH, "train": {key: one for key, one in value.items() if one is not None}})
+    for name in NOT_HERE:
+        with pytest.raises(ConfigError, match=rf"\[train\] has no field '{name}'"):
+            Pretraining.from_mapping({**FRESH, "train": {"steps": 5, name: 1}})

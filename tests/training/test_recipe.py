@@ -1,0 +1,247 @@
+"""Recipes: what they refuse, what they warn of, and the files they are read from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertie.errors import ConfigError, NotFoundError
+from bertie.training.recipe import Recipe, read_recipe
+
+
+def test_the_defaults_are_allowed_and_need_no_warning() -> None:
+    recipe = Recipe()
+    assert recipe.warnings() == []
+    assert (recipe.epochs, recipe.lr, recipe.batch_size, recipe.micro_tokens) == (3.0, 3e-5, 32, 16384)
+    assert len(fields(Recipe)) == 33
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "allowed"),
+    [
+        ("epochs", (0, -1, float("nan"), float("inf"), "3", True, None), "a number above 0"),
+        ("lr", (0, -1e-5, 1.5, None), "above 0 and at most 1"),
+        ("head_lr", (0, -1e-5, 1.5), "above 0 and at most 1"),
+        ("batch_size", (0, 1.5, 32.0, None), "a whole number of at least 1"),
+        ("batch_tokens", (0, -5), "a whole number of at least 1"),
+        ("micro_tokens", (0,), "a whole number of at least 1"),
+        ("warmup", (-0.1, 1), "from 0 up to, but not including, 1"),
+        ("schedule", ("Linear", "step", None, ["linear"]), "linear, cosine, wsd, constant"),
+        ("weight_decay", (-0.01,), "at least 0"),
+        ("beta2", (0, 1), "between 0 and 1"),
+        ("clip", (-1,), "at least 0"),
+        ("layer_decay", (0, 1.1), "above 0 and at most 1"),
+        ("freeze", (-1, 1.5, "all", None, True), "at least 0, or 'encoder'"),
+        ("thaw", (-1, 0.5), "a whole number of at least 0"),
+        ("lora", (-1, 8.0), "a whole number of at least 0"),
+        ("lora_alpha", (0, -1), "above 0"),
+        ("label_smoothing", (-0.1, 1), "from 0 up to"),
+        ("dropout", (-0.1, 1), "from 0 up to"),
+        ("patience", (0, 1.5), "at least 1"),
+        ("evals_per_epoch", (0, 0.5), "at least 1"),
+        ("seed", (-1, 1 << 32, 0.5), "from 0 to 4294967295"),
+        ("precision", ("bfloat16", 16), "auto, fp32, bf16, fp16"),
+        ("gradient_checkpointing", (1, "yes"), "true or false"),
+        ("reach", (0,), "at least 1"),
+        ("train_windows", (0,), "at least 1"),
+        ("dev_share", (-0.1, 1), "from 0 up to"),
+        ("metric", ("", 3), "the name of a metric"),
+        ("abstain", (0, 1), "between 0 and 1"),
+        ("class_weights", ("equal", {}, [1.0, 2.0], {1: 2.0}), "'balanced', or a weight for each label"),
+    ],
+)
+def test_values_that_are_refused(field: str, bad: tuple[Any, ...], allowed: str) -> None:
+    for value in bad:
+        with pytest.raises(ConfigError) as caught:
+            Recipe(**{field: value})
+        assert str(caught.value).startswith(f"{field}={value!r}")
+        assert allowed in str(caught.value)
+
+
+def test_a_class_weight_is_named_by_its_label() -> None:
+    with pytest.raises(ConfigError, match=r"class_weights\['bad'\]=0 must be a number above 0"):
+        Recipe(class_weights={"good": 1, "bad": 0})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"thaw": 1}, "thaw=1 needs freeze"),
+        ({"lora": 4, "freeze": 2}, "freeze=2 with lora=4"),
+        ({"lora": 4, "freeze": "encoder", "thaw": 1}, "freeze='encoder' with lora=4"),
+        ({"lora_alpha": 8}, "lora_alpha=8 needs lora"),
+    ],
+)
+def test_contradictions(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Recipe(**values)
+
+
+def test_numbers_become_plain() -> None:
+    recipe = Recipe(
+        epochs=2, batch_size=np.int64(8), lr=np.float32(0.5), class_weights={"a": np.int64(2)}, freeze=np.int32(1)
+    )
+    assert [type(value) for value in (recipe.epochs, recipe.batch_size, recipe.lr)] == [float, int, float]
+    assert recipe.class_weights == {"a": 2.0}
+    assert type(recipe.freeze) is int
+    json.dumps(recipe.as_dict())
+
+
+def test_a_recipe_keeps_its_own_weights() -> None:
+    weights = {"a": 1.0}
+    recipe = Recipe(class_weights=weights)
+    weights["a"] = 9.0
+    recipe.as_dict()["class_weights"]["a"] = 8.0
+    assert recipe.class_weights == {"a": 1.0}
+
+
+def test_there_and_back() -> None:
+    recipe = Recipe(epochs=1.5, freeze="encoder", thaw=2, class_weights={"a": 1.0, "b": 2.0}, patience=3, metric="f1")
+    assert Recipe.from_mapping(json.loads(json.dumps(recipe.as_dict()))) == recipe
+    changed = recipe.replace(freeze=0, thaw=0)
+    assert (changed.freeze, changed.thaw, changed.metric) == (0, 0, "f1")
+    assert recipe.freeze == "encoder"
+    with pytest.raises(ConfigError, match="did you mean 'patience'"):
+        recipe.replace(patienc=1)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match=r"no field 'warm_up', 'batchsize'; did you mean 'warmup', 'batch_size'\?"):
+        Recipe.from_mapping({"warm_up": 0.1, "lr": 1e-5, "batchsize": 8})
+    with pytest.raises(ConfigError, match="no field 'xyz'; it has: epochs, lr"):
+        Recipe.from_mapping({"xyz": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "starts"),
+    [
+        ({"lr": 5e-5}, []),
+        ({"lr": 1e-3}, ["lr=0.001 is above 5e-5: fine-tuning all weights so fast usually destroys"]),
+        ({"lr": 1e-3, "lora": 8}, []),
+        ({"lr": 1e-3, "freeze": "encoder"}, []),
+        ({"lr": 1e-3, "freeze": "encoder", "thaw": 1}, ["lr=0.001 is above 5e-5"]),
+        ({"lora": 8}, ["lr=3e-05 is low for lora=8"]),
+        ({"freeze": "encoder"}, ["lr=3e-05 is low for freeze='encoder'"]),
+        ({"freeze": "encoder", "head_lr": 2e-5, "lr": 1e-3}, ["head_lr=2e-05 is low"]),
+        ({"freeze": "encoder", "head_lr": 1e-3}, []),
+        ({"freeze": "encoder", "thaw": 1}, []),
+        ({"patience": 1}, []),  # evaluations after 1, 2 and 3 epochs: the second may be the last
+        ({"patience": 2}, ["patience=2 never stops a run of 3 evaluations early"]),
+        ({"patience": 2, "evals_per_epoch": 4}, []),
+        ({"patience": 9, "lr": 1.0}, ["lr=1 is", "patience=9"]),
+    ],
+)
+def test_warnings(values: dict[str, Any], starts: list[str]) -> None:
+    found = Recipe(**values).warnings()
+    assert len(found) == len(starts)
+    for text, start in zip(found, starts, strict=True):
+        assert text.startswith(start)
+
+
+def test_no_torch_is_imported() -> None:
+    code = "import sys, bertie.training.recipe; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- files ---
+
+WHOLE = """
+title = "SST-2"
+task = "classify"
+seeds = [1, 2, 3]
+[model]
+base = "some/model"
+[data]
+train = ["sst2/train.jsonl.gz", "more.csv"]
+dev = "sst2/dev.jsonl.gz"
+test = "/elsewhere/test.csv"
+columns = { text = "sentence" }
+[training]
+epochs = 2
+lr = 5e-5
+class_weights = { neg = 1, pos = 2.5 }
+freeze = "encoder"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "sst2.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    found = read_recipe(written(tmp_path, WHOLE))
+    assert (found.title, found.task, found.model, found.seeds) == ("SST-2", "classify", "some/model", [1, 2, 3])
+    assert found.train == [str(tmp_path / "sst2" / "train.jsonl.gz"), str(tmp_path / "more.csv")]
+    assert (found.dev, found.test) == (str(tmp_path / "sst2" / "dev.jsonl.gz"), "/elsewhere/test.csv")
+    assert found.columns == {"text": "sentence"}
+    assert found.training == Recipe(epochs=2.0, lr=5e-5, class_weights={"neg": 1.0, "pos": 2.5}, freeze="encoder")
+
+
+def test_paths_below_a_given_folder(tmp_path: Path) -> None:
+    found = read_recipe(str(written(tmp_path, WHOLE)), data_root="some/data")
+    assert found.train[0] == str(Path("some/data/sst2/train.jsonl.gz"))
+    assert found.test == "/elsewhere/test.csv"
+
+
+def test_the_least_file(tmp_path: Path) -> None:
+    found = read_recipe(
+        written(tmp_path, 'model.task = "tag"\ndata.train = "train.jsonl"\ntraining.seed = 7'), data_root=tmp_path
+    )
+    assert (found.title, found.task, found.model, found.dev, found.test) == ("sst2", "tag", None, None, None)
+    assert (found.train, found.columns, found.seeds) == ([str(tmp_path / "train.jsonl")], {}, [7])
+    assert found.training == Recipe(seed=7)
+
+
+GOOD = 'task = "tag"\ndata.train = "a.csv"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "titel = 'x'\ntask2 = 1", "the file has no field 'titel', 'task2'; did you mean 'title', 'task'"),
+        (GOOD + "data.validation = 'x'", "\\[data\\] has no field 'validation'; it has: train, dev, test, columns"),
+        (GOOD + "model.name = 'x'", "\\[model\\] has no field 'name'"),
+        (GOOD + "training.epoch = 1", "a recipe has no field 'epoch'; did you mean 'epochs'"),
+        (GOOD + "training.lr = nan", "lr=nan must be"),
+        (GOOD + "training = 3", "training=3 must be a table"),
+        (GOOD + "model.base = 3", "base=3 must be a text"),
+        (GOOD + "model.task = 'tag'", "once is enough"),
+        (GOOD + "data.columns = ['text']", "columns=\\['text'\\] must be a table"),
+        (GOOD + "data.columns = { text = 1 }", "text=1 must be a text"),
+        (GOOD + "data.dev = ''", "dev='' must be a text"),
+        (GOOD + "seeds = []", "seeds=\\[\\] must be"),
+        (GOOD + "seeds = [1, 1]", "different whole numbers"),
+        (GOOD + "seeds = [1, -2]", "seeds\\[1\\]=-2 must be a whole number from 0"),
+        (GOOD + "seeds = 3", "seeds=3 must be"),
+        (GOOD + "seeds = [1]\ntraining.seed = 1", "not both"),
+        ("data.train = 'a.csv'", "task=None must be one of classify, regress"),
+        ("task = 'ner'\ndata.train = 'a.csv'", "task='ner' must be one of classify, regress"),
+        ("task = 'tag'", "train=None must be a path"),
+        ("task = 'tag'\ndata.train = []", "train=\\[\\] must be"),
+        ("task = 'tag'\ndata.train = ['a', 1]", "train=\\['a', 1\\] must be"),
+        ("task = tag\n", "is not TOML: .*line 1"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_recipe(written(tmp_path, text))
+    assert "sst2.toml" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"none\.toml cannot be read"):
+        read_recipe(tmp_path / "none.toml")
+    with pytest.raises(NotFoundError, match="cannot be read"):
+        read_recipe(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'title = "caf\xe9"')
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_recipe(tmp_path / "latin.toml")

@@ -1,0 +1,264 @@
+"""From a model and labelled data to a report: each part against the same thing done in another way."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertie.config import Calibration
+from bertie.errors import InputError
+from bertie.tasks import Classifier, Reranker
+from bertie.training.finetune.data import Labelled, labelled
+from bertie.training.finetune.reports import calibration, compare, evaluate, in_words_of, leaks, study, write_all
+from bertie.training.finetune.runs import Done
+from bertie.training.loop import History
+from bertie.training.recipe import Recipe
+from tests.checkpoints.sentence.tiny import save_bert
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes, and weights large enough to be sure of something."""
+    folder = tmp_path_factory.mktemp("models") / "pets"
+    labels = {0: "cat", 1: "dog", 2: "mat"}
+    numbers = {name: i for i, name in labels.items()}
+    return save_bert(folder, labels=3, id2label=labels, label2id=numbers, initializer_range=1.0)
+
+
+@pytest.fixture
+def task(folder: Path) -> Classifier:
+    return Classifier.load(folder)
+
+
+@pytest.fixture(scope="module")
+def data() -> Labelled:
+    """Labels at random: the model knows nothing, and is sure of it."""
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices("a the cat dog sat ran on mat find query".split(), k=8)) for _ in range(80)]
+    return labelled("classify", texts, draw.choices(["cat", "dog", "mat"], k=80), name="toys.jsonl")
+
+
+def sentence(number: int, words: int = 8) -> str:
+    """One that shares no word with those of other numbers."""
+    return " ".join(f"w{number}x{i}" for i in range(words))
+
+
+def test_an_evaluation(task: Classifier, data: Labelled) -> None:
+    from sklearn.metrics import accuracy_score
+
+    found = evaluate(task, data, draws=20)
+    assert found.scores["accuracy"].value == pytest.approx(accuracy_score(found.gold, found.predicted))
+    assert list(found.labels) == ["cat", "dog", "mat"]
+    assert found.texts is not None
+    assert found.texts[3] == data.examples[3].texts[0]
+    assert np.asarray(found.lengths)[3] == 8
+
+
+# --- calibration and abstention ---
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_calibration_before_and_after(folder: Path, data: Labelled, several: bool) -> None:
+    """Before is what the model says at a temperature of 1; it is not asked again for that."""
+    task = Classifier.load(folder)
+    if several:
+        info = replace(task.info, problem="multi_label_classification")
+        task.checkpoint.heads["classify"] = info
+        data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
+        assert task.problem == "multi"
+    plain = task.scores(task.judge(data), draws=50)
+    task.checkpoint.calibrated("classify", Calibration(temperature=2.5))
+    judged = task.judge(data)
+    found = calibration(task, judged, "test", draws=50)
+    assert found is not None
+    for one, wanted in ((found.before, plain["ece"]), (found.after, task.scores(judged, draws=50)["ece"])):
+        assert [one.value, one.low, one.high] == pytest.approx([wanted.value, wanted.low, wanted.high], abs=1e-4)
+    assert found.before.value > found.after.value + 0.05
+    assert sum(one.count for one in found.bins_before) == len(data.examples) * (3 if several else 1)
+    task.checkpoint.calibrated("classify", Calibration())
+    assert calibration(task, task.judge(data), "test") is None
+
+
+def test_abstention(task: Classifier, data: Labelled) -> None:
+    task.checkpoint.calibrated("classify", Calibration(temperature=2.0, abstain_below=0.6, precision=0.9))
+    judged = task.judge(data)
+    assert judged.confidence is not None
+    held = judged.confidence >= 0.6
+    assert 0 < held.sum() < len(held)
+    right = np.array(judged.gold) == np.array(judged.predicted)
+    made = study(task, {"dev": judged, "test": judged}, title="x", model="y", draws=10)
+    assert made.abstention is not None
+    assert made.abstention.precision.value == pytest.approx(right[held].mean())
+    assert made.abstention.coverage == pytest.approx(held.mean())
+    assert made.abstention.wanted == 0.9
+
+
+# --- leaks ---
+
+
+def test_leaks_of_pairs(task: Classifier) -> None:
+    """Both texts of a pair have to be known; the scores without them are those of the others."""
+    pairs = [(sentence(i), sentence(100 + i)) for i in range(20)]
+    labels = ["cat", "dog"] * 10
+    train = labelled("classify", pairs[:10], labels[:10])
+    mixed = [pairs[2], (pairs[3][0], pairs[11][1]), *pairs[10:]]
+    test = labelled("classify", mixed, labels[:12], known=train.labels)
+    rest = replace(test, examples=test.examples[1:])
+    found = leaks(task, train, task.judge(test), draws=20)
+    assert [(one.test_index, one.train_index, one.kind) for one in found.found] == [(0, 2, "exact")]
+    assert found.rows == 12
+    assert found.without == task.scores(task.judge(rest), draws=20)
+    assert found.texts[0][0] == "\n".join(pairs[2])
+
+
+def test_leaks_of_queries(tmp_path: Path) -> None:
+    """All passages of a query that was trained on are leaks, whatever the passages are."""
+    task = Reranker.load(save_bert(tmp_path / "model", labels=1))
+    queries = [sentence(i) for i in range(4)]
+    train = labelled("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
+    pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
+    test = labelled("rerank", pairs, [1, 0] * 3)
+    found = leaks(task, train, task.judge(test), draws=20)
+    assert [(one.test_index, one.train_index) for one in found.found] == [(0, 1), (1, 1)]
+    assert found.without is not None
+    everything = leaks(task, replace(test, name="all"), task.judge(test), draws=20)
+    assert len(everything.found) == 6
+    assert everything.without is None
+
+
+def test_leaks_of_questions(task: Classifier) -> None:
+    """A question is known with its context; one context with several questions is the same text, lightly edited."""
+    contexts = [sentence(i, 40) for i in range(2)]
+    train = labelled("answer", [("who is w0x1", contexts[0])], [["w0x1"]])
+    asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
+    test = labelled("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
+    judged = task.judge(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
+    found = leaks(task, train, replace(judged, data=test), draws=5)
+    assert [(one.test_index, one.kind) for one in found.found] == [(0, "exact"), (1, "near")]
+
+
+# --- comparisons ---
+
+
+def test_another_model_with_other_names(task: Classifier, data: Labelled) -> None:
+    """The same weights under other names, in numbers: no difference. Weights of the opposite: all the difference."""
+    numbers = {"cat": "0", "dog": "1", "mat": "2"}
+    given = replace(data, examples=[replace(one, target=numbers[one.target]) for one in data.examples])
+    other = Classifier.load(task.checkpoint.source)
+    names = {0: "mat", 1: "cat", 2: "bird"}  # some of this model's names, for other classes
+    other.checkpoint.heads["classify"] = replace(other.info, labels=names)
+    judged = task.judge(in_words_of(task, given))
+    judged_too = other.judge(in_words_of(other, given))
+    same = compare(task, judged, "other", other, judged_too, draws=30)
+    assert same.mcnemar == 1.0
+    for gap in same.differences.values():
+        assert (gap.value, gap.low, gap.high) == pytest.approx((0, 0, 0))
+    with torch.no_grad():
+        out = other.model.head("classify").out
+        assert out is not None
+        out.weight.neg_()
+    judged_too = other.judge(in_words_of(other, given))
+    opposite = compare(task, judged, "other", other, judged_too, draws=30)
+    mine, theirs = (np.array(one.gold) == np.array(one.predicted) for one in (judged, judged_too))
+    assert opposite.differences["accuracy"].value == pytest.approx(mine.mean() - theirs.mean())
+    assert opposite.scores["accuracy"].value == pytest.approx(theirs.mean())
+    assert opposite.mcnemar is not None
+    assert opposite.mcnemar < 1
+
+
+def test_other_models_of_several_labels(folder: Path, data: Labelled) -> None:
+    """Their labels may stand in another order."""
+    tasks = []
+    for order in (["cat", "dog", "mat"], ["mat", "cat", "dog"]):
+        task = Classifier.load(folder)
+        info = replace(task.info, labels=dict(enumerate(order)), problem="multi_label_classification")
+        task.checkpoint.heads["classify"] = info
+        with torch.no_grad():
+            out = task.model.head("classify").out
+            assert out is not None
+            rows = [["cat", "dog", "mat"].index(label) for label in order]
+            out.weight.copy_(out.weight[rows].clone())
+            assert out.bias is not None
+            out.bias.copy_(out.bias[rows].clone())
+        tasks.append(task)
+    data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
+    first, second = (task.judge(in_words_of(task, data)) for task in tasks)
+    found = compare(tasks[0], first, "other", tasks[1], second, draws=30)
+    assert {name: gap.value for name, gap in found.differences.items()} == pytest.approx(
+        dict.fromkeys(found.differences, 0), abs=1e-7
+    )
+
+
+def test_words_of_a_model(task: Classifier) -> None:
+    known = ("cat", "dog", "mat")
+    by_name = labelled("classify", ["x", "y"], ["dog", "cat"], training=False)
+    by_number = labelled("classify", ["x", "y"], [1, 0], training=False)
+    found = in_words_of(task, by_name), in_words_of(task, by_number)
+    assert found[0].examples == found[1].examples == by_name.examples
+    assert found[0].labels == found[1].labels == known
+    with pytest.raises(InputError, match=r"y.jsonl, row 2: the label '3' is none of those of .*'cat', 'dog', 'mat'"):
+        in_words_of(task, labelled("classify", ["x", "y"], [1, 3], name="y.jsonl"))
+
+
+# --- all of it ---
+
+
+def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None:
+    task.checkpoint.calibrated("classify", Calibration(temperature=2.0))
+    task.save(tmp_path / "model")
+    judged = task.judge(data)
+    runs = [
+        Done(
+            seed,
+            History(
+                curve=[{"step": 10.0, "epoch": 1.0, "loss": 0.5, "lr": 1e-5, "tokens": 99.0}],
+                evaluations=[{"step": 10, "epoch": 1.0, "accuracy": 0.5}],
+                best_step=10, steps=10, tokens=99, seconds=1.5,
+            ),
+            {"accuracy": 0.5},
+            {"accuracy": 0.4 + seed / 10},
+        )
+        for seed in (1, 2)
+    ]  # fmt: skip
+    made = study(
+        task,
+        {"dev": judged, "test": judged},
+        title="Toys",
+        model=str(tmp_path / "model"),
+        train=data,
+        recipe=Recipe(epochs=1),
+        runs=runs,
+        chosen=2,
+        metric="accuracy",
+        baseline=("other", task, judged),
+        files={"train": ["/home/me/secret/train.jsonl"]},
+        draws=20,
+    )
+    assert made.model == "model"
+    assert made.base is None
+    assert made.recipe is not None
+    assert made.recipe["seed"] == 2
+    assert made.seeds == [{"accuracy": 0.5}, {"accuracy": pytest.approx(0.6)}]
+    assert made.dev == [{"step": 10, "epoch": 1.0, "metric": "accuracy", "value": 0.5}]
+    assert made.leaks is not None
+    assert set(made.leaks) == {"test"}  # the dev data is the training's own affair
+    assert len(made.leaks["test"].found) == 80
+    assert made.suspects is not None
+    assert made.suspects["test"]
+    assert made.reading is not None
+    assert made.reading["test"].tokens_total == 80 * 8
+    write_all(tmp_path / "model", made)
+    assert Classifier.load(tmp_path / "model").judge(data).predicted == judged.predicted  # checksums still hold
+    report = json.loads((tmp_path / "model" / "report.json").read_text())
+    assert report["evaluations"]["test"]["scores"]["accuracy"] == made.evaluations["test"].scores["accuracy"].as_dict()
+    for name in ("README.md", "report.md", "report.html", "report.json"):
+        text = (tmp_path / "model" / name).read_text()
+        assert "secret" not in text
+        assert str(tmp_path) not in text
+    assert (tmp_path / "model" / "README.md").read_text().startswith("---\n")

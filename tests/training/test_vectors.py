@@ -1,0 +1,314 @@
+"""Training over vectors: cached gradients, processes, kills, and which rows a step compares."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bertie.errors import ConfigError
+from bertie.nn.sentence_modules import Dense, SentenceModules
+from bertie.training.embedding import losses, similarity
+from bertie.training.embedding.losses import VectorLoss
+from bertie.training.embedding.objective import OverVectors, Reading, named_loss, row
+from bertie.training.embedding.rows import Rows
+from bertie.training.objectives import Piece
+from bertie.training.prefetch import micro_batches
+from bertie.training.sampling import Source
+from bertie.training.step import Loss, Stepper
+from tests.training import compared, tiny
+from tests.training.killed import forked
+
+DOT = losses.InfoNCE(scale=1.0, score=similarity.Dot())
+ALL: dict[str, tuple[VectorLoss, int, Reading]] = {
+    "infonce": (losses.InfoNCE(), 2, "vectors"),
+    "hard": (losses.InfoNCE(symmetric=True), 4, "vectors"),
+    "triplet": (losses.Triplet(), 3, "vectors"),
+    "softmax": (losses.Softmax(3), 2, "vectors"),
+    "cosine": (losses.CosineRegression(), 2, "vectors"),
+    "cosent": (losses.CoSENT(), 2, "vectors"),
+    "contrastive": (losses.Contrastive(), 2, "vectors"),
+    "matryoshka": (losses.Matryoshka(losses.Softmax(3), (12, 4)), 2, "vectors"),
+    "margin-mse": (losses.MarginMSE(), 4, "vectors"),
+    "kl": (losses.KL(), 4, "vectors"),
+    "neighbours": (losses.Neighbours(), 1, "vectors"),
+    "colbert": (losses.InfoNCE(scale=1.0, score=similarity.MaxSim()), 3, "tokens"),
+    "splade": (losses.Flops(DOT, 0.01, 0.01), 3, "lexical"),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("name", ALL)
+def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> None:
+    loss, columns, reading = ALL[name]
+    items = compared.rows(loss.inputs, 13, columns)
+    parts = micro_batches(items, 64)
+    assert len(parts) > 2
+    head = "mlm" if reading == "lexical" else ""
+
+    # All graphs at once, and the loss by hand.
+    model, objective = compared.begun(loss, dropout, reading)
+    minis = [objective.collate(part) for part in parts]
+    model.train()
+    found = []
+    for number, mini in enumerate(minis):
+        torch.manual_seed(100 + number)
+        found.append(objective.rows(model, mini, head))
+    wanted = objective.over(model, torch.cat(found), minis, len(items))
+    wanted.backward()
+    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+
+    again, objective = compared.begun(loss, dropout, reading)
+    again.train()
+    stepper = Stepper(Loss(again), torch.optim.SGD(again.parameters()), dtype=torch.float32, clip=0.0)
+    said = [
+        stepper.add(mini, head, objective, len(items), 100 + number, number == len(minis) - 1)
+        for number, mini in enumerate(minis)
+    ]
+    torch.testing.assert_close(sum(said), wanted * len(items), atol=1e-5, rtol=1e-5)
+    ours = {key: p.grad for key, p in again.named_parameters() if p.grad is not None and p.grad.any()}
+    assert any(key.startswith("encoder.blocks.0") for key in ours)
+    if reading != "lexical":
+        assert any(key.startswith("aside.sentence") for key in ours)
+    if "softmax" in name or name == "matryoshka":
+        assert any(key.startswith("aside.loss") for key in ours)
+    for key, grad in grads.items():
+        torch.testing.assert_close(ours.get(key, torch.zeros_like(grad)), grad, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_micro_batch_or_many(name: str) -> None:
+    loss, columns, reading = ALL[name]
+    items = compared.rows(loss.inputs, 10, columns)
+    found = []
+    for tokens in (10_000, 48):
+        model, objective = compared.begun(loss, reading=reading)
+        stepper = Stepper(Loss(model), torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
+        parts = micro_batches(items, tokens)
+        head = "mlm" if reading == "lexical" else ""
+        for number, part in enumerate(parts):
+            stepper.add(objective.collate(part), head, objective, len(items), 0, number == len(parts) - 1)
+        found.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None and p.grad.any()})
+    assert found[0].keys() == found[1].keys()
+    for key in found[0]:
+        torch.testing.assert_close(found[0][key], found[1][key], atol=1e-5, rtol=0)
+
+
+def test_a_long_text_is_the_mean_of_its_windows() -> None:
+    model, objective = compared.begun(losses.InfoNCE())
+    rng = np.random.default_rng(0)
+    one, two = tiny.piece(rng, 0, 5), tiny.piece(rng, 1, 7)
+    weights = (0.25, 0.75)
+    parts = [Piece(p.ids, p.segments, share) for p, share in zip((one, two), weights, strict=True)]
+    model.eval()
+    whole = objective.rows(model, objective.collate([row([parts, [one]])]), "")
+    alone = objective.rows(model, objective.collate([row([[one], [two]])]), "")
+    modules = model.aside["sentence"]
+    assert isinstance(modules, SentenceModules)
+    bare = [
+        modules.pooling(model.hidden(mini.batch), mini.batch)
+        for mini in (objective.collate([row([[p], [p]])]) for p in (one, two))
+    ]
+    mean = weights[0] * bare[0][:1] + weights[1] * bare[1][:1]
+    torch.testing.assert_close(whole[:1], modules.project(mean), atol=1e-6, rtol=0)
+    torch.testing.assert_close(whole[1:], alone[:1], atol=1e-6, rtol=0)
+
+
+def test_no_more_tokens_at_a_time_than_a_micro_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    rows = OverVectors.rows
+
+    def counted(self: OverVectors, model: Any, mini: Any, head: str) -> torch.Tensor:
+        held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
+        return rows(self, model, mini, head)
+
+    monkeypatch.setattr(OverVectors, "rows", counted)
+    items = compared.rows("pairs", 200, 2)
+    recipe = {"batch_size": 200, "micro_tokens": 100, "epochs": 1}
+    compared.trainer(losses.InfoNCE(), items, recipe=recipe).run()
+    assert sum(map(len, items)) > 2000
+    assert sum(held) == sum(map(len, items))
+    assert max(held) <= 100
+
+
+@pytest.mark.parametrize("name", ["infonce", "triplet", "colbert", "splade"])
+def test_the_loss_falls(name: str) -> None:
+    loss, columns, reading = ALL[name]
+    items = compared.rows(loss.inputs, 60, max(2, columns))
+    recipe = {"batch_size": 20, "micro_tokens": 150, "epochs": 12, "lr": 1e-2}
+    done = compared.trainer(loss, items, reading=reading, recipe=recipe).run()
+    assert done.curve[-1]["loss"] < 0.8 * done.curve[0]["loss"]  # two rows may be about one thing
+
+
+# --- stopped, and over several processes ---
+
+
+class Dies(losses.InfoNCE):
+    """Kills this process in its n-th call."""
+
+    left = 0
+
+    def loss(self, *args: Any) -> torch.Tensor:
+        type(self).left -= 1
+        if type(self).left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(*args)
+
+
+def run(folder: Path, die: int = 0) -> None:
+    """A run with dropout and several micro-batches a step; what is left is saved."""
+    torch.set_num_threads(1)
+    Dies.left = die
+    recipe = {"batch_size": 8, "micro_tokens": 48, "epochs": 3}
+    items = compared.rows("pairs", 30, 3)
+    one = compared.trainer(
+        Dies(), items, dropout=0.1, recipe=recipe, folder=folder, resume=folder.exists(), save_steps=2
+    )
+    done = one.run()
+    torch.save((tiny.weights(one.model), done.curve), folder / "result")
+
+
+def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    for kill in (0, 5):
+        pid = forked(lambda kill=kill: run(tmp_path / str(kill), kill))
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status) == bool(kill)
+    _, status = os.waitpid(forked(lambda: run(tmp_path / "5")), 0)
+    assert status == 0
+    (a, curve), (b, resumed) = (torch.load(tmp_path / name / "result") for name in ("0", "5"))
+    tiny.assert_same(a, b)
+    assert curve == resumed
+    assert any(name.startswith("aside.sentence") for name in a)
+
+
+SPREAD = {"hard": "ddp", "softmax": "ddp", "cosent": "ddp", "colbert": "ddp", "infonce": "fsdp"}
+
+
+def spread_run(name: str, how: str) -> dict[str, torch.Tensor]:
+    loss, columns, reading = ALL[name]
+    # 3 steps, the last of one row: one of two processes has none. Of tokens there must be some.
+    recipe = {"batch_size": 8, "micro_tokens": 64, "epochs": 1, "lr": 1e-3}
+    items = compared.rows(loss.inputs, 18 if reading == "tokens" else 17, columns)
+    one = compared.trainer(loss, items, reading=reading, recipe=recipe, spread=how)
+    one.run()
+    return tiny.without_key_biases(tiny.weights(one.model))
+
+
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    script = (
+        "import os, sys, torch; torch.set_num_threads(1)\n"
+        "from tests.training.test_vectors import SPREAD, spread_run\n"
+        "for name, how in SPREAD.items():\n"
+        "    torch.save(spread_run(name, how), sys.argv[1] + '/' + name + '-' + os.environ['RANK'])\n"
+    )
+    around = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], env=around | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(120) for process in started] == [0, 0]
+    for name in SPREAD:
+        first, second = (torch.load(tmp_path / f"{name}-{rank}") for rank in range(2))
+        tiny.assert_same(first, second)
+        tiny.assert_same(first, spread_run(name, "ddp"), atol=2e-5)
+
+
+# --- which rows ---
+
+words = st.lists(st.tuples(*[st.sampled_from("abcdefghij")] * 3), min_size=1, max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(words, st.integers(1, 8), st.integers(2, 3))
+def test_no_step_has_a_right_text_twice(texts: list[tuple[str, ...]], size: int, columns: int) -> None:
+    texts = [one[:columns] for one in texts]
+    piece = tiny.piece(np.random.default_rng(0), 0, 4)
+    items = [row([[piece]] * columns) for _ in texts]
+    source = Source("", OverVectors(losses.InfoNCE()), items)
+    plan = Rows(source, tiny.recipe(batch_size=size, epochs=2), texts)
+    assert plan.starts[-1] == plan.total
+    for epoch in range(2):
+        steps = [chosen for _, chosen in plan._of_epoch(epoch)]
+        assert sorted(i for chosen in steps for i in chosen) == list(range(len(texts)))
+        for chosen in steps:
+            assert 1 <= len(chosen) <= size
+            for i in chosen:
+                others = {text for j in chosen if j != i for text in texts[j]}
+                assert others.isdisjoint(texts[i][:2])
+
+
+def test_steps_are_full_where_nothing_clashes() -> None:
+    texts = [(f"a{i}", f"b{i}", "the same") for i in range(20)]
+    piece = tiny.piece(np.random.default_rng(0), 0, 4)
+    source = Source("", OverVectors(losses.InfoNCE()), [row([[piece]] * 3) for _ in texts])
+    plan = Rows(source, tiny.recipe(batch_size=8, epochs=1), texts)
+    assert [len(plan.read(step)[1]) for step in range(plan.total)] == [8, 8, 4]
+    by_tokens = Rows(source, tiny.recipe(batch_tokens=36, epochs=1), texts)
+    assert [len(by_tokens.read(step)[1]) for step in range(by_tokens.total)] == [3] * 6 + [2]
+
+
+def test_of_long_texts_some_windows_are_read() -> None:
+    rng = np.random.default_rng(0)
+    long = [tiny.piece(rng, 0, 4, 0.1) for _ in range(10)]
+    source = Source("", OverVectors(losses.InfoNCE()), [row([long, [tiny.piece(rng, 0, 4)], long])])
+    plan = Rows(source, tiny.recipe(train_windows=3, epochs=1))
+    (item,) = plan.read(0)[1]
+    assert item.more["windows"].tolist() == [3, 1, 3]
+    assert [round(piece.share, 3) for piece in item.pieces] == [0.333] * 3 + [1.0] + [0.333] * 3
+
+
+# --- names ---
+
+
+def test_losses_by_name() -> None:
+    assert named_loss("infonce") == losses.InfoNCE()
+    assert named_loss("triplet:margin=0.2,distance=cosine") == losses.Triplet(0.2, "cosine")
+    assert named_loss("softmax", classes=4) == losses.Softmax(4)
+    assert named_loss("infonce:symmetric=true") == losses.InfoNCE(symmetric=True)
+    for text, said in {
+        "nce": "must be one of infonce, triplet",
+        "infonce:scale": "must be one of scale, symmetric",
+        "infonce:score=dot": "must be one of scale, symmetric",
+        "infonce:scale=big": "must be a number",
+        "infonce:symmetric=1": "must be true or false",
+        "cosine:scale=1": "must be one of nothing",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            named_loss(text)
+
+
+def test_what_is_trained_beside_goes_away() -> None:
+    model, objective = compared.begun(losses.Softmax(3))
+    assert list(model.aside) == ["sentence", "loss"]
+    objective.end(model)
+    assert isinstance(model.aside, nn.ModuleDict)
+    assert not model.aside
+    assert isinstance(Dense(2, 2), nn.Module)
+    with pytest.raises(ConfigError, match="reading='words' must be one of vectors, tokens, lexical"):
+        OverVectors(losses.InfoNCE(), "words")  # type: ignore[arg-type]
+
+
+def test_what_a_loss_trains_cannot_be_sharded() -> None:
+    model, objective = compared.begun(losses.Softmax(3))
+    module: Any = Loss(model)
+    module.set_requires_gradient_sync = lambda on: None  # as FSDP gives it
+    stepper = Stepper(module, torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
+    mini = objective.collate(compared.rows("classes", 2, 2))
+    with pytest.raises(ConfigError, match="spread='fsdp' cannot train what Softmax needs"):
+        stepper.add(mini, "", objective, 2, 0, True)
