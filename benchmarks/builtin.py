@@ -53,7 +53,7 @@ SIMILAR = {"STS-B test": "stsb/test", "STS-B dev": "stsb/dev"} | {f"STS{y}": f"s
 YEARS = ("STS12", "STS13", "STS15")
 DEPTH, RERANKED = 1000, 50  # documents of a run, and those that a rerank head reads
 QUICK = 2000  # rows of a large set
-PIECE = 512  # tokens that masked words are judged in
+PIECE = 512  # tokens that masked words are scored in
 # WNUT-17's types, as WikiANN and the head for names have them.
 TYPES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 REPEATS, THREADS = 5, (1, 2)
@@ -116,20 +116,18 @@ class Collection:
 
     ids: list[str]
     texts: list[str]
-    queries: dict[str, str]  # those that are judged
-    judged: dict[str, dict[str, int]]
+    queries: dict[str, str]  # those that are scored
+    qrels: dict[str, dict[str, int]]
 
     @classmethod
     def read(cls, data: Path, name: str, split: str) -> Collection:
-        judged: dict[str, dict[str, int]] = {}
+        qrels: dict[str, dict[str, int]] = {}
         with gzip.open(data / name / f"qrels{split}.tsv.gz", "rt", encoding="utf-8") as file:
             for row in csv.DictReader(file, delimiter="\t"):
-                judged.setdefault(row["query_id"], {})[row["doc_id"]] = int(row["score"])
+                qrels.setdefault(row["query_id"], {})[row["doc_id"]] = int(row["score"])
         corpus = rows(data / name / "corpus.jsonl.gz")
-        asked = {
-            row["id"]: row["text"] for row in rows(data / name / f"queries{split}.jsonl.gz") if row["id"] in judged
-        }
-        return cls([row["id"] for row in corpus], [document(row) for row in corpus], asked, judged)
+        asked = {row["id"]: row["text"] for row in rows(data / name / f"queries{split}.jsonl.gz") if row["id"] in qrels}
+        return cls([row["id"] for row in corpus], [document(row) for row in corpus], asked, qrels)
 
     def run(self, points: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
         """From each query's scores of all documents to its best."""
@@ -237,7 +235,7 @@ def facts(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
     model, folder = subject.checkpoint.model, resolve(subject.name)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     counts = {"parameters": sum(p.numel() for p in model.parameters()), "folder, bytes": size}
-    counts |= {"vector, numbers": subject.embedder.dimension, "tokens at once": subject.checkpoint.reach}
+    counts |= {"vector, numbers": subject.embedder.dimension, "tokens at once": subject.checkpoint.max_length}
     return {name: Figure(count) for name, count in counts.items()}
 
 
@@ -265,7 +263,7 @@ def _judged(checkpoint: Checkpoint, head: str, texts: Sequence[str]) -> Iterator
     roles = [tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.unk_id, tokenizer.mask_id]
     never = [one for one in roles if one is not None]
     unknown = "" if tokenizer.unk_id is None else tokenizer.token(tokenizer.unk_id)
-    room = min(PIECE, checkpoint.reach) - 2
+    room = min(PIECE, checkpoint.max_length) - 2
     for number, text in enumerate(texts):
         whole = tokenizer.encode(text.replace("<unk>", unknown), special=False).ids
         inner = [whole[low : low + room] for low in range(0, len(whole), room)]
@@ -318,9 +316,9 @@ def search(subject: Subject, data: Path, options: argparse.Namespace) -> Figures
         collection = Collection.read(data, name, split)
         asked = subject.vectors(list(collection.queries.values()), "query")
         run = collection.run(asked @ subject.vectors(collection.texts, "document").T)
-        vectors[label] = retrieval.each_query(collection.judged, run)
+        vectors[label] = retrieval.each_query(collection.qrels, run)
         if subject.reranker is not None and not options.quick:
-            again[label] = retrieval.each_query(collection.judged, reranked(subject.reranker, collection, run))
+            again[label] = retrieval.each_query(collection.qrels, reranked(subject.reranker, collection, run))
     return searched(vectors) | (searched(again, ", first 50 reranked") if again else {})
 
 
@@ -352,7 +350,7 @@ def bm25(data: Path) -> Figures:
         run = collection.run([index.get_scores(one) for one in words])
         # What shares no word with the query is not found.
         run = {query: {d: point for d, point in one.items() if point > 0} for query, one in run.items()}
-        found[label] = retrieval.each_query(collection.judged, run)
+        found[label] = retrieval.each_query(collection.qrels, run)
     return searched(found)
 
 
@@ -387,8 +385,10 @@ def heads(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
             )
             names = list(classifier.info.labels.values())
             table = [[one.scores[name] for name in names] for one in said]
-            judged = scores.classification([row["label"] for row in read], table, names)
-            found |= {f"{label}, {metric}": Figure.of(judged[metric], len(read)) for metric in ("accuracy", "macro_f1")}
+            predictions = scores.classification([row["label"] for row in read], table, names)
+            found |= {
+                f"{label}, {metric}": Figure.of(predictions[metric], len(read)) for metric in ("accuracy", "macro_f1")
+            }
     if subject.tagger is not None:
         for label, name in (("names (WikiANN)", "wikiann/test.en"), ("names (WNUT-17)", "wnut17/test")):
             read = rows(data / f"{name}.jsonl.gz", most)
@@ -400,8 +400,8 @@ def heads(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
     if subject.reader is not None:
         read = rows(data / "squad_v1" / "dev.jsonl.gz", most)
         answers = subject.reader.predict([(row["question"], row["context"]) for row in read])
-        judged = scores.answering([[one["text"] for one in row["answers"]] for row in read], answers)
-        found |= {f"answers (SQuAD dev), {name}": Figure.of(one, len(read)) for name, one in judged.items()}
+        predictions = scores.answering([[one["text"] for one in row["answers"]] for row in read], answers)
+        found |= {f"answers (SQuAD dev), {name}": Figure.of(one, len(read)) for name, one in predictions.items()}
     read = rows(data / "wikiqa" / "test.jsonl.gz")
     told = {row["qid"] for row in read if float(row["label"])}
     read = [row for row in read if row["qid"] in told]  # a question without a right passage says nothing

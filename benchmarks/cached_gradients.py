@@ -56,7 +56,7 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
         embeddings=Embeddings(width=width),
         positions=(Learned(TOKENS),),
         patterns=(Full(),) * 4,
-        reach=TOKENS,
+        max_length=TOKENS,
         dropout=0.1,
         attention_dropout=0.1,
     )

@@ -103,7 +103,7 @@ def bertie(model: Path, threads: int, scratch: Path, precision: str) -> dict[str
 
     torch.set_num_threads(threads)
     dtype = {"fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}[precision]
-    return {"": Embedder.load(model, long="truncate", dtype=dtype).embed}
+    return {"": Embedder.load(model, overflow="truncate", dtype=dtype).embed}
 
 
 def sentence_transformers(model: Path, threads: int, scratch: Path, precision: str) -> dict[str, Embed]:
@@ -414,19 +414,19 @@ def main() -> None:
         took: dict[Engine, list[float]] = {one: [] for one in engines}
         waited: dict[Engine, list[float]] = {one: [] for one in engines}
         vectors: dict[Engine, np.ndarray] = {}
-        judge = next((one for one in engines if one.name == "sentence_transformers"), None)
-        if judge is None or options.precision != "fp32":
-            judge = Engine(sentence_transformers, *given, "fp32")
-        true, _ = judge.ask(judge.settings[0], texts)
+        predict_labelled = next((one for one in engines if one.name == "sentence_transformers"), None)
+        if predict_labelled is None or options.precision != "fp32":
+            predict_labelled = Engine(sentence_transformers, *given, "fp32")
+        true, _ = predict_labelled.ask(predict_labelled.settings[0], texts)
         pairs = [*rows(options.data / "stsb/test.jsonl.gz")]
         agreed = {one: spearman(one, chosen[one][0], pairs) for one in engines}
-        exact = spearman(judge, judge.settings[0], pairs)
+        exact = spearman(predict_labelled, predict_labelled.settings[0], pairs)
         for repeat in range(options.repeats):
             for one in engines[repeat % len(engines) :] + engines[: repeat % len(engines)]:
                 vectors[one], times = one.ask(chosen[one][0], texts)
                 took[one] += times
                 waited[one] += one.ask(chosen[one][1], short, True)[1]
-        for one in {*engines, judge}:
+        for one in {*engines, predict_labelled}:
             one.pipe.send(None)
     for one in engines:
         cosine = (vectors[one] * true).sum(1)

@@ -32,7 +32,7 @@ class Set:
     test: str
     metric: str
     epochs: float
-    reach: int = 512
+    max_length: int = 512
     lr: float = 5e-5
 
 
@@ -40,7 +40,7 @@ SETS = {
     "sst2": Set("classify", "classify", "sst2/train.jsonl.gz", "sst2/dev.jsonl.gz", "accuracy", 1),
     "mrpc": Set("classify", "pair", "mrpc/train.jsonl.gz", "mrpc/test.jsonl.gz", "f1", 5),
     "conll2003": Set("tag", "tag", "conll2003/train.jsonl.gz", "conll2003/test.jsonl.gz", "f1", 3),
-    "squad": Set("answer", "answer", "squad_v1/train.jsonl.gz", "squad_v1/dev.jsonl.gz", "f1", 1, reach=384),
+    "squad": Set("answer", "answer", "squad_v1/train.jsonl.gz", "squad_v1/dev.jsonl.gz", "f1", 1, max_length=384),
 }
 
 
@@ -57,7 +57,9 @@ def bertie_run(name: str, model: str, data: Path, seed: int, limit: int | None) 
     rows, test = (read([data / file], limit) for file in (one.train, one.test))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     checkpoint = Checkpoint.load(model, device=device)
-    learner = LEARNERS[one.task](checkpoint, epochs=one.epochs, lr=one.lr, batch_size=32, seed=seed, reach=one.reach)
+    learner = LEARNERS[one.task](
+        checkpoint, epochs=one.epochs, lr=one.lr, batch_size=32, seed=seed, max_length=one.max_length
+    )
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -70,7 +72,7 @@ def bertie_run(name: str, model: str, data: Path, seed: int, limit: int | None) 
     kind: Any = one.task
     known = tuple(learner.info.labels.values()) or None
     held = labelled(kind, test, known=known, training=False)
-    scores = {name: score.as_dict() for name, score in learner.scores(learner.judge(held)).items()}
+    scores = {name: score.as_dict() for name, score in learner.scores(learner.predict_labelled(held)).items()}
     history = learner.history_
     return {
         "seconds": round(seconds, 3),
@@ -94,7 +96,7 @@ def peer_command(name: str, options: argparse.Namespace, seed: int, out: Path) -
     one, data = SETS[name], options.data
     command = [sys.executable, "-m", "benchmarks.finetune_peer", "--task", one.peer, "--model", options.model]
     command += ["--train", str(data / one.train), "--dev", str(data / one.test), "--epochs", str(one.epochs)]
-    command += ["--lr", str(one.lr), "--seed", str(seed), "--max-length", str(one.reach), "--json", str(out)]
+    command += ["--lr", str(one.lr), "--seed", str(seed), "--max-length", str(one.max_length), "--json", str(out)]
     return command + (["--limit", str(options.limit)] if options.limit else [])
 
 

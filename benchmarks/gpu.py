@@ -651,10 +651,10 @@ def text(bench: Bench) -> None:
     texts = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line][: options.most_texts]
     embedder = Embedder.load(options.folder, device=HERE, dtype=HALF, normalize=True)
     peer = SentenceTransformer(str(options.folder), device=str(HERE), model_kwargs={"dtype": HALF})
-    reach = embedder.checkpoint.reach
+    max_length = embedder.checkpoint.max_length
     encoded = embedder.tokenizer.encode_batch(texts)
-    lengths = [min(len(one), reach) for one in encoded]
-    cut = [one.ids[:reach] for one in encoded]
+    lengths = [min(len(one), max_length) for one in encoded]
+    cut = [one.ids[:max_length] for one in encoded]
     out: dict[str, Any] = {"texts": len(texts), "tokens": sum(lengths), "sizes": {}}
     bench.found["text"] = out
     model, backend = embedder.model, embedder.tokenizer._backend
@@ -683,7 +683,7 @@ def text(bench: Bench) -> None:
         with bench.guarded("text, difference"):
             a, b = embedder.embed(texts[:2000]), np.asarray(encode(256)()[:2000], dtype=np.float32)
             alike = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-            whole = np.array([len(one) <= reach for one in encoded[:2000]])
+            whole = np.array([len(one) <= max_length for one in encoded[:2000]])
             out["cosine"] = {"mean": float(alike[whole].mean()), "min": float(alike[whole].min())}
     for who, times in in_turns(calls, HERE, options.repeats, bench.until - 8).items():
         out[who] = {"texts_per_s": len(texts) / middle(times), "seconds": times}

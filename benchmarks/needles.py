@@ -1,4 +1,4 @@
-"""One sentence in a text of twenty times the model's reach: which task finds it, and where?
+"""One sentence in a text of twenty times the model's max_length: which task finds it, and where?
 
     python -m benchmarks.needles [needles.json]
 
@@ -20,7 +20,7 @@ import torch
 
 from bertie import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger
 from bertie.errors import InputError
-from bertie.tasks.base import Long
+from bertie.tasks.base import Overflow
 
 REACH = 32
 PLACES = (0, 25, 50, 75, 100)  # percent
@@ -72,7 +72,7 @@ def save(folder: Path, head: str, **config: Any) -> Path:
 
 
 def haystack(place: int | None) -> str:
-    """A text of twenty times the reach with the needle at `place` percent, or without it."""
+    """A text of twenty times the max_length with the needle at `place` percent, or without it."""
     count = 20 * REACH // len(FILLER.split())
     lines = [FILLER] * count
     if place is not None:
@@ -80,18 +80,18 @@ def haystack(place: int | None) -> str:
     return " ".join(lines)
 
 
-def found(folder: Path, long: Long) -> dict[str, list[bool]]:
+def found(folder: Path, overflow: Overflow) -> dict[str, list[bool]]:
     """For each task, whether the needle is found at each of PLACES."""
     names = {"id2label": {0: "calm", 1: "alarm"}, "label2id": {"calm": 0, "alarm": 1}}
     tags = {"id2label": {0: "O", 1: "LOC"}, "label2id": {"O": 0, "LOC": 1}}
     one = {"id2label": {0: "relevant"}, "label2id": {"relevant": 0}}
-    classifier = Classifier.load(save(folder / "classify", "ForSequenceClassification", **names), long=long)
-    reranker = Reranker.load(save(folder / "rerank", "ForSequenceClassification", **one), long=long)
-    tagger = Tagger.load(save(folder / "tag", "ForTokenClassification", **tags), long=long)
-    reader = Reader.load(save(folder / "answer", "ForQuestionAnswering"), long=long)
-    filler = MaskedLM.load(save(folder / "fill", "ForMaskedLM"), long=long)
-    embedder = Embedder.load(save(folder / "embed", "Model"), long=long)
-    outvoted = Classifier.load(folder / "classify", long=long)
+    classifier = Classifier.load(save(folder / "classify", "ForSequenceClassification", **names), overflow=overflow)
+    reranker = Reranker.load(save(folder / "rerank", "ForSequenceClassification", **one), overflow=overflow)
+    tagger = Tagger.load(save(folder / "tag", "ForTokenClassification", **tags), overflow=overflow)
+    reader = Reader.load(save(folder / "answer", "ForQuestionAnswering"), overflow=overflow)
+    filler = MaskedLM.load(save(folder / "fill", "ForMaskedLM"), overflow=overflow)
+    embedder = Embedder.load(save(folder / "embed", "Model"), overflow=overflow)
+    outvoted = Classifier.load(folder / "classify", overflow=overflow)
     bias = outvoted.model.head("classify").out
     assert bias is not None
     bias.bias.data[0] = 2.0
@@ -126,7 +126,7 @@ def filled(filler: MaskedLM, text: str) -> bool:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = {long: found(Path(folder) / long, long) for long in ("window", "truncate")}
-    print(f"{'task':20s} {'long=':10s}" + "".join(f"{place:>6d}%" for place in PLACES))
+    print(f"{'task':20s} {'overflow=':10s}" + "".join(f"{place:>6d}%" for place in PLACES))
     for name in results["window"]:
         for long, table in results.items():
             print(f"{name:20s} {long:10s}" + "".join(f"{'found' if hit else '-':>7s}" for hit in table[name]))

@@ -75,11 +75,11 @@ class Shape:
     heads: int = 12
     vocab: int = 30522
     rtd_vocab: int = 128100
-    reach: int = 512
+    max_length: int = 512
     dropout: float = 0.1
 
 
-TINY = Shape(width=16, depth=2, heads=2, rtd_vocab=30522, reach=32)
+TINY = Shape(width=16, depth=2, heads=2, rtd_vocab=30522, max_length=32)
 
 
 class Generated:
@@ -187,9 +187,9 @@ def bert(shape: Shape) -> Model:
         ff_width=4 * shape.width,
         activation="gelu",
         embeddings=Embeddings(width=shape.width, segments=2),
-        positions=(Learned(shape.reach),),
+        positions=(Learned(shape.max_length),),
         patterns=(Full(),) * shape.depth,
-        reach=shape.reach,
+        max_length=shape.max_length,
         dropout=shape.dropout,
         attention_dropout=shape.dropout,
         pad_id=0,
@@ -224,7 +224,7 @@ class Clocked(Trainer):
 
 def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, steps: int, on: bool) -> None:
     """A run of the trainer as `bertie pretrain` sets it up; with our own programs between the products, or without."""
-    packed = Packed(corpus, size - SPARE, model.config.reach, seed=0)
+    packed = Packed(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
     readers = READERS if HERE.type == "cuda" else 0
     trainer = Clocked(model, MaskedSteps(packed, tokenizer, steps), recipe, quiet=True, ahead=readers)
@@ -239,8 +239,8 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
     row.tokens_per_s += trainer.paces
 
 
-def lengths_of(corpus: Any, reach: int, size: int) -> list[int]:
-    packed = Packed(corpus, size, reach, seed=0)
+def lengths_of(corpus: Any, max_length: int, size: int) -> list[int]:
+    packed = Packed(corpus, size, max_length, seed=0)
     return [end - start + 2 for n in range(min(4, packed.steps())) for _, start, end in packed.step(n)]
 
 
@@ -286,9 +286,9 @@ def in_blocks(corpus: Any, tokenizer: Any, size: int, batch: int, count: int = 1
     return found
 
 
-def in_rows(corpus: Any, tokenizer: Any, reach: int, batch: int, count: int = 12) -> list[tuple[Inputs, int]]:
+def in_rows(corpus: Any, tokenizer: Any, max_length: int, batch: int, count: int = 12) -> list[tuple[Inputs, int]]:
     """A text a row, sorted by length, padded to the longest of its batch."""
-    packed = Packed(corpus, 131072 if len(corpus) > 1000 else max(reach, 512), reach, seed=0)
+    packed = Packed(corpus, 131072 if len(corpus) > 1000 else max(max_length, 512), max_length, seed=0)
     texts: list[tuple[np.ndarray, np.ndarray]] = []
     for n in range(packed.steps()):
         masked, labels, cu = labelled(corpus, tokenizer, packed, n)
@@ -318,7 +318,7 @@ def peer_bert(shape: Shape) -> nn.Module:
         num_hidden_layers=shape.depth,
         num_attention_heads=shape.heads,
         intermediate_size=4 * shape.width,
-        max_position_embeddings=shape.reach,
+        max_position_embeddings=shape.max_length,
         hidden_dropout_prob=shape.dropout,
         attention_probs_dropout_prob=shape.dropout,
         attn_implementation="sdpa",
@@ -414,7 +414,10 @@ class Bench:
             "add_norm": (lambda: fused.add_norm(x, y, norm, 0.0), [x, y, *norm.parameters()]),
             "add_norm, dropout": (lambda: fused.add_norm(x, y, norm, 0.1), [x, y, *norm.parameters()]),
             "expand": (lambda: fused.expand(x, up, "gelu", False), [x, *up.parameters()]),
-            "surprise": (lambda: fused.surprise(some, table * 0.05, None, targets, weights), [some, table]),
+            "fused_linear_cross_entropy": (
+                lambda: fused.fused_linear_cross_entropy(some, table * 0.05, None, targets, weights),
+                [some, table],
+            ),
         }
         for name, (call, wanted) in cases.items():
             found: list[list[torch.Tensor]] = []
@@ -450,9 +453,9 @@ class Bench:
             raise InputError(f"the tokenizer has {tokenizer.vocab_size} words; this model has {shape.vocab}")
         model = bert(shape)
         weights = shape.depth * 12 * shape.width**2
-        lengths = lengths_of(corpus, shape.reach, options.sizes[0])
+        lengths = lengths_of(corpus, shape.max_length, options.sizes[0])
         own = flops_per_token(model, lengths, RATE)
-        blocked = flops_per_token(model, [shape.reach], RATE)  # blocks are long: more pairs for a token
+        blocked = flops_per_token(model, [shape.max_length], RATE)  # blocks are long: more pairs for a token
         again: list[tuple[Row, Callable[[], None]]] = []
 
         def best(tried: list[tuple[Row, Callable[[], None]]]) -> None:
@@ -488,7 +491,7 @@ class Bench:
                 row = Row("mlm", "transformers", f"{kind}, {batch} at a time", [], ratio, weights)
 
                 def made(batch: int = batch, make: Any = make) -> list[tuple[Inputs, int]]:
-                    found: list[tuple[Inputs, int]] = make(corpus, tokenizer, shape.reach, batch)
+                    found: list[tuple[Inputs, int]] = make(corpus, tokenizer, shape.max_length, batch)
                     return found
 
                 def other(row: Row = row, made: Any = made) -> None:
@@ -518,7 +521,7 @@ class Bench:
         """In a process of its own."""
         corpus, tokenizer = self.text(self.shape.vocab)
         peer = peer_bert(self.shape)
-        batches = in_blocks(corpus, tokenizer, self.shape.reach, self.options.batches[-1])
+        batches = in_blocks(corpus, tokenizer, self.shape.max_length, self.options.batches[-1])
         quick = torch.compile(peer)
         return stretches(Peer([peer], batches, lambda inputs: quick(**inputs).loss).step, self.options.stretch)
 
@@ -527,7 +530,7 @@ class Bench:
         corpus, tokenizer = self.text(shape.rtd_vocab)
         model = deberta(shape, shape.depth, "mlm").to(HERE)
         weights = shape.depth * 12 * shape.width**2
-        needed = flops_per_token(model, lengths_of(corpus, shape.reach, options.rtd_size), RATE)
+        needed = flops_per_token(model, lengths_of(corpus, shape.max_length, options.rtd_size), RATE)
         turns: list[tuple[Row, Callable[[], None]]] = []
         for size in {options.rtd_size, options.sizes[0]}:
             row = Row("deberta", "bertie", f"{size} tokens, fused", [], needed, weights)
@@ -539,7 +542,7 @@ class Bench:
         peer = peer_deberta(shape, shape.depth)
         for batch in {options.rtd_batch, options.rtd_batch // 2}:
             row = Row("deberta", "transformers", f"padded rows, {batch} at a time", [], needed, weights)
-            batches = in_rows(corpus, tokenizer, shape.reach, batch, 8)
+            batches = in_rows(corpus, tokenizer, shape.max_length, batch, 8)
 
             def theirs(row: Row = row, batches: Any = batches) -> None:  # one set of moments at a time
                 row.tokens_per_s += stretches(Peer([peer], batches, lambda x: peer(**x).loss).step, options.stretch)
@@ -554,12 +557,12 @@ class Bench:
         corpus, tokenizer = self.text(shape.rtd_vocab)
         small, large = deberta(shape, shape.depth // 2, "mlm"), deberta(shape, shape.depth, "rtd")
         both = ReplacedTokens(small, large, "gdes").to(HERE).train()
-        lengths = lengths_of(corpus, shape.reach, options.rtd_size)
+        lengths = lengths_of(corpus, shape.max_length, options.rtd_size)
         needed = flops_per_token(small, lengths, RATE) + flops_per_token(large, lengths, 1.0, head="rtd")
         weights = (shape.depth + shape.depth // 2) * 12 * shape.width**2
 
         def ours(row: Row, on: bool) -> None:
-            batches = [replaced(corpus, tokenizer, shape.reach, options.rtd_size, n) for n in range(4)]
+            batches = [replaced(corpus, tokenizer, shape.max_length, options.rtd_size, n) for n in range(4)]
 
             def loss(inputs: Any) -> Any:
                 batch, rows, targets, special = inputs
@@ -580,7 +583,7 @@ class Bench:
         def theirs() -> None:
             generator = peer_deberta(shape, shape.depth // 2)
             discriminator = peer_deberta(shape, shape.depth, "ForTokenClassification")
-            judge = nn.functional.binary_cross_entropy_with_logits
+            predict_labelled = nn.functional.binary_cross_entropy_with_logits
 
             def loss(inputs: Inputs) -> Any:
                 labels, mask = inputs["labels"], inputs["attention_mask"]
@@ -591,10 +594,10 @@ class Bench:
                 ids = inputs["input_ids"].masked_scatter(hidden, guesses)
                 wrong = torch.zeros_like(hidden).masked_scatter(hidden, guesses != labels[hidden])
                 found = discriminator(input_ids=ids, attention_mask=mask).logits[..., 0].float()
-                each = judge(found, wrong.float(), reduction="none") * mask
+                each = predict_labelled(found, wrong.float(), reduction="none") * mask
                 return made.loss + 50.0 * each.sum() / mask.sum()
 
-            batches = in_rows(corpus, tokenizer, shape.reach, batch, 8)
+            batches = in_rows(corpus, tokenizer, shape.max_length, batch, 8)
             peer = Peer([generator, discriminator], batches, loss)
             row.tokens_per_s += stretches(peer.step, options.stretch)
 
@@ -603,7 +606,7 @@ class Bench:
 
 def deberta(shape: Shape, depth: int, head: str) -> Model:
     norm = Norm(eps=1e-7)
-    span = min(256, shape.reach // 2)
+    span = min(256, shape.max_length // 2)
     cfg = EncoderConfig(
         vocab=shape.rtd_vocab,
         width=shape.width,
@@ -615,9 +618,9 @@ def deberta(shape: Shape, depth: int, head: str) -> Model:
         activation="gelu",
         norm=norm,
         embeddings=Embeddings(width=shape.width),
-        positions=(Disentangled(("c2p", "p2c"), shape.reach, buckets=span, shared=True, norm=norm),),
+        positions=(Disentangled(("c2p", "p2c"), shape.max_length, buckets=span, shared=True, norm=norm),),
         patterns=(Full(),) * depth,
-        reach=shape.reach,
+        max_length=shape.max_length,
         dropout=shape.dropout,
         attention_dropout=shape.dropout,
         pad_id=0,
@@ -629,9 +632,9 @@ def deberta(shape: Shape, depth: int, head: str) -> Model:
     return Model(cfg, {head: heads[head]})
 
 
-def replaced(corpus: Any, tokenizer: Any, reach: int, size: int, number: int) -> tuple[Any, int]:
+def replaced(corpus: Any, tokenizer: Any, max_length: int, size: int, number: int) -> tuple[Any, int]:
     """A batch for `ReplacedTokens`, on the device."""
-    packed = Packed(corpus, size, reach, seed=0)
+    packed = Packed(corpus, size, max_length, seed=0)
     masked, cu, places, targets, special = hidden(corpus, tokenizer, packed, number % packed.steps())
     batch = Batch.from_ids([masked[a:b] for a, b in pairwise(cu)]).to(HERE)
     tensors = (torch.from_numpy(x).to(HERE) for x in (places, targets, special))
@@ -647,10 +650,10 @@ def peer_deberta(shape: Shape, depth: int, kind: str = "ForMaskedLM") -> Any:
         num_hidden_layers=depth,
         num_attention_heads=shape.heads,
         intermediate_size=4 * shape.width,
-        max_position_embeddings=shape.reach,
+        max_position_embeddings=shape.max_length,
         type_vocab_size=0,
         relative_attention=True,
-        position_buckets=min(256, shape.reach // 2),
+        position_buckets=min(256, shape.max_length // 2),
         norm_rel_ebd="layer_norm",
         share_att_key=True,
         pos_att_type=["p2c", "c2p"],

@@ -83,7 +83,7 @@ def sentences(model: Path, data: Path) -> tuple[int, dict[str, Read]]:
     texts, peer = mixed(data, 96), SentenceTransformer(str(model), device="cpu")
 
     def ours(dtype: torch.dtype) -> Read:
-        embedder = Embedder.load(model, dtype=dtype, long="truncate")
+        embedder = Embedder.load(model, dtype=dtype, overflow="truncate")
         return lambda: embedder.embed(texts)
 
     def theirs(size: int) -> Read:

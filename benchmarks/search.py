@@ -40,7 +40,7 @@ from benchmarks.builtin import rows
 from bertie.errors import BertieError
 from bertie.evaluation import retrieval
 from bertie.evaluation.intervals import Difference, Score
-from bertie.evaluation.retrieval import Judged, Run
+from bertie.evaluation.retrieval import Qrels, Run
 from bertie.search import beir
 from bertie.search.beir import Collection
 from bertie.tasks import Embedder, Reranker
@@ -70,14 +70,14 @@ def wikiqa(folder: Path) -> Collection:
     """All sentences of the test part, for the questions that one of them answers."""
     read = rows(folder / "test.jsonl.gz")
     names = {text: f"s{i}" for i, text in enumerate(dict.fromkeys(row["passage"] for row in read))}
-    judged: dict[str, dict[str, int]] = {}
+    qrels: dict[str, dict[str, int]] = {}
     queries: dict[str, str] = {}
     for row in read:
         if row["label"]:
             query = f"q{row['qid']}"
             queries[query] = row["query"]
-            judged.setdefault(query, {})[names[row["passage"]]] = 1
-    return Collection({name: text for text, name in names.items()}, queries, judged)
+            qrels.setdefault(query, {})[names[row["passage"]]] = 1
+    return Collection({name: text for text, name in names.items()}, queries, qrels)
 
 
 # --- vectors that are kept ---
@@ -142,10 +142,10 @@ class KeptReranker(Reranker):
         return (Scored(float(one), 0, 0, 0) for (one,) in self.kept(["\0".join(pair) for pair in X], score))
 
 
-def embedder(name: str, folder: Path | None, device: str, long: Any) -> KeptEmbedder:
-    found = KeptEmbedder.load(name, long=long, device=device)
+def embedder(name: str, folder: Path | None, device: str, overflow: Any) -> KeptEmbedder:
+    found = KeptEmbedder.load(name, overflow=overflow, device=device)
     if folder is not None:
-        kind = {"window": "window", "truncate": "bertie"}[long]
+        kind = {"window": "window", "truncate": "bertie"}[overflow]
         found.kept = Kept(folder / f"{kind}-{Path(name).name}.npz")
     return found
 
@@ -155,8 +155,10 @@ def embedder(name: str, folder: Path | None, device: str, long: Any) -> KeptEmbe
 
 def ways(options: argparse.Namespace) -> dict[str, Any]:
     """Every way on every set, and by how much it is above BM25 alone and dense alone."""
-    dense = embedder(options.models[0], options.kept, options.device, options.long)
-    again = None if options.reranker is None else reranker(options.reranker, options.kept, options.device, options.long)
+    dense = embedder(options.models[0], options.kept, options.device, options.overflow)
+    again = (
+        None if options.reranker is None else reranker(options.reranker, options.kept, options.device, options.overflow)
+    )
     runs: dict[str, dict[str, Run]] = {}
     sets, candidates = {}, {}
     for name in options.sets or FOLDERS:
@@ -183,9 +185,9 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
         for way, stages in (("weighted", ("lexical", "dense")), ("weighted + rerank", ("lexical", "dense", "rerank"))):
             others = [other for kind in KINDS if name in kind for other in kind if other != name and other in runs]
             if others and stages[-1] in mine:
-                weights[way] = best_on([(sets[other].judged, runs[other]) for other in others], stages)
+                weights[way] = best_on([(sets[other].qrels, runs[other]) for other in others], stages)
                 made[way] = beir.fused({stage: mine[stage] for stage in stages}, weights[way])
-        units = {way: retrieval.each_query(sets[name].judged, run) for way, run in made.items()}
+        units = {way: retrieval.each_query(sets[name].qrels, run) for way, run in made.items()}
         found[name] = {
             "queries": len(sets[name].queries),
             "weights": weights,
@@ -200,11 +202,11 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def best_on(sets: Sequence[tuple[Judged, Mapping[str, Run]]], stages: Sequence[str]) -> dict[str, float]:
+def best_on(sets: Sequence[tuple[Qrels, Mapping[str, Run]]], stages: Sequence[str]) -> dict[str, float]:
     """The weights with the best mean over sets, each of which counts the same."""
     tried = [
-        {tuple(weights.items()): value for weights, value in beir.gains(judged, {name: runs[name] for name in stages})}
-        for judged, runs in sets
+        {tuple(weights.items()): value for weights, value in beir.gains(qrels, {name: runs[name] for name in stages})}
+        for qrels, runs in sets
     ]
     return dict(max(tried[0], key=lambda weights: sum(one[weights] for one in tried)))
 
@@ -213,12 +215,12 @@ def plain(scores: Mapping[str, Score] | Mapping[str, Difference]) -> dict[str, A
     return {metric: asdict(one) for metric, one in scores.items()}
 
 
-def reranker(name: str, folder: Path | None, device: str, long: Any) -> Callable[[Collection, Run], Run]:
+def reranker(name: str, folder: Path | None, device: str, overflow: Any) -> Callable[[Collection, Run], Run]:
     """A cross-encoder, or a second embedder where the model has no such head."""
     try:
-        cross = KeptReranker.load(name, long=long, device=device)
+        cross = KeptReranker.load(name, overflow=overflow, device=device)
     except BertieError:
-        return by_vectors(embedder(name, folder, device, long))
+        return by_vectors(embedder(name, folder, device, overflow))
     if folder is not None:
         cross.kept = Kept(folder / f"scores-{Path(name).name}.npz")
 
@@ -276,7 +278,7 @@ def gap_text(gap: Difference) -> str:
 def vectors(options: argparse.Namespace) -> None:
     """Keep the vectors of all texts: read in windows, cut, and by sentence-transformers if it is there."""
     for name in options.models:
-        ways = {long: embedder(name, options.kept, options.device, long).embed for long in ("window", "truncate")}
+        ways = {overflow: embedder(name, options.kept, options.device, overflow).embed for long in ("window", "truncate")}
         if find_spec("sentence_transformers"):
             ways["theirs"] = sentence_transformer(name, options.kept, options.device).encode
         for embed in ways.values():
@@ -293,7 +295,7 @@ def texts_of(data: Path, label: str) -> list[str]:
 
 def scores(options: argparse.Namespace) -> None:
     """Keep what a reranker says of candidates."""
-    again = reranker(options.reranker, options.kept, options.device, options.long)
+    again = reranker(options.reranker, options.kept, options.device, options.overflow)
     for label, candidates in json.loads(options.candidates.read_text(encoding="utf-8")).items():
         again(collection(options.data, label), {q: dict.fromkeys(some, 0.0) for q, some in candidates.items()})
 
@@ -319,7 +321,7 @@ def retrieval_task(name: str, one: Collection, candidates: Mapping[str, Sequence
         def load_data(self, *args: Any, **options: Any) -> None:
             asked = [{"id": query, "text": text} for query, text in one.queries.items()]
             held = [{"id": document, "title": "", "text": text} for document, text in one.corpus.items()]
-            told = {query: dict(documents) for query, documents in one.judged.items()}
+            told = {query: dict(documents) for query, documents in one.qrels.items()}
             parts = {"queries": Dataset.from_list(asked), "corpus": Dataset.from_list(held), "relevant_docs": told}
             ranked = None if candidates is None else {query: list(some) for query, some in candidates.items()}
             self.dataset = {"default": {"test": {**parts, "top_ranked": ranked}}}
@@ -418,7 +420,7 @@ def main() -> int:
     parser.add_argument("--sets", type=lambda text: text.split(","), help="some of them, by the names of the tables")
     parser.add_argument("--kept", type=Path, help="a folder for vectors and scores")
     parser.add_argument("--candidates", type=Path, help="a file for the documents that are to be reranked")
-    parser.add_argument("--long", choices=("window", "truncate"), default="window", help="of `ways`: long texts")
+    parser.add_argument("--overflow", choices=("window", "truncate"), default="window", help="of `ways`: long texts")
     parser.add_argument("--weigh", action="store_true", help="of `ways`: words by how rare they are in each set")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)

@@ -117,14 +117,14 @@ def main() -> None:
     parser.add_argument("--ways", type=lambda text: text.split(";"), default=["raw", *WAYS], help="some of them, by ;")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    judge = Judge(options.data)
+    predict_labelled = Judge(options.data)
     rows = [row for row in rows_of(options.data / "snli" / "train_subset.jsonl.gz") if row["label"] != "-"][
         : options.rows
     ]
     out: list[dict[str, Any]] = []
 
     def put(name: str, vectors: Any, seconds: float = 0.0, examples: int = 0) -> None:
-        shape, found = figures(vectors), judge.scores(vectors)
+        shape, found = figures(vectors), predict_labelled.scores(vectors)
         out.append({
             "way": name, "examples": examples, "seconds": round(seconds, 1),
             "scores": {key: {"value": s.value, "low": s.low, "high": s.high} for key, s in found.items()},
@@ -134,11 +134,11 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps(out, indent=1) + "\n")
 
-    print(f"| vectors | examples | {' | '.join([*judge.pairs, 'WikiQA MAP'])} | random pairs |")
+    print(f"| vectors | examples | {' | '.join([*predict_labelled.pairs, 'WikiQA MAP'])} | random pairs |")
     print("|---|---|---|---|---|---|", flush=True)
     if "raw" in options.ways:
-        put("as pretrained, first token", judge.vectors(bertie.Embedder(options.model, pooling="cls")))
-        mean = judge.vectors(bertie.Embedder(options.model, pooling="mean"))
+        put("as pretrained, first token", predict_labelled.vectors(bertie.Embedder(options.model, pooling="cls")))
+        mean = predict_labelled.vectors(bertie.Embedder(options.model, pooling="mean"))
         put("as pretrained, mean", mean)
         put("as pretrained, mean, whitened", Whitening.fit(mean).apply(mean))
     for name, way in WAYS.items():
@@ -156,7 +156,7 @@ def main() -> None:
             **way,
         )
         embedder.fit(data, quiet=True)
-        put(name, judge.vectors(embedder), time.perf_counter() - began, len(next(iter(data.values()))))
+        put(name, predict_labelled.vectors(embedder), time.perf_counter() - began, len(next(iter(data.values()))))
 
 
 def line(row: dict[str, Any]) -> str:

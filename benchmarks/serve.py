@@ -84,8 +84,8 @@ def real_texts(data: Path | None, model: str, file: Path | None = None) -> list[
             texts = sorted({row[field] for row in rows for field in fields})
             found += draw.sample(texts, min(count, len(texts)))
     encoded = checkpoint.tokenizer.encode_batch(found)
-    found = [text for text, one in zip(found, encoded, strict=True) if len(one) <= checkpoint.reach]
-    lengths = sorted(len(one) for one in encoded if len(one) <= checkpoint.reach)
+    found = [text for text, one in zip(found, encoded, strict=True) if len(one) <= checkpoint.max_length]
+    lengths = sorted(len(one) for one in encoded if len(one) <= checkpoint.max_length)
     draw.shuffle(found)
     say(
         f"{len(found)} texts of {lengths[0]} to {lengths[-1]} tokens, median {statistics.median(lengths):g}, "

@@ -32,7 +32,7 @@ from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
 
-class Ask(BaseModel):
+class TaskInput(BaseModel):
     inputs: str | list[str]
 
 
@@ -50,7 +50,7 @@ def plain(model: SentenceTransformer) -> FastAPI:
     app = FastAPI()
 
     @app.post("/embed")
-    def embed(ask: Ask) -> list[list[float]]:
+    def embed(ask: TaskInput) -> list[list[float]]:
         found: list[list[float]] = model.encode(listed(ask.inputs)).tolist()
         return found
 
@@ -61,7 +61,7 @@ def on_the_loop(model: SentenceTransformer) -> FastAPI:
     app = FastAPI()
 
     @app.post("/embed")
-    async def embed(ask: Ask) -> list[list[float]]:
+    async def embed(ask: TaskInput) -> list[list[float]]:
         found: list[list[float]] = model.encode(listed(ask.inputs)).tolist()
         return found
 
@@ -100,7 +100,7 @@ def batched(model: SentenceTransformer, most: int, batch: int, wait: float) -> F
                         future.set_result(vector)
 
     @app.post("/embed")
-    async def embed(ask: Ask) -> Response:
+    async def embed(ask: TaskInput) -> Response:
         if not running:
             running.append(asyncio.create_task(work()))
         futures = [asyncio.get_running_loop().create_future() for _ in listed(ask.inputs)]

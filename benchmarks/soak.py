@@ -241,12 +241,12 @@ class Soak:
                     break
                 except OSError:
                     status = "hung up"
-                answered = self.judged(case, made, status, name)
+                answered = self.check_reply(case, made, status, name)
                 if not answered:
                     await asyncio.sleep(self.draw.uniform(0.1, 0.5))
             await asyncio.sleep(self.draw.uniform(0.0, 0.02))
 
-    def judged(self, case: Case, made: Link | None, status: str, name: str) -> bool:
+    def check_reply(self, case: Case, made: Link | None, status: str, name: str) -> bool:
         """Whether a request is done; if not, it is asked again."""
         if status == "hung up":
             if not self.after_a_kill:

@@ -1,4 +1,4 @@
-"""What windows are worth: the same trained models on long texts, read whole in windows or cut at the model's reach.
+"""What windows are worth: the same trained models on long texts, read whole in windows or cut at the model's max_length.
 
     python -m benchmarks.windows_worth --imdb MODEL --squad MODEL --data FOLDER [--json OUT.json]
 
@@ -26,19 +26,19 @@ from bertie.tasks.learn import Learner
 from bertie.training.finetune.data import Example, Labelled, labelled
 
 
-def longer(task: Learner[Any, Any, Any], data: Labelled, reach: int) -> Labelled:
+def longer(task: Learner[Any, Any, Any], data: Labelled, max_length: int) -> Labelled:
     """The examples that do not fit."""
     encoded = task.tokenizer.encode_batch([e.texts if len(e.texts) == 2 else e.texts[0] for e in data.examples])  # type: ignore[misc]
-    kept = [e for e, encoding in zip(data.examples, encoded, strict=True) if len(encoding) > reach]
+    kept = [e for e, encoding in zip(data.examples, encoded, strict=True) if len(encoding) > max_length]
     return replace(data, examples=kept)
 
 
-def scores(task: Learner[Any, Any, Any], data: Labelled, long: str, reach: int) -> tuple[dict[str, Score], float]:
+def scores(task: Learner[Any, Any, Any], data: Labelled, long: str, max_length: int) -> tuple[dict[str, Score], float]:
     """Metrics, and the share of tokens that was read."""
-    task.long = long  # type: ignore[assignment]
-    task.checkpoint.limit = reach
-    judged = task.judge(data)
-    return task.scores(judged), float(judged.read.sum() / judged.lengths.sum())
+    task.overflow = long  # type: ignore[assignment]
+    task.checkpoint.limit = max_length
+    predictions = task.predict_labelled(data)
+    return task.scores(predictions), float(predictions.read.sum() / predictions.lengths.sum())
 
 
 def articles(data: Labelled, titles: list[str], most: int) -> Labelled:
@@ -88,9 +88,9 @@ def main() -> int:
         task = Classifier.load(options.imdb, device=device)
         data = labelled("classify", options.data / "imdb/test.jsonl.xz", training=False)
         for name, some in (("IMDb reviews over 512 tokens", longer(task, data, 512)), ("IMDb test, all", data)):
-            for long, reach in (("window", 512), ("truncate", 512), ("window", 256), ("truncate", 256)):
-                how = f"{'in windows of' if long == 'window' else 'cut at'} {reach}"
-                rows.append(row(name, len(some.examples), "accuracy", how, scores(task, some, long, reach)))
+            for long, max_length in (("window", 512), ("truncate", 512), ("window", 256), ("truncate", 256)):
+                how = f"{'in windows of' if long == 'window' else 'cut at'} {max_length}"
+                rows.append(row(name, len(some.examples), "accuracy", how, scores(task, some, long, max_length)))
     if options.squad:
         reader = Reader.load(options.squad, device=device)
         file = options.data / "squad_v1/dev.jsonl.gz"

@@ -35,7 +35,7 @@ GOOD = EncoderConfig(
     embeddings=Embeddings(width=8),
     positions=(Learned(32),),
     patterns=(Full(), Full()),
-    reach=32,
+    max_length=32,
 )
 
 
@@ -58,7 +58,7 @@ GOOD = EncoderConfig(
         ({"positions": (Learned(32), Learned(32))}, "two schemes"),
         ({"positions": (Rotary((10.0,)),)}, "Rotary.bases"),
         ({"positions": (Rotary((10.0, 10.0)),), "head_width": 3}, "head_width=3"),
-        ({"reach": 33}, "reach=33"),
+        ({"max_length": 33}, "max_length=33"),
         ({"positions": (Disentangled(("c2p",), 8),), "kv_heads": 1}, "kv_heads=1"),
     ],
 )
@@ -96,5 +96,5 @@ def test_parts_are_checked(wrong: Any) -> None:
 
 
 def test_reach_of_a_table_that_skips_rows() -> None:
-    assert Learned(514, skip_id=1).reach == 512
-    assert Learned(512).reach == 512
+    assert Learned(514, skip_id=1).max_length == 512
+    assert Learned(512).max_length == 512

@@ -344,7 +344,7 @@ def test_a_thousand_corruptions() -> None:
     print("\n".join(f"{count:5} {name}" for name, count in report["counts"].items()))
     assert not report["wrong"], "\n".join(report["wrong"])
     assert sum(n for name, n in report["counts"].items() if "unchanged" not in name) >= 1000
-    # The batch must reach both ends: were all refused, it would not show that sound files load.
+    # The batch must max_length both ends: were all refused, it would not show that sound files load.
     assert any(name.endswith("same weights") for name in report["counts"])
 
 

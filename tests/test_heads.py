@@ -283,14 +283,14 @@ def test_ignored_keys_stay_ignored(tmp_path: Path) -> None:
 
 def test_sentence_vectors_and_pairs_are_left_behind(tmp_path: Path) -> None:
     sentence = Checkpoint.load(sentence_folder(tmp_path / "s", "0_Transformer"))
-    assert sentence.reach == 24
+    assert sentence.max_length == 24
     made = sentence.with_head("classify", ["a", "b"])
     assert made.sentence is None
-    assert made.reach == 32  # as tokenizer_config.json says
+    assert made.max_length == 32  # as tokenizer_config.json says
     made.save(tmp_path / "b")
     assert {p.name for p in (tmp_path / "b").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not (tmp_path / "b" / "modules.json").exists()
-    assert Checkpoint.load(tmp_path / "b").reach == 32
+    assert Checkpoint.load(tmp_path / "b").max_length == 32
 
     folder = with_tokenizer(tmp_path / "c", "ForSequenceClassification")
     write(folder, read(folder) | {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"})
@@ -307,37 +307,37 @@ def test_sentence_vectors_and_pairs_are_left_behind(tmp_path: Path) -> None:
     assert again.cross_encoder.activation == "Sigmoid"
 
 
-# --- reach ---
+# --- max_length ---
 
 
 def test_a_lower_reach_is_saved(tmp_path: Path) -> None:
     import sentence_transformers
 
     first = Checkpoint.load(with_tokenizer(tmp_path / "a"))
-    assert first.reach == 32
-    lower = first.with_reach(12)
-    assert (first.reach, lower.reach) == (32, 12)
-    assert lower.with_head("answer").reach == 12
+    assert first.max_length == 32
+    lower = first.with_max_length(12)
+    assert (first.max_length, lower.max_length) == (32, 12)
+    assert lower.with_head("answer").max_length == 12
     lower.save(tmp_path / "b")
-    assert Checkpoint.load(tmp_path / "b").reach == 12
+    assert Checkpoint.load(tmp_path / "b").max_length == 12
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "b").model_max_length == 12
     for wrong in (0, -1, 33, 12.0, True, None):
-        with pytest.raises(ConfigError, match=r"reach=.*from 1 to 32"):
-            first.with_reach(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"max_length=.*from 1 to 32"):
+            first.with_max_length(wrong)  # type: ignore[arg-type]
 
     sentence = Checkpoint.load(sentence_folder(tmp_path / "s", ""))
-    lower = sentence.with_reach(9)
-    assert (sentence.reach, lower.reach) == (24, 9)
+    lower = sentence.with_max_length(9)
+    assert (sentence.max_length, lower.max_length) == (24, 9)
     lower.save(tmp_path / "t")
-    assert Checkpoint.load(tmp_path / "t").reach == 9
+    assert Checkpoint.load(tmp_path / "t").max_length == 9
     assert sentence_transformers.SentenceTransformer(str(tmp_path / "t"), device="cpu").max_seq_length == 9
 
     pairs = first.with_head("classify", ["score"])
     pairs.cross_encoder = CrossEncoderConfig.fresh(1, max_length=20)
-    lower = pairs.with_reach(10)
-    assert (pairs.reach, lower.reach) == (20, 10)
+    lower = pairs.with_max_length(10)
+    assert (pairs.max_length, lower.max_length) == (20, 10)
     lower.save(tmp_path / "p")
-    assert Checkpoint.load(tmp_path / "p").reach == 10
+    assert Checkpoint.load(tmp_path / "p").max_length == 10
     assert sentence_transformers.CrossEncoder(str(tmp_path / "p"), device="cpu").max_length == 10
 
 

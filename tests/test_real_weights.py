@@ -51,7 +51,7 @@ def test_sentence_vectors(name: str) -> None:
     batch = texts(1000)
     assert len(batch) == 1000
     theirs = SentenceTransformer(str(folder), device="cpu").encode(batch, batch_size=16)
-    ours = Embedder.load(folder, long="truncate").embed(batch)
+    ours = Embedder.load(folder, overflow="truncate").embed(batch)
     np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
 
 

@@ -174,7 +174,7 @@ def test_tokenizer(tmp_path: Path) -> None:
         ids = first.tokenizer.encode(text).ids.tolist()
         assert second.tokenizer.encode(text).ids.tolist() == ids
         assert their(text)["input_ids"] == ids
-    assert second.reach == first.reach == 32
+    assert second.max_length == first.max_length == 32
     for file in (tmp_path / "b").iterdir():
         assert file.read_bytes() == (tmp_path / "c" / file.name).read_bytes(), file.name
 

@@ -33,7 +33,7 @@ SENTIMENT = {
     "negative": "anger annoyance disappointment disapproval disgust embarrassment fear grief nervousness remorse "
     "sadness",
     "neutral": "neutral",
-    "ambiguous": "confusion curiosity realization surprise",
+    "ambiguous": "confusion curiosity realization fused_linear_cross_entropy",
 }
 GROUP = {emotion: group for group, emotions in SENTIMENT.items() for emotion in emotions.split()}
 
@@ -54,7 +54,7 @@ WIKI_SENTENCES, WIKI_PARAGRAPHS = 400_000, 100_000  # of the embedder's
 SENTENCES = 850_437  # of all texts for the embedder: as many as there were for the shipped model
 EVERY = 5  # one in so many documents is for the tokenizer
 
-# As many rows as the last step reads and is judged with, drawn in this order; of other files all are kept.
+# As many rows as the last step reads and is predictions with, drawn in this order; of other files all are kept.
 CUT = {
     "rerank.train": 110_000,
     "ner.dev": 1_200,

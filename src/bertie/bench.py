@@ -87,9 +87,9 @@ def measure(
     top = ceiling(device, dtype, min(0.5, seconds / 10))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    reach = model.config.reach if embedder is None else embedder.checkpoint.reach
+    max_length = model.config.max_length if embedder is None else embedder.checkpoint.max_length
     with torch.inference_mode():
-        ids = _ids(model, embedder, texts, reach, seconds)
+        ids = _ids(model, embedder, texts, max_length, seconds)
         lengths = np.array([len(one) for one in ids])
         tokens = int(lengths.sum())
         passes = {budget: over(model, flat_batches(ids, budget, device)) for budget in _budgets(device)}
@@ -125,17 +125,17 @@ def measure(
 
 
 def _ids(
-    model: Model, embedder: Embedder | None, texts: Sequence[str] | None, reach: int, seconds: float
+    model: Model, embedder: Embedder | None, texts: Sequence[str] | None, max_length: int, seconds: float
 ) -> list[IntArray]:
     """Of the texts, what the model reads at once; or random ones, as many as take about a tenth of the time."""
     if embedder is not None and texts is not None:
         flat = embedder.tokenizer.encode_flat(texts)
-        return [one[:reach] for one in np.split(flat.ids, np.cumsum(flat.lengths)[:-1])]
-    few = random_ids(mixed_lengths(32, reach), model.config.vocab)
+        return [one[:max_length] for one in np.split(flat.ids, np.cumsum(flat.lengths)[:-1])]
+    few = random_ids(mixed_lengths(32, max_length), model.config.vocab)
     call = over(model, [Batch.from_ids(few).to(model.device)])
     each = middle(_seconds_of(call, model.device, 0.0)) / len(few)
     count = int(np.clip(seconds / 10 / each, 32, 4096))
-    return random_ids(mixed_lengths(count, reach), model.config.vocab)
+    return random_ids(mixed_lengths(count, max_length), model.config.vocab)
 
 
 def over(model: Model, batches: Sequence[Batch]) -> Callable[[], None]:

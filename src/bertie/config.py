@@ -56,7 +56,7 @@ class Learned:
             raise ConfigError(f"Learned.skip_id={self.skip_id} leaves no position in a table of {self.size}")
 
     @property
-    def reach(self) -> int:
+    def max_length(self) -> int:
         """How many tokens fit."""
         return self.size if self.skip_id is None else self.size - self.skip_id - 1
 
@@ -122,12 +122,12 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """A token sees those at most `reach` away on each side, and global tokens where a batch has them."""
+    """A token sees those at most `window` away on each side, and global tokens where a batch has them."""
 
-    reach: int
+    window: int
 
     def __post_init__(self) -> None:
-        _positive(self, "reach")
+        _positive(self, "window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +213,14 @@ class EncoderConfig:
     patterns: tuple[Pattern, ...]  # one a layer
     global_tokens: bool = False  # separate projections for global tokens
     conv: Convolution | None = None
-    reach: int  # how many tokens the model was made for
+    max_length: int  # how many tokens the model was made for
     dropout: float = 0.0
     attention_dropout: float = 0.0
     pad_id: int | None = None
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        _positive(self, "vocab", "width", "heads", "head_width", "kv_heads", "ff_width", "reach")
+        _positive(self, "vocab", "width", "heads", "head_width", "kv_heads", "ff_width", "max_length")
         if not self.layer_map or sorted(set(self.layer_map)) != list(range(max(self.layer_map) + 1)):
             raise ConfigError(f"layer_map={self.layer_map} must use each block from 0 up, and at least one")
         if len(self.patterns) != self.depth:
@@ -247,8 +247,8 @@ class EncoderConfig:
                     raise ConfigError(f"Rotary.bases has {len(position.bases)} entries for {self.depth} layers")
                 if self.head_width % 2:
                     raise ConfigError(f"head_width={self.head_width} must be even for rotary positions")
-            if isinstance(position, Learned) and self.reach > position.reach:
-                raise ConfigError(f"reach={self.reach} exceeds the position table's {position.reach}")
+            if isinstance(position, Learned) and self.max_length > position.max_length:
+                raise ConfigError(f"max_length={self.max_length} exceeds the position table's {position.max_length}")
             if isinstance(position, Disentangled) and self.kv_heads != self.heads:
                 raise ConfigError(f"kv_heads={self.kv_heads} must equal heads={self.heads} with Disentangled positions")
 

@@ -51,8 +51,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / name / "corpus.jsonl.gz", corpus)
         asked = [{"id": f"q{i}", "text": text} for i, text in enumerate(texts[60:70])]
         write(folder / name / f"queries{split}.jsonl.gz", asked)
-        judged = "".join(f"q{i}\td{draw.integers(30)}\t{grade}\n" for i in range(8) for grade in (1, 2))
-        write(folder / name / f"qrels{split}.tsv.gz", "query_id\tdoc_id\tscore\n" + judged)
+        predictions = "".join(f"q{i}\td{draw.integers(30)}\t{grade}\n" for i in range(8) for grade in (1, 2))
+        write(folder / name / f"qrels{split}.tsv.gz", "query_id\tdoc_id\tscore\n" + predictions)
     labels = ("entailment", "neutral", "contradiction")
     write(folder / "snli/test.jsonl.gz", [row | {"label": labels[i % 3]} for i, row in enumerate(pairs)])
     words = [text.split() for text in texts[:20]]
@@ -191,7 +191,7 @@ def test_the_interval_of_a_mean_is_that_of_draws() -> None:
 
 def test_search_finds_what_is_nearest(subject: Subject, data: Path) -> None:
     collection = builtin.Collection.read(data, "cranfield", "")
-    assert len(collection.queries) == 8  # of ten: two are not judged
+    assert len(collection.queries) == 8  # of ten: two are not predictions
     found = subject.vectors(collection.texts)
     run = collection.run(found[[3, 5, 7, 9, 11, 13, 15, 17]] @ found.T)
     assert [next(iter(one)) for one in run.values()] == ["d3", "d5", "d7", "d9", "d11", "d13", "d15", "d17"]
@@ -241,9 +241,9 @@ def test_heads_are_scored_by_what_they_say(subject: Subject, data: Path, tmp_pat
     wanted = accuracy_score([row["label"] for row in moods], said)
     assert figures["sentiment (GoEmotions), accuracy"].value == pytest.approx(wanted)
     read = builtin.rows(data / "snli/test.jsonl.gz")
-    judge = subject.classifier({"entailment"})
-    assert judge is not None
-    said = judge.predict([(row["text_a"], row["text_b"]) for row in read])
+    predict_labelled = subject.classifier({"entailment"})
+    assert predict_labelled is not None
+    said = predict_labelled.predict([(row["text_a"], row["text_b"]) for row in read])
     assert figures["entailment (SNLI), accuracy"].value == pytest.approx(
         accuracy_score([r["label"] for r in read], said)
     )

@@ -44,7 +44,7 @@ def replied(body: object, head: bytes = GOOD, unasked: int = 0) -> Link:
 
 def test_a_right_answer_is_one() -> None:
     one = soaking()
-    assert one.judged(CASE, replied([1.0, 2.000001]), "200", "a")
+    assert one.predictions(CASE, replied([1.0, 2.000001]), "200", "a")
     assert one.counts["answered"] == 1
     assert not one.problems
 
@@ -65,15 +65,15 @@ def test_a_right_answer_is_one() -> None:
 )
 def test_a_wrong_one_is_noticed(made: Link | None, status: str, words: str) -> None:
     one = soaking()
-    one.judged(CASE, made, status, "a")
+    one.predictions(CASE, made, status, "a")
     assert any(words in problem for problem in one.problems)
 
 
 def test_what_is_announced_or_due_to_a_kill_is_asked_again() -> None:
     one = soaking()
-    assert not one.judged(CASE, replied({}, GOOD + b"\r\nretry-after: 1"), "429", "a")
+    assert not one.predictions(CASE, replied({}, GOOD + b"\r\nretry-after: 1"), "429", "a")
     one.kills.append(time.monotonic())
-    assert not one.judged(CASE, None, "hung up", "a")
+    assert not one.predictions(CASE, None, "hung up", "a")
     assert not one.problems
     assert one.counts == {"refused with 429": 1, "asked again after a kill": 1}
 

@@ -39,7 +39,7 @@ def test_texts_of_a_file(models: dict[str, str], here: Path, capsys: pytest.Capt
     Path("texts.jsonl").write_text("".join(json.dumps({"said": row}) + "\n" for row in rows))
     assert main([*"bench --texts texts.jsonl --seconds 0.1 --json --device cpu -m".split(), models["embed"]]) == 0
     found = json.loads(capsys.readouterr().out)
-    lengths = [5, 4, 40] * 22  # the long one is cut at the reach, as there is no other way from ids
+    lengths = [5, 4, 40] * 22  # the long one is cut at the max_length, as there is no other way from ids
     assert (found["texts"], found["tokens"]) == (66, sum(lengths))
     assert found["padding"] == pytest.approx(padded_tokens(lengths, 32) / sum(lengths) - 1)
     assert found["padding_sorted"] < found["padding"]

@@ -38,7 +38,7 @@ max_position_embeddings = 64
 [train]
 steps = 40
 batch_tokens = 256
-reach = 64
+max_length = 64
 lr = 3e-3
 evals = 4
 seed = 1
@@ -342,9 +342,9 @@ def test_two_processes(data: Path, here: Path, spread: str) -> None:
         ([], 2, "give a RECIPE, or a model to go on with (-m)"),
         (["none.toml"], 1, "none.toml cannot be read: No such file or directory"),
         (["RECIPE", "--corpus", "none"], 1, "none holds no corpus (make it: bertie corpus)"),
-        (["RECIPE", "--reach", "65"], 1, "reach=65 must be at most 64, which is the model's"),
+        (["RECIPE", "--max_length", "65"], 1, "max_length=65 must be at most 64, which is the model's"),
         (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[train] needs tokens, or steps, and not both"),
-        (["RECIPE", "--batch-tokens", "20"], 1, "budget=20 must be at least reach=64"),
+        (["RECIPE", "--batch-tokens", "20"], 1, "budget=20 must be at least max_length=64"),
         (["RECIPE", "--warmup", "1"], 1, "warmup=1.0 must be a number from 0 up to, but not including, 1"),
         (["RECIPE", "--precision", "bf16"], 1, "precision='bf16' is for GPUs"),
         (["RECIPE", "--save-steps", "0"], 1, "save_steps=0 must be at least 1"),

@@ -42,7 +42,7 @@ def put(name: str, column: str = "text", texts: list[str] = TEXTS) -> None:
         data = table.getvalue()
     if name.endswith(".gz"):
         data = gzip.compress(data)
-    if name.endswith(".zst"):  # as `zstd --long=31` writes it
+    if name.endswith(".zst"):  # as `zstd --overflow=31` writes it
         options = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, enable_ldm=True)
         frame = zstandard.ZstdCompressor(compression_params=options).compressobj()  # that knows no length beforehand
         data = frame.compress(data) + frame.flush()

@@ -42,9 +42,9 @@ def test_embed(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_embed_takes_its_options(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--pooling", "cls", "--normalize", "--dimensions", "4", "--long", "truncate"]
+    options = ["--pooling", "cls", "--normalize", "--dimensions", "4", "--overflow", "truncate"]
     found = lines(capsys, "embed", LONG, "-m", models["embed"], *options)[0]
-    ours = _embedder(models, pooling="cls", normalize=True, dimensions=4, long="truncate").embed([LONG])
+    ours = _embedder(models, pooling="cls", normalize=True, dimensions=4, overflow="truncate").embed([LONG])
     assert np.array_equal(np.array([found["vector"]], np.float32), ours)
     assert np.isclose(np.linalg.norm(found["vector"]), 1)
     assert found["tokens_read"] == 38
@@ -235,7 +235,7 @@ def test_one_column_of_texts_needs_no_name(
 
 def test_a_row_over_the_reach_is_named(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     Path("in.txt").write_text(f"the cat\n{LONG}\n")
-    assert main(["embed", "in.txt", "-m", models["embed"], "--long", "error"]) == 1
+    assert main(["embed", "in.txt", "-m", models["embed"], "--overflow", "error"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("bertie: in.txt, row 2: the text has 122 tokens")
     assert "--long window" in err

@@ -27,7 +27,7 @@ pytest.importorskip("Stemmer")
 TEXTS = tiny.sentences(40, seed=3)
 CORPUS = [{"_id": f"d{i}", "title": "" if i % 3 else "Novel", "text": text} for i, text in enumerate(TEXTS)]
 QUERIES = [{"_id": f"q{i}", "text": text} for i, text in enumerate(tiny.sentences(6, seed=4))]
-QRELS = [(f"q{i}", f"d{7 * i + j}", 1 + j) for i in range(5) for j in range(2)]  # q5 is not judged
+QRELS = [(f"q{i}", f"d{7 * i + j}", 1 + j) for i in range(5) for j in range(2)]  # q5 is not qrels
 
 
 def jsonl(rows: list[dict[str, Any]]) -> str:
@@ -66,7 +66,7 @@ def test_a_folder_of_beir(folder: Path) -> None:
     assert found.corpus["d0"] == f"Novel {TEXTS[0]}"
     assert found.corpus["d1"] == TEXTS[1]
     assert list(found.corpus) == [f"d{i}" for i in range(40)]
-    assert found.judged == {f"q{i}": {f"d{7 * i}": 1, f"d{7 * i + 1}": 2} for i in range(5)}
+    assert found.qrels == {f"q{i}": {f"d{7 * i}": 1, f"d{7 * i + 1}": 2} for i in range(5)}
 
 
 def test_other_layouts_are_the_same_collection(folder: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_other_layouts_are_the_same_collection(folder: Path, tmp_path: Path) -> 
     ):
         (other / name).write_bytes(gzip.compress(text.encode()))
     dev, test = read(other, "dev"), read(other)
-    assert dev.judged == {"0": {"3": 1}, "1": {"4": 0}}
+    assert dev.qrels == {"0": {"3": 1}, "1": {"4": 0}}
     assert list(dev.queries) == ["0", "1"]
     assert dict(test.queries) == {"2": QUERIES[2]["text"]}
     assert dev.corpus["3"] == TEXTS[3]
@@ -113,7 +113,7 @@ def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
         ("queries.jsonl", jsonl([*QUERIES, QUERIES[1]]), r"queries\.jsonl, row 7: the query 'q1' stands in an earlier"),
         ("queries.jsonl", jsonl([{"_id": "q0"}]), "row 1: no value in column 'text'"),
         ("queries.jsonl", jsonl([{"name": "q0", "text": "a"}]), "no column '_id' or 'id', only 'name', 'text'"),
-        ("corpus.jsonl", jsonl([*CORPUS, CORPUS[1]]), r"corpus\.jsonl, row 41: the id 'd1' .* judged"),
+        ("corpus.jsonl", jsonl([*CORPUS, CORPUS[1]]), r"corpus\.jsonl, row 41: the id 'd1' .* qrels"),
         ("corpus.jsonl", jsonl([{"_id": None, "text": "a"}]), r"corpus\.jsonl, row 1: None in column '_id' is no id"),
         ("corpus.jsonl", jsonl(CORPUS) + "{", "line 41 is not JSON"),
         ("corpus.jsonl", "", "is empty"),
@@ -170,7 +170,7 @@ def test_queries_and_documents_have_their_prompts(folder: Path, models: dict[str
     embedder.modules.prompts = {}
     texts = {name: f"Read: {text}" for name, text in found.corpus.items()}
     asked = {name: f"Find: {text}" for name, text in found.queries.items()}
-    written = beir.dense(Collection(texts, asked, found.judged), embedder)
+    written = beir.dense(Collection(texts, asked, found.qrels), embedder)
     for query in found.queries:
         assert prompted[query] == pytest.approx(written[query], abs=1e-5)
         assert prompted[query] != pytest.approx(plain[query], abs=1e-5)
@@ -236,19 +236,19 @@ def test_fused_is_by_weighted_scores() -> None:
 def test_tuned_finds_the_best_of_all_weights() -> None:
     rng = np.random.default_rng(0)
     names = [f"d{i}" for i in range(30)]
-    judged = {f"q{i}": {str(one): 1 for one in rng.permutation(names)[:3]} for i in range(12)}
+    qrels = {f"q{i}": {str(one): 1 for one in rng.permutation(names)[:3]} for i in range(12)}
     runs = {
-        name: {query: {d: float(helps * (d in right) + rng.normal()) for d in names} for query, right in judged.items()}
+        name: {query: {d: float(helps * (d in right) + rng.normal()) for d in names} for query, right in qrels.items()}
         for name, helps in (("dense", 1.5), ("lexical", 1.0), ("rerank", 0.0))
     }
-    tried = list(beir.gains(judged, runs))
+    tried = list(beir.gains(qrels, runs))
     assert len(tried) == 66
     assert all(sum(weights.values()) == pytest.approx(1.0) for weights, _ in tried)
-    weights = beir.tuned(judged, runs)
-    best = retrieval(judged, beir.fused(runs, weights), draws=10)["ndcg_10"].value
+    weights = beir.tuned(qrels, runs)
+    best = retrieval(qrels, beir.fused(runs, weights), draws=10)["ndcg_10"].value
     assert best == pytest.approx(max(gain for _, gain in tried))
     assert weights["dense"] > 0
-    assert best > max(retrieval(judged, run, draws=10)["ndcg_10"].value for run in runs.values())
+    assert best > max(retrieval(qrels, run, draws=10)["ndcg_10"].value for run in runs.values())
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_the_command_prints_the_scores_of_the_run(
         (["--mode", "hybrid", "--rerank", models["cross"]], again),
     ):
         said = evaluated(capsys, "--beir", folder, "-m", models["one"], *flags)
-        wanted = retrieval(found.judged, run, draws=50)
+        wanted = retrieval(found.qrels, run, draws=50)
         assert said == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in wanted.items()}, flags
         assert list(said) == ["ndcg_10", "map", "recall_100", "mrr"]
 
@@ -297,8 +297,8 @@ def test_the_command_finds_weights_on_another_split(
         return mine | {"rerank": beir.reranked(found, cross, beir.hybrid(*mine.values()))}
 
     dev, test = read(folder, "dev"), read(folder)
-    weights = beir.tuned(dev.judged, runs(dev))
-    wanted = retrieval(test.judged, beir.fused(runs(test), weights), draws=50)
+    weights = beir.tuned(dev.qrels, runs(dev))
+    wanted = retrieval(test.qrels, beir.fused(runs(test), weights), draws=50)
     argv = ["--beir", str(folder), "-m", models["one"], "--mode", "hybrid", "--rerank", models["cross"]]
     assert main(["eval", *argv, "--tune", "dev", "--draws", "50", "--json"]) == 0
     out, err = capsys.readouterr()

@@ -24,7 +24,7 @@ from benchmarks.search import retrieval_task, sts_task, through_mteb
 
 RNG = np.random.default_rng(0)
 TEXTS = tiny.sentences(60, seed=1)
-LONG = tiny.document(30, seed=5)  # beyond the reach of 48 tokens
+LONG = tiny.document(30, seed=5)  # beyond the max_length of 48 tokens
 COLLECTION = Collection(
     {f"d{i}": text for i, text in enumerate([*TEXTS, LONG])},
     {f"q{i}": text for i, text in enumerate(tiny.sentences(12, seed=2))},
@@ -49,13 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def cross(tmp_path_factory: pytest.TempPathFactory) -> str:
     top = tmp_path_factory.mktemp("cross")
-    return str(tiny.save(top / "cross", "wordpiece", "ForSequenceClassification", labels=["LABEL_0"], reach=256))
+    return str(tiny.save(top / "cross", "wordpiece", "ForSequenceClassification", labels=["LABEL_0"], max_length=256))
 
 
 def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str) -> None:
     from sentence_transformers import SentenceTransformer
 
-    ours, theirs = Encoder(folder, long="truncate"), SentenceTransformer(folder, device="cpu")
+    ours, theirs = Encoder(folder, overflow="truncate"), SentenceTransformer(folder, device="cpu")
     for task in (retrieval_task("Tiny", COLLECTION), sts_task("TinySTS", PAIRS)):
         found, wanted = through_mteb(ours, task), through_mteb(theirs, task)
         assert found == pytest.approx(wanted, abs=1e-5)
@@ -63,7 +63,7 @@ def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str
 
 
 def test_windows_are_what_truncation_is_not(folder: str) -> None:
-    (whole,), (cut,) = (Encoder(folder, long=long).model.embed([LONG]) for long in ("window", "truncate"))
+    (whole,), (cut,) = (Encoder(folder, overflow=overflow).model.embed([LONG]) for overflow in ("window", "truncate"))
     assert not np.allclose(whole, cut, atol=1e-3)
 
 
@@ -71,8 +71,8 @@ def test_reranking_is_that_of_sentence_transformers(cross: str) -> None:
     import sentence_transformers
 
     candidates = {query: [f"d{d}" for d in RNG.permutation(60)[:20]] for query in COLLECTION.queries}
-    for query, judged in COLLECTION.judged.items():
-        candidates[query] = list(dict.fromkeys([*candidates[query], *judged]))
+    for query, predictions in COLLECTION.predictions.items():
+        candidates[query] = list(dict.fromkeys([*candidates[query], *predictions]))
     candidates = {query: [d for d in some if d != "d60"] for query, some in candidates.items()}
     ours, theirs = CrossEncoder(cross), sentence_transformers.CrossEncoder(cross, device="cpu")
     task = retrieval_task("TinyRerank", COLLECTION, candidates)
@@ -86,7 +86,7 @@ def test_a_loaded_model_will_do_and_takes_no_options(folder: str, cross: str) ->
     assert Encoder(embedder).model is embedder
     assert CrossEncoder(reranker).model is reranker
     with pytest.raises(InputError, match="loaded already"):
-        Encoder(embedder, long="truncate")
+        Encoder(embedder, overflow="truncate")
 
 
 def test_what_mteb_writes_down(folder: str, cross: str) -> None:

@@ -15,23 +15,23 @@ pytest.importorskip("ir_measures")
 def made(seed: int, queries: int = 12, documents: int = 200) -> tuple[dict, dict]:
     """Graded judgements, and a run that finds a part of the documents, no two of one score."""
     rng = np.random.default_rng(seed)
-    judged = {
+    qrels = {
         f"q{q}": {f"d{d}": int(rng.integers(0, 5)) for d in rng.permutation(documents)[:15]} for q in range(queries)
     }
     run = {
         query: {f"d{d}": float(s) for s, d in enumerate(rng.permutation(documents)[:150])}
         # or nothing would be found
         | {d: rng.integers(120, 150) + 0.1 * (i + 1) for i, (d, grade) in enumerate(list(one.items())[:5]) if grade}
-        for query, one in judged.items()
+        for query, one in qrels.items()
     }
-    return judged, run
+    return qrels, run
 
 
-def by_hand(judged: dict[str, int], run: dict[str, float]) -> dict[str, float]:
+def by_hand(qrels: dict[str, int], run: dict[str, float]) -> dict[str, float]:
     ranked = sorted(run, key=lambda d: -run[d])
-    relevant = {d for d, grade in judged.items() if grade > 0}
-    gains = [judged.get(d, 0) / np.log2(i + 2) for i, d in enumerate(ranked[:10])]
-    best = [grade / np.log2(i + 2) for i, grade in enumerate(sorted(judged.values(), reverse=True)[:10])]
+    relevant = {d for d, grade in qrels.items() if grade > 0}
+    gains = [qrels.get(d, 0) / np.log2(i + 2) for i, d in enumerate(ranked[:10])]
+    best = [grade / np.log2(i + 2) for i, grade in enumerate(sorted(qrels.values(), reverse=True)[:10])]
     places = [i + 1 for i, d in enumerate(ranked) if d in relevant]
     return {
         "ndcg_10": sum(gains) / sum(best),
@@ -43,42 +43,42 @@ def by_hand(judged: dict[str, int], run: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_values_are_those_worked_out_by_hand(seed: int) -> None:
-    judged, run = made(seed)
-    found = each_query(judged, run)
-    for i, query in enumerate(judged):
-        for name, value in by_hand(judged[query], run[query]).items():
+    qrels, run = made(seed)
+    found = each_query(qrels, run)
+    for i, query in enumerate(qrels):
+        for name, value in by_hand(qrels[query], run[query]).items():
             assert found[name][i] == pytest.approx(value, abs=1e-9), (query, name)
-    scores = retrieval(judged, run, draws=50)
+    scores = retrieval(qrels, run, draws=50)
     for name, values in found.items():
         assert scores[name].value == pytest.approx(values.mean())
         assert scores[name].low < scores[name].value < scores[name].high
 
 
 def test_a_fully_judged_list_has_the_scores_of_ranking() -> None:
-    judged, _ = made(7)
+    qrels, _ = made(7)
     rng = np.random.default_rng(0)
-    run = {query: {d: float(rng.random()) for d in one} for query, one in judged.items()}
-    rows = [(query, grade, run[query][d]) for query, one in judged.items() for d, grade in one.items()]
+    run = {query: {d: float(rng.random()) for d in one} for query, one in qrels.items()}
+    rows = [(query, grade, run[query][d]) for query, one in qrels.items() for d, grade in one.items()]
     other = ranking(*zip(*rows, strict=True), draws=0)  # type: ignore[arg-type]
-    scores = retrieval(judged, run, draws=0)
+    scores = retrieval(qrels, run, draws=0)
     for name in ("map", "mrr", "ndcg_10"):
         assert scores[name].value == pytest.approx(other[name].value), name
 
 
 def test_what_is_not_found_counts_and_what_is_not_judged_does_not() -> None:
-    judged = {"found": {"a": 1}, "missing": {"a": 1}, "empty": {"a": 1}, "unjudged": {"a": 0}}
+    qrels = {"found": {"a": 1}, "missing": {"a": 1}, "empty": {"a": 1}, "unjudged": {"a": 0}}
     run = {"found": {"a": 1.0}, "empty": {}, "unjudged": {"a": 1.0}, "unasked": {"a": 1.0}}
-    assert each_query(judged, run)["map"].tolist() == [1.0, 0.0, 0.0]
-    assert each_query(judged, {})["ndcg_10"].tolist() == [0.0, 0.0, 0.0]
+    assert each_query(qrels, run)["map"].tolist() == [1.0, 0.0, 0.0]
+    assert each_query(qrels, {})["ndcg_10"].tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(InputError, match="no query has a relevant"):
         retrieval({"q": {"a": 0}}, {"q": {"a": 1.0}})
 
 
 def test_a_difference_is_that_of_the_same_queries() -> None:
-    judged, run = made(1, queries=40)
+    qrels, run = made(1, queries=40)
     backwards = {query: {d: -score for d, score in one.items()} for query, one in run.items()}
-    gaps = paired_retrieval(judged, run, backwards)
-    first, second = each_query(judged, run), each_query(judged, backwards)
+    gaps = paired_retrieval(qrels, run, backwards)
+    first, second = each_query(qrels, run), each_query(qrels, backwards)
     for name, gap in gaps.items():
         assert gap.value == pytest.approx(float((first[name] - second[name]).mean()))
     assert gaps["ndcg_10"].low > 0

@@ -159,7 +159,7 @@ def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and trained, both by the same programs; and without them."""
     cfg = replace(
         GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
-        positions=(Learned(512), Bucketed(32)), reach=512,
+        positions=(Learned(512), Bucketed(32)), max_length=512,
     )  # fmt: skip
     encoder = Encoder(cfg).cuda().bfloat16()
     batch = Batch.from_ids([torch.randint(0, 50, (n,)).tolist() for n in (1, 2, 15, 129, 500)]).to("cuda")

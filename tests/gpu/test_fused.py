@@ -155,7 +155,7 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
     """Of weights in half precision, and in single precision under autocast."""
     cfg = replace(
         GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
-        positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), reach=8192, pre_norm=True, gated=True,
+        positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), max_length=8192, pre_norm=True, gated=True,
     )  # fmt: skip
     encoder = Encoder(cfg).cuda().to(dtype)
     batch = Batch.from_ids([torch.randint(0, 50, (n,)).tolist() for n in (1, 2, 15, 129, 513, 1000)]).to("cuda")

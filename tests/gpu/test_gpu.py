@@ -112,13 +112,13 @@ def test_an_older_chip_in_half_precision(dropout: float, monkeypatch: pytest.Mon
     assert_close(other, flash, atol=4e-3, rtol=0)
 
 
-@pytest.mark.parametrize("reach", [-1, 5])
-def test_without_dropout_it_is_the_public_function(reach: int) -> None:
+@pytest.mark.parametrize("max_length", [-1, 5])
+def test_without_dropout_it_is_the_public_function(max_length: int) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     heads, cu = ragged(LENGTHS, torch.bfloat16)
     longest = max(LENGTHS)
-    theirs = varlen.varlen_attn(*heads, cu, cu, longest, longest, scale=0.1, window_size=(reach, reach))
-    pattern = Full() if reach < 0 else Sliding(reach)
+    theirs = varlen.varlen_attn(*heads, cu, cu, longest, longest, scale=0.1, window_size=(max_length, max_length))
+    pattern = Full() if max_length < 0 else Sliding(max_length)
     assert torch.equal(gpu.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=pattern), theirs)
 
 
@@ -157,8 +157,8 @@ def test_gradients_with_dropout(dtype: torch.dtype, pattern: Pattern) -> None:
     for start, n in zip(cu.tolist(), SHORT, strict=False):
         q, k, v = (x[start : start + n] for x in wide)
         mine = seen[start : start + n, :, :n]
-        reach = pattern.reach if isinstance(pattern, Sliding) else n
-        near = ((torch.arange(n)[:, None] - torch.arange(n)).abs() <= reach)[:, None].expand_as(mine).cuda()
+        max_length = pattern.window if isinstance(pattern, Sliding) else n
+        near = ((torch.arange(n)[:, None] - torch.arange(n)).abs() <= max_length)[:, None].expand_as(mine).cuda()
         kept.append(mine[near])
         scores = torch.einsum("ihd,jhd->ihj", q, k).masked_fill(~near, -torch.inf) * 0.1
         weights = scores.softmax(-1) * mine / (1 - DROPOUT)
@@ -184,7 +184,7 @@ ENCODERS = {
 
 def small(name: str, **more: Any) -> EncoderConfig:
     sizes = {"width": 32, "head_width": 16, "ff_width": 64, "embeddings": Embeddings(width=32, segments=2)}
-    return replace(GOOD, reach=64, **sizes, **ENCODERS[name], **more)
+    return replace(GOOD, max_length=64, **sizes, **ENCODERS[name], **more)
 
 
 def of(lengths: list[int], seed: int = 0) -> Batch:

@@ -36,7 +36,7 @@ NEAR = 6e-2  # of bfloat16 in products of other numbers of rows, two layers deep
 
 def small(name: str) -> EncoderConfig:
     sizes: dict[str, Any] = {"width": 32, "head_width": 16, "ff_width": 64}
-    return replace(GOOD, reach=64, embeddings=Embeddings(width=32, segments=2), **sizes, **KINDS[name])
+    return replace(GOOD, max_length=64, embeddings=Embeddings(width=32, segments=2), **sizes, **KINDS[name])
 
 
 def made(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:

@@ -87,9 +87,9 @@ def test_lengths(lengths: list[int], pattern: Pattern, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("reach", [1, 63, 64, 65, 500])
-def test_windows_of_longer_texts(reach: int, dtype: torch.dtype) -> None:
-    compare([4096, 1, 129, 2048], Sliding(reach), (4, 2, 64), dtype)
+@pytest.mark.parametrize("max_length", [1, 63, 64, 65, 500])
+def test_windows_of_longer_texts(max_length: int, dtype: torch.dtype) -> None:
+    compare([4096, 1, 129, 2048], Sliding(max_length), (4, 2, 64), dtype)
 
 
 def test_who_goes_there() -> None:
@@ -155,7 +155,7 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
     """Read by our program and by the framework's; then trained, by what was found out of the same lengths."""
     cfg = replace(
         GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
-        positions=(Learned(512),), patterns=(Sliding(64), Full()), reach=512,
+        positions=(Learned(512),), patterns=(Sliding(64), Full()), max_length=512,
     )  # fmt: skip
     torch.manual_seed(0)
     encoder = Encoder(cfg).eval().cuda().to(dtype)
@@ -224,7 +224,7 @@ def test_an_encoder_with_rotary_positions(dtype: torch.dtype, monkeypatch: pytes
     """As ModernBERT's: turned by the program, by a pass before it, and by the framework's attention."""
     cfg = replace(
         GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
-        positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), reach=8192, pre_norm=True,
+        positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), max_length=8192, pre_norm=True,
     )  # fmt: skip
     torch.manual_seed(0)
     encoder = Encoder(cfg).eval().cuda().to(dtype)

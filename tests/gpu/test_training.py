@@ -49,7 +49,7 @@ def made(rotary: bool = False, dropout: float = 0.0) -> Model:
         embeddings=Embeddings(width=32, segments=2),
         positions=positions,
         patterns=(Full(), Sliding(8) if rotary else Full()),
-        reach=256,
+        max_length=256,
         dropout=dropout,
         attention_dropout=dropout,
     )

@@ -32,7 +32,7 @@ def test_the_surprise_is_that_of_the_outputs(name: str) -> None:
 
     hidden = model.hidden(batch)[rows]
     torch.manual_seed(1)  # for what is dropped before the outputs
-    got = model.head(name).surprise(hidden, words, targets, weights)
+    got = model.head(name).fused_linear_cross_entropy(hidden, words, targets, weights)
     ours = grads(got)
     hidden = model.hidden(batch)[rows]
     torch.manual_seed(1)
@@ -49,6 +49,6 @@ def test_what_has_no_weight_is_not_looked_at() -> None:
     model = Model(GOOD, {"mlm": HEADS["tied"]}).eval()
     hidden = torch.randn(2, GOOD.width)
     words, targets = model.encoder.embeddings.words.weight, torch.tensor([3, 9])
-    alone = model.head("mlm").surprise(hidden[:1], words, targets[:1], torch.ones(1))
+    alone = model.head("mlm").fused_linear_cross_entropy(hidden[:1], words, targets[:1], torch.ones(1))
     hidden[1] = torch.nan
-    assert_close(model.head("mlm").surprise(hidden, words, targets, torch.tensor([1.0, 0.0])), alone)
+    assert_close(model.head("mlm").fused_linear_cross_entropy(hidden, words, targets, torch.tensor([1.0, 0.0])), alone)

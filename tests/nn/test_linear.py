@@ -51,8 +51,8 @@ def test_a_product_equals_that_of_the_rounded_numbers(kind: str) -> None:
 
 def test_a_checkpoint_in_bytes(folder: Path, tmp_path: Path) -> None:
     texts = ["the cat sat on the mat", "a dog", "the cat " * 12]
-    exact = Embedder.load(folder, long="truncate").embed(texts)
-    embedder = Embedder.load(folder, long="truncate", dtype=torch.int8)
+    exact = Embedder.load(folder, overflow="truncate").embed(texts)
+    embedder = Embedder.load(folder, overflow="truncate", dtype=torch.int8)
     assert is_int8(embedder.model.encoder)
     assert all(
         one.dtype == torch.int8 for name, one in embedder.model.named_parameters() if ".ff." in name and one.ndim > 1

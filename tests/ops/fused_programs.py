@@ -458,13 +458,13 @@ def test_expand_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("vocab", "block"), [(100, 4096), (64, 32)])
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
 def test_surprise(vocab: int, block: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused._Surprise, "BLOCK", block)
+    monkeypatch.setattr(fused._FusedLinearCrossEntropy, "BLOCK", block)
     x, words = drawn(7, 8, dtype=dtype), drawn(vocab, 8)
     added = drawn(vocab) if bias else None
     targets = torch.randint(vocab, (7,), device=HERE)
     weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0, 0.0, 1.0], device=HERE)
     slow = F.cross_entropy(F.linear(x.float(), words, added), targets, reduction="none") @ weights
-    fast = fused.surprise(x, words, added, targets, weights)
+    fast = fused.fused_linear_cross_entropy(x, words, added, targets, weights)
     wanted = [x, words, *([] if added is None else [added])]
     assert_close(fast, slow, **NEAR[dtype])
     ours, theirs = (torch.autograd.grad(loss * 3.0, wanted) for loss in (fast, slow))
@@ -475,7 +475,7 @@ def test_surprise(vocab: int, block: int, bias: bool, dtype: torch.dtype, monkey
         assert_close(one.float(), other.float(), atol=NEAR[dtype]["atol"] * max(1.0, scale), rtol=0)
     assert (ours[0][2] == 0).all()
     with torch.no_grad():
-        assert_close(fused.surprise(x, words, added, targets, weights), fast.detach())
+        assert_close(fused.fused_linear_cross_entropy(x, words, added, targets, weights), fast.detach())
 
 
 @pytest.mark.parametrize("large", [300.0, float("nan"), float("inf")])
@@ -486,7 +486,7 @@ def test_a_row_without_weight_adds_nothing(large: float, monkeypatch: pytest.Mon
     words, targets = drawn(70, 4), torch.tensor([3, 0], device=HERE)
 
     def step(weights: list[float]) -> tuple[Tensor, Tensor]:
-        loss = fused.surprise(x, words, None, targets, torch.tensor(weights, device=HERE))
+        loss = fused.fused_linear_cross_entropy(x, words, None, targets, torch.tensor(weights, device=HERE))
         return loss, torch.autograd.grad(loss, x)[0]
 
     loss, grad = step([1.0, 0.0])
@@ -509,7 +509,7 @@ def test_a_model_of_fused_parts(gated: bool, pre_norm: bool, monkeypatch: pytest
 
     def step() -> tuple[Tensor, ...]:
         words = model.encoder.embeddings.words.weight
-        loss = model.head("mlm").surprise(model.hidden(batch), words, targets, weights)
+        loss = model.head("mlm").fused_linear_cross_entropy(model.hidden(batch), words, targets, weights)
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
     fast = step()
@@ -563,13 +563,13 @@ def test_a_model_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
         model.train(training)
         with torch.autocast(HERE.type, torch.bfloat16, cache_enabled=False):
             hidden = model.hidden(batch)
-            loss = model.head("mlm").surprise(hidden, words, targets, weights)
+            loss = model.head("mlm").fused_linear_cross_entropy(hidden, words, targets, weights)
             grads = torch.autograd.grad(loss, list(model.parameters()))
         assert hidden.dtype == torch.bfloat16
         assert loss.dtype == torch.float32
         assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
     monkeypatch.setattr(fused, "takes", lambda x: False)
-    plain = model.head("mlm").surprise(model.hidden(batch), words, targets, weights)
+    plain = model.head("mlm").fused_linear_cross_entropy(model.hidden(batch), words, targets, weights)
     assert_close(loss, plain, atol=0, rtol=2e-2)
     for one, other in zip(grads, torch.autograd.grad(plain, list(model.parameters())), strict=True):
         assert_close(one, other, atol=0.05 * max(0.1, float(other.abs().max())), rtol=0)

@@ -89,9 +89,9 @@ def test_all_lengths_at_once() -> None:
     compare(EDGES, Full())
 
 
-@pytest.mark.parametrize("reach", [1, 5, 63, 64, 65, 500])
-def test_windows(reach: int) -> None:
-    compare([1, 17, 129, 2], Sliding(reach))
+@pytest.mark.parametrize("max_length", [1, 5, 63, 64, 65, 500])
+def test_windows(max_length: int) -> None:
+    compare([1, 17, 129, 2], Sliding(max_length))
 
 
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (64, 16), (32, 16)], ids=str)

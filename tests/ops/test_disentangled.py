@@ -163,16 +163,16 @@ def test_tiles_cover_each_token_once(lengths: list[int], rows: int) -> None:
     assert len([one for one in found if one[1]]) == len(wanted)
 
 
-@pytest.mark.parametrize("reach", [64, 128, 512])
+@pytest.mark.parametrize("max_length", [64, 128, 512])
 @pytest.mark.parametrize(
     "lengths",
     [[1], [64] * 8, [128] * 4, [64] * 100, [3, 60, 1], [17] * 333],
     ids=lambda one: f"{len(one)} up to {max(one)}",
 )
-def test_bounds_of_a_recorded_step_are_never_taken_for_lengths(lengths: list[int], reach: int) -> None:
+def test_bounds_of_a_recorded_step_are_never_taken_for_lengths(lengths: list[int], max_length: int) -> None:
     """Which they would be if they filled the batch."""
-    batch = Batch.from_ids([[1] * min(n, reach) for n in lengths])
+    batch = Batch.from_ids([[1] * min(n, max_length) for n in lengths])
     mini: Any = SimpleNamespace(batch=batch, targets=SimpleNamespace(rows=None))
-    room, texts, longest, _ = stepper._sizes(mini, reach)
+    room, texts, longest, _ = stepper._sizes(mini, max_length)
     assert batch.max_len <= longest
     assert texts * longest > room

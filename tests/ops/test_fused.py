@@ -209,7 +209,9 @@ def test_the_plain_expressions_change_no_bit() -> None:
     assert torch.equal(fused.expand(x, linear, "silu", gated=True), F.silu(act) * factor)
     targets, weights = torch.randint(12, (5,)), torch.rand(5)
     each = F.cross_entropy(linear(x), targets, reduction="none")
-    assert torch.equal(fused.surprise(x, linear.weight, linear.bias, targets, weights), (each * weights).sum())
+    assert torch.equal(
+        fused.fused_linear_cross_entropy(x, linear.weight, linear.bias, targets, weights), (each * weights).sum()
+    )
 
 
 def test_who_pools_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from bertie.config import Disentangled, Full, HeadConfig, Learned, Norm, Rotary
 from bertie.errors import InputError
 from bertie.nn import attention
 from bertie.nn.model import Model
-from bertie.ops.attention import attend
 from bertie.ops import cuda_graphs as graphs
+from bertie.ops.attention import attend
 from bertie.ops.cuda_graphs import Graphs, Sizes, sizes_of
 from bertie.text.batch import Batch, spare_ends
 from tests.test_config import GOOD
@@ -32,7 +32,7 @@ HEADS = {
     "late": HeadConfig(kind="text", outputs=3, pooling="late"),
     "token": HeadConfig(kind="token", outputs=2),
 }
-WIDE = replace(GOOD, reach=64, positions=(Learned(64),))
+WIDE = replace(GOOD, max_length=64, positions=(Learned(64),))
 CONFIGS = {
     "learned": WIDE,
     "counted": replace(WIDE, positions=(Learned(66, skip_id=1),)),
@@ -55,8 +55,8 @@ class Rerun(Graphs):
 
     recorded = 0
 
-    def _takes(self, batch: Batch, reach: int) -> bool:
-        return len(batch.ids) <= self.tokens and batch.max_len <= reach
+    def _takes(self, batch: Batch, max_length: int) -> bool:
+        return len(batch.ids) <= self.tokens and batch.max_len <= max_length
 
     def _recorded(self, run: Any, static: Batch) -> Any:
         self.recorded += 1
@@ -192,7 +192,9 @@ def test_on_a_cpu_nothing_changes() -> None:
         assert torch.equal(model.hidden(batch), plain.hidden(batch))
         assert torch.equal(model(batch, "first"), plain(batch, "first"))
         # And by itself, whoever says that it could.
-        assert torch.equal(model.graphs("hidden", plain.encoder, batch, reach=64, rows="token"), plain.hidden(batch))
+        assert torch.equal(
+            model.graphs("hidden", plain.encoder, batch, max_length=64, rows="token"), plain.hidden(batch)
+        )
     assert len(model.graphs) == 0
     assert not graphs.can(model.encoder)
 

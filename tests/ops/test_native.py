@@ -36,7 +36,7 @@ from bertie.training import lora
 built = native.library()
 LEVELS = range(built.bertie_level() + 1) if built is not None else range(0)
 needs_it = pytest.mark.skipif(built is None, reason="no compiler was here when the package was built")
-HALVES = native.halves_win()
+HALVES = native.bf16_is_faster()
 LENGTHS = (
     *((n,) for n in (1, 2, 15, 16, 17, 127, 128, 129, 512, 513, 1500)),
     (900, *(3, 1, 7, 12, 13) * 4),
@@ -56,7 +56,7 @@ def config(**changes: Any) -> EncoderConfig:
         "ff_width": 96,
         "activation": "gelu",
         "embeddings": Embeddings(width=64, segments=2),
-        "reach": 2048,
+        "max_length": 2048,
         "positions": (Learned(2048),),
         "patterns": (Full(), Full()),
     }
@@ -225,17 +225,17 @@ def test_bf16_is_tried_in_another_process(command: str, monkeypatch: pytest.Monk
         def bertie_halves() -> int:
             return 1
 
-    native.halves_win.cache_clear()
+    native.bf16_is_faster.cache_clear()
     with monkeypatch.context() as other:
         other.setattr(native, "_TRIAL", command)
         other.setattr(native, "library", Chip)
-        assert native.halves_win() is (command == "print(1.5)")
+        assert native.bf16_is_faster() is (command == "print(1.5)")
     if command != "print(1.5)":
         encoder = fresh("bert").bfloat16()
         batch = batch_of((9, 4), encoder)
         assert native.run(encoder, batch) is None
         assert torch.equal(encoder(batch), plain(encoder, batch))
-    native.halves_win.cache_clear()
+    native.bf16_is_faster.cache_clear()
 
 
 @needs_it

@@ -50,7 +50,7 @@ def data(tmp_path: Path) -> Path:
         for text, labels in (
             ("of two minds", ["joy", "anger"]),
             ("no mind", ["curiosity"]),
-            ("leaning", ["surprise", "joy"]),
+            ("leaning", ["fused_linear_cross_entropy", "joy"]),
             ("Dev LOVE!", ["joy"]),  # dev has it as well
             ("train  joy.", ["joy"]),  # train has it already
         ):

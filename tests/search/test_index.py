@@ -299,7 +299,7 @@ def test_another_model_is_refused(tmp_path: Path, model: Path, index: Index) -> 
 
 def test_a_fingerprint_is_of_what_makes_vectors(model: Path, embedder: Embedder) -> None:
     assert fingerprint(embedder) == fingerprint(Embedder.load(model))
-    assert fingerprint(embedder) != fingerprint(Embedder.load(model, long="truncate"))
+    assert fingerprint(embedder) != fingerprint(Embedder.load(model, overflow="truncate"))
 
 
 def test_a_model_that_is_gone_is_named(tmp_path: Path, model: Path) -> None:

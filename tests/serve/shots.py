@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
         with Index.create(Path(made) / "index", Embedder(Checkpoint.load(hub.DEFAULT))) as index:
             index.refresh([ROOT / "README.md"])
-        server = Served(Path(made) / "index", reach=None)
+        server = Served(Path(made) / "index", max_length=None)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for view, look, size in SHOTS:
             scheme = "dark" if look == "dark" else "light"
@@ -59,7 +59,7 @@ def use(page: Any, view: str, look: str) -> None:
         page.fill("#search-query", "How do I train a classifier?")
         page.press("#search-query", "Enter")
     if (view, look) == ("attention", "dark"):
-        page.check("input[value=heat]")
+        page.check("input[value=temperature]")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def test_weights_equal_transformers(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.load(tiny.save(tmp_path_factory.mktemp("models") / "m", "wordpiece", "ForMaskedLM", reach=160))
+    return Checkpoint.load(
+        tiny.save(tmp_path_factory.mktemp("models") / "m", "wordpiece", "ForMaskedLM", max_length=160)
+    )
 
 
 TEXT = "Emma walked quickly to London."
@@ -80,6 +82,6 @@ def test_what_is_refused(checkpoint: Checkpoint) -> None:
 
 
 def test_a_short_reach_is_the_limit(tmp_path: Path) -> None:
-    short = Checkpoint.load(tiny.save(tmp_path / "m", "wordpiece", "", reach=16))
+    short = Checkpoint.load(tiny.save(tmp_path / "m", "wordpiece", "", max_length=16))
     with pytest.raises(InputError, match="at most 16"):
         attention(short, "the " * 20)

@@ -26,7 +26,7 @@ from bertie.nn.model import Model
 from bertie.serve.engine import Engine, Ran
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, current_ticket
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger
-from bertie.tasks.base import Ask
+from bertie.tasks.base import TaskInput
 from bertie.text.batch import Batch
 from bertie.text.windows import windows
 from tests.parity.tiny import TINY
@@ -239,12 +239,12 @@ def test_numbers_that_are_not_finite_stay_with_their_text(
 def test_ids_that_the_model_does_not_know(checkpoint: Checkpoint) -> None:
     embedder = Embedder(checkpoint)
     encoding = embedder.tokenizer.encode("a river")
-    good = [(Ask("good", ("a river",), embedder_options()), one) for one in windows(encoding, ("a river",), 48)]
+    good = [(TaskInput("good", ("a river",), embedder_options()), one) for one in windows(encoding, ("a river",), 48)]
     wrong = windows(embedder.tokenizer.encode("a novel"), ("a novel",), 48)
     wrong[0].encoding.ids[1] = 10**6
     with running(checkpoint.model) as engine:
         with pytest.raises(InputError):
-            engine.compute(embedder, [(Ask("wrong", ("a novel",), embedder_options()), wrong[0])])
+            engine.compute(embedder, [(TaskInput("wrong", ("a novel",), embedder_options()), wrong[0])])
         assert len(engine.compute(embedder, good)) == 1
 
 
@@ -448,7 +448,7 @@ def test_heads_with_wishes_of_their_own_have_their_own_pass(monkeypatch: pytest.
 
         ids, n = batch.ids.numpy(), len(batch.ids)
         whole = Encoding(ids, 0 * ids, np.zeros((n, 2), dtype=np.int64), ids, np.zeros(n, dtype=bool), 0 * ids)
-        return Ask("text", ("",), None), Window(whole, np.arange(n), np.ones(n, dtype=bool), 1.0)
+        return TaskInput("text", ("",), None), Window(whole, np.arange(n), np.ones(n, dtype=bool), 1.0)
 
     with torch.inference_mode():
         expected = [[task.outputs(model.hidden(one, task.head), one, None, None)[0] for one in read] for task in tasks]
@@ -472,7 +472,7 @@ def test_the_budget_is_measured(checkpoint: Checkpoint, monkeypatch: pytest.Monk
     monkeypatch.setattr(Engine, "_pass", fake)
     with running(checkpoint.model, budget=None) as engine:
         assert engine.measured is not None
-        # 2048 tokens reach 68,267 a second, 4096 reach 70,621: within 5 %, so that the smaller one is taken.
+        # 2048 tokens max_length 68,267 a second, 4096 max_length 70,621: within 5 %, so that the smaller one is taken.
         assert engine.budget == engine.measured.budget == 2048
         assert max(passes) == 8192, "and when it gets worse, no more are tried"
         assert engine.queue.rate == pytest.approx(2048 / 0.030 * engine.workers)

@@ -49,7 +49,7 @@ TRICKY = 'It\'s "naïve" 😀 of $HOME, `Paris` is the [MASK] of France\\.'
 class Served:
     """The server in a thread of this process."""
 
-    def __init__(self, index: Path | None = None, reach: int | None = REACH) -> None:
+    def __init__(self, index: Path | None = None, max_length: int | None = REACH) -> None:
         from bertie.search.index import Index
         from bertie.serve.http import Settings, app
         from bertie.serve.registry import Registry
@@ -57,7 +57,7 @@ class Served:
         # However slow the machine, nothing is refused or given up.
         registry = Registry([hub.DEFAULT], budget=2048, max_wait=60)
         self.checkpoint = registry[hub.DEFAULT].checkpoint
-        self.checkpoint.limit = reach
+        self.checkpoint.limit = max_length
         opened = None if index is None else (Index.open(index, Embedder(self.checkpoint)), hub.DEFAULT)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -219,7 +219,7 @@ def test_attention_of_layers_and_heads(visit: Open, checkpoint: Checkpoint) -> N
     check(attention(checkpoint, text, layer=2, head=3), tokens.index("river"))
     expect(page.locator("#attention-tokens button[aria-pressed=true]")).to_have_text("river")
 
-    page.check("input[value=heat]")
+    page.check("input[value=temperature]")
     # The upper half of the causal map is the plain ground, and the lower half is not.
     painted = """([id, n]) => {
         const canvas = document.querySelector(id + " canvas"), draw = canvas.getContext("2d");
@@ -415,7 +415,7 @@ def test_what_is_shown_as_the_request_works(visit: Open, served: Served, view: s
 def test_the_request_can_be_copied(visit: Open) -> None:
     page = visit("fill", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the Python code").click()
-    expect(page.locator("#said")).to_have_text("Copied")
+    expect(page.locator("#said")).to_have_text("PendingCopy")
     assert page.evaluate("() => navigator.clipboard.readText()") == page.locator("#request-python").text_content()
 
 
@@ -594,7 +594,7 @@ def test_axe_finds_nothing(visit: Open, look: str) -> None:
             settled(page, view)
         states: list[Callable[[], None]] = [lambda: None]
         if view == "attention":
-            states.append(lambda: page.check("input[value=heat]"))
+            states.append(lambda: page.check("input[value=temperature]"))
         if view == "classify":
             states.append(lambda: page.check("input[value=any]"))
         for change in states:

@@ -60,7 +60,7 @@ def test_tasks_are_found_by_their_heads(folder: Path) -> None:
                 assert task.checkpoint is served.checkpoint
             assert served.task(Classifier).head == "mood", "the plain one, as everywhere"
             assert served.task(Tagger) is served.task(Tagger)
-            assert served.task(Tagger, long="truncate") is not served.task(Tagger)
+            assert served.task(Tagger, overflow="truncate") is not served.task(Tagger)
             assert served.task(Embedder, dimensions=8).embed(["the river"]).shape == (1, 8)
             with pytest.raises(NotFoundError, match="no head 'poems'"):
                 served.task(Tagger, head="poems")

@@ -26,7 +26,7 @@ def test_windows_cover_the_text_and_each_character_is_answered_for_once(checkpoi
     windows = found["windows"]
     assert len(windows) == answer.windows > 3
     assert (found["tokens_total"], found["tokens_read"]) == (answer.tokens_total, answer.tokens_read)
-    assert all(one["tokens"] <= checkpoint.reach for one in windows)
+    assert all(one["tokens"] <= checkpoint.max_length for one in windows)
     assert all(one["start"] <= one["owns"][0] < one["owns"][1] <= one["end"] for one in windows)
     assert windows[0]["start"] == 0
     assert windows[-1]["owns"][1] == windows[-1]["end"] == len(document.rstrip())
@@ -51,7 +51,7 @@ def test_what_a_model_can_do(tmp_path: Path) -> None:
     labels = ["contradiction", "entailment", "neutral"]
     made = tiny.save(tmp_path / "m", "wordpiece", "ForSequenceClassification", labels=labels)
     found = about("mine", Checkpoint.load(made))
-    assert (found["name"], found["layers"], found["heads"], found["reach"]) == ("mine", 2, 2, tiny.REACH)
+    assert (found["name"], found["layers"], found["heads"], found["max_length"]) == ("mine", 2, 2, tiny.REACH)
     assert found["mask_token"] == "[MASK]"
     assert list(found["tasks"]) == ["classify"]
     (head,) = found["tasks"]["classify"]

@@ -29,7 +29,7 @@ def search(folder: Path, kind: str, question: str, text: str, longest: int = 30)
     assert theirs["input_ids"][0] == whole.ids.tolist()
     best: dict[tuple[int, int], float] = {}
     none = float("inf")
-    for window in windows(whole, (question, text), reader.checkpoint.reach):
+    for window in windows(whole, (question, text), reader.checkpoint.max_length):
         e = window.encoding
         with torch.no_grad():
             extra = {"token_type_ids": torch.tensor([e.segments.tolist()])} if kind == "wordpiece" else {}
@@ -49,7 +49,7 @@ def search(folder: Path, kind: str, question: str, text: str, longest: int = 30)
 @pytest.mark.parametrize("count", [2, 20], ids=["fits", "long"])
 @pytest.mark.parametrize("longest", [4, 30])
 def test_the_best_spans_of_all(made: Made, kind: str, count: int, longest: int) -> None:
-    folder = made(kind, "ForQuestionAnswering", reach=80)
+    folder = made(kind, "ForQuestionAnswering", max_length=80)
     question, text = "who wrote the letter", document(count, seed=3).strip()
     want, none = search(folder, kind, question, text, longest)
     (got,) = Reader.load(folder).answer([(question, text)], top_k=20, longest=longest)
@@ -63,7 +63,7 @@ def test_the_best_spans_of_all(made: Made, kind: str, count: int, longest: int) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_documents(made: Made, kind: str) -> None:
-    folder = made(kind, "ForQuestionAnswering", reach=80)
+    folder = made(kind, "ForQuestionAnswering", max_length=80)
     question, texts = "where is the river", [document(n, seed=n).strip() for n in (9, 1, 3)]
     found = [search(folder, kind, question, text) for text in texts]
     want = sorted(((score, d, place) for d, (spans, _) in enumerate(found) for place, score in spans), reverse=True)
@@ -74,7 +74,7 @@ def test_several_documents(made: Made, kind: str) -> None:
 
 
 def test_no_answer(made: Made) -> None:
-    reader = Reader.load(made("wordpiece", "ForQuestionAnswering", reach=80))
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering", max_length=80))
     asked = [("who", document(2))]
     (plain,) = reader.answer(asked, top_k=2)
     ahead = plain.best.score - plain.no_answer

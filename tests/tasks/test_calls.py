@@ -73,7 +73,7 @@ def test_a_text_alone_and_among_others_and_in_order(made: Made, monkeypatch: pyt
 
 
 def test_deterministic_is_to_the_last_bit(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text and window has a pass of its own, so that nothing of its neighbours can reach it."""
+    """Each text and window has a pass of its own, so that nothing of its neighbours can max_length it."""
     sizes: list[int] = []
     true = Model.hidden
 
@@ -95,7 +95,7 @@ def test_deterministic_is_to_the_last_bit(made: Made, monkeypatch: pytest.Monkey
 def test_a_text_that_fits_is_one_window(made: Made) -> None:
     """Whatever becomes of long texts, the others give bit for bit the same."""
     texts = [text for text in TEXTS if len(text) < 80]
-    by_window, by_error = every(made), every(made, long="error")
+    by_window, by_error = every(made), every(made, overflow="error")
     for name, task in by_window.items():
         for one, other in zip(task(texts), by_error[name](texts), strict=True):
             assert numbers(one) == numbers(other)
@@ -108,12 +108,12 @@ def test_long_texts_are_read_whole_or_refused_or_cut(made: Made) -> None:
     for name, task in every(made).items():
         for one in task(items) if name != "rerank" else []:
             assert one.tokens_read == one.tokens_total
-    for name, task in every(made, long="truncate").items():
+    for name, task in every(made, overflow="truncate").items():
         if name != "rerank":
             short, cut = task(items)
             assert short.tokens_read == short.tokens_total
             assert (cut.windows, cut.tokens_read < 48 < cut.tokens_total) == (1, True)
-    for name, task in every(made, long="error").items():
+    for name, task in every(made, overflow="error").items():
         what = {"answer": "question", "rerank": "pair"}.get(name, "text")
         with pytest.raises(InputError, match=rf"{what} 1 has \d\d\d+ tokens and the model reads 48 at once"):
             task(items)
@@ -252,9 +252,9 @@ def test_empty_texts(made: Made) -> None:
     ],
 )
 def test_load(made: Made, head: str, labels: list[str] | None, task: type) -> None:
-    found = bertie.load(made("wordpiece", head, labels=labels), long="error")
+    found = bertie.load(made("wordpiece", head, labels=labels), overflow="error")
     assert type(found) is task
-    assert found.long == "error"
+    assert found.overflow == "error"
 
 
 def test_load_what_sentence_transformers_saves(made: Made, tmp_path: Path) -> None:

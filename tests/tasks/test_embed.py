@@ -11,7 +11,7 @@ import torch
 from bertie import Embedder
 from bertie.errors import InputError
 from bertie.tasks import base, embed
-from bertie.tasks.base import Ask
+from bertie.tasks.base import TaskInput
 from bertie.tasks.embed import _Options
 from tests.checkpoints.sentence.tiny import WORDS, old_folder, save_bert
 
@@ -36,7 +36,7 @@ def test_same_vectors_as_sentence_transformers(folder: Path, prompt: str | None)
 
     texts = [text for text in TEXTS if text or not prompt]
     theirs = SentenceTransformer(str(folder), device="cpu").encode(texts, prompt_name=prompt)
-    ours = Embedder.load(folder, long="truncate").embed(texts, prompt=prompt)
+    ours = Embedder.load(folder, overflow="truncate").embed(texts, prompt=prompt)
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
@@ -46,12 +46,12 @@ def test_old_folder_with_the_transformer_in_a_folder(tmp_path: Path) -> None:
 
     old = old_folder(save_bert(tmp_path / "base"), tmp_path / "old")
     theirs = SentenceTransformer(str(old), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(Embedder.load(old, long="truncate").embed(TEXTS), theirs, atol=1e-6)
+    np.testing.assert_allclose(Embedder.load(old, overflow="truncate").embed(TEXTS), theirs, atol=1e-6)
 
 
 def test_a_text_beyond_reach_is_an_error_if_so_asked(folder: Path) -> None:
     with pytest.raises(InputError, match="text 1 has 32 tokens and the model reads 10"):
-        Embedder.load(folder, long="error").embed(["dog", "a " * 30])
+        Embedder.load(folder, overflow="error").embed(["dog", "a " * 30])
 
 
 def test_a_plain_encoder_is_pooled_by_the_mean(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_refusals(folder: Path) -> None:
         embedder.embed("the cat")
     with pytest.raises(InputError, match=r"prompt='passage' is not one of the checkpoint's prompts: .*query"):
         embedder.embed(["dog"], prompt="passage")
-    with pytest.raises(InputError, match="long='cut' must be one of window, error, truncate"):
-        Embedder(embedder.checkpoint, long="cut")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="overflow='cut' must be one of window, error, truncate"):
+        Embedder(embedder.checkpoint, overflow="cut")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["cosine", "dot", "euclidean", "manhattan"])
@@ -85,7 +85,7 @@ def test_similarity_by_every_measure(folder: Path, how: str) -> None:
 
 
 def many(count: int) -> list[str]:
-    """Of all lengths up to twice the reach, in no order."""
+    """Of all lengths up to twice the max_length, in no order."""
     draw = np.random.default_rng(0)
     return [" ".join(draw.choice(WORDS[5:], n)) for n in draw.integers(0, 20, count)]
 
@@ -110,7 +110,7 @@ def test_many_at_a_time_as_all_tasks_run(
     texts, embedder = many(60), Embedder.load(folder)
     before = {None: "", "query": "find : "}[prompt]
     options = _Options(embedder._tokens(before))
-    wanted = list(embedder.run(Ask(f"text {i}", (before + text,), options) for i, text in enumerate(texts)))
+    wanted = list(embedder.run(TaskInput(f"text {i}", (before + text,), options) for i, text in enumerate(texts)))
     assert {one.windows for one in wanted} > {1, 2}
     forced(monkeypatch, threads)
     found = list(embedder.embed_each(texts, prompt=prompt))
@@ -171,7 +171,7 @@ def test_weigh_by_how_rare_words_are(folder: Path, tmp_path: Path) -> None:
     shares = {"the": 0.75, "cat": 0.5, "dog": 0.25, "mat": 0.25, "a": 0.25, "[CLS]": 1.0, "[SEP]": 1.0}
     assert words.tolist() == pytest.approx([round(0.5 / (0.5 + shares.get(word, 0.0)), 4) for word in WORDS])
     embedder.save(tmp_path / "new")
-    again = Embedder.load(tmp_path / "new", long="truncate")
+    again = Embedder.load(tmp_path / "new", overflow="truncate")
     theirs = SentenceTransformer(str(tmp_path / "new"), device="cpu")
     for prompt in (None, "query"):
         texts = [text for text in TEXTS if text or not prompt]

@@ -1,4 +1,4 @@
-"""`Embedder.fit`: every kind of data, what it learns, what it saves, and how it is judged."""
+"""`Embedder.fit`: every kind of data, what it learns, what it saves, and how it is predictions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_learns_to_find_what_belongs_together(folder: Path, tmp_path: Path) -
     assert [set(one) for one in embedder.history_.evaluations] == [
         {"step", "epoch", "recall_1", "recall_10", "mrr_10"}
     ] * 12
-    assert not embedder.model.aside
+    assert not embedder.model.auxiliary
     assert not embedder.model.training
 
     # What is saved is a folder of sentence-transformers, without the head that was there.
@@ -99,10 +99,10 @@ def test_the_rank_is_that_of_a_plain_search(folder: Path) -> None:
 
     ranks = [1 + sum(cosine(a, c) >= cosine(a, p) for c in candidates - right[a]) for a, p, _ in data]
     above = [cosine(a, p) > cosine(a, n) for a, p, n in data]
-    judged = embedder.judge(labelled("embed", data))
-    assert judged.kind == "find"
-    assert [one[0] for one in judged.predicted] == ranks
-    assert [bool(one[1]) for one in judged.predicted] == above
+    predictions = embedder.predict_labelled(labelled("embed", data))
+    assert predictions.kind == "find"
+    assert [one[0] for one in predictions.predicted] == ranks
+    assert [bool(one[1]) for one in predictions.predicted] == above
     scores = embedder.quick(labelled("embed", data))
     assert scores["accuracy"] == pytest.approx(np.mean(above))
     assert scores["recall_1"] == pytest.approx(np.mean(np.array(ranks) == 1))
@@ -215,7 +215,7 @@ def test_long_texts_and_prompts_are_read_as_embed_reads_them(tmp_path: Path) -> 
 
 def test_refusals(folder: Path) -> None:
     embedder = Embedder(folder, epochs=1)
-    with pytest.raises(InputError, match="has classes, by which vectors cannot be judged"):
+    with pytest.raises(InputError, match="has classes, by which vectors cannot be predictions"):
         embedder.fit(pairs(8), dev=(pairs(4), ["same", "other"] * 2), quiet=True)
     with pytest.raises(InputError, match="Triplet takes three texts a row, and the training data has 2"):
         Embedder(folder, loss="triplet").fit(pairs(8), quiet=True)

@@ -111,9 +111,9 @@ def test_classifier(encoder: Path, tmp_path: Path) -> None:
     assert table.shape == (7, 2)
     assert table.sum(1) == pytest.approx(1.0, abs=1e-6)
     assert task.predict(TEXTS[:7]).tolist() == [task.classes_[i] for i in table.argmax(1)]
-    heat = task.info.calibration
-    assert heat.temperature != 1.0
-    assert heat.precision == 0.9
+    temperature = task.info.calibration
+    assert temperature.temperature != 1.0
+    assert temperature.precision == 0.9
     assert {one.sure for one in task.classify(TEXTS)} <= {True, False}
     task.save(tmp_path / "out")
     loaded = bertie.load(tmp_path / "out")
@@ -163,10 +163,10 @@ def test_long_texts_train_on_windows_with_the_label_at_the_whole(encoder: Path) 
     assert task.classify(texts[:1])[0].windows > 3
     whole = sum(one.tokens_total for one in task.classify(texts))
     assert task.history_.tokens / 2 > whole  # every token in each epoch, and overlaps
-    cut = bertie.Classifier(encoder, epochs=2, batch_size=4, long="truncate").fit(texts, labels, quiet=True)
+    cut = bertie.Classifier(encoder, epochs=2, batch_size=4, overflow="truncate").fit(texts, labels, quiet=True)
     assert cut.history_.tokens / 2 <= 24 * tiny.REACH
     with pytest.raises(InputError, match="row 1 has"):
-        bertie.Classifier(encoder, long="error").fit(texts, labels, quiet=True)
+        bertie.Classifier(encoder, overflow="error").fit(texts, labels, quiet=True)
 
 
 def test_windows_are_pooled_in_training_as_in_reading(encoder: Path) -> None:
@@ -318,11 +318,11 @@ def test_options(encoder: Path, options: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_reach_is_kept(encoder: Path, tmp_path: Path) -> None:
-    task = bertie.Classifier(encoder, epochs=1, reach=16).fit(TEXTS, MOODS, quiet=True)
+    task = bertie.Classifier(encoder, epochs=1, max_length=16).fit(TEXTS, MOODS, quiet=True)
     task.save(tmp_path / "out")
-    assert bertie.load(tmp_path / "out").checkpoint.reach == 16
-    with pytest.raises(ConfigError, match="reach=1000"):
-        bertie.Classifier(encoder, reach=1000).fit(TEXTS, MOODS, quiet=True)
+    assert bertie.load(tmp_path / "out").checkpoint.max_length == 16
+    with pytest.raises(ConfigError, match="max_length=1000"):
+        bertie.Classifier(encoder, max_length=1000).fit(TEXTS, MOODS, quiet=True)
 
 
 def test_not_fitted(encoder: Path) -> None:

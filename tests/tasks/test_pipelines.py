@@ -22,7 +22,7 @@ Made = Callable[..., Path]
 @pytest.mark.parametrize("masks", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"targets": (60, 90, 120), "top_k": 5}], ids=str)
 def test_fill_mask(made: Made, kind: str, masks: int, options: dict[str, Any]) -> None:
-    folder = made(kind, "ForMaskedLM", reach=160)
+    folder = made(kind, "ForMaskedLM", max_length=160)
     ours = MaskedLM.load(folder)
     token = ours.tokenizer.mask_token
     texts = [f"Jane{f' {token} wrote' * masks} {text}" for text in TEXTS]
@@ -55,7 +55,7 @@ def test_fill_mask(made: Made, kind: str, masks: int, options: dict[str, Any]) -
 )
 @pytest.mark.parametrize("pairs", [False, True])
 def test_text_classification(made: Made, kind: str, labels: list[str], problem: str | None, pairs: bool) -> None:
-    folder = made(kind, "ForSequenceClassification", reach=160, labels=labels, problem_type=problem)
+    folder = made(kind, "ForSequenceClassification", max_length=160, labels=labels, problem_type=problem)
     theirs = pipeline("text-classification", model=str(folder), device="cpu")
     items = list(zip(TEXTS, reversed(TEXTS), strict=True)) if pairs else TEXTS
     for item, got in zip(items, Classifier.load(folder).classify(items), strict=True):
@@ -91,20 +91,20 @@ def tags(folder: Path, words: str, texts: list[str], **options: Any) -> tuple[li
 @pytest.mark.parametrize("words", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("labels", [LABELS, ["O", "NOUN", "VERB", "DET"]], ids=["BIO", "plain"])
 def test_token_classification(made: Made, words: str, labels: list[str]) -> None:
-    got, want = tags(made("wordpiece", "ForTokenClassification", reach=160, labels=labels), words, TEXTS)
+    got, want = tags(made("wordpiece", "ForTokenClassification", max_length=160, labels=labels), words, TEXTS)
     assert got == want
 
 
 @pytest.mark.parametrize("words", ["none", "simple"])
 def test_token_classification_of_pieces_in_bpe(made: Made, words: str) -> None:
-    got, want = tags(made("bpe", "ForTokenClassification", reach=160, labels=LABELS), words, TEXTS)
+    got, want = tags(made("bpe", "ForTokenClassification", max_length=160, labels=LABELS), words, TEXTS)
     assert got == want
 
 
 @pytest.mark.parametrize("words", ["first", "average", "max"])
 def test_token_classification_of_words_in_bpe(made: Made, words: str) -> None:
     """transformers goes by spaces here and Bertie by the tokenizer's words: the same where no punctuation is."""
-    folder = made("bpe", "ForTokenClassification", reach=160, labels=LABELS)
+    folder = made("bpe", "ForTokenClassification", max_length=160, labels=LABELS)
     plain = ["".join(c for c in text if c.isalpha() or c == " ") for text in TEXTS[:8]]
     got, want = tags(folder, words, plain)
     assert got == want
@@ -117,7 +117,7 @@ def test_token_classification_of_words_in_bpe(made: Made, words: str) -> None:
 @pytest.mark.parametrize("names", [["contradiction", "neutral", "entailment"], ["ENTAILMENT", "neutral", "CONTRA"]])
 @pytest.mark.parametrize("labels", [["history", "a river", "London"], ["history"]], ids=len)
 def test_zero_shot(made: Made, multi: bool, names: list[str], labels: list[str]) -> None:
-    folder = made("wordpiece", "ForSequenceClassification", reach=160, labels=names)
+    folder = made("wordpiece", "ForSequenceClassification", max_length=160, labels=names)
     theirs = pipeline("zero-shot-classification", model=str(folder), device="cpu")
     texts, template = TEXTS[:5], "This was {}."
     got = ZeroShot.load(folder).classify(texts, labels, template=template, multi=multi)
@@ -135,7 +135,7 @@ def test_cross_encoder(made: Made, kind: str, options: dict[str, Any], tmp_path:
     import torch
     from sentence_transformers import CrossEncoder
 
-    base = made(kind, "ForSequenceClassification", reach=160, labels=["relevant"])
+    base = made(kind, "ForSequenceClassification", max_length=160, labels=["relevant"])
     settings: dict[str, Any] = {"max_length": options.get("limit")}
     if "activation" in options:
         settings["activation_fn"] = torch.nn.Identity()
@@ -143,7 +143,7 @@ def test_cross_encoder(made: Made, kind: str, options: dict[str, Any], tmp_path:
         settings |= {"prompts": {"query": options["prompt"]}, "default_prompt_name": "query"}
     CrossEncoder(str(base), device="cpu", **settings).save_pretrained(str(tmp_path))
     theirs = CrossEncoder(str(tmp_path), device="cpu")
-    ours = Reranker.load(tmp_path, long="truncate")
+    ours = Reranker.load(tmp_path, overflow="truncate")
     pairs = list(pairwise(TEXTS))
     assert ours.predict(pairs).tolist() == pytest.approx(theirs.predict(pairs).tolist(), abs=2e-6)
     query, documents = "who wrote the novel", TEXTS[:8]

@@ -56,12 +56,12 @@ def tokenizer(kind: str) -> Any:
 
 
 def save(
-    folder: Path, kind: str, head: str, *, labels: list[str] | None = None, reach: int = REACH, **config: Any
+    folder: Path, kind: str, head: str, *, labels: list[str] | None = None, max_length: int = REACH, **config: Any
 ) -> Path:
     """`head`: as in transformers' names of classes, such as ForMaskedLM; "" for a bare encoder."""
     torch.manual_seed(0)
     text = tokenizer(kind)
-    text.model_max_length = reach
+    text.model_max_length = max_length
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     stem, extra = ("Bert", {}) if kind == "wordpiece" else ("Roberta", {"type_vocab_size": 1})
     names: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def save(
         names = {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
     made = getattr(transformers, f"{stem}Config")(
         vocab_size=len(text),
-        max_position_embeddings=reach + (0 if kind == "wordpiece" else 2),
+        max_position_embeddings=max_length + (0 if kind == "wordpiece" else 2),
         pad_token_id=text.pad_token_id,
         **sizes,
         **extra,

@@ -160,7 +160,7 @@ def test_expectations_by_all_spellings() -> None:
                 for piece in way:
                     wanted[piece] += count * weight
         np.testing.assert_allclose(learn._expect(forth, back, counts, chances), wanted, rtol=1e-12)
-        best = others.reach(np.log(chances), np.maximum, np.add, 0.0, -np.inf)[others.last]
+        best = others.max_length(np.log(chances), np.maximum, np.add, 0.0, -np.inf)[others.last]
         for name, value in zip(names, best, strict=True):
             ways = [way for way in spellings(name, ids) if len(way) > 1]
             assert value == pytest.approx(max((sum(np.log(chances[way])) for way in ways), default=-np.inf))

@@ -27,10 +27,10 @@ def encode(kind: str, several: tuple[str, ...]) -> Encoding:
 
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(KINDS), texts, st.integers(8, 60))
-def test_windows(kind: str, several: tuple[str, ...], reach: int) -> None:
+def test_windows(kind: str, several: tuple[str, ...], max_length: int) -> None:
     whole = encode(kind, several)
-    found = windows(whole, several, reach)
-    if len(whole) <= reach:
+    found = windows(whole, several, max_length)
+    if len(whole) <= max_length:
         (one,) = found
         assert one.places.tolist() == list(range(len(whole)))
         assert one.owned.all()
@@ -38,7 +38,7 @@ def test_windows(kind: str, several: tuple[str, ...], reach: int) -> None:
     times = np.zeros(len(whole), dtype=int)
     for window in found:
         times[window.places[window.owned]] += 1
-        assert len(window) <= reach
+        assert len(window) <= max_length
         assert (np.diff(window.places) > 0).all()
         assert window.encoding.ids.tolist() == whole.ids[window.places].tolist()
         # [CLS] a [SEP] b [SEP]: the special tokens are all there, and the stretches lie between the same ones as ever.
@@ -87,11 +87,11 @@ def check_stretches(whole: Encoding, source: int, found: list[Window]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(texts, st.integers(8, 60))
-def test_the_beginning_is_what_transformers_keeps(kind: str, several: tuple[str, ...], reach: int) -> None:
+def test_the_beginning_is_what_transformers_keeps(kind: str, several: tuple[str, ...], max_length: int) -> None:
     whole = encode(kind, several)
-    (window,) = beginning(whole, several, reach)
+    (window,) = beginning(whole, several, max_length)
     lists = [[one] for one in several]  # an empty second text by itself would be taken for none
-    (want,) = tokenizer(kind)(*lists, truncation=True, max_length=reach)["input_ids"]
+    (want,) = tokenizer(kind)(*lists, truncation=True, max_length=max_length)["input_ids"]
     assert window.encoding.ids.tolist() == want
     assert window.tokens_read == len(want) - (whole.sources < 0).sum()
 
@@ -102,23 +102,25 @@ def test_nothing_fits(kind: str) -> None:
     for several, least in (((one,), 4), ((one, two), 7 + (kind == "bpe"))):
         whole = encode(kind, several)
         assert windows(whole, several, least)
-        with pytest.raises(InputError, match=f"a reach of {least - 1} tokens leaves"):
+        with pytest.raises(InputError, match=f"a max_length of {least - 1} tokens leaves"):
             windows(whole, several, least - 1)
-        for reach in (0, 1, 2):
-            with pytest.raises(InputError, match=f"a reach of {reach} tokens leaves 0 for the text"):
-                beginning(whole, several, reach)
+        for max_length in (0, 1, 2):
+            with pytest.raises(InputError, match=f"a max_length of {max_length} tokens leaves 0 for the text"):
+                beginning(whole, several, max_length)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("reach", [100, 160])
-def test_cuts_are_between_sentences_or_else_words(kind: str, reach: int) -> None:
+@pytest.mark.parametrize("max_length", [100, 160])
+def test_cuts_are_between_sentences_or_else_words(kind: str, max_length: int) -> None:
     """Nearly all cuts fall between sentences where sentences are short, and between words where there are none."""
     for content, wanted in ((document(120), SENTENCE), (" ".join(document(120).replace(".", "").split()), WORD)):
         content = content.replace("!", "").replace("?", "") if wanted == WORD else content
         whole = encode(kind, (content,))
         places = np.flatnonzero(whole.sources == 0)
         cuts = strengths(whole, places, content)
-        ends = [int(w.places[-2]) for w in windows(whole, (content,), reach)][:-1]  # tokens, counted from 1 after CLS
+        ends = [int(w.places[-2]) for w in windows(whole, (content,), max_length)][
+            :-1
+        ]  # tokens, counted from 1 after CLS
         assert np.mean([cuts[end] >= wanted for end in ends]) > (0.75 if wanted == SENTENCE else 0.99)
 
 

@@ -30,7 +30,7 @@ from bertie.training.pretrain.mlm import MaskedSteps
 from bertie.training.pretrain.packing import Packed
 from bertie.training.pretrain.plans import Growing, Mixed, PairSteps
 from bertie.training.pretrain.pretraining_objectives import NextSentence, ReplacedTokens, Replacement
-from bertie.training.pretrain.sentence_distillation import Aligned, Taught, TaughtSteps
+from bertie.training.pretrain.sentence_distillation import Aligned, SentenceDistillation, SentenceDistillationSteps
 from bertie.training.recipe import Recipe
 from bertie.training.sampling import Plan, Source, Steps
 from bertie.training.step import Loss
@@ -108,7 +108,7 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
     model = checkpoint(tokenizer, head=head, dropout=dropout).model
     packed = Packed(ours, BUDGET, REACH, 5)
     if case == "pairs":
-        plan = PairSteps(ours, tokenizer, STEPS, pairs=NextSentence(), budget=BUDGET, reach=REACH, seed=5)
+        plan = PairSteps(ours, tokenizer, STEPS, pairs=NextSentence(), budget=BUDGET, max_length=REACH, seed=5)
     elif case in ("tied", "gdes"):
         generator = checkpoint(tokenizer, 16, seed=1, dropout=dropout).model
         objective = Replacement(ReplacedTokens(generator, model, case))  # type: ignore[arg-type]
@@ -121,8 +121,12 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
         teacher = checkpoint(other, 16, seed=2)
         teacher.sentence = SentenceModules.fresh(16, "mean", max_seq_length=64)
         aligned, how = Aligned(ours, theirs, REACH), {"budget": BUDGET, "seed": 5}
-        taught: Any = TaughtSteps(aligned, tokenizer, STEPS, Taught(model, teacher, layers=2), masking=Masking(), **how)
-        bare: Any = TaughtSteps(aligned, tokenizer, STEPS, Taught(model, teacher, words=0.0), **how)
+        taught: Any = SentenceDistillationSteps(
+            aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, layers=2), masking=Masking(), **how
+        )
+        bare: Any = SentenceDistillationSteps(
+            aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, words=0.0), **how
+        )
         plan = taught if case == "taught" else Mixed([taught, bare], [1, 1], STEPS, 5)
     return Trainer(model, plan, recipe, folder=folder, **options)
 

@@ -1,4 +1,4 @@
-"""Fresh and lengthened models, against transformers; and the recipes that begin with them."""
+"""Fresh and extend_vocabulary models, against transformers; and the recipes that begin with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.text.tokenizer_training import extend, train
 from bertie.training.pretrain.distillation import TripleLoss, copy_layers
-from bertie.training.pretrain.initialization import fresh, lengthened
+from bertie.training.pretrain.initialization import extend_vocabulary, fresh
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.pretrain_recipe import Pretraining
 from bertie.training.pretrain.pretraining_objectives import ReplacedTokens
@@ -233,7 +233,7 @@ def test_unknown_families_heads_and_keys() -> None:
         fresh(config("bert", hidden_size=2**31 - 2), tokenizer)
 
 
-# --- lengthened ---
+# --- extend_vocabulary ---
 
 NEW = "A stethoscope and the sphygmomanometer measured hypertension."
 
@@ -258,7 +258,7 @@ def test_new_rows_are_means_of_old_ones(changes: dict[str, Any], tmp_path: Path)
     size = before.model.config.vocab
     known = [old.vocabulary.get(id, "") for id in range(size)]
     before.sentence = SentenceModules.fresh(16).weighed(torch.rand(size), known)
-    new = lengthened(before, words)
+    new = extend_vocabulary(before, words)
     given, made = (one.sentence.pooling.words for one in (before, new) if one.sentence is not None)
     assert given is not None
     assert made is not None
@@ -305,7 +305,7 @@ def test_other_families_and_added_tokens(model_type: str, tmp_path: Path) -> Non
     before = fresh(config(model_type, initializer_range=0.3), old)
     backend = type(old._backend).from_str(old._backend.to_str())
     backend.add_tokens([AddedToken("zebrafish", normalized=False), AddedToken("\u2028", normalized=False)])
-    new = lengthened(before, Tokenizer(backend, settings=old._settings))
+    new = extend_vocabulary(before, Tokenizer(backend, settings=old._settings))
     table, given = new.model.encoder.embeddings.words.weight, before.model.encoder.embeddings.words.weight
     assert table.shape[0] == old.vocab_size + 2
     assert_close(table[-2], given[old.encode("zebrafish", special=False).ids].mean(0))
@@ -322,7 +322,7 @@ def test_gaps_and_other_precisions() -> None:
     words = Tokenizer(type(old._backend).from_str(json.dumps(state)))
     before = fresh(config("bert"), old)
     before.model.to(torch.bfloat16).train()
-    new = lengthened(before, words)
+    new = extend_vocabulary(before, words)
     assert new.model.dtype == torch.bfloat16
     assert new.model.training
     table = new.model.encoder.embeddings.words.weight.detach().float()
@@ -340,16 +340,16 @@ def test_old_tokens_must_keep_their_ids() -> None:
     first = min(vocab["cat"], vocab["the"])
     swapped = Tokenizer(type(tokenizer_of("bert")._backend).from_str(json.dumps(state)))
     with pytest.raises(ConfigError, match=rf"id {first} is '(cat|the)' in the model's tokenizer and '(cat|the)'"):
-        lengthened(checkpoint, swapped)
+        extend_vocabulary(checkpoint, swapped)
     shorter = json.loads(tokenizer_of("bert").files()["tokenizer.json"])
     last, id = max(shorter["model"]["vocab"].items(), key=lambda one: one[1])
     del shorter["model"]["vocab"][last]
     cut = Tokenizer(type(tokenizer_of("bert")._backend).from_str(json.dumps(shorter)))
     with pytest.raises(ConfigError, match=rf"id {id} is '{last}' in the model's tokenizer and None in the new one"):
-        lengthened(checkpoint, cut)
+        extend_vocabulary(checkpoint, cut)
     checkpoint.tokenizer = None
     with pytest.raises(ConfigError, match="has no tokenizer"):
-        lengthened(checkpoint, swapped)
+        extend_vocabulary(checkpoint, swapped)
 
 
 # --- recipes ---
@@ -394,7 +394,7 @@ def test_recipes(path: Path) -> None:
     tokenizer = tokenizer_of(recipe["model"]["model_type"])
     model = shrunk(recipe["model"])
     checkpoint = fresh(model, tokenizer, head=pairs or ("rtd" if kind == "rtd" else "mlm"))
-    assert checkpoint.model.config.reach >= recipe["train"]["reach"]
+    assert checkpoint.model.config.max_length >= recipe["train"]["max_length"]
     if kind == "mlm":
         assert not objective
     elif kind == "rtd":

@@ -120,7 +120,7 @@ def write_sources(tmp_path: Path, documents: list[str], kind: str) -> list[str]:
     elif kind == "txt.zst":
         zstandard = pytest.importorskip("zstandard")
         write_text(tmp_path / "x", documents)
-        # A window of 256 MiB, as `zstd --long=28` makes it, which a reader must allow.
+        # A window of 256 MiB, as `zstd --overflow=28` makes it, which a reader must allow.
         how = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
         maker = zstandard.ZstdCompressor(compression_params=how).compressobj()
         path.write_bytes(maker.compress((tmp_path / "x").read_bytes()) + maker.flush())
@@ -528,7 +528,7 @@ def corpus_of(lengths: list[int], tokenizer: Tokenizer, folder: Path, shard_toke
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=25),
-    reach=st.integers(3, 30),
+    max_length=st.integers(3, 30),
     more=st.integers(0, 60),
     seed=st.integers(0, 1 << 40),
 )
@@ -536,13 +536,13 @@ def test_every_token_once(
     tokenizer: Tokenizer,
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
-    reach: int,
+    max_length: int,
     more: int,
     seed: int,
 ) -> None:
     of = corpus_of(lengths, tokenizer, tmp_path_factory.mktemp("packed"))
     assert of.lengths.tolist() == lengths
-    packed = Packed(of, reach + more, reach, seed)
+    packed = Packed(of, max_length + more, max_length, seed)
     end = 0
     for epoch in range(2):
         begin, end = end, end + packed.steps(epoch)
@@ -553,13 +553,13 @@ def test_every_token_once(
             assert pieces
             assert sum(b - a + SPECIAL for _, a, b in pieces) <= packed.budget
             for document, a, b in pieces:
-                assert 0 < b - a <= reach - SPECIAL
+                assert 0 < b - a <= max_length - SPECIAL
                 seen[document][a:b] += 1
             check_batch(packed, n)
         assert all((one == 1).all() for one in seen)
     # Any step, asked for first, is the same.
     n = seed % end
-    assert Packed(of, reach + more, reach, seed).step(n) == packed.step(n)
+    assert Packed(of, max_length + more, max_length, seed).step(n) == packed.step(n)
 
 
 def check_batch(packed: Packed, n: int) -> None:
@@ -604,12 +604,12 @@ def test_spelled_special_tokens_are_special(tokenizer: Tokenizer, tmp_path: Path
     assert cu.tolist() == [0, 7]
 
 
-@pytest.mark.parametrize(("budget", "reach"), [(4096, 128), (4096, 512), (2048, 1024)])
-def test_steps_are_full(budget: int, reach: int) -> None:
-    """Documents as long as those of an encyclopedia, and short ones, cut to the reach."""
+@pytest.mark.parametrize(("budget", "max_length"), [(4096, 128), (4096, 512), (2048, 1024)])
+def test_steps_are_full(budget: int, max_length: int) -> None:
+    """Documents as long as those of an encyclopedia, and short ones, cut to the max_length."""
     rng = np.random.default_rng(0)
     whole = np.concatenate([rng.lognormal(7, 1, 400), rng.lognormal(4, 1, 400)]).astype(np.int64) + 1
-    room = reach - SPECIAL
+    room = max_length - SPECIAL
     sizes = [size for n in whole.tolist() for size in [room] * (n // room) + [n % room] if size]
     pieces = rng.permutation(np.array(sizes, np.int32)) + SPECIAL
     order, cuts = first_fit(pieces, budget)
@@ -646,7 +646,7 @@ def test_seeds_and_epochs_give_other_orders(tokenizer: Tokenizer, tmp_path: Path
 
 def test_wrong_packing(tokenizer: Tokenizer, tmp_path: Path) -> None:
     of = corpus_of([5], tokenizer, tmp_path)
-    with pytest.raises(InputError, match="reach=2"):
+    with pytest.raises(InputError, match="max_length=2"):
         Packed(of, 10, 2, 0)
     with pytest.raises(InputError, match="budget=10"):
         Packed(of, 10, 11, 0)

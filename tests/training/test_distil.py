@@ -46,7 +46,7 @@ def make(seed: int = 0, depth: int = 2, dropout: float = 0.0, **changes: Any) ->
             "embeddings": Words(width=16, segments=2),
             "positions": (Learned(32),),
             "patterns": (Full(),) * depth,
-            "reach": 32,
+            "max_length": 32,
             "dropout": dropout,
             "attention_dropout": dropout,
             "init_std": 0.3,

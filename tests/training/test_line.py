@@ -34,9 +34,9 @@ def shrunk(file: Path) -> str:
         given["model"] |= SHAPE
     given["train"].pop("tokens", None)
     given["train"] |= {"steps": STEPS[file.stem], "batch_tokens": 512, "micro_tokens": 512, "evals": 2}
-    given["train"] |= {"reach": 64} if "reach" in given["train"] else {}
+    given["train"] |= {"max_length": 64} if "max_length" in given["train"] else {}
     for one in given["objective"]:
-        for name, value in (("batch_tokens", 512), ("reach", 64), ("layers", 2), ("batch_size", 8)):
+        for name, value in (("batch_tokens", 512), ("max_length", 64), ("layers", 2), ("batch_size", 8)):
             if name in one:
                 one[name] = value
     top = [f"{name} = {json.dumps(value)}" for name, value in given.items() if isinstance(value, str | list)]
@@ -137,7 +137,7 @@ def test_from_the_tokenizer_to_the_tour(
     made = Checkpoint.load("bertie-small")
     assert set(made.heads) == {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
     assert made.sentence is not None
-    assert made.reach == 2048
+    assert made.max_length == 2048
     assert list(made.heads["sentiment"].labels.values()) == ["negative", "neutral", "positive"]
     assert not list(tmp_path.glob("*.training"))
     language = Checkpoint.load("language").model.state_dict()

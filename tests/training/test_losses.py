@@ -87,12 +87,12 @@ def _state(column: Vectors) -> Tensor:
     return column.states if isinstance(column, Tokens) else column
 
 
-def _parameters(columns: Sequence[Vectors], aside: nn.ModuleDict) -> list[Tensor]:
-    return [*map(_state, columns), *aside.parameters()]
+def _parameters(columns: Sequence[Vectors], auxiliary: nn.ModuleDict) -> list[Tensor]:
+    return [*map(_state, columns), *auxiliary.parameters()]
 
 
-def _gradients(found: Tensor, columns: Sequence[Vectors], aside: nn.ModuleDict) -> list[Tensor]:
-    return list(torch.autograd.grad(found, _parameters(columns, aside), materialize_grads=True))
+def _gradients(found: Tensor, columns: Sequence[Vectors], auxiliary: nn.ModuleDict) -> list[Tensor]:
+    return list(torch.autograd.grad(found, _parameters(columns, auxiliary), materialize_grads=True))
 
 
 def _assert_same(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-9) -> None:
@@ -125,8 +125,8 @@ def _surprise(scores: list[Tensor], right: int) -> Tensor:
     return torch.stack([one.exp() for one in scores]).sum().log() - scores[right]
 
 
-def _softmax(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
-    layer: Any = aside["softmax"]
+def _softmax(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
+    layer: Any = auxiliary["softmax"]
     each = []
     for u, v, y in zip(*columns, values.tolist(), strict=True):
         x = torch.cat([u, v, torch.stack([abs(i - j) for i, j in zip(u, v, strict=True)])])
@@ -134,11 +134,11 @@ def _softmax(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor
     return _average(each)
 
 
-def _regression(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
+def _regression(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
     return _average([(_cos(a, b) - y) ** 2 for a, b, y in zip(*columns, values, strict=True)])
 
 
-def _cosent(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
+def _cosent(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
     found = [_cos(a, b) for a, b in zip(*columns, strict=True)]
     total = torch.ones((), dtype=torch.float64)
     for i, ours in enumerate(values.tolist()):
@@ -148,7 +148,7 @@ def _cosent(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
     return total.log()
 
 
-def _contrastive(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
+def _contrastive(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
     each = []
     for a, b, y in zip(*columns, values.tolist(), strict=True):
         far = 1 - _cos(a, b)
@@ -157,7 +157,7 @@ def _contrastive(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Te
 
 
 def _triplet(distance: Callable[[Tensor, Tensor], Tensor], margin: float) -> Reference:
-    def reference(columns: list[Any], values: None, aside: nn.ModuleDict) -> Tensor:
+    def reference(columns: list[Any], values: None, auxiliary: nn.ModuleDict) -> Tensor:
         each = [distance(a, p) - distance(a, n) + margin for a, p, n in zip(*columns, strict=True)]
         return _average([one if one > 0 else one * 0 for one in each])
 
@@ -167,7 +167,7 @@ def _triplet(distance: Callable[[Tensor, Tensor], Tensor], margin: float) -> Ref
 def _infonce(
     score: Callable[[Tensor, Tensor], Tensor] = _cos, scale: float = 20.0, symmetric: bool = False
 ) -> Reference:
-    def reference(columns: list[Any], values: None, aside: nn.ModuleDict) -> Tensor:
+    def reference(columns: list[Any], values: None, auxiliary: nn.ModuleDict) -> Tensor:
         queries, own, *_ = columns
         candidates = [passage for column in columns[1:] for passage in column]
         each = [_surprise([scale * score(q, c) for c in candidates], i) for i, q in enumerate(queries)]
@@ -179,18 +179,18 @@ def _infonce(
 
 
 def _matryoshka(inner: Reference, weights: dict[int, float]) -> Reference:
-    def reference(columns: list[Any], values: Any, aside: nn.ModuleDict) -> Tensor:
+    def reference(columns: list[Any], values: Any, auxiliary: nn.ModuleDict) -> Tensor:
         found = []
         for dimension, weight in weights.items():
             cut = [[row[:dimension] / (row[:dimension] ** 2).sum().sqrt() for row in column] for column in columns]
-            found.append(weight * inner(cut, values, dict(aside.items()).get(str(dimension), aside)))  # type: ignore[arg-type]
+            found.append(weight * inner(cut, values, dict(auxiliary.items()).get(str(dimension), auxiliary)))  # type: ignore[arg-type]
         return torch.stack(found).sum()
 
     return reference
 
 
 def _margins(scale: float, score: Callable[[Tensor, Tensor], Tensor]) -> Reference:
-    def reference(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
+    def reference(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
         each = []
         for (q, first, *others), wanted in zip(zip(*columns, strict=True), values, strict=True):
             for other, score_t in zip(others, wanted[1:], strict=True):
@@ -209,7 +209,7 @@ def _divergence(ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
 
 
 def _kl(scale: float, score: Callable[[Tensor, Tensor], Tensor], teacher_scale: float = 1.0) -> Reference:
-    def reference(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
+    def reference(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
         rows = zip(zip(*columns, strict=True), values, strict=True)
         return _average(
             [_divergence([scale * score(q, p) for p in ps], list(teacher_scale * wanted)) for (q, *ps), wanted in rows]
@@ -218,17 +218,17 @@ def _kl(scale: float, score: Callable[[Tensor, Tensor], Tensor], teacher_scale: 
     return reference
 
 
-def _flops(columns: list[Any], values: None, aside: nn.ModuleDict) -> Tensor:
+def _flops(columns: list[Any], values: None, auxiliary: nn.ModuleDict) -> Tensor:
     queries, *others = columns
     passages = [passage for column in others for passage in column]
-    total = _infonce(_dot, 1.0)(columns, values, aside)
+    total = _infonce(_dot, 1.0)(columns, values, auxiliary)
     for texts, weight in ((list(queries), 0.3), (passages, 0.1)):
         for word in range(WIDTH):
             total = total + weight * (torch.stack([text[word] for text in texts]).sum() / len(texts)) ** 2
     return total
 
 
-def _neighbours(columns: list[Any], values: Tensor, aside: nn.ModuleDict) -> Tensor:
+def _neighbours(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
     (ours,) = columns
     each = []
     for i in range(len(ours)):
@@ -287,27 +287,29 @@ CASES: dict[str, tuple[VectorLoss, int, Callable[[int, int], Sequence[Vectors]],
 
 def _case(name: str, seed: int) -> tuple[VectorLoss, list[Vectors], Tensor | None, nn.ModuleDict]:
     loss, count, made, _ = CASES[name]
-    aside = loss.modules(WIDTH).double()
-    return loss, [_leaf(one) for one in made(count, seed)], _values(loss, count, seed), aside
+    auxiliary = loss.modules(WIDTH).double()
+    return loss, [_leaf(one) for one in made(count, seed)], _values(loss, count, seed), auxiliary
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", CASES)
 def test_as_in_loops(name: str, seed: int) -> None:
-    loss, columns, values, aside = _case(name, seed)
-    found = loss.loss(columns, values, aside)
+    loss, columns, values, auxiliary = _case(name, seed)
+    found = loss.loss(columns, values, auxiliary)
     assert found.shape == ()
     texts: list[Any] = [one.texts() if isinstance(one, Tokens) else one for one in columns]
-    wanted = CASES[name][3](texts, values, aside)
+    wanted = CASES[name][3](texts, values, auxiliary)
     _assert_same(
-        [found, *_gradients(found, columns, aside)], [wanted, *_gradients(wanted, columns, aside)], tolerance=1e-8
+        [found, *_gradients(found, columns, auxiliary)],
+        [wanted, *_gradients(wanted, columns, auxiliary)],
+        tolerance=1e-8,
     )
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("infonce")])
 def test_a_table_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, columns, values, aside = _case(name, 3)
-    whole = loss.loss(columns, values, aside)
+    loss, columns, values, auxiliary = _case(name, 3)
+    whole = loss.loss(columns, values, auxiliary)
     kind = MaxSim if "late" in name else Cosine
     table, made = kind.table, []
 
@@ -317,10 +319,10 @@ def test_a_table_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(losses, "BLOCK", 30)
     monkeypatch.setattr(kind, "table", watched)
-    parts = loss.loss(columns, values, aside)
+    parts = loss.loss(columns, values, auxiliary)
     assert len(made) >= 3
     assert all(one.numel() <= ROWS * ROWS * (len(columns) - 1) / 2 for one in made)
-    _assert_same([whole, *_gradients(whole, columns, aside)], [parts, *_gradients(parts, columns, aside)])
+    _assert_same([whole, *_gradients(whole, columns, auxiliary)], [parts, *_gradients(parts, columns, auxiliary)])
 
 
 # --- sentence-transformers
@@ -340,7 +342,7 @@ class Given(nn.Module):
         return WIDTH
 
 
-def _theirs(name: str, aside: nn.ModuleDict) -> nn.Module:
+def _theirs(name: str, auxiliary: nn.ModuleDict) -> nn.Module:
     from sentence_transformers import util
     from sentence_transformers.sentence_transformer import losses as st
     from sentence_transformers.sparse_encoder import losses as sparse
@@ -348,7 +350,7 @@ def _theirs(name: str, aside: nn.ModuleDict) -> nn.Module:
     model: Any = Given()
     if name == "softmax":
         loss: nn.Module = st.SoftmaxLoss(model, WIDTH, CLASSES).double()
-        loss.classifier = aside["softmax"]
+        loss.classifier = auxiliary["softmax"]
         return loss
     ranking = st.MultipleNegativesRankingLoss
     made: dict[str, Callable[[], nn.Module]] = {
@@ -394,17 +396,19 @@ PEERS = [
 @pytest.mark.parametrize("name", PEERS)
 def test_as_in_sentence_transformers(name: str) -> None:
     pytest.importorskip("sentence_transformers")
-    loss, columns, values, aside = _case(name, 5)
+    loss, columns, values, auxiliary = _case(name, 5)
     if values is not None and values.is_floating_point():
         values = values.float()  # they take scores for nothing else
-    found = loss.loss(columns, values, aside)
-    theirs = _theirs(name, aside)([{"vectors": one} for one in columns], values)
+    found = loss.loss(columns, values, auxiliary)
+    theirs = _theirs(name, auxiliary)([{"vectors": one} for one in columns], values)
     if isinstance(theirs, dict):
         theirs = torch.stack(list(theirs.values())).sum()
     if name == "kl cosine":
         theirs = theirs * 20**2  # they multiply by the square of the student's temperature
     _assert_same(
-        [found, *_gradients(found, columns, aside)], [theirs, *_gradients(theirs, columns, aside)], tolerance=1e-6
+        [found, *_gradients(found, columns, auxiliary)],
+        [theirs, *_gradients(theirs, columns, auxiliary)],
+        tolerance=1e-6,
     )
 
 
@@ -451,7 +455,7 @@ class Net(nn.Module):
         self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
         nn.init.eye_(self.layer.weight)
         nn.init.constant_(self.layer.bias, 0.1)
-        self.aside = CASES[name][0].modules(WIDTH).double()
+        self.auxiliary = CASES[name][0].modules(WIDTH).double()
 
     def forward(self, name: str) -> Tensor:
         """-> ()."""
@@ -464,7 +468,7 @@ class Net(nn.Module):
         count = self.cut.stop - self.cut.start
         wanted = None if values is None else values[self.cut]
         world = RANKS if dist.is_initialized() else 1
-        found: Tensor = loss.loss(moved, wanted, self.aside) * (count / ROWS * world)
+        found: Tensor = loss.loss(moved, wanted, self.auxiliary) * (count / ROWS * world)
         return found
 
 
@@ -554,19 +558,19 @@ def test_some_rows_of_tokens() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_one_row_and_equal_vectors_have_finite_gradients(name: str) -> None:
     loss, count, made, _ = CASES[name]
-    aside = loss.modules(WIDTH).double()
+    auxiliary = loss.modules(WIDTH).double()
     one = similarity.rows_of(made(1, 0)[0], 0, 1)
     columns = [_leaf(one) for _ in range(count)]
     values = _values(loss, count, 0)
-    found = loss.loss(columns, None if values is None else values[:1], aside)
-    for tensor in (found, *_gradients(found, columns, aside)):
+    found = loss.loss(columns, None if values is None else values[:1], auxiliary)
+    for tensor in (found, *_gradients(found, columns, auxiliary)):
         assert tensor.isfinite().all()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_large_vectors_have_finite_losses(name: str) -> None:
     loss, count, made, _ = CASES[name]
-    aside = loss.modules(WIDTH)
+    auxiliary = loss.modules(WIDTH)
     scaled: list[Vectors] = []
     for one in made(count, 0):
         states = _state(one).float() * 1e4
@@ -574,8 +578,8 @@ def test_large_vectors_have_finite_losses(name: str) -> None:
     values = _values(loss, count, 0)
     if values is not None and values.is_floating_point():
         values = values.float()
-    found = loss.loss(scaled, values, aside)
-    for tensor in (found, *_gradients(found, scaled, aside)):
+    found = loss.loss(scaled, values, auxiliary)
+    for tensor in (found, *_gradients(found, scaled, auxiliary)):
         assert tensor.isfinite().all()
 
 

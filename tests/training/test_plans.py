@@ -90,7 +90,7 @@ def corpus(tokenizer: Tokenizer, documents: Any, tmp_path_factory: pytest.TempPa
 
 def pair_steps(corpus: Corpus, tokenizer: Tokenizer, kind: Any = NextSentence, **options: Any) -> PairSteps:
     return PairSteps(
-        corpus, tokenizer, **({"steps": 50, "pairs": kind(), "budget": 400, "reach": REACH, "seed": 3} | options)
+        corpus, tokenizer, **({"steps": 50, "pairs": kind(), "budget": 400, "max_length": REACH, "seed": 3} | options)
     )
 
 
@@ -239,9 +239,9 @@ def test_a_step_of_a_single_text_finds_another(tokenizer: Tokenizer, tmp_path: P
 def test_pairs_that_cannot_be_made(corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^steps=0 must be at least 1$"):
         pair_steps(corpus, tokenizer, steps=0)
-    with pytest.raises(InputError, match=r"^reach=4 must be at least 5: a pair and its special tokens$"):
-        pair_steps(corpus, tokenizer, reach=4)
-    assert pair_steps(corpus, tokenizer, reach=5).read(0)[1]
+    with pytest.raises(InputError, match=r"^max_length=4 must be at least 5: a pair and its special tokens$"):
+        pair_steps(corpus, tokenizer, max_length=4)
+    assert pair_steps(corpus, tokenizer, max_length=5).read(0)[1]
     bare = tokenizer_of([*[word for word in SPECIALS if word != "[MASK]"], "w1"])
     with pytest.raises(InputError, match="need a tokenizer with tokens for opening, closing and masking"):
         pair_steps(corpus, bare)
@@ -369,7 +369,7 @@ def config(width: int = 16, depth: int = 2) -> EncoderConfig:
         embeddings=Embeddings(width=16, segments=2, project="after_norm" if width != 16 else None),
         positions=(Learned(64),),
         patterns=(Full(),) * depth,
-        reach=64,
+        max_length=64,
         init_std=0.3,
     )
 
@@ -447,9 +447,9 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole(name: str, monkeypatch: p
     moved = {key for key, grad in whole.items() if grad.abs().max() > 1e-6}
     assert any(key.startswith("encoder.blocks.1") for key in moved)
     if name in ("tied", "gdes", "none"):
-        assert any(key.startswith("aside.generator.encoder.blocks") for key in moved)
+        assert any(key.startswith("auxiliary.generator.encoder.blocks") for key in moved)
     if name == "enhanced":
-        assert "aside.decoder.positions.weight" in moved
+        assert "auxiliary.decoder.positions.weight" in moved
 
 
 def plain(name: str, of: Model, objective: Any, mini: MiniBatch, items: Sequence[Item]) -> Tensor:
@@ -462,7 +462,7 @@ def plain(name: str, of: Model, objective: Any, mini: MiniBatch, items: Sequence
         masked = F.cross_entropy(of(batch, "mlm")[rows], targets)
         return masked + F.cross_entropy(of(batch, name), labels)
     if name in ("tied", "gdes", "none"):
-        generator = of.aside["generator"]
+        generator = of.auxiliary["generator"]
         assert isinstance(generator, Model)
         logits = generator(batch, "mlm")[rows]
         guesses = logits.argmax(-1)
@@ -470,9 +470,9 @@ def plain(name: str, of: Model, objective: Any, mini: MiniBatch, items: Sequence
         ids[rows] = guesses
         text = batch.ids.clone()
         text[rows] = targets
-        judged = of(batch.with_ids(ids), "rtd")[:, 0]
+        predictions = of(batch.with_ids(ids), "rtd")[:, 0]
         special = torch.from_numpy(np.concatenate([item.more["special"] for item in items]))
-        found = F.binary_cross_entropy_with_logits(judged[~special], (ids != text)[~special].float())
+        found = F.binary_cross_entropy_with_logits(predictions[~special], (ids != text)[~special].float())
         return F.cross_entropy(logits, targets) + 7.0 * found
     if name == "triple":
         loss = objective.triple
@@ -484,7 +484,7 @@ def plain(name: str, of: Model, objective: Any, mini: MiniBatch, items: Sequence
     if name == "related":
         total: Tensor = objective.relations.loss(of, batch) / len(batch.ids)
         return total
-    decoder = of.aside["decoder"]
+    decoder = of.auxiliary["decoder"]
     assert isinstance(decoder, EnhancedDecoder)
     logits = of.head("mlm")(decoder(of.encoder, batch)[rows], batch, words)
     return F.cross_entropy(logits, targets)
@@ -541,7 +541,7 @@ def test_hidden_tokens_alone_are_still_plain(corpus: Corpus, tokenizer: Tokenize
     for item in found:
         ids = ids_of(item)
         assert np.array_equal(item.more["special"], np.isin(ids, range(5)))
-    assert of.aside["generator"] is objective.both.generator  # type: ignore[attr-defined]
+    assert of.auxiliary["generator"] is objective.both.generator  # type: ignore[attr-defined]
 
 
 def test_masked_loss_is_that_of_the_objective_for_pairs() -> None:

@@ -83,8 +83,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (asked(None, {"kind": "mlm", "teacher": "x"}), "objective 1 (mlm) has no field 'teacher'"),
     (asked(None, {"kind": "mlm", "share": 0}), "objective 1: share=0 must be a number above 0"),
     (asked(None, {"kind": "mlm", "share": "x"}), "objective 1: share='x' must be a number above 0"),
-    (asked(None, {"kind": "mlm", "reach": 0}), "objective 1: reach=0 must be a whole number of at least 1"),
-    (asked(None, {"kind": "mlm", "reach": 12.0}), "objective 1: reach=12.0 must be a whole number of at least 1"),
+    (asked(None, {"kind": "mlm", "max_length": 0}), "objective 1: max_length=0 must be a whole number of at least 1"),
+    (
+        asked(None, {"kind": "mlm", "max_length": 12.0}),
+        "objective 1: max_length=12.0 must be a whole number of at least 1",
+    ),
     (asked(None, {"kind": "mlm", "batch_tokens": "x"}), "objective 1: batch_tokens='x' must be a whole number of at "),
     (asked(None, {"kind": "rtd", "weight": -1}), "objective 1: weight=-1 must be a number of at least 0"),
     (asked(None, {"kind": "rtd", "weight": NAN}), "objective 1: weight=nan must be a number of at least 0"),
@@ -273,7 +276,7 @@ def killed(folder: Path, cases: tuple[str, ...], kills: int) -> None:
 
 
 def test_runs_that_are_killed_go_on_to_the_bit(tmp_path: Path) -> None:
-    """Weights, what lies aside, the log: of generators, teachers, pairs, and of runs that are taken back."""
+    """Weights, what lies auxiliary, the log: of generators, teachers, pairs, and of runs that are taken back."""
     killed(tmp_path, ("tied", "gdes", "taught", "poison"), 3)
 
 
@@ -315,9 +318,9 @@ def test_two_processes_train_as_one(spread: Path, asked: str, monkeypatch: pytes
     begun = tiny.weights(overmodel.made(asked.split(":")[0], spread / "data").model)
     moved = {name for name in begun if (begun[name] - alone["weights"][name]).abs().max() > 1e-3}
     assert any(name.startswith("encoder.blocks.0.") for name in moved)
-    aside = {name for name in begun if name.startswith("aside.") and name.endswith("weight")}
-    assert bool(aside) == (not asked.startswith("mlm"))
-    assert len(aside & moved) >= 0.8 * len(aside)  # what lies aside is trained, too
+    auxiliary = {name for name in begun if name.startswith("auxiliary.") and name.endswith("weight")}
+    assert bool(auxiliary) == (not asked.startswith("mlm"))
+    assert len(auxiliary & moved) >= 0.8 * len(auxiliary)  # what lies auxiliary is trained, too
     tiny.assert_same(tiny.without_key_biases(found[0]["weights"]), tiny.without_key_biases(alone["weights"]), atol=3e-4)
 
 
@@ -351,7 +354,12 @@ def shrunk(given: dict[str, Any], steps: int = 3) -> dict[str, Any]:
         if name in model:
             model[name] = 8
     train = {name: value for name, value in given["train"].items() if name != "tokens"}
-    train |= {"steps": steps, "batch_tokens": 256 if "batch_warmup" not in train else 1024, "reach": 64, "evals": 1}
+    train |= {
+        "steps": steps,
+        "batch_tokens": 256 if "batch_warmup" not in train else 1024,
+        "max_length": 64,
+        "evals": 1,
+    }
     if "batch_warmup" in train:
         train["batch_warmup"] = 0.5
     objectives = []
@@ -454,8 +462,10 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     refused(ConfigError, "a fresh model needs a tokenizer", asked(small) | {"model": model})
     refused(ConfigError, "the recipe names no corpus", asked(small) | {"model": model, "tokenizer": "tokenizer"})
     refused(NotFoundError, "holds no corpus", asked(small) | there | {"corpus": "none"})
-    refused(ConfigError, "reach=65 must be at most 64, which is the model's", asked(small | {"reach": 65}) | there)
-    refused(InputError, "budget=32 must be at least reach=64", asked({"batch_tokens": 32}) | there)
+    refused(
+        ConfigError, "max_length=65 must be at most 64, which is the model's", asked(small | {"max_length": 65}) | there
+    )
+    refused(InputError, "budget=32 must be at least max_length=64", asked({"batch_tokens": 32}) | there)
     two = [{"kind": "rtd"}, {"kind": "mlm"}]
     refused(ConfigError, "an objective of kind rtd must be the only one", asked(small, *two) | there)
     going_on = asked(small, {"kind": "rtd"}) | there | {"model": "model"}

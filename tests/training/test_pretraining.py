@@ -40,7 +40,7 @@ def config(width: int = 16, depth: int = 2, embedding: int = 12) -> EncoderConfi
         embeddings=Embeddings(width=embedding, segments=2, project="after_norm"),
         positions=(Learned(64),),
         patterns=(Full(),) * depth,
-        reach=64,
+        max_length=64,
         init_std=0.3,
     )
 

@@ -49,7 +49,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
         ("seed", (-1, 1 << 32, 0.5), "from 0 to 4294967295"),
         ("precision", ("bfloat16", 16), "auto, fp32, bf16, fp16"),
         ("gradient_checkpointing", (1, "yes"), "true or false"),
-        ("reach", (0,), "at least 1"),
+        ("max_length", (0,), "at least 1"),
         ("train_windows", (0,), "at least 1"),
         ("dev_share", (-0.1, 1), "from 0 up to"),
         ("metric", ("", 3), "the name of a metric"),

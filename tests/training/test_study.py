@@ -72,27 +72,27 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
         task.checkpoint.heads["classify"] = info
         data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
         assert task.problem == "multi"
-    plain = task.scores(task.judge(data), draws=50)
+    plain = task.scores(task.predict_labelled(data), draws=50)
     task.checkpoint.calibrated("classify", Calibration(temperature=2.5))
-    judged = task.judge(data)
-    found = calibration(task, judged, "test", draws=50)
+    predictions = task.predict_labelled(data)
+    found = calibration(task, predictions, "test", draws=50)
     assert found is not None
-    for one, wanted in ((found.before, plain["ece"]), (found.after, task.scores(judged, draws=50)["ece"])):
+    for one, wanted in ((found.before, plain["ece"]), (found.after, task.scores(predictions, draws=50)["ece"])):
         assert [one.value, one.low, one.high] == pytest.approx([wanted.value, wanted.low, wanted.high], abs=1e-4)
     assert found.before.value > found.after.value + 0.05
     assert sum(one.count for one in found.bins_before) == len(data.examples) * (3 if several else 1)
     task.checkpoint.calibrated("classify", Calibration())
-    assert calibration(task, task.judge(data), "test") is None
+    assert calibration(task, task.predict_labelled(data), "test") is None
 
 
 def test_abstention(task: Classifier, data: Labelled) -> None:
     task.checkpoint.calibrated("classify", Calibration(temperature=2.0, abstain_below=0.6, precision=0.9))
-    judged = task.judge(data)
-    assert judged.confidence is not None
-    held = judged.confidence >= 0.6
+    predictions = task.predict_labelled(data)
+    assert predictions.confidence is not None
+    held = predictions.confidence >= 0.6
     assert 0 < held.sum() < len(held)
-    right = np.array(judged.gold) == np.array(judged.predicted)
-    made = study(task, {"dev": judged, "test": judged}, title="x", model="y", draws=10)
+    right = np.array(predictions.gold) == np.array(predictions.predicted)
+    made = study(task, {"dev": predictions, "test": predictions}, title="x", model="y", draws=10)
     assert made.abstention is not None
     assert made.abstention.precision.value == pytest.approx(right[held].mean())
     assert made.abstention.coverage == pytest.approx(held.mean())
@@ -110,10 +110,10 @@ def test_leaks_of_pairs(task: Classifier) -> None:
     mixed = [pairs[2], (pairs[3][0], pairs[11][1]), *pairs[10:]]
     test = labelled("classify", mixed, labels[:12], known=train.labels)
     rest = replace(test, examples=test.examples[1:])
-    found = leaks(task, train, task.judge(test), draws=20)
+    found = leaks(task, train, task.predict_labelled(test), draws=20)
     assert [(one.test_index, one.train_index, one.kind) for one in found.found] == [(0, 2, "exact")]
     assert found.rows == 12
-    assert found.without == task.scores(task.judge(rest), draws=20)
+    assert found.without == task.scores(task.predict_labelled(rest), draws=20)
     assert found.texts[0][0] == "\n".join(pairs[2])
 
 
@@ -124,10 +124,10 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
     train = labelled("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
     pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
     test = labelled("rerank", pairs, [1, 0] * 3)
-    found = leaks(task, train, task.judge(test), draws=20)
+    found = leaks(task, train, task.predict_labelled(test), draws=20)
     assert [(one.test_index, one.train_index) for one in found.found] == [(0, 1), (1, 1)]
     assert found.without is not None
-    everything = leaks(task, replace(test, name="all"), task.judge(test), draws=20)
+    everything = leaks(task, replace(test, name="all"), task.predict_labelled(test), draws=20)
     assert len(everything.found) == 6
     assert everything.without is None
 
@@ -138,8 +138,8 @@ def test_leaks_of_questions(task: Classifier) -> None:
     train = labelled("answer", [("who is w0x1", contexts[0])], [["w0x1"]])
     asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
     test = labelled("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
-    judged = task.judge(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
-    found = leaks(task, train, replace(judged, data=test), draws=5)
+    predictions = task.predict_labelled(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
+    found = leaks(task, train, replace(predictions, data=test), draws=5)
     assert [(one.test_index, one.kind) for one in found.found] == [(0, "exact"), (1, "near")]
 
 
@@ -153,9 +153,9 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
     other = Classifier.load(task.checkpoint.source)
     names = {0: "mat", 1: "cat", 2: "bird"}  # some of this model's names, for other classes
     other.checkpoint.heads["classify"] = replace(other.info, labels=names)
-    judged = task.judge(in_words_of(task, given))
-    judged_too = other.judge(in_words_of(other, given))
-    same = compare(task, judged, "other", other, judged_too, draws=30)
+    predictions = task.predict_labelled(in_words_of(task, given))
+    judged_too = other.predict_labelled(in_words_of(other, given))
+    same = compare(task, predictions, "other", other, judged_too, draws=30)
     assert same.mcnemar == 1.0
     for gap in same.differences.values():
         assert (gap.value, gap.low, gap.high) == pytest.approx((0, 0, 0))
@@ -163,9 +163,9 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
         out = other.model.head("classify").out
         assert out is not None
         out.weight.neg_()
-    judged_too = other.judge(in_words_of(other, given))
-    opposite = compare(task, judged, "other", other, judged_too, draws=30)
-    mine, theirs = (np.array(one.gold) == np.array(one.predicted) for one in (judged, judged_too))
+    judged_too = other.predict_labelled(in_words_of(other, given))
+    opposite = compare(task, predictions, "other", other, judged_too, draws=30)
+    mine, theirs = (np.array(one.gold) == np.array(one.predicted) for one in (predictions, judged_too))
     assert opposite.differences["accuracy"].value == pytest.approx(mine.mean() - theirs.mean())
     assert opposite.scores["accuracy"].value == pytest.approx(theirs.mean())
     assert opposite.mcnemar is not None
@@ -188,7 +188,7 @@ def test_other_models_of_several_labels(folder: Path, data: Labelled) -> None:
             out.bias.copy_(out.bias[rows].clone())
         tasks.append(task)
     data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
-    first, second = (task.judge(in_words_of(task, data)) for task in tasks)
+    first, second = (task.predict_labelled(in_words_of(task, data)) for task in tasks)
     found = compare(tasks[0], first, "other", tasks[1], second, draws=30)
     assert {name: gap.value for name, gap in found.differences.items()} == pytest.approx(
         dict.fromkeys(found.differences, 0), abs=1e-7
@@ -212,7 +212,7 @@ def test_words_of_a_model(task: Classifier) -> None:
 def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None:
     task.checkpoint.calibrated("classify", Calibration(temperature=2.0))
     task.save(tmp_path / "model")
-    judged = task.judge(data)
+    predictions = task.predict_labelled(data)
     runs = [
         Done(
             seed,
@@ -228,7 +228,7 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     ]  # fmt: skip
     made = study(
         task,
-        {"dev": judged, "test": judged},
+        {"dev": predictions, "test": predictions},
         title="Toys",
         model=str(tmp_path / "model"),
         train=data,
@@ -236,7 +236,7 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
         runs=runs,
         chosen=2,
         metric="accuracy",
-        baseline=("other", task, judged),
+        baseline=("other", task, predictions),
         files={"train": ["/home/me/secret/train.jsonl"]},
         draws=20,
     )
@@ -254,7 +254,9 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     assert made.reading is not None
     assert made.reading["test"].tokens_total == 80 * 8
     write_all(tmp_path / "model", made)
-    assert Classifier.load(tmp_path / "model").judge(data).predicted == judged.predicted  # checksums still hold
+    assert (
+        Classifier.load(tmp_path / "model").predict_labelled(data).predicted == predictions.predicted
+    )  # checksums still hold
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["evaluations"]["test"]["scores"]["accuracy"] == made.evaluations["test"].scores["accuracy"].as_dict()
     for name in ("README.md", "report.md", "report.html", "report.json"):

@@ -27,7 +27,12 @@ from bertie.training.prefetch import micro_batches
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.initialization import fresh
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.sentence_distillation import Aligned, Basis, Taught, TaughtSteps
+from bertie.training.pretrain.sentence_distillation import (
+    Aligned,
+    Basis,
+    SentenceDistillation,
+    SentenceDistillationSteps,
+)
 from tests.training.overmodel import gradients
 
 SYLLABLES = [a + b for a in "bdgklmnprstvz" for b in "aeiou"]
@@ -111,11 +116,11 @@ def agree(one: str, other: str) -> bool:
     return one == other or "[UNK]" in (one, other)
 
 
-@pytest.mark.parametrize("reach", [24, 40, 128])
+@pytest.mark.parametrize("max_length", [24, 40, 128])
 def test_pieces_are_of_the_same_words(
-    corpora: tuple[Corpus, Corpus], tokenizers: tuple[Tokenizer, Tokenizer], reach: int
+    corpora: tuple[Corpus, Corpus], tokenizers: tuple[Tokenizer, Tokenizer], max_length: int
 ) -> None:
-    aligned = Aligned(*corpora, reach)
+    aligned = Aligned(*corpora, max_length)
     assert aligned.left_out == 0
     taken: list[set[int]] = [set() for _ in range(len(corpora[0]))]
     known = 0
@@ -124,7 +129,7 @@ def test_pieces_are_of_the_same_words(
         said: list[list[str]] = []
         for corpus, tokenizer, (starts, sizes) in zip(corpora, tokenizers, aligned.spans, strict=True):
             start, size = int(starts[piece]), int(sizes[piece])
-            assert 0 < size <= reach - 2
+            assert 0 < size <= max_length - 2
             begins = corpus.word_starts(d)
             assert begins[start]
             assert start + size == len(begins) or begins[start + size]  # no word is cut
@@ -140,10 +145,10 @@ def test_pieces_are_of_the_same_words(
     for d, own in enumerate(taken):
         longest = [np.diff(np.append(np.flatnonzero(corpus.word_starts(d)), corpus.lengths[d])) for corpus in corpora]
         missing = set(range(len(longest[0]))) - own
-        assert missing == {i for i in range(len(longest[0])) if max(one[i] for one in longest) > reach - 2}
+        assert missing == {i for i in range(len(longest[0])) if max(one[i] for one in longest) > max_length - 2}
     total = sum(len(own) for own in taken)
     assert known > 0.8 * total
-    if reach == 24:
+    if max_length == 24:
         assert total < sum(int(corpora[0].word_starts(d).sum()) for d in range(len(corpora[0])))  # some were too long
 
 
@@ -197,16 +202,16 @@ def test_corpora_that_do_not_belong_together(corpora: tuple[Corpus, Corpus], tok
     other = corpus_of(tmp_path / "c", texts(7, 3), tokenizers[1])
     with pytest.raises(InputError, match=r"has 60 documents and .* has 7; make both with `bertie corpus`"):
         Aligned(corpora[0], other, 40)
-    with pytest.raises(InputError, match=r"^reach=2 must be above 2"):
+    with pytest.raises(InputError, match=r"^max_length=2 must be above 2"):
         Aligned(*corpora, 2)
 
 
 # --- steps ---
 
 
-def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) -> TaughtSteps:
-    return TaughtSteps(
-        Aligned(*corpora, options.pop("reach", 40)),
+def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) -> SentenceDistillationSteps:
+    return SentenceDistillationSteps(
+        Aligned(*corpora, options.pop("max_length", 40)),
         tokenizers[0],
         options.pop("steps", 30),
         objective,
@@ -261,7 +266,7 @@ def asked(corpora: Any, tokenizers: Any, masking: Masking | None = None) -> list
 
 def identity(model: Model) -> None:
     """Let the projection to the teacher's states change nothing."""
-    project = model.aside["words"]
+    project = model.auxiliary["words"]
     assert isinstance(project, nn.Linear)
     with torch.no_grad():
         project.weight.copy_(torch.eye(len(project.weight)))
@@ -271,7 +276,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(corpora: Any, tokeni
     teacher = checkpoint(tokenizers[0])
     student = deepcopy(teacher.model)
     items = asked((corpora[0], corpora[0]), tokenizers)
-    objective = Taught(student, teacher, similarities=1.0, neighbours=1.0)
+    objective = SentenceDistillation(student, teacher, similarities=1.0, neighbours=1.0)
     identity(student)
     loss, grads = gradients(student, objective, [items])
     assert abs(loss) < 1e-6
@@ -286,11 +291,11 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
     teacher, student = checkpoint(tokenizers[1], 12, 1, depth=3), checkpoint(tokenizers[0], 16, 2).model
     basis = torch.randn(12, 16, generator=torch.Generator().manual_seed(0))  # any map to the student's width
     weights = {"words": 1.3, "vectors": 0.7, "similarities": 2.1, "neighbours": 0.4, "mlm": 0.9}
-    objective = Taught(student, teacher, layers=2, basis=Basis(basis), **weights)
+    objective = SentenceDistillation(student, teacher, layers=2, basis=Basis(basis), **weights)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
     loss, found = gradients(student, objective, [items])
 
-    project = student.aside["words"]
+    project = student.auxiliary["words"]
     of_words, of_texts, s_all, t_all, of_hidden = [], [], [], [], []
     for item in items:
         piece = item.pieces[0]
@@ -334,7 +339,7 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
 @pytest.mark.parametrize("budget", [1, 90])
 def test_a_step_in_parts_has_the_gradient_of_the_whole(corpora: Any, tokenizers: Any, budget: int) -> None:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
-    objective = Taught(student, teacher, words=1.5, vectors=0.5, mlm=2.0, layers=2)
+    objective = SentenceDistillation(student, teacher, words=1.5, vectors=0.5, mlm=2.0, layers=2)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
     loss, whole = gradients(student, objective, [items])
     parts = micro_batches(items, budget)
@@ -349,12 +354,12 @@ def test_where_gradients_go(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
     before = {name: tensor.clone() for name, tensor in teacher.model.state_dict().items()}
     teacher.model.train()  # it is asked in evaluation mode all the same
-    objective = Taught(student, teacher, similarities=1.0)
+    objective = SentenceDistillation(student, teacher, similarities=1.0)
     items = asked(corpora, tokenizers)
     loss, found = gradients(student, objective, [items])
     assert gradients(student, objective, [items])[0] == loss
     moved = {name for name, grad in found.items() if grad.abs().max() > 1e-6}
-    assert {"aside.words.weight", "aside.words.bias", "encoder.embeddings.words.weight"} <= moved
+    assert {"auxiliary.words.weight", "auxiliary.words.bias", "encoder.embeddings.words.weight"} <= moved
     assert any(name.startswith("encoder.blocks.0.") for name in moved)
     assert not any(name.startswith("heads.") for name in moved)  # nothing was hidden
     assert all(parameter.grad is None for parameter in teacher.model.parameters())
@@ -365,26 +370,26 @@ def test_where_gradients_go(corpora: Any, tokenizers: Any) -> None:
 def test_words_that_do_not_agree_are_not_compared(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
     items = asked(corpora, tokenizers)
-    objective = Taught(student, teacher, vectors=0.0)
+    objective = SentenceDistillation(student, teacher, vectors=0.0)
     without = [replace(items[0], more={**items[0].more, "count": np.array(0)}), *items[1:]]
     some = gradients(student, objective, [without])[0]
     assert some == pytest.approx(gradients(student, objective, [items[1:]])[0], rel=1e-5)
     assert some != pytest.approx(gradients(student, objective, [items])[0], rel=1e-4)
     none = [replace(item, more={**item.more, "count": np.array(0)}) for item in items]
-    objective = Taught(student, teacher, words=1.0, vectors=0.5)
-    vectors = Taught(student, teacher, words=0.0, vectors=0.5)
+    objective = SentenceDistillation(student, teacher, words=1.0, vectors=0.5)
+    vectors = SentenceDistillation(student, teacher, words=0.0, vectors=0.5)
     assert gradients(student, objective, [none])[0] == pytest.approx(gradients(student, vectors, [items])[0], rel=1e-5)
 
 
 def test_several_objectives_share_what_lies_aside(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], 12, 1), checkpoint(tokenizers[0], 16, 2).model
-    Taught(student, teacher, basis=Basis(torch.eye(12, 16)))
-    first = student.aside["words"]
+    SentenceDistillation(student, teacher, basis=Basis(torch.eye(12, 16)))
+    first = student.auxiliary["words"]
     with torch.no_grad():
         first.weight.add_(1.0)  # type: ignore[operator, union-attr]
-    Taught(student, teacher, words=2.0)
-    assert student.aside["words"] is first
-    assert list(student.aside) == ["words", "basis"]
+    SentenceDistillation(student, teacher, words=2.0)
+    assert student.auxiliary["words"] is first
+    assert list(student.auxiliary) == ["words", "basis"]
 
 
 def test_what_taught_refuses(tokenizers: Any) -> None:
@@ -392,16 +397,16 @@ def test_what_taught_refuses(tokenizers: Any) -> None:
     for name in ("words", "vectors", "similarities", "neighbours", "mlm"):
         for value in (-1.0, float("inf"), float("nan")):
             with pytest.raises(ConfigError, match=f"^{name}={value} must be 0 or greater$"):
-                Taught(student, teacher, **{name: value})
+                SentenceDistillation(student, teacher, **{name: value})
     for layers in (0, 3):
         with pytest.raises(ConfigError, match=f"^layers={layers} must be from 1 to 2, the teacher's depth$"):
-            Taught(student, teacher, layers=layers)
+            SentenceDistillation(student, teacher, layers=layers)
     with pytest.raises(ConfigError, match=r"^the teacher's vectors have 12 numbers, the student's 16$"):
-        Taught(student, teacher)
-    assert Taught(student, teacher, vectors=0.0).words == 1.0
+        SentenceDistillation(student, teacher)
+    assert SentenceDistillation(student, teacher, vectors=0.0).words == 1.0
     teacher.sentence = None
     with pytest.raises(ConfigError, match="is no sentence encoder: set vectors, similarities, neighbours to 0"):
-        Taught(student, teacher)
+        SentenceDistillation(student, teacher)
 
 
 # --- directions ---

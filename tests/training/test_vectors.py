@@ -80,9 +80,9 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
     ours = {key: p.grad for key, p in again.named_parameters() if p.grad is not None and p.grad.any()}
     assert any(key.startswith("encoder.blocks.0") for key in ours)
     if reading != "lexical":
-        assert any(key.startswith("aside.sentence") for key in ours)
+        assert any(key.startswith("auxiliary.sentence") for key in ours)
     if "softmax" in name or name == "matryoshka":
-        assert any(key.startswith("aside.loss") for key in ours)
+        assert any(key.startswith("auxiliary.loss") for key in ours)
     for key, grad in grads.items():
         torch.testing.assert_close(ours.get(key, torch.zeros_like(grad)), grad, atol=1e-5, rtol=0)
 
@@ -114,7 +114,7 @@ def test_a_long_text_is_the_mean_of_its_windows() -> None:
     model.eval()
     whole = objective.rows(model, objective.collate([row([parts, [one]])]), "")
     alone = objective.rows(model, objective.collate([row([[one], [two]])]), "")
-    modules = model.aside["sentence"]
+    modules = model.auxiliary["sentence"]
     assert isinstance(modules, SentenceModules)
     bare = [
         modules.pooling(model.hidden(mini.batch), mini.batch)
@@ -189,7 +189,7 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     (a, curve), (b, resumed) = (torch.load(tmp_path / name / "result") for name in ("0", "5"))
     tiny.assert_same(a, b)
     assert curve == resumed
-    assert any(name.startswith("aside.sentence") for name in a)
+    assert any(name.startswith("auxiliary.sentence") for name in a)
 
 
 SPREAD = {"hard": "ddp", "softmax": "ddp", "cosent": "ddp", "colbert": "ddp", "infonce": "fsdp"}
@@ -295,10 +295,10 @@ def test_losses_by_name() -> None:
 
 def test_what_is_trained_beside_goes_away() -> None:
     model, objective = compared.begun(losses.Softmax(3))
-    assert list(model.aside) == ["sentence", "loss"]
+    assert list(model.auxiliary) == ["sentence", "loss"]
     objective.end(model)
-    assert isinstance(model.aside, nn.ModuleDict)
-    assert not model.aside
+    assert isinstance(model.auxiliary, nn.ModuleDict)
+    assert not model.auxiliary
     assert isinstance(Dense(2, 2), nn.Module)
     with pytest.raises(ConfigError, match="reading='words' must be one of vectors, tokens, lexical"):
         OverVectors(losses.InfoNCE(), "words")  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from bertie.training.pretrain import monitoring as watch
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.curves import Curves
 from bertie.training.pretrain.masking import Masking, seeded
-from bertie.training.pretrain.monitoring import SENTENCES, HeldOut, Spikes, judge, samples, write_samples
+from bertie.training.pretrain.monitoring import SENTENCES, HeldOut, Spikes, predict_labelled, samples, write_samples
 from bertie.training.pretrain.packing import Packed
 from tests.parity import tiny
 from tests.parity.test_transformers import ours
@@ -130,7 +130,7 @@ def test_a_model_that_knows_nothing(corpus: Corpus, tokenizer: Tokenizer) -> Non
 
 def test_no_more_tokens_are_read_than_asked_for(corpus: Corpus, tokenizer: Tokenizer) -> None:
     of = model(tokenizer.vocab_size)
-    masking = Masking(rate=1.0)  # all but the two around a piece are judged
+    masking = Masking(rate=1.0)  # all but the two around a piece are predictions
     whole = held_out(corpus, tokenizer, masking=masking)(of)["tokens"]
     assert whole == corpus.tokens
     part = held_out(corpus, tokenizer, masking=masking, most=300)(of)["tokens"]
@@ -142,7 +142,7 @@ def test_intervals_draw_documents(corpus: Corpus, tokenizer: Tokenizer) -> None:
     of = model(tokenizer.vocab_size)
     slow = np.array(list(each_document(of.eval(), corpus, tokenizer, Masking()).values()))
     held = held_out(corpus, tokenizer)
-    found = judge(of, held, draws=300, seed=1)
+    found = predict_labelled(of, held, draws=300, seed=1)
     rng = np.random.default_rng(1)
     drawn = np.array([slow[rng.integers(0, len(slow), len(slow))].sum(0) for _ in range(300)])
     losses = drawn[:, 0] / drawn[:, 2]
@@ -241,21 +241,21 @@ def rows(count: int) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
         }
         for i in range(1, count + 1)
     ]
-    judged = [
+    predictions = [
         {"step": row["step"], "epoch": row["epoch"], "loss": row["loss"] + 0.1, "accuracy": 0.5, "tokens": 777.0}
         for row in logged[4::5]
     ]
-    return logged, judged
+    return logged, predictions
 
 
 def fed(folder: Path, count: int, known: int = 0, **options: Any) -> Curves:
     """Curves of a run of `count` rows, of which a state held the first `known`."""
-    logged, judged = rows(count)
-    held = [one for one in judged if one["step"] <= 10 * known]
+    logged, predictions = rows(count)
+    held = [one for one in predictions if one["step"] <= 10 * known]
     found = Curves(folder, logged[:known], held, **options)
     for row in logged[known:]:
         found.log(row)
-        for one in judged:
+        for one in predictions:
             if one["step"] == row["step"]:
                 found.evaluated(one)
     found.close()
@@ -275,11 +275,11 @@ def test_files_are_a_function_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_csv_holds_what_was_logged(tmp_path: Path) -> None:
-    logged, judged = rows(400)
+    logged, predictions = rows(400)
     del logged[3]["share_of_ceiling"]
-    found = Curves(tmp_path, logged, judged)
+    found = Curves(tmp_path, logged, predictions)
     found.write()
-    for name, wanted in (("curve.csv", logged), ("evaluations.csv", judged)):
+    for name, wanted in (("curve.csv", logged), ("evaluations.csv", predictions)):
         with (tmp_path / name).open() as file:
             read = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
         assert [one.keys() for one in read] == [one.keys() for one in wanted]
@@ -303,7 +303,9 @@ def test_the_page_draws_losses_against_tokens(tmp_path: Path, monkeypatch: pytes
     assert len(training.points) == 300
     assert training.points[-1] == pytest.approx((4.0, 2.008), abs=0.01)
     assert len(held.points) == 200
-    assert held.points[0] == pytest.approx((0.020000015, 2 + 8 / 5 + 0.1))  # by what was read, not by what was judged
+    assert held.points[0] == pytest.approx(
+        (0.020000015, 2 + 8 / 5 + 0.1)
+    )  # by what was read, not by what was predictions
     for line, whole in zip(drawn["Loss in the second half"][0], (training, held), strict=True):
         assert line.points == [point for point in whole.points if point[0] >= 2.0000015]
         assert 100 < len(line.points) < 170
@@ -315,8 +317,8 @@ def test_the_page_draws_losses_against_tokens(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_page_of_little(tmp_path: Path) -> None:
-    for i, (logged, judged) in enumerate([([], []), ([], [{"step": 0.0, "loss": 9.0}]), rows(1)]):
-        Curves(tmp_path / str(i), logged, judged).write()
+    for i, (logged, predictions) in enumerate([([], []), ([], [{"step": 0.0, "loss": 9.0}]), rows(1)]):
+        Curves(tmp_path / str(i), logged, predictions).write()
         assert (tmp_path / str(i) / "curve.html").read_text().count("<svg") == (0, 2, 5)[i]
 
 
@@ -328,8 +330,8 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     fed(tmp_path, 40, known=22, tensorboard=True)
     found = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
     found.Reload()
-    logged, judged = rows(40)
-    for tag, wanted in (("train/loss", logged), ("held_out/loss", judged)):
+    logged, predictions = rows(40)
+    for tag, wanted in (("train/loss", logged), ("held_out/loss", predictions)):
         points = found.Scalars(tag)
         assert [one.step for one in points] == [int(one["step"]) for one in wanted]
         assert [one.value for one in points] == pytest.approx([one["loss"] for one in wanted])

@@ -32,7 +32,7 @@ def model(dropout: float = 0.0, seed: int = 0) -> Model:
         embeddings=Embeddings(width=16, segments=2),
         positions=(Learned(32),),
         patterns=(Full(), Full()),
-        reach=32,
+        max_length=32,
         dropout=dropout,
         attention_dropout=dropout,
         init_std=0.1,
@@ -45,14 +45,14 @@ def model(dropout: float = 0.0, seed: int = 0) -> Model:
     return Model(cfg, heads)
 
 
-def masked(vocab: int, reach: int, dropout: float, std: float) -> Model:
+def masked(vocab: int, max_length: int, dropout: float, std: float) -> Model:
     """One for hidden tokens."""
     shape = replace(
         model().config,
         vocab=vocab,
         embeddings=Embeddings(width=16),
-        positions=(Learned(reach),),
-        reach=reach,
+        positions=(Learned(max_length),),
+        max_length=max_length,
         dropout=dropout,
         init_std=std,
     )

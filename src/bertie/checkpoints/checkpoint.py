@@ -75,9 +75,9 @@ class Checkpoint:
         return self.blueprint.labels
 
     @property
-    def reach(self) -> int:
+    def max_length(self) -> int:
         """How many tokens the model reads at once, its special tokens included."""
-        limits = [self.model.config.reach]
+        limits = [self.model.config.max_length]
         if self.sentence is not None and self.sentence.max_seq_length is not None:
             limits.append(self.sentence.max_seq_length)
         elif self.cross_encoder is not None and self.cross_encoder.max_length is not None:
@@ -217,19 +217,21 @@ class Checkpoint:
         heads.take_over(head, plan.plan, self.model, self.blueprint.plan)
         return head
 
-    def with_reach(self, reach: int) -> Checkpoint:
+    def with_max_length(self, max_length: int) -> Checkpoint:
         """The same checkpoint reading at most so many tokens at once. What is saved says so."""
-        if isinstance(reach, bool) or not isinstance(reach, int) or not 1 <= reach <= self.reach:
-            raise ConfigError(f"reach={reach!r} must be a whole number from 1 to {self.reach}: it can only be lowered")
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or not 1 <= max_length <= self.max_length:
+            raise ConfigError(
+                f"max_length={max_length!r} must be a whole number from 1 to {self.max_length}: it can only be lowered"
+            )
         sentence, pairs, splade = copy(self.sentence), self.cross_encoder, self.splade
         if sentence is not None:
-            sentence.max_seq_length = reach
+            sentence.max_seq_length = max_length
         if pairs is not None:
-            pairs = replace(pairs, max_length=reach)
+            pairs = replace(pairs, max_length=max_length)
         if splade is not None:
-            splade = replace(splade, max_length=reach)
+            splade = replace(splade, max_length=max_length)
         held = dict(self.heads)
-        return replace(self, limit=reach, sentence=sentence, cross_encoder=pairs, splade=splade, heads=held)
+        return replace(self, limit=max_length, sentence=sentence, cross_encoder=pairs, splade=splade, heads=held)
 
     def calibrated(self, name: str, calibration: Calibration) -> None:
         """Set how a head's scores are to be read; `save` keeps it."""
@@ -282,7 +284,7 @@ class Checkpoint:
         files = self.tokenizer.files()
         if self.limit is not None:
             name = "tokenizer_config.json"
-            files[name] = store.to_json(json.loads(files[name]) | {"model_max_length": self.reach})
+            files[name] = store.to_json(json.loads(files[name]) | {"model_max_length": self.max_length})
         return files
 
 

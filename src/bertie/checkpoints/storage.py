@@ -238,7 +238,7 @@ def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | No
         raise CheckpointError(f"{index.name}: weight_map={where!r:.80} must name a file for each tensor")
     files: dict[Path, list[str] | None] = {}
     for name, file in where.items():
-        # A shard is a plain name in the same folder: anything else could reach files that are none of ours.
+        # A shard is a plain name in the same folder: anything else could max_length files that are none of ours.
         if not isinstance(file, str) or Path(file).name != file or "\\" in file or not file.endswith(suffix):
             raise CheckpointError(f"{index.name}: {name} names the file {file!r:.80}; allowed: plain {suffix} names")
         path = folder / file

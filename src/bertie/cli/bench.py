@@ -44,7 +44,7 @@ COMPARED = 256  # texts of a receipt, at most
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
     parser = verb(verbs, "bench", "how fast a model reads here, and what that costs", __doc__, EXAMPLE)
-    add_model(parser, long=False)
+    add_model(parser, overflow=False)
     parser.add_argument("--shape", metavar="LxD|FILE", help="random weights: layers x width, or a config.json")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
     add_precision(parser)

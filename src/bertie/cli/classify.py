@@ -43,7 +43,7 @@ def add(verbs: Verbs) -> None:
     add_head(parser)
     parser.add_argument("--labels", metavar="A,B,…", help="labels that the model need not have been trained on")
     parser.add_argument("--template", help="with --labels: the sentence to be true, with {} for the label")
-    parser.add_argument("--multi", action="store_true", help="with --labels: judge each label by itself")
+    parser.add_argument("--multi", action="store_true", help="with --labels: predict_labelled each label by itself")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -106,4 +106,4 @@ def _for_pairs(task: Classifier, *, built_in: bool) -> Classifier:
         raise InputError(
             f"{task.checkpoint.source} has several heads for this; pass --head with one of {', '.join(able)}"
         )
-    return type(task)(task.checkpoint, long=task.long, head=able[0])
+    return type(task)(task.checkpoint, overflow=task.overflow, head=able[0])

@@ -79,19 +79,19 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-b", metavar="NAME", help="the column with the second text of pairs (text_b)")
 
 
-def add_model(parser: argparse.ArgumentParser, *, long: bool = True, precision: bool = True) -> None:
+def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precision: bool = True) -> None:
     """The model."""
     parser.add_argument("-m", "--model", metavar="MODEL", help="a folder or a hub id (the built-in model)")
     parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
-    if long:
+    if overflow:
         parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
         if precision:
             add_precision(parser)
         parser.add_argument(
-            "--long",
+            "--overflow",
             choices=("window", "error", "truncate"),
             default="window",
-            help="text beyond the model's reach: read it in overlapping windows (the default), stop, or cut it",
+            help="text beyond the model's max_length: read it in overlapping windows (the default), stop, or cut it",
         )
 
 
@@ -223,7 +223,7 @@ def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
         options["head"] = args.head
     try:
         options |= {"device": device_of(args.device), "dtype": dtype_of(args)}
-        loaded: T = task.load(model_name(args), long=args.long, revision=args.revision, **options)  # type: ignore[attr-defined]
+        loaded: T = task.load(model_name(args), overflow=args.overflow, revision=args.revision, **options)  # type: ignore[attr-defined]
     except BertieError as error:
         error.args = (str(error).replace("pass head= with", "pass --head with"),)  # options are flags here
         raise

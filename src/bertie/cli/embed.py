@@ -105,7 +105,7 @@ def run_ray(args: argparse.Namespace) -> None:
             device=args.device,
             workers=args.workers,
             threads=args.threads,
-            long=args.long,
+            overflow=args.overflow,
             revision=args.revision,
             **options,
         )

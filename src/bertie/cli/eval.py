@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bertie.evaluation.intervals import Difference, Score
     from bertie.evaluation.retrieval import Run
     from bertie.search.beir import Collection
-    from bertie.tasks.learn import Judged, Learner
+    from bertie.tasks.learn import Learner, Predictions
     from bertie.training.finetune.data import Labelled
 
     AnyLearner = Learner[Any, Any, Any]
@@ -113,11 +113,11 @@ def _labelled(args: argparse.Namespace, model: str) -> None:
     if args.baseline is not None:
         other, _ = _outline(args.baseline, task)
         asked.append((args.baseline, None, None, in_words_of(other, given)))
-    options = {"long": args.long, "device": device_of(args.device), "dtype": dtype_of(args)}
-    (_, learner, judged), *others = (_judged(task, *one, options) for one in asked)
+    options = {"long": args.overflow, "device": device_of(args.device), "dtype": dtype_of(args)}
+    (_, learner, predictions), *others = (_judged(task, *one, options) for one in asked)
     made = study(
         learner,
-        {"test": judged},
+        {"test": predictions},
         title=f"{short_name(model)} on {Path(args.file).name}",
         model=model,
         train=train,
@@ -164,7 +164,7 @@ def _similar(args: argparse.Namespace, model: str) -> None:
     device = device_of(args.device)
 
     def said(name: str, revision: str | None) -> Any:
-        embedder = Embedder.load(name, long=args.long, revision=revision, device=device, dtype=dtype_of(args))
+        embedder = Embedder.load(name, overflow=args.overflow, revision=revision, device=device, dtype=dtype_of(args))
         return similarity.alike(embedder, texts)
 
     found = said(model, args.revision)
@@ -194,27 +194,25 @@ def _search(args: argparse.Namespace) -> None:
         check_weights(weights, [*stages, *(["rerank"] if args.rerank is not None else [])])
     collection = _collection(args.beir, args.split or "test")
     model = None if mode == "lexical" else model_name(args)
-    asked, judged = collection, {}
+    asked, qrels = collection, {}
     if args.tune is not None:
         if args.tune == (args.split or "test"):
             raise UsageError(f"--tune {args.tune} must be another split than the one that is scored")
         other = _collection(args.beir, args.tune)
-        judged = {f"{args.tune}:{query}": one for query, one in other.judged.items()}  # ids may be those of the test
+        qrels = {f"{args.tune}:{query}": one for query, one in other.qrels.items()}  # ids may be those of the test
         more = {f"{args.tune}:{query}": text for query, text in other.queries.items()}
         asked = replace(collection, queries={**collection.queries, **more})
     words = None if mode == "dense" else beir.lexical(asked)
     runs = _runs(args, asked, model, args.revision, words)
-    if judged:
-        weights = beir.tuned(judged, runs)
+    if qrels:
+        weights = beir.tuned(qrels, runs)
         print(f"bertie: --weights {','.join(f'{name}={one:g}' for name, one in weights.items())}", file=sys.stderr)
-    found = retrieval.each_query(collection.judged, _joined(runs, weights))
+    found = retrieval.each_query(collection.qrels, _joined(runs, weights))
     measured = retrieval.by_query(found, draws=args.draws)
     if args.baseline is None:
         _say(args, measured)
         return
-    base = retrieval.each_query(
-        collection.judged, _joined(_runs(args, collection, args.baseline, None, words), weights)
-    )
+    base = retrieval.each_query(collection.qrels, _joined(_runs(args, collection, args.baseline, None, words), weights))
     gaps = retrieval.paired_by_query(found, base, draws=args.draws)
     _say(args, measured, retrieval.by_query(base, draws=args.draws), gaps)
 
@@ -239,14 +237,14 @@ def _runs(
 
     device, runs = device_of(args.device), {}
     if model is not None:
-        embedder = Embedder.load(model, long=args.long, revision=revision, device=device, dtype=dtype_of(args))
+        embedder = Embedder.load(model, overflow=args.overflow, revision=revision, device=device, dtype=dtype_of(args))
         with _progress("embed", len(collection.corpus)) as advance:
             runs["dense"] = beir.dense(collection, embedder, advance=advance)
     if words is not None:
         runs["lexical"] = words
     if args.rerank is not None:
         first = _joined(runs, None)
-        reranker = Reranker.load(args.rerank, long=args.long, device=device, dtype=dtype_of(args))
+        reranker = Reranker.load(args.rerank, overflow=args.overflow, device=device, dtype=dtype_of(args))
         pairs = sum(min(len(one), beir.RERANKED) for one in first.values())
         with _progress("rerank", pairs) as advance:
             runs["rerank"] = beir.reranked(collection, reranker, first, advance=advance)
@@ -302,12 +300,12 @@ def _say(
 
 def _judged(
     task: str, model: str, head: str | None, revision: str | None, data: Labelled, options: dict[str, Any]
-) -> tuple[str, AnyLearner, Judged]:
+) -> tuple[str, AnyLearner, Predictions]:
     """What a model says of the data."""
     from bertie.tasks.multi_task import LEARNERS
 
     learner = LEARNERS[task].load(model, head=head, revision=revision, **options)
-    return short_name(model), learner, learner.judge(data)
+    return short_name(model), learner, learner.predict_labelled(data)
 
 
 def _outline(

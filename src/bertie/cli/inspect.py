@@ -20,7 +20,7 @@ EXAMPLE = """  bertie inspect
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    what = "what a checkpoint is: family, shape, heads, tokenizer, reach, memory, what was ignored"
+    what = "what a checkpoint is: family, shape, heads, tokenizer, max_length, memory, what was ignored"
     parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id (the built-in model)")
     parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
@@ -90,7 +90,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "cross_encoder": None
         if checkpoint.cross_encoder is None
         else {"activation": checkpoint.cross_encoder.activation},
-        "reach_tokens": checkpoint.reach,
+        "reach_tokens": checkpoint.max_length,
         "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
         "ignored": {"config_keys": plan.ignored, "weights": plan.plan.dropped},
     }
@@ -135,7 +135,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         "cross-encoder": ""
         if facts["cross_encoder"] is None
         else f"scores through {facts['cross_encoder']['activation']}",
-        "reach": f"{facts['reach_tokens']:,} tokens",
+        "max_length": f"{facts['reach_tokens']:,} tokens",
         "memory": memory,
         "ignored": ", ".join(facts["ignored"]["config_keys"] + facts["ignored"]["weights"]) or "nothing",
     }

@@ -31,7 +31,7 @@ NUMBERS: dict[str, tuple[type, str]] = {
     "steps": (int, "to do in all, instead of --tokens"),
     "batch_tokens": (int, "tokens a step (131072)"),
     "micro_tokens": (int, "tokens held on the device at a time"),
-    "reach": (int, "tokens a text, at most"),
+    "max_length": (int, "tokens a text, at most"),
     "lr": (float, "the learning rate at its peak (5e-4; 5e-5 with -m)"),
     "warmup": (float, "the share of the tokens in which the rate rises"),
     "seed": (int, "of all that is random"),

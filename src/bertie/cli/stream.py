@@ -150,7 +150,7 @@ class Stream:
             except InputError as own:
                 # Of one row alone the task says that it is text 0; and its options are flags here.
                 said = re.sub(r"^(text|pair|question|item) 0\b", r"the \1", str(own))
-                said = re.sub(r"\blong='(\w+)'", r"--long \1", said)
+                said = re.sub(r"\blong='(\w+)'", r"--overflow \1", said)
                 return InputError(f"{self._table.name}, row {number}: {said}")
         return error
 

@@ -25,7 +25,7 @@ def add(verbs: Verbs) -> None:
     add_input(parser)
     add_column(parser)
     add_pair(parser)
-    add_model(parser, long=False)
+    add_model(parser, overflow=False)
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -40,13 +40,13 @@ def run(args: argparse.Namespace) -> None:
     from bertie.text.windows import windows
 
     checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision)
-    tokenizer, reach = checkpoint.tokenizer, checkpoint.reach
+    tokenizer, max_length = checkpoint.tokenizer, checkpoint.max_length
     if tokenizer is None:
         raise NotFoundError(f"{checkpoint.source} has no tokenizer")
 
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
         for item, one in zip(items, tokenizer.encode_batch(items), strict=True):
-            found = windows(one, item if isinstance(item, tuple) else (item,), reach)
+            found = windows(one, item if isinstance(item, tuple) else (item,), max_length)
             yield {
                 "ids": one.ids.tolist(),
                 "tokens": [tokenizer.token(int(i)) for i in one.ids],

@@ -45,7 +45,9 @@ def add(verbs: Verbs) -> None:
     train.add_argument("--min-count", type=int, default=2, metavar="N", help="leave out what is rarer (2)")
     train.add_argument("--alphabet", type=int, default=1000, metavar="N", help="most different characters (1000)")
     train.add_argument("--special", action="append", default=[], metavar="TOKEN", help="one more special token")
-    train.add_argument("--max-length", type=int, default=512, metavar="N", help="the model's reach in tokens (512)")
+    train.add_argument(
+        "--max-length", type=int, default=512, metavar="N", help="the model's max_length in tokens (512)"
+    )
     train.set_defaults(run=run_train)
 
     extend = jobs.add_parser(

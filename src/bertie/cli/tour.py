@@ -37,7 +37,7 @@ OPINIONS = (
 )
 NAMES = "Ada Lovelace met Charles Babbage in London, and Angela Merkel was born in Hamburg."
 NEWS, TOPICS = "The match ended in a draw after extra time.", ("sport", "politics", "cooking")
-QUESTION = "Which club was Phileas Fogg a member of?"  # which the book says beyond the model's reach
+QUESTION = "Which club was Phileas Fogg a member of?"  # which the book says beyond the model's max_length
 OF_README, OF_BOOK = "How do I train a classifier on my own texts?", "How was the money stolen from the bank?"
 NEAREST, BEST = 5, 3  # by their vectors; of these, shown after reranking
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
         "parameters": sum(one.numel() for one in checkpoint.model.parameters()),
         "layers": checkpoint.model.config.depth,
         "width": checkpoint.model.config.width,
-        "reach_tokens": checkpoint.reach,
+        "reach_tokens": checkpoint.max_length,
         "device": device,
         "import_seconds": imported - start,
         "load_seconds": time.perf_counter() - began,

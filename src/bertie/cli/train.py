@@ -35,7 +35,7 @@ from bertie.training.recipe import TRAINED, Recipe, RecipeFile, read_recipe
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.evaluation.report import Study
-    from bertie.tasks.learn import Judged, Learner
+    from bertie.tasks.learn import Learner, Predictions
     from bertie.training.finetune.data import Labelled
     from bertie.training.finetune.runs import Done, Job, Runs
 
@@ -76,7 +76,7 @@ HELP = {
     "seed": "of all that is random",
     "precision": "of the computation; auto: bf16 on GPUs that have it, else fp32",
     "gradient_checkpointing": "less memory, more time",
-    "reach": "tokens a window, fewer than the model could read",
+    "max_length": "tokens a window, fewer than the model could read",
     "train_windows": "windows of one long text that a step reads",
     "dev_share": "of the training data held out where there is no --dev",
     "metric": "that chooses the best epoch and the best seed; the task's main one unless given",
@@ -273,13 +273,13 @@ def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
         test=test,
         recipe=recipe,
         seeds=seeds,
-        long=args.long,
+        overflow=args.overflow,
         device=device_of(args.device),
     )
 
 
 def _comparable(dev: Labelled | None, test: Labelled | None) -> None:
-    """Refuse two sets that are judged in different ways."""
+    """Refuse two sets that are predictions in different ways."""
     if dev is not None and test is not None and (dev.inputs == "pairs") != (test.inputs == "pairs"):
         raise InputError(f"{dev.name} has {dev.inputs} and {test.name} {test.inputs}; give both scores, or both pairs")
 
@@ -355,7 +355,7 @@ def read(
     training: bool = False,
     like: Labelled | None = None,
 ) -> Labelled:
-    """Labelled data of files: to train on, to be judged by, or with the labels of other data, `like` those."""
+    """Labelled data of files: to train on, to be predictions by, or with the labels of other data, `like` those."""
     from bertie.training.finetune.data import labelled
 
     kind: Any = task
@@ -445,13 +445,13 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
 
     best = runs.best()
     made: Study | None = None
-    if best.judged:
+    if best.predictions:
         other = None if args.baseline is None else _other(args, job)
         train = [Path(name).name for name in asked.train]
         held = [f"{job.recipe.dev_share:.0%} of {', '.join(train)}"]
         made = study(
             best.task,
-            best.judged,
+            best.predictions,
             title=asked.title or Path(args.out).absolute().name,
             model=_model(args, asked),
             train=job.train,
@@ -475,14 +475,14 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
     print(f"{args.out} is the model of seed {best.done.seed}; its report is {args.out}/report.html", file=sys.stderr)
 
 
-def _other(args: argparse.Namespace, job: Job) -> tuple[str, AnyLearner, Judged]:
+def _other(args: argparse.Namespace, job: Job) -> tuple[str, AnyLearner, Predictions]:
     """The baseline, and what it says of the test data."""
     from bertie.tasks.multi_task import TRAINED as LEARNERS
 
     assert job.test is not None
     data = _baseline(args.baseline, job.task, job.test)
-    task = LEARNERS[job.task].load(args.baseline, long=job.long, device=job.device)
-    return short_name(args.baseline), task, task.judge(data)
+    task = LEARNERS[job.task].load(args.baseline, overflow=job.overflow, device=job.device)
+    return short_name(args.baseline), task, task.predict_labelled(data)
 
 
 def short_name(model: str) -> str:

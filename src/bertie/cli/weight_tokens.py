@@ -32,7 +32,7 @@ def add(verbs: Verbs) -> None:
     parser = verb(verbs, "weigh", "let an embedder's words count by how rare they are", __doc__, EXAMPLE)
     parser.add_argument("files", metavar="FILE", nargs="+", help="texts: .txt, .csv, .tsv, .jsonl, .parquet")
     add_column(parser)
-    add_model(parser, long=False)
+    add_model(parser, overflow=False)
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new folder")
     parser.add_argument(
         "--share", metavar="S", type=float, default=0.1, help="of texts, whose words count by half (0.1)"

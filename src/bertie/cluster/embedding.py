@@ -147,7 +147,7 @@ def _checked(model: str | Path | None, prompt: str | None, options: dict[str, An
     from bertie.tasks.base import default_model
 
     name = job.everywhere(default_model() if model is None else model)
-    mine = {key: value for key, value in options.items() if key in ("long", "pooling", "normalize", "dimensions")}
+    mine = {key: value for key, value in options.items() if key in ("overflow", "pooling", "normalize", "dimensions")}
     rest = {key: value for key, value in options.items() if key not in mine}
     task = Embedder(Checkpoint.inspect(name, **rest), **mine)
     list(task.embed_each([], prompt=prompt))

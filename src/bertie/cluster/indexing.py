@@ -46,7 +46,7 @@ def index(
     model, given = into.about["model"], {}
     if (task := into.loaded) is not None:
         model = task.checkpoint.source
-        given = {"long": task.long, "normalize": task.normalize, "dimensions": task.dimensions}
+        given = {"long": task.overflow, "normalize": task.normalize, "dimensions": task.dimensions}
     with cluster.connected(address) as ray:
         workers, threads = cluster.devices(ray, device, workers, threads)
         plan = IndexPlan(

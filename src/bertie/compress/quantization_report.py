@@ -92,7 +92,7 @@ def _batches(checkpoint: Checkpoint, things: Sequence[tuple[str, ...]]) -> Itera
     """The texts or pairs, whole, with the places (n,) in the batch of every MASKED-th token of each."""
     assert checkpoint.tokenizer is not None
     encoded = checkpoint.tokenizer.encode_batch([(one[0], one[1]) if len(one) > 1 else one[0] for one in things])
-    cut = (windows(encoding, one, checkpoint.reach) for encoding, one in zip(encoded, things, strict=True))
+    cut = (windows(encoding, one, checkpoint.max_length) for encoding, one in zip(encoded, things, strict=True))
     read = [window.encoding for found in cut for window in found]
     for group in pack([len(one) for one in read], TOKENS):
         members = [read[i] for i in group]

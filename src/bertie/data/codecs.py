@@ -71,7 +71,7 @@ class _Zstandard:
 
     def __init__(self, package: Any) -> None:
         self.ZstdError = package.ZstdError
-        # Files made by `zstd --long=31` need a window of 2 GiB.
+        # Files made by `zstd --overflow=31` need a window of 2 GiB.
         self.ZstdDecompressor = lambda: package.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
         self.compress = lambda data: package.ZstdCompressor().compress(data)
 

@@ -17,7 +17,7 @@ from bertie.evaluation.intervals import BoolArray, FloatArray, Score, wilson
 from bertie.evaluation.scores import BINS, bin_of, macro_f1
 
 COLDEST, HOTTEST = 0.05, 20.0
-FEWEST = 20  # answers that a precision is judged by
+FEWEST = 20  # answers that a precision is predictions by
 
 
 # --- temperature ---
@@ -52,9 +52,9 @@ def temperature_multi(logits: ArrayLike, gold: ArrayLike) -> float:
     return _coolest(lambda cold: float(np.logaddexp(0, away * cold).sum()))
 
 
-def softmax(logits: ArrayLike, heat: float = 1.0) -> FloatArray:
+def softmax(logits: ArrayLike, temperature: float = 1.0) -> FloatArray:
     """(n, k) logits -> probabilities, at a temperature."""
-    z = _two_d(logits, "logits") / heat
+    z = _two_d(logits, "logits") / temperature
     z = np.exp(z - z.max(axis=1, keepdims=True))
     return np.asarray(z / z.sum(axis=1, keepdims=True))
 

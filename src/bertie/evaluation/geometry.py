@@ -156,7 +156,7 @@ class Whitening:
         before = [Normalize()] if embedder.normalize and not ends else []
         after = [Normalize()] if embedder.normalize or ends else []
         checkpoint = replace(embedder.checkpoint, sentence=modules.followed_by(*before, dense, *after).eval())
-        return Embedder(checkpoint, long=embedder.long)
+        return Embedder(checkpoint, overflow=embedder.overflow)
 
 
 def _principal(x: FloatArray) -> tuple[FloatArray, FloatArray]:

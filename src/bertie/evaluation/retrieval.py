@@ -1,7 +1,7 @@
 """How well a search finds what it should, each metric with its interval over the queries.
 
 The values are trec_eval's, through the package ir-measures. `bertie.evaluation.scores.ranking` is for short lists whose
-documents are all judged; here a run names the best documents of a whole collection, and what it does not name counts
+documents are all qrels; here a run names the best documents of a whole collection, and what it does not name counts
 as not found.
 """
 
@@ -25,13 +25,13 @@ from bertie.evaluation.intervals import (
     paired_bootstrap,
 )
 
-Judged = Mapping[str, Mapping[str, int]]  # of each query, how relevant a document is: not at 0, and more the higher
+Qrels = Mapping[str, Mapping[str, int]]  # of each query, how relevant a document is: not at 0, and more the higher
 Run = Mapping[str, Mapping[str, float]]  # of each query, the score of each document that was found
 
 METRICS = {"ndcg_10": "nDCG@10", "map": "AP", "recall_100": "R@100", "mrr": "RR"}
 
 
-def retrieval(judged: Judged, run: Run, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
+def retrieval(qrels: Qrels, run: Run, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
     """Ndcg_10, map, recall_100 and mrr over the queries that have a relevant document; the others are left out.
 
     Only the first 100 documents count for recall_100, and the first 10 for ndcg_10, which takes the judgement as the
@@ -42,25 +42,25 @@ def retrieval(judged: Judged, run: Run, *, draws: int = DRAWS, seed: int = 0) ->
     >>> round(found["map"].value, 4), found["recall_100"].value
     (0.8333, 1.0)
     """
-    return by_query(each_query(judged, run), draws=draws, seed=seed)
+    return by_query(each_query(qrels, run), draws=draws, seed=seed)
 
 
 def paired_retrieval(
-    judged: Judged, first: Run, second: Run, *, draws: int = DRAWS, seed: int = 0
+    qrels: Qrels, first: Run, second: Run, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Difference]:
     """By how much each metric of the first run is above the second's, the same queries drawn for both.
 
-    >>> judged = {str(i): {"a": 1} for i in range(20)}
-    >>> good, bad = ({query: run for query in judged} for run in ({"a": 1.0}, {"b": 1.0, "a": 0.5}))
-    >>> paired_retrieval(judged, good, bad)["mrr"].value
+    >>> qrels = {str(i): {"a": 1} for i in range(20)}
+    >>> good, bad = ({query: run for query in qrels} for run in ({"a": 1.0}, {"b": 1.0, "a": 0.5}))
+    >>> paired_retrieval(qrels, good, bad)["mrr"].value
     0.5
     """
-    return paired_by_query(each_query(judged, first), each_query(judged, second), draws=draws, seed=seed)
+    return paired_by_query(each_query(qrels, first), each_query(qrels, second), draws=draws, seed=seed)
 
 
-def each_query(judged: Judged, run: Run) -> dict[str, FloatArray]:
-    """(queries,) each metric of each query that has a relevant document, in the order of `judged`."""
-    asked = {query: dict(one) for query, one in judged.items() if any(grade > 0 for grade in one.values())}
+def each_query(qrels: Qrels, run: Run) -> dict[str, FloatArray]:
+    """(queries,) each metric of each query that has a relevant document, in the order of `qrels`."""
+    asked = {query: dict(one) for query, one in qrels.items() if any(grade > 0 for grade in one.values())}
     if not asked:
         raise InputError("there is nothing to score: no query has a relevant document")
     package = _package()

@@ -164,7 +164,7 @@ class Study:
 
     @property
     def final(self) -> str:
-        """The split that the model is to be judged by: the last."""
+        """The split that the model is to be predictions by: the last."""
         return list(self.evaluations)[-1]
 
 

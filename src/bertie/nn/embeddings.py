@@ -71,11 +71,11 @@ class TokenEmbeddings(nn.Module):
     def check(self, batch: Batch) -> None:
         """Refuse what no table has a row for."""
         cfg = self.cfg
-        if self.learned is not None and batch.max_len > self.learned.reach:
+        if self.learned is not None and batch.max_len > self.learned.max_length:
             text = max(range(len(batch)), key=lambda b: batch.lengths[b])
             raise InputError(
                 f"text {text} of the batch has {batch.max_len} tokens; the model's position table reaches "
-                f"{self.learned.reach}"
+                f"{self.learned.max_length}"
             )
         # Asked of the batch, which knows it on the host: to ask the device would stop it in every pass.
         ids, segments = batch.ranges()

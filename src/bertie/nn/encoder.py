@@ -56,7 +56,7 @@ class Encoder(nn.Module):
     >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0, 1), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(), Full()), reach=32)
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(), Full()), max_length=32)
     >>> Encoder(cfg)(Batch.from_ids([[1, 2, 3], [4]])).shape
     torch.Size([4, 8])
     """

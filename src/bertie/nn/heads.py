@@ -12,7 +12,7 @@ from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
 from bertie.nn.norms import activation, build_norm
 from bertie.nn.pooling import Pooling
-from bertie.ops.triton.fused import surprise
+from bertie.ops.triton.fused import fused_linear_cross_entropy
 from bertie.text.batch import Batch
 
 
@@ -80,13 +80,13 @@ class Head(nn.Module):
             x = self.residual(x)
         return x if self.out is None else F.dropout(x, cfg.dropout, self.training)
 
-    def surprise(self, hidden: Tensor, words: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def fused_linear_cross_entropy(self, hidden: Tensor, words: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """() the sum of weight · cross-entropy of `targets` (N,) over the outputs for `hidden` (N, D).
 
         As of the outputs that `forward` gives; but these, which are large over a vocabulary, need not be kept.
         """
         matrix, bias = (words, self.bias) if self.out is None else (self.out.weight, self.out.bias)
-        return surprise(self._transformed(hidden), matrix, bias, targets, weights)
+        return fused_linear_cross_entropy(self._transformed(hidden), matrix, bias, targets, weights)
 
     def segmented(self, batch: Batch) -> Batch:
         """The batch with the segments that this head makes for texts that have none."""

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 class Model(nn.Module):
     """One encoder and any number of heads that share its pass.
 
-    `aside` holds what is trained together with it and is no part of it: a generator, a projection for a teacher. It
+    `auxiliary` holds what is trained together with it and is no part of it: a generator, a projection for a teacher. It
     is empty but while an objective needs it, and is never saved with a checkpoint. With `graphs` set, passes over small
     batches on a GPU are recorded and played back (ops/cuda_graphs.py).
     """
@@ -35,7 +35,7 @@ class Model(nn.Module):
         self.encoder = Encoder(encoder)
         words = self.encoder.embeddings.words.weight
         self.heads = nn.ModuleDict({name: Head(cfg, encoder, words) for name, cfg in heads.items()})
-        self.aside = nn.ModuleDict()
+        self.auxiliary = nn.ModuleDict()
         self.encoder.initialize(self.heads)
 
     @classmethod
@@ -43,7 +43,7 @@ class Model(nn.Module):
         """A model of parts that are there already: nothing is copied."""
         model = cls.__new__(cls)
         nn.Module.__init__(model)
-        model.encoder, model.heads, model.aside = encoder, nn.ModuleDict(heads), nn.ModuleDict()
+        model.encoder, model.heads, model.auxiliary = encoder, nn.ModuleDict(heads), nn.ModuleDict()
         return model
 
     @property
@@ -101,7 +101,7 @@ class Model(nn.Module):
     def _played(self, name: str, run: Run, batch: Batch, rows: Literal["token", "text"]) -> Tensor:
         assert self.graphs is not None
         self.encoder.embeddings.check(batch)  # a recording asks nothing
-        return self.graphs(name, run, batch, reach=self.config.reach, rows=rows)
+        return self.graphs(name, run, batch, max_length=self.config.max_length, rows=rows)
 
     def _hidden(self, batch: Batch, head: str | None) -> Tensor:
         if head is not None:

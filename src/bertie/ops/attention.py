@@ -91,10 +91,10 @@ def additive_mask(
     i = torch.arange(rows.start, rows.stop, device=like.device)[:, None]
     j = torch.arange(keys.start, keys.stop, device=like.device)[None, :]
     if isinstance(pattern, Sliding):
-        seen = (i - j).abs() <= pattern.reach
+        seen = (i - j).abs() <= pattern.window
         if global_keys is not None:
             seen = seen | global_keys[:, None, None, :]
-        elif max(rows.stop - keys.start, keys.stop - rows.start) - 1 <= pattern.reach:
+        elif max(rows.stop - keys.start, keys.stop - rows.start) - 1 <= pattern.window:
             return None
         return torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, -torch.inf)
     if isinstance(pattern, BlockSparse) and length > pattern.full_below:

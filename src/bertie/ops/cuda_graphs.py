@@ -45,14 +45,14 @@ class Sizes(NamedTuple):
     longest: int
 
 
-def sizes_of(lengths: Sequence[int], reach: int) -> Sizes:
+def sizes_of(lengths: Sequence[int], max_length: int) -> Sizes:
     """The size for a batch of texts: few sizes serve all, with at most a sixteenth of spare tokens, or 63.
 
     >>> sizes_of([16] * 64, 512), sizes_of([9, 30, 12], 512)
     (Sizes(tokens=1024, texts=96, longest=16), Sizes(tokens=64, texts=8, longest=32))
     """
     tokens = sum(lengths)
-    longest = min(reach, max(SHORTEST, _power_of_2(max(lengths))))
+    longest = min(max_length, max(SHORTEST, _power_of_2(max(lengths))))
     room = _up(tokens, max(STEP, _power_of_2(tokens) // 32))
     # One more than there can be, so that texts of the longest kind could not fill the room: that bounds are no lengths
     # is what tells them apart (ops/triton/disentangled_attention.py).
@@ -121,11 +121,11 @@ class Graphs:
             self._seen.clear()
             self._pool = self._side = self._done = None  # they are of a device
 
-    def __call__(self, name: str, run: Run, batch: Batch, *, reach: int, rows: Literal["token", "text"]) -> Tensor:
+    def __call__(self, name: str, run: Run, batch: Batch, *, max_length: int, rows: Literal["token", "text"]) -> Tensor:
         """run(batch), whose rows are of tokens or of texts; `name` says what else it depends on."""
-        if not self._takes(batch, reach):
+        if not self._takes(batch, max_length):
             return run(batch)
-        key = (name, sizes_of(batch.lengths, reach))
+        key = (name, sizes_of(batch.lengths, max_length))
         with self._lock:
             recording = self._found(key, run, batch)
             if recording is not None:
@@ -136,12 +136,12 @@ class Graphs:
                     return recording.out[:count].clone()
         return run(batch)
 
-    def _takes(self, batch: Batch, reach: int) -> bool:
+    def _takes(self, batch: Batch, max_length: int) -> bool:
         return (
             batch.ids.is_cuda
             and batch.global_tokens is None
             and len(batch.ids) <= self.tokens
-            and batch.max_len <= reach
+            and batch.max_len <= max_length
             and sum(batch.lengths) == len(batch.ids)  # else it has spare room already
             and not torch.cuda.is_current_stream_capturing()
         )

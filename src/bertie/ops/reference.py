@@ -49,7 +49,7 @@ def attend(
 def _times(pattern: Pattern, i: int, j: int, n: int) -> int:
     """How many times key j counts for query i in a text of n tokens."""
     if isinstance(pattern, Sliding):
-        return int(abs(i - j) <= pattern.reach)
+        return int(abs(i - j) <= pattern.window)
     if isinstance(pattern, BlockSparse) and n > pattern.full_below:
         row, column, last = i // pattern.block, j // pattern.block, (n - 1) // pattern.block
         if row in (0, last):

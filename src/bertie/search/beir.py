@@ -1,4 +1,4 @@
-"""Collections that searches are judged by: documents, queries, and which document answers which query.
+"""Collections that searches are qrels by: documents, queries, and which document answers which query.
 
 A folder of BEIR holds `corpus.jsonl`, `queries.jsonl` and for each split its judgements, `qrels/test.tsv`. Ids may be
 called `id` instead of `_id`, a split may have queries of its own (`queries.test.jsonl`), judgements may lie beside the
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bertie.data.codecs import ENDINGS
 from bertie.data.readers import Row, Table, open_table, text_of
 from bertie.errors import InputError, NotFoundError
-from bertie.evaluation.retrieval import Judged, Run, each_query
+from bertie.evaluation.retrieval import Qrels, Run, each_query
 
 if TYPE_CHECKING:
     from bertie.tasks import Embedder, Reranker
@@ -50,27 +50,27 @@ class Collection:
     """
 
     corpus: Mapping[str, str]  # of each document, its title and text
-    queries: Mapping[str, str]  # those that are judged
-    judged: Judged
+    queries: Mapping[str, str]  # those that are qrels
+    qrels: Qrels
 
 
 # --- reading ---
 
 
 def read(folder: str | Path, split: str = "test") -> Collection:
-    """A folder as BEIR ships it. Title and text are joined by a space; queries that are not judged are left out.
+    """A folder as BEIR ships it. Title and text are joined by a space; queries that are not qrels are left out.
 
-    Two documents of one id are an error where that id is judged. Elsewhere the later one counts, as for BEIR's own
+    Two documents of one id are an error where that id is qrels. Elsewhere the later one counts, as for BEIR's own
     reader, with a warning.
     """
     top = Path(folder)
     if not top.is_dir():
         raise NotFoundError(f"there is no folder {folder}")
     told_by, asked_by, held_by = _judgements(top, split), _table(top, _queries(split)), _table(top, ["corpus.jsonl"])
-    judged: dict[str, dict[str, int]] = {}
+    qrels: dict[str, dict[str, int]] = {}
     rows: dict[str, dict[str, int]] = {"query": {}, "document": {}}  # in which each id is first named, for errors
     for number, query, document, grade in _judged(told_by):
-        if judged.setdefault(query, {}).setdefault(document, grade) != grade:
+        if qrels.setdefault(query, {}).setdefault(document, grade) != grade:
             raise InputError(
                 f"{told_by.name}, row {number}: query {query!r} and document {document!r} had another score before"
             )
@@ -78,7 +78,7 @@ def read(folder: str | Path, split: str = "test") -> Collection:
         rows["document"].setdefault(document, number)
     queries: dict[str, str] = {}
     for name, number, row in _by_id(asked_by):
-        if name not in judged:
+        if name not in qrels:
             continue
         text = text_of(asked_by, number, row, "text")
         if name in queries or not text.strip():
@@ -90,14 +90,14 @@ def read(folder: str | Path, split: str = "test") -> Collection:
         if name in corpus:
             said = f"{held_by.name}, row {number}: the id {name!r} stands in an earlier row, too"
             if name in rows["document"]:
-                raise InputError(f"{said}, and it is judged; give each document an id of its own")
+                raise InputError(f"{said}, and it is qrels; give each document an id of its own")
             warnings.warn(f"{said}; that document is left out", stacklevel=2)
         corpus[name] = _joined(held_by, number, row)
     for kind, table, there in (("query", asked_by, queries), ("document", held_by, corpus)):
         for name, number in rows[kind].items():
             if name not in there:
                 raise InputError(f"{told_by.name}, row {number}: there is no {kind} {name!r} in {table.name}")
-    return Collection(corpus, queries, {name: judged[name] for name in queries})
+    return Collection(corpus, queries, {name: qrels[name] for name in queries})
 
 
 def _queries(split: str) -> list[str]:
@@ -286,26 +286,26 @@ def fused(runs: Mapping[str, Run], weights: Mapping[str, float], *, depth: int =
     return found
 
 
-def tuned(judged: Judged, runs: Mapping[str, Run]) -> dict[str, float]:
+def tuned(qrels: Qrels, runs: Mapping[str, Run]) -> dict[str, float]:
     """The weights with which `fused` has the best nDCG@10, of equals the most even.
 
-    Take other queries for it than those that the search is judged by.
+    Take other queries for it than those that the search is qrels by.
 
     >>> good, bad = {"q": {"a": 1.0, "b": 0.0}}, {"q": {"b": 1.0, "a": 0.0}}
     >>> tuned({"q": {"a": 1}}, {"dense": good, "lexical": bad})
     {'dense': 0.6, 'lexical': 0.4}
     """
-    weights, _ = max(gains(judged, runs), key=lambda one: round(one[1], 9))
+    weights, _ = max(gains(qrels, runs), key=lambda one: round(one[1], 9))
     return weights
 
 
-def gains(judged: Judged, runs: Mapping[str, Run]) -> Iterator[tuple[dict[str, float], float]]:
+def gains(qrels: Qrels, runs: Mapping[str, Run]) -> Iterator[tuple[dict[str, float], float]]:
     """Weights in tenths that add up to 1, all there are, the most even first; each with the nDCG@10 of `fused`."""
-    runs = {name: {query: run.get(query, {}) for query in judged} for name, run in runs.items()}
+    runs = {name: {query: run.get(query, {}) for query in qrels} for name, run in runs.items()}
     splits = [one for one in product(range(11), repeat=len(runs)) if sum(one) == 10]
     for split in sorted(splits, key=lambda one: sum(part * part for part in one)):
         weights = {name: part / 10 for name, part in zip(runs, split, strict=True)}
-        yield weights, float(each_query(judged, fused(runs, weights))["ndcg_10"].mean())
+        yield weights, float(each_query(qrels, fused(runs, weights))["ndcg_10"].mean())
 
 
 def _ranked(one: Mapping[str, float]) -> list[str]:

@@ -132,7 +132,7 @@ class Index:
         checkpoint's; those called query, and passage or document, are taken if there are any.
         """
         embedder = _load(model)
-        size = min(SIZE, embedder.checkpoint.reach) if size is None else size
+        size = min(SIZE, embedder.checkpoint.max_length) if size is None else size
         overlap = min(OVERLAP, size // 8) if overlap is None else overlap
         known = embedder.modules.prompts
         query_prompt = query_prompt or next((name for name in ("query",) if name in known), None)
@@ -554,7 +554,7 @@ def fingerprint(embedder: Embedder) -> str:
         if "/" in name:  # each module's own; those at the top say who wrote them, and when
             total.update(name.encode() + data)
     facts = (modules.lower_case, sorted(modules.prompts.items()), modules.default_prompt)
-    total.update(repr((*facts, embedder.dimensions, embedder.long, embedder.checkpoint.reach)).encode())
+    total.update(repr((*facts, embedder.dimensions, embedder.overflow, embedder.checkpoint.max_length)).encode())
     return total.hexdigest()[:32]
 
 

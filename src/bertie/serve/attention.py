@@ -70,7 +70,7 @@ def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, he
         if value is not None and not 0 <= value < count:
             raise InputError(f"{name}={value} must lie between 0 and {count - 1}")
     encoding = tokenizer.encode(*single(text, "text"))
-    most = min(MOST, checkpoint.reach)
+    most = min(MOST, checkpoint.max_length)
     if len(encoding) > most:
         raise InputError(f"text has {len(encoding)} tokens, and attention is shown for at most {most}; shorten it")
     batch = Batch.from_encodings([encoding]).to(checkpoint.model.device)

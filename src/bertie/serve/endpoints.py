@@ -22,7 +22,7 @@ from bertie.serve.problems import Problem, Style
 from bertie.serve.queue import Ticket
 from bertie.serve.tasks import RawClassifier, RawReranker, Sparse, States
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import Ask, FloatArray, Task, reading, sigmoid
+from bertie.tasks.base import FloatArray, Task, TaskInput, reading, sigmoid
 from bertie.tasks.classify import Classifier, ZeroShot, entailing
 from bertie.tasks.embed import POOLING, Embedder
 from bertie.tasks.fill_mask import MaskedLM
@@ -72,7 +72,7 @@ class Through:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def __call__(self, task: Any, items: Sequence[tuple[Ask[Any], Window]]) -> Sequence[Any]:
+    def __call__(self, task: Any, items: Sequence[tuple[TaskInput[Any], Window]]) -> Sequence[Any]:
         """Count the tokens, then ask."""
         job = current_job.get()
         job.tokens += sum(len(window) for _, window in items)
@@ -153,7 +153,7 @@ class Desk:
                 job.model = name
                 if head is not None:
                     how["head"] = head
-                return through(served, kind, long="truncate" if truncate else "window", **how)
+                return through(served, kind, overflow="truncate" if truncate else "window", **how)
         having = f"the model {names[0]!r} has not" if len(names) == 1 else "none of the served models has"
         raise Problem("unable", f"this needs {_NEEDS.get(kind, kind.needs)}, which {having}")
 
@@ -163,7 +163,7 @@ class Desk:
             served = self.served(name, job)
             if any(entailing(info) is not None for info in served.checkpoint.heads.values()):
                 job.model = name
-                return through(served, ZeroShot, long="truncate" if truncate else "window", head=head)
+                return through(served, ZeroShot, overflow="truncate" if truncate else "window", head=head)
         raise Problem("unable", "labels of one's own need a head for natural language inference, and none is served")
 
     def tokenizer(self, model: str | None, job: Job) -> Tokenizer:
@@ -318,7 +318,7 @@ def embed_all(desk: Desk, ask: schemas.EmbedAllRequest, job: Job) -> Any:
     embedder = desk.task(Embedder, ask.model, job, truncate=cut)
     texts = desk.texts(ask.inputs, embedder.tokenizer, "inputs")
     before = embedder._prompt(ask.prompt_name)
-    asks = [Ask(f"text {i}", (embedder._prepared(before + text),), None) for i, text in enumerate(texts)]
+    asks = [TaskInput(f"text {i}", (embedder._prepared(before + text),), None) for i, text in enumerate(texts)]
     found = list(desk.task(States, job.model, job, truncate=cut).run(asks))
     _finite(one.vectors for one in found)
     job.saw(found)
@@ -340,7 +340,7 @@ def embed_sparse(desk: Desk, ask: schemas.EmbedAllRequest, job: Job) -> Any:
     before = "" if prompt is None else splade.prompts[prompt]
     texts = [before + one for one in desk.texts(ask.inputs, task.tokenizer, "inputs")]
     texts = [one.lower() for one in texts] if splade.lower_case else texts
-    found = list(task.run(Ask(f"text {i}", (text,), None) for i, text in enumerate(texts)))
+    found = list(task.run(TaskInput(f"text {i}", (text,), None) for i, text in enumerate(texts)))
     _finite(one.weights for one in found)
     job.saw(found)
     return [
@@ -462,7 +462,7 @@ def info(desk: Desk, ask: None, job: Job) -> Any:
         "model_dtype": str(checkpoint.model.dtype).removeprefix("torch."),
         "model_type": _model_type(checkpoint),
         "max_concurrent_requests": desk.limits.requests,
-        "max_input_length": checkpoint.reach,
+        "max_input_length": checkpoint.max_length,
         "max_batch_tokens": served.engine.budget,
         "max_batch_requests": None,
         "max_client_batch_size": desk.limits.items,
@@ -581,7 +581,7 @@ def search(desk: Desk, ask: schemas.SearchRequest, job: Job) -> Any:
     encoded = embedder.tokenizer.encode_batch(queries)
     results = []
     for one, encoding in zip(found, encoded, strict=True):
-        ask_of = Ask("query", (one.query,), None)
+        ask_of = TaskInput("query", (one.query,), None)
         read = reading(embedder.windows(ask_of, encoding))  # type: ignore[arg-type]
         for name in READ:
             job.read[name] += read[name]

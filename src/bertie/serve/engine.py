@@ -25,7 +25,7 @@ from torch import Tensor
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.serve.queue import WAIT, Closed, Expired, Job, Part, Queue, Ticket, current_ticket
-from bertie.tasks.base import Ask, Task
+from bertie.tasks.base import Task, TaskInput
 from bertie.text.batch import Batch
 from bertie.text.windows import Window
 
@@ -105,8 +105,8 @@ class _Piece:
     number: int
 
     @property
-    def ask(self) -> Ask[Any]:
-        ask: Ask[Any] = self.job.items[self.number][0]
+    def ask(self) -> TaskInput[Any]:
+        ask: TaskInput[Any] = self.job.items[self.number][0]
         return ask
 
     @property
@@ -168,7 +168,7 @@ class Engine:
     # --- for those who ask ---
 
     def compute(
-        self, task: Task[Any, Any, Any], items: Sequence[tuple[Ask[Any], Window]], *, ticket: Ticket | None = None
+        self, task: Task[Any, Any, Any], items: Sequence[tuple[TaskInput[Any], Window]], *, ticket: Ticket | None = None
     ) -> list[Any]:
         """What the task's head says of each window; waits for it.
 
@@ -385,9 +385,9 @@ class Engine:
     @torch.inference_mode()
     def _pass(self, tokens: int) -> float:
         """The seconds that a pass over about so many tokens takes."""
-        reach, lengths = self.model.config.reach, list[int]()
+        max_length, lengths = self.model.config.max_length, list[int]()
         while (left := tokens - sum(lengths)) > 0:
-            lengths.append(min(LENGTHS[len(lengths) % len(LENGTHS)], left, reach))
+            lengths.append(min(LENGTHS[len(lengths) % len(LENGTHS)], left, max_length))
         draw = np.random.default_rng(0)
         ids = [draw.integers(0, self.model.config.vocab, size=n) for n in lengths]
         # On a CPU only what this thread had of it counts: while a server starts, much else may be going on.

@@ -348,7 +348,7 @@ class ClassifyRequest(_Ours):
     )
     labels: list[Words] | None = Field(None, description="Labels that the model need not have been trained on.")
     template: str | None = Field(None, max_length=1000, description="The sentence to be true, with {} for the label.")
-    multi: bool = Field(False, description="With labels: judge each by itself.")
+    multi: bool = Field(False, description="With labels: predict_labelled each by itself.")
 
 
 class ClassifyResult(Read):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from bertie.tasks.base import Ask, FloatArray, Task, pooled, reading
+from bertie.tasks.base import FloatArray, Task, TaskInput, pooled, reading
 from bertie.tasks.classify import Classification, Classifier
 from bertie.tasks.rerank import Reranker
 from bertie.text.batch import Batch
@@ -19,7 +19,7 @@ class RawReranker(Reranker):
     """Scores as they come out of the head: each API has its own idea of what follows."""
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(1,) logit of each window."""
         return self.by_text(self.rows(hidden, batch))
@@ -28,7 +28,7 @@ class RawReranker(Reranker):
 class RawClassifier(Classifier):
     """Logits instead of probabilities, averaged over windows."""
 
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
+    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
         """Pool the windows."""
         named = {label: float(pooled(found, outputs)[i]) for i, label in self.info.labels.items()}
         best = max(named, key=lambda label: named[label])
@@ -49,12 +49,12 @@ class States(Task[None, FloatArray, TokenVectors]):
     """The encoder's last states. Each token is taken from the window that answers for it."""
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(n, D) of each window."""
         return self.by_token(hidden.float(), batch)
 
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> TokenVectors:
+    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> TokenVectors:
         """All tokens in order."""
         places = np.concatenate([window.places[window.owned] for window in found])
         rows = np.concatenate([output[window.owned] for window, output in zip(found, outputs, strict=True)])
@@ -78,13 +78,13 @@ class Sparse(Task[None, FloatArray, WordWeights]):
     needs = "a head for masked words"
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(V,) of each window."""
         from bertie.training.embedding.similarity import lexical  # few servers need it, and all want to start soon
 
         return self.by_text(lexical(self.rows(hidden, batch), batch))
 
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> WordWeights:
+    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> WordWeights:
         """The greatest of all windows."""
         return WordWeights(np.max(outputs, axis=0), **reading(found))

@@ -57,7 +57,7 @@ def about(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
         "layers": cfg.depth,
         "heads": cfg.heads,
         "width": cfg.width,
-        "reach": checkpoint.reach,
+        "max_length": checkpoint.max_length,
         "parameters": sum(one.numel() for one in checkpoint.model.parameters()),
         "mask_token": None if tokenizer is None else tokenizer.mask_token,
         "tasks": tasks,
@@ -74,7 +74,7 @@ def window_map(checkpoint: Checkpoint, texts: tuple[str, ...]) -> dict[str, Any]
     item = (texts[0], texts[1]) if len(texts) == 2 else texts[0]
     whole = checkpoint.tokenizer.encode_batch([item])[0]
     found, read = [], 0
-    for window in windows(whole, texts, checkpoint.reach):
+    for window in windows(whole, texts, checkpoint.max_length):
         inside = window.encoding.sources == len(texts) - 1
         spans = [window.encoding.offsets[one] for one in (inside, inside & window.owned)]
         (start, end), owns = ((int(one[0, 0]), int(one[-1, 1])) if len(one) else (0, 0) for one in spans)

@@ -9,7 +9,7 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadName
 from bertie.errors import NotFoundError
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import Long, Task
+from bertie.tasks.base import Overflow, Task
 from bertie.tasks.classify import Classifier, Regressor, ZeroShot
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
@@ -39,7 +39,7 @@ _TASKS: dict[HeadName, type[Task[Any, Any, Any]]] = {
 
 
 def load(
-    name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
 ) -> Task[Any, Any, Any]:
     """The task object that fits a checkpoint: a reranker, an embedder, or whatever its head is for.
 
@@ -51,38 +51,38 @@ def load(
     """
     checkpoint, named = Task._loaded(name, head, options)
     if named is not None:
-        return _named(checkpoint, named, long)
+        return _named(checkpoint, named, overflow)
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
-        return Reranker(checkpoint, long=long)
+        return Reranker(checkpoint, overflow=overflow)
     if checkpoint.sentence is not None and head is None:
-        return Embedder(checkpoint, long=long)
+        return Embedder(checkpoint, overflow=overflow)
     info = checkpoint.heads.get("classify")
     if info is not None and info.problem == "regression" and len(info.labels) == 1:
-        return Regressor(checkpoint, long=long)
+        return Regressor(checkpoint, overflow=overflow)
     for kind, task in _TASKS.items():
         if kind in checkpoint.blueprint.heads:
-            return task(checkpoint, long=long)
+            return task(checkpoint, overflow=overflow)
     beside = [one for one in checkpoint.heads if one not in checkpoint.blueprint.heads]
     if len(beside) == 1:
-        return _named(checkpoint, beside[0], long)
+        return _named(checkpoint, beside[0], overflow)
     if beside:
         raise NotFoundError(
             f"{checkpoint.source} has several heads: pass head= with one of {', '.join(beside)}, or use bertie.Heads"
         )
     if set(checkpoint.model.heads) <= {"pooler"}:
-        return Embedder(checkpoint, long=long)
+        return Embedder(checkpoint, overflow=overflow)
     have = ", ".join(checkpoint.model.heads)
     raise NotFoundError(
         f"no task is made for the heads of {checkpoint.source} ({have}); load it with bertie.Checkpoint.load"
     )
 
 
-def _named(checkpoint: Checkpoint, head: str, long: Long) -> Task[Any, Any, Any]:
+def _named(checkpoint: Checkpoint, head: str, overflow: Overflow) -> Task[Any, Any, Any]:
     """The task that a head is for."""
     checkpoint.model.head(head)
     kind = task_of(checkpoint, head)
     if kind is not None:
-        return LEARNERS[kind](checkpoint, long=long, head=head)
+        return LEARNERS[kind](checkpoint, overflow=overflow, head=head)
     if checkpoint.heads[head].kind == "mlm":
-        return MaskedLM(checkpoint, long=long, head=head)
+        return MaskedLM(checkpoint, overflow=overflow, head=head)
     raise NotFoundError(f"no task is made for the head {head!r}, which is for {checkpoint.heads[head].kind!r}")

@@ -1,6 +1,6 @@
 """Answers to questions, as spans of documents.
 
-A document beyond reach is read in windows with the question in each. All windows are decoded together: the best spans
+A document beyond max_length is read in windows with the question in each. All windows are decoded together: the best spans
 over all of them, none crossing into a question; the score against an answer is the lowest over the windows, since a
 window that does not hold the answer rightly says that it has none. Several documents are decoded together likewise.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from bertie.config import HeadInfo
 from bertie.errors import InputError
-from bertie.tasks.base import Ask, FloatArray, at_least_one, listed, reading, trimmed
-from bertie.tasks.learn import Judged, Learner, counted, pieces
+from bertie.tasks.base import FloatArray, TaskInput, at_least_one, listed, reading, trimmed
+from bertie.tasks.learn import Learner, Predictions, counted, pieces
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
@@ -110,13 +110,13 @@ class Reader(Learner[_Options, FloatArray, Answers]):
     def _each(self, questions: Iterable[tuple[str, str | Sequence[str]]], options: _Options) -> Iterator[Answers]:
         counts: deque[int] = deque()  # documents of the questions that are under way
 
-        def asks() -> Iterator[Ask[_Options]]:
+        def asks() -> Iterator[TaskInput[_Options]]:
             for i, item in enumerate(questions):
                 question, documents = _checked(item, f"question {i}")
                 counts.append(len(documents))
                 for d, document in enumerate(documents):
                     name = f"question {i}" if len(documents) == 1 else f"question {i}, document {d}"
-                    yield Ask(name, (question, document), options)
+                    yield TaskInput(name, (question, document), options)
 
         waiting: list[Answers] = []
         for one in self.run(asks()):
@@ -127,12 +127,12 @@ class Reader(Learner[_Options, FloatArray, Answers]):
                 waiting = []
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(n, 2) logits of start and end, of each window."""
         return self.by_token(self.rows(hidden, batch), batch)
 
-    def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Answers:
+    def decode(self, ask: TaskInput[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Answers:
         """The best spans over all windows; a span that two windows see counts where it scores more."""
         best: dict[tuple[int, int], float] = {}
         for window, logits in zip(found, outputs, strict=True):
@@ -171,19 +171,19 @@ class Reader(Learner[_Options, FloatArray, Answers]):
             )
         )
 
-    def judge(self, data: Labelled) -> Judged:
+    def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data; where some questions have no answer, the model may say so."""
         can_be_none = any(not example.target for example in data.examples)
         asked = [(example.texts[0], example.texts[1]) for example in data.examples]
         found = list(self.answer_each(asked, threshold=0.0 if can_be_none else None))
         gold = [example.answers for example in data.examples]
-        return Judged("answer", data, gold, [one.best.text for one in found], None, None, *counted(found))
+        return Predictions("answer", data, gold, [one.best.text for one in found], None, None, *counted(found))
 
-    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
         """Exact match and F1 of words, as SQuAD defines them."""
         from bertie.evaluation import scores
 
-        return scores.answering(judged.gold, judged.predicted, draws=draws)
+        return scores.answering(predictions.gold, predictions.predicted, draws=draws)
 
 
 def _place(window: Window, example: Example) -> NDArray[np.int64]:
@@ -215,7 +215,7 @@ def _checked(item: object, name: str) -> tuple[str, Sequence[str]]:
     return question, [checked_text(text, f"{name}, document {d}") for d, text in enumerate(documents)]
 
 
-def _spans(window: Window, logits: FloatArray, ask: Ask[_Options]) -> dict[tuple[int, int], float]:
+def _spans(window: Window, logits: FloatArray, ask: TaskInput[_Options]) -> dict[tuple[int, int], float]:
     """The best spans of one window, by their characters: every start with every end up to `longest` tokens on."""
     options, text = ask.options, ask.texts[1]
     inside = np.flatnonzero(window.encoding.sources == 1)

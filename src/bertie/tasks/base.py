@@ -26,8 +26,8 @@ from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Encoding, Tokenizer, checked_text
 from bertie.text.windows import Window, beginning, windows
 
-Long = Literal["window", "error", "truncate"]
-LONG = ("window", "error", "truncate")
+Overflow = Literal["window", "error", "truncate"]
+OVERFLOW = ("window", "error", "truncate")
 FloatArray = NDArray[np.float32]
 
 ITEMS_AT_ONCE = 1024  # read ahead, so that texts of like length can share a batch
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[Options]):
+class TaskInput(Generic[Options]):
     """One thing to be read, with the options of the call it came by: many calls may go on at a time."""
 
     name: str  # what errors call it: "text 3"
@@ -54,7 +54,7 @@ class Ask(Generic[Options]):
 class Task(ABC, Generic[Options, Output, Result]):
     """A checkpoint put to one use.
 
-    `long` says what becomes of text beyond the model's reach: read in overlapping windows (how their answers merge is
+    `overflow` says what becomes of text beyond the model's max_length: read in overlapping windows (how their answers merge is
     each task's own), an error, or cut to its beginning.
     """
 
@@ -68,12 +68,12 @@ class Task(ABC, Generic[Options, Output, Result]):
     # rows, so that a text's last bits may depend on its neighbours. Slow on a GPU; of no matter to a server's queue.
     deterministic: bool = False
     # Who turns windows into outputs; None: the task itself, at once. A server puts its queue here.
-    compute: Callable[[Any, Sequence[tuple[Ask[Any], Window]]], Sequence[Any]] | None = None
+    compute: Callable[[Any, Sequence[tuple[TaskInput[Any], Window]]], Sequence[Any]] | None = None
 
-    def __init__(self, checkpoint: Checkpoint, *, long: Long = "window", head: str | None = None) -> None:
-        if long not in LONG:
-            raise InputError(f"long={long!r} must be one of {', '.join(LONG)}")
-        self.long = long
+    def __init__(self, checkpoint: Checkpoint, *, overflow: Overflow = "window", head: str | None = None) -> None:
+        if overflow not in OVERFLOW:
+            raise InputError(f"overflow={overflow!r} must be one of {', '.join(OVERFLOW)}")
+        self.overflow = overflow
         self._use(checkpoint, head)
 
     def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
@@ -126,7 +126,7 @@ class Task(ABC, Generic[Options, Output, Result]):
 
     @classmethod
     def load(
-        cls, name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+        cls, name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
     ) -> Self:
         """Load a checkpoint for this task, the built-in model if none is named; `options` are those of
         `Checkpoint.load`.
@@ -135,7 +135,7 @@ class Task(ABC, Generic[Options, Output, Result]):
         does not say.
         """
         checkpoint, head = cls._loaded(name, head, options)
-        return cls(checkpoint, long=long, head=head)
+        return cls(checkpoint, overflow=overflow, head=head)
 
     @staticmethod
     def _loaded(name: str | Path | None, head: str | None, options: dict[str, Any]) -> tuple[Checkpoint, str | None]:
@@ -153,17 +153,17 @@ class Task(ABC, Generic[Options, Output, Result]):
 
     @abstractmethod
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[Options]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[Options]], group: Sequence[Window]
     ) -> Sequence[Output]:
         """What the head says of each window; `asks` says what each is a window of."""
 
     @abstractmethod
-    def decode(self, ask: Ask[Options], found: Sequence[Window], outputs: Sequence[Output]) -> Result:
+    def decode(self, ask: TaskInput[Options], found: Sequence[Window], outputs: Sequence[Output]) -> Result:
         """From the windows of one thing and their outputs to its result."""
 
     # --- the straight line ---
 
-    def run(self, asks: Iterable[Ask[Options]]) -> Iterator[Result]:
+    def run(self, asks: Iterable[TaskInput[Options]]) -> Iterator[Result]:
         """Results one by one, in order. However many there are, few are held at a time."""
         for chunk in chunked(asks, lambda ask: sum(map(len, ask.texts))):
             encoded = self.tokenizer.encode_batch([_one_or_two(ask.texts) for ask in chunk])
@@ -174,7 +174,7 @@ class Task(ABC, Generic[Options, Output, Result]):
                 yield self.decode(ask, found, [outputs.popleft() for _ in found])
 
     @torch.inference_mode()
-    def _outputs(self, flat: Sequence[tuple[Ask[Options], Window]]) -> Sequence[Output]:
+    def _outputs(self, flat: Sequence[tuple[TaskInput[Options], Window]]) -> Sequence[Output]:
         said: list[tuple[list[int], Sequence[Output]]] = []
         for group in pack([len(window) for _, window in flat], self.budget):
             members = [flat[i][1] for i in group]
@@ -195,16 +195,16 @@ class Task(ABC, Generic[Options, Output, Result]):
         shape = self.model.config
         return min(TOKENS_A_BATCH, CACHED // (4 * shape.ff_width * (2 if shape.gated else 1)))
 
-    def windows(self, ask: Ask[Options], encoding: Encoding) -> list[Window]:
-        """The windows of one thing, as `long` says."""
-        reach = self.checkpoint.reach
-        if len(encoding) > reach and self.long == "error":
+    def windows(self, ask: TaskInput[Options], encoding: Encoding) -> list[Window]:
+        """The windows of one thing, as `overflow` says."""
+        max_length = self.checkpoint.max_length
+        if len(encoding) > max_length and self.overflow == "error":
             raise InputError(
-                f"{ask.name} has {len(encoding)} tokens and the model reads {reach} at once; shorten it, or pass "
-                "long='window' to read it in windows or long='truncate' to read its beginning only"
+                f"{ask.name} has {len(encoding)} tokens and the model reads {max_length} at once; shorten it, or pass "
+                "overflow='window' to read it in windows or overflow='truncate' to read its beginning only"
             )
-        cut = beginning if self.long == "truncate" else windows
-        return cut(encoding, ask.texts, reach)
+        cut = beginning if self.overflow == "truncate" else windows
+        return cut(encoding, ask.texts, max_length)
 
     # --- for tasks to use ---
 
@@ -215,20 +215,20 @@ class Task(ABC, Generic[Options, Output, Result]):
         return out.float()
 
     @staticmethod
-    def by_token(rows: Tensor, batch: Batch) -> Copied:
+    def by_token(rows: Tensor, batch: Batch) -> PendingCopy:
         """(T, n) cut into texts."""
-        return Copied(rows, lambda host: np.split(host, np.cumsum(batch.lengths)[:-1]), len(batch))
+        return PendingCopy(rows, lambda host: np.split(host, np.cumsum(batch.lengths)[:-1]), len(batch))
 
     @staticmethod
-    def by_text(rows: Tensor) -> Copied:
+    def by_text(rows: Tensor) -> PendingCopy:
         """(B, n) cut into texts."""
-        return Copied(rows, list, len(rows))
+        return PendingCopy(rows, list, len(rows))
 
 
-class Copied(Sequence[FloatArray]):
+class PendingCopy(Sequence[FloatArray]):
     """Rows on their way from a device to the host, which goes on meanwhile; who looks at one waits for all.
 
-    >>> list(Copied(torch.eye(2), list, 2))
+    >>> list(PendingCopy(torch.eye(2), list, 2))
     [array([1., 0.], dtype=float32), array([0., 1.], dtype=float32)]
     """
 
@@ -337,10 +337,10 @@ def pair(texts: Any, name: str, what: str = "a pair of texts") -> tuple[str, str
     return checked_text(texts[0], f"{name}, first of its pair"), checked_text(texts[1], f"{name}, second of its pair")
 
 
-def singles(texts: Iterable[str], verb: str, options: Options) -> Iterator[Ask[Options]]:
+def singles(texts: Iterable[str], verb: str, options: Options) -> Iterator[TaskInput[Options]]:
     """Texts with their numbers. What is no list is refused at once, what is no text when it is reached."""
     named = ((text, f"text {i}") for i, text in enumerate(listed(texts, verb)))
-    return (Ask(name, single(text, name), options) for text, name in named)
+    return (TaskInput(name, single(text, name), options) for text, name in named)
 
 
 def at_least_one(**values: int | None) -> None:

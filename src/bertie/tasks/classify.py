@@ -27,10 +27,10 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import Calibration, HeadInfo
 from bertie.errors import InputError, NotFoundError
 from bertie.tasks.base import (
-    Ask,
     FloatArray,
-    Long,
+    Overflow,
     Task,
+    TaskInput,
     listed,
     log_softmax,
     pair,
@@ -40,7 +40,7 @@ from bertie.tasks.base import (
     single,
     softmax,
 )
-from bertie.tasks.learn import Judged, Learner, class_weights, counted, given_back, pieces
+from bertie.tasks.learn import Learner, Predictions, class_weights, counted, given_back, pieces
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
@@ -109,12 +109,12 @@ class Classifier(Learner[None, FloatArray, Classification]):
         return self.run(_asks(texts, "classify"))
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(labels,) logits of each window."""
         return self.by_text(self.rows(hidden, batch))
 
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
+    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
         """Pool the windows."""
         info = self.info
         if self.problem == "single":
@@ -141,7 +141,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
         return found
 
     def predict(self, X: Iterable[Text]) -> NDArray[Any]:
-        """The likeliest label of each text; of a multi-label model, a tuple of those that reach its threshold.
+        """The likeliest label of each text; of a multi-label model, a tuple of those that max_length its threshold.
 
         Labels are given back as `fit` was given them, and as texts by a model that was loaded.
         """
@@ -193,7 +193,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
         weight = float(np.mean([self._weights[label] for label in example.target])) if example.target else 1.0
         return Item(pieces(found), value, weight)
 
-    def judge(self, data: Labelled) -> Judged:
+    def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data."""
         found = list(self.classify_each([_as_text(example) for example in data.examples]))
         table = self._table(found)
@@ -207,19 +207,21 @@ class Classifier(Learner[None, FloatArray, Classification]):
         else:
             predicted = [labels[i] for i in table.argmax(1)]
         kind = "multi" if self.problem == "multi" else "classify"
-        return Judged(kind, data, gold, predicted, table, table.max(1), *counted(found))
+        return Predictions(kind, data, gold, predicted, table, table.max(1), *counted(found))
 
-    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
         """Accuracy and its like, or F1 over labels."""
         from bertie.evaluation import scores
 
-        assert judged.probabilities is not None
+        assert predictions.probabilities is not None
         labels = list(self.info.labels.values())
-        if judged.kind == "classify":
-            return scores.classification(judged.gold, judged.probabilities, labels, draws=draws)
+        if predictions.kind == "classify":
+            return scores.classification(predictions.gold, predictions.probabilities, labels, draws=draws)
         threshold = self.info.calibration.threshold
-        table = _as_table(judged.gold, labels)
-        return scores.multi_label(table, judged.probabilities, 0.5 if threshold is None else threshold, draws=draws)
+        table = _as_table(predictions.gold, labels)
+        return scores.multi_label(
+            table, predictions.probabilities, 0.5 if threshold is None else threshold, draws=draws
+        )
 
     def calibrate(self, dev: Labelled) -> None:
         """Fit the temperature, the threshold of labels, and the confidence for the precision that was asked for."""
@@ -227,36 +229,36 @@ class Classifier(Learner[None, FloatArray, Classification]):
 
         assert self.head is not None
         self.checkpoint.calibrated(self.head, Calibration())
-        judged = self.judge(dev)
-        assert judged.probabilities is not None
+        predictions = self.predict_labelled(dev)
+        assert predictions.probabilities is not None
         labels = list(self.info.labels.values())
         tiny = np.float32(1e-7)
         if self.problem == "multi":
-            p = np.clip(judged.probabilities, tiny, 1 - tiny)
-            table = _as_table(judged.gold, labels)
-            heat = calibration.temperature_multi(np.log(p / (1 - p)), table)
-            self.checkpoint.calibrated(self.head, Calibration(heat))
-            heated = self.judge(dev).probabilities
+            p = np.clip(predictions.probabilities, tiny, 1 - tiny)
+            table = _as_table(predictions.gold, labels)
+            temperature = calibration.temperature_multi(np.log(p / (1 - p)), table)
+            self.checkpoint.calibrated(self.head, Calibration(temperature))
+            heated = self.predict_labelled(dev).probabilities
             assert heated is not None
-            self.checkpoint.calibrated(self.head, Calibration(heat, calibration.best_threshold(table, heated)))
+            self.checkpoint.calibrated(self.head, Calibration(temperature, calibration.best_threshold(table, heated)))
             return
-        gold = np.array([labels.index(label) for label in judged.gold])
-        heat = calibration.temperature(np.log(np.maximum(judged.probabilities, np.float32(1e-30))), gold)
-        self.checkpoint.calibrated(self.head, Calibration(heat))
+        gold = np.array([labels.index(label) for label in predictions.gold])
+        temperature = calibration.temperature(np.log(np.maximum(predictions.probabilities, np.float32(1e-30))), gold)
+        self.checkpoint.calibrated(self.head, Calibration(temperature))
         if self.recipe.abstain is not None:
-            after = self.judge(dev)
+            after = self.predict_labelled(dev)
             assert after.confidence is not None
             right = np.array([a == b for a, b in zip(after.gold, after.predicted, strict=True)])
             found = calibration.abstention(after.confidence, right, self.recipe.abstain)
             if found is not None:
                 below = float(min(1.0, found.threshold))
                 self.checkpoint.calibrated(
-                    self.head, Calibration(heat, abstain_below=below, precision=self.recipe.abstain)
+                    self.head, Calibration(temperature, abstain_below=below, precision=self.recipe.abstain)
                 )
 
 
 @dataclass(frozen=True, slots=True)
-class Valued:
+class RegressionResult:
     """The value of a text."""
 
     value: float
@@ -265,7 +267,7 @@ class Valued:
     windows: int
 
 
-class Regressor(Learner[None, FloatArray, Valued]):
+class Regressor(Learner[None, FloatArray, RegressionResult]):
     """Gives texts or pairs of texts a value.
 
     >>> regressor = Regressor("path/to/any/encoder").fit(pairs, scores)             # doctest: +SKIP
@@ -285,19 +287,19 @@ class Regressor(Learner[None, FloatArray, Valued]):
         """(n,) values."""
         return np.array([one.value for one in self.predict_each(X)], dtype=np.float32)
 
-    def predict_each(self, X: Iterable[Text]) -> Iterator[Valued]:
+    def predict_each(self, X: Iterable[Text]) -> Iterator[RegressionResult]:
         """As `predict`, one by one, each with how much of its text was read."""
         return self.run(_asks(X, "predict"))
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(1,) value of each window."""
         return self.by_text(self.rows(hidden, batch))
 
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Valued:
+    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> RegressionResult:
         """The mean over windows."""
-        return Valued(float(pooled(found, outputs)[0]), **reading(found))
+        return RegressionResult(float(pooled(found, outputs)[0]), **reading(found))
 
     def head_for(self, data: Labelled) -> HeadInfo:
         """One output."""
@@ -321,24 +323,24 @@ class Regressor(Learner[None, FloatArray, Valued]):
 
         return Item(pieces(found), np.array(example.target, dtype=np.float32))
 
-    def judge(self, data: Labelled) -> Judged:
+    def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data."""
         found = list(self.predict_each([_as_text(example) for example in data.examples]))
         gold = [float(example.target) for example in data.examples]
-        return Judged("regress", data, gold, [one.value for one in found], None, None, *counted(found))
+        return Predictions("regress", data, gold, [one.value for one in found], None, None, *counted(found))
 
-    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
         """Correlations and errors."""
         from bertie.evaluation import scores
 
-        return scores.regression(judged.gold, judged.predicted, draws=draws)
+        return scores.regression(predictions.gold, predictions.predicted, draws=draws)
 
 
-def _asks(texts: Iterable[Text], verb: str) -> Iterator[Ask[None]]:
+def _asks(texts: Iterable[Text], verb: str) -> Iterator[TaskInput[None]]:
     """Texts and pairs with their numbers."""
     named = ((text, f"text {i}") for i, text in enumerate(listed(texts, verb)))
     return (
-        Ask(name, pair(text, name) if isinstance(text, tuple | list) else single(text, name), None)
+        TaskInput(name, pair(text, name) if isinstance(text, tuple | list) else single(text, name), None)
         for text, name in named
     )
 
@@ -376,14 +378,14 @@ class ZeroShot:
     'sports'
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, long: Long = "window", head: str | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, overflow: Overflow = "window", head: str | None = None) -> None:
         able = [name for name, info in checkpoint.heads.items() if _Logits._fits(info)]
         if not able or (head is not None and head not in able):
             raise NotFoundError(
                 "zero-shot classification needs a head with a label 'entailment'; of the heads of "
                 f"{checkpoint.source} ({', '.join(checkpoint.heads) or 'none'}) {', '.join(able) or 'none'} has one"
             )
-        self._logits = _Logits(checkpoint, long=long, head=head)
+        self._logits = _Logits(checkpoint, overflow=overflow, head=head)
         self.checkpoint = checkpoint
         labels, entails = self._logits.info.labels, entailing(self._logits.info)
         assert entails is not None
@@ -394,11 +396,11 @@ class ZeroShot:
 
     @classmethod
     def load(
-        cls, name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+        cls, name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
     ) -> Self:
         """Load an NLI checkpoint, the built-in model if none is named; `options` are those of `Checkpoint.load`."""
         checkpoint, head = Task._loaded(name, head, options)
-        return cls(checkpoint, long=long, head=head)
+        return cls(checkpoint, overflow=overflow, head=head)
 
     def classify(
         self,
@@ -408,7 +410,7 @@ class ZeroShot:
         template: str = "This example is {}.",
         multi: bool = False,
     ) -> list[ZeroShotClassification]:
-        """The labels' scores for each text. With `multi` each label is judged by itself."""
+        """The labels' scores for each text. With `multi` each label is predictions by itself."""
         return list(self.classify_each(texts, labels, template=template, multi=multi))
 
     def classify_each(
@@ -421,10 +423,12 @@ class ZeroShot:
         hypotheses = [_filled_in(template, label) for label in labels]
         named = ((text, f"text {i}") for i, text in enumerate(listed(texts, "classify")))
         checked = ((single(text, name)[0], name) for text, name in named)
-        asks = (Ask(name, (text, hypothesis), None) for text, name in checked for hypothesis in hypotheses)
+        asks = (TaskInput(name, (text, hypothesis), None) for text, name in checked for hypothesis in hypotheses)
         return self._each(asks, labels, multi)
 
-    def _each(self, asks: Iterable[Ask[None]], labels: Sequence[str], multi: bool) -> Iterator[ZeroShotClassification]:
+    def _each(
+        self, asks: Iterable[TaskInput[None]], labels: Sequence[str], multi: bool
+    ) -> Iterator[ZeroShotClassification]:
         answers = self._logits.run(asks)
         while rows := list(islice(answers, len(labels))):
             yield self._decode(labels, rows, multi)
@@ -469,11 +473,11 @@ class _Logits(Task[None, FloatArray, tuple[FloatArray, dict[str, int]]]):
         return info.kind == "classify" and entailing(info) is not None
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         return self.by_text(self.rows(hidden, batch))
 
     def decode(
-        self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]
+        self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]
     ) -> tuple[FloatArray, dict[str, int]]:
         return pooled(found, outputs), reading(found)

@@ -31,11 +31,11 @@ from bertie.nn.model import Model
 from bertie.nn.sentence_modules import Normalize, SentenceModules, normalized, scaled
 from bertie.tasks import base
 from bertie.tasks.base import (
-    Ask,
-    Copied,
     FloatArray,
-    Long,
+    Overflow,
+    PendingCopy,
     Task,
+    TaskInput,
     ahead,
     chunked,
     default_model,
@@ -43,7 +43,7 @@ from bertie.tasks.base import (
     pooled,
     reading,
 )
-from bertie.tasks.learn import Judged, Learner, pieces
+from bertie.tasks.learn import Learner, Predictions, pieces
 from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Flat, checked_text
 from bertie.text.windows import Window
@@ -125,7 +125,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         self,
         checkpoint: Checkpoint | str | Path,
         *,
-        long: Long = "window",
+        overflow: Overflow = "window",
         pooling: Literal["cls", "mean", "max", "last", "weighted-mean"] | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
@@ -138,7 +138,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         self.normalize, self.dimensions = normalize, dimensions
         self._loss = loss  # by name it is one of the recipe
         named = loss if loss is None or isinstance(loss, str) else None
-        super().__init__(checkpoint, long=long, device=device, pooling=pooling, loss=named, **training)
+        super().__init__(checkpoint, overflow=overflow, device=device, pooling=pooling, loss=named, **training)
 
     def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
         Task._use(self, checkpoint, None)
@@ -165,14 +165,14 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         return self.__dict__[name]
 
     @classmethod
-    def load(cls, name: str | Path | None = None, *, long: Long = "window", **options: Any) -> Self:
+    def load(cls, name: str | Path | None = None, *, overflow: Overflow = "window", **options: Any) -> Self:
         """Load a checkpoint, the built-in model if none is named.
 
         `options` are `pooling`, `normalize`, `dimensions`, hyperparameters for `fit`, and those of `Checkpoint.load`.
         """
         known = ("normalize", "dimensions", *(one.name for one in fields(Recipe)))
         mine = {key: options.pop(key) for key in known if key in options}
-        return cls(Checkpoint.load(default_model() if name is None else name, **options), long=long, **mine)
+        return cls(Checkpoint.load(default_model() if name is None else name, **options), overflow=overflow, **mine)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, as scikit-learn wants them."""
@@ -209,7 +209,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         if before and not modules.pooling.include_prompt:
             return None
         flat = self._tokenized(list(enumerate(texts)), _Options(0, before))
-        if flat.lengths.max() > self.checkpoint.reach or len(flat.ids) > self.budget:
+        if flat.lengths.max() > self.checkpoint.max_length or len(flat.ids) > self.budget:
             return None
         batch = Batch.chosen(flat, None)
         with torch.inference_mode():
@@ -256,10 +256,10 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     @torch.inference_mode()
     def _launched(self, chunk: _Chunk, flat: Flat, options: _Options) -> Callable[[], _Block]:
-        """Start the texts that fit into the model's reach. What is returned waits for them, and sees to the others."""
-        fit = flat.lengths <= self.checkpoint.reach
+        """Start the texts that fit into the model's max_length. What is returned waits for them, and sees to the others."""
+        fit = flat.lengths <= self.checkpoint.max_length
         fits, far = np.flatnonzero(fit), np.flatnonzero(~fit)
-        said: list[tuple[NDArray[np.int64], Copied]] = []
+        said: list[tuple[NDArray[np.int64], PendingCopy]] = []
         for group in pack(flat.lengths[fits].tolist(), self.budget):
             mine = fits[group]
             batch = Batch.chosen(flat, mine).to(self.model.device)
@@ -285,7 +285,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     def _apart(self, chunk: _Chunk, options: _Options) -> _Block:
         """As all tasks run."""
         texts = ((f"text {i}", checked_text(text, f"text {i}")) for i, text in chunk)
-        asks = (Ask(name, (self._prepared(options.before + text),), options) for name, text in texts)
+        asks = (TaskInput(name, (self._prepared(options.before + text),), options) for name, text in texts)
         found = list(self.run(asks))
         counts = np.array([(one.tokens_total, one.tokens_read, one.windows) for one in found])
         return _Block(np.stack([one.vector for one in found]), counts)
@@ -325,7 +325,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         return one @ two.T
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(width,) the pooled state of each window."""
         skips = [_skip(window, ask.options.prompt_tokens) for ask, window in zip(asks, group, strict=True)]
@@ -343,11 +343,11 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
                 self.modules.to(states.device)
         return self.modules
 
-    def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
+    def decode(self, ask: TaskInput[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
         """Average the windows; what follows the pooling is done for many at once, in `run`."""
         return Embedding(pooled(found, outputs), **reading(found))
 
-    def run(self, asks: Iterable[Ask[_Options]]) -> Iterator[Embedding]:
+    def run(self, asks: Iterable[TaskInput[_Options]]) -> Iterator[Embedding]:
         """As all tasks run, with what follows the pooling at the end."""
         found = super().run(asks)
         while some := list(islice(found, 1 if self.deterministic else 256)):
@@ -356,7 +356,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
                 yield replace(one, vector=vector)
 
     @torch.inference_mode()
-    def _finish(self, rows: Tensor) -> Copied:
+    def _finish(self, rows: Tensor) -> PendingCopy:
         rows = self._placed(rows).project(rows)
         rows = rows if self.dimensions is None else rows[:, : self.dimensions]
         whole = self.dimensions is None and self.modules.truncate_dim is None
@@ -404,14 +404,14 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         """As `fit`, on data that was read already."""
         if dev is not None and dev.inputs == "classes" and not _numbers(dev):
             raise InputError(
-                f"{dev.name} has classes, by which vectors cannot be judged; give data with scores, or pairs that "
+                f"{dev.name} has classes, by which vectors cannot be predictions; give data with scores, or pairs that "
                 "belong together"
             )
         try:
             return super().fit_labelled(data, dev, **options)
         finally:
             if "model" in self.__dict__:
-                self.model.aside.clear()
+                self.model.auxiliary.clear()
 
     def head_for(self, data: Labelled) -> HeadInfo:
         """There is none."""
@@ -483,7 +483,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
             encoded = iter(zip(texts, self.tokenizer.encode_batch(texts), strict=True))
             for example in chunk:
                 name = f"{data.name}, row {example.row}"
-                some = [self.windows(Ask(name, (t,), options), e) for t, e in islice(encoded, len(example.texts))]
+                some = [self.windows(TaskInput(name, (t,), options), e) for t, e in islice(encoded, len(example.texts))]
                 yield row([self._pieces(found, options.prompt_tokens) for found in some], self._value(example))
 
     def item(self, example: Example, found: Sequence[Window]) -> Item:
@@ -507,7 +507,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         loss = re.sub(r" at 0x\w+", "", repr(self._loss))  # a function's place is another in each process
         return f"{super()._fingerprint(*data)} {loss}"
 
-    def judge(self, data: Labelled) -> Judged:
+    def predict_labelled(self, data: Labelled) -> Predictions:
         """How alike the texts of each row are; of pairs that belong together, at which rank the right one is found."""
         places = {text: i for i, text in enumerate(dict.fromkeys(t for one in data.examples for t in one.texts))}
         found = list(self.embed_each(list(places)))
@@ -519,7 +519,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         ]
         if data.inputs == "pairs":
             ranks = self._ranks(rows, vectors)
-            return Judged("find", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
+            return Predictions("find", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
         alike = [self.compare(vectors[row[:1]], vectors[row[1:]])[0] for row in rows]
         if data.inputs == "lists":  # each passage is a row
             several = [len(one) for one in alike]
@@ -531,7 +531,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
             data, counts = replace(data, examples=examples, inputs="scores"), [np.repeat(c, several) for c in counts]
         gold = [float(example.target) for example in data.examples]
         said = np.concatenate(alike).tolist()
-        return Judged("alike", data, gold, said, None, None, counts[0], counts[1], counts[2])
+        return Predictions("alike", data, gold, said, None, None, counts[0], counts[1], counts[2])
 
     def _ranks(self, rows: Sequence[Sequence[int]], vectors: NDArray[np.float32]) -> list[tuple[float, ...]]:
         """The rank of each row's second text for its first, among all second and later ones; ties count against it.
@@ -556,12 +556,12 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
                 ranks.append((rank, float(all(beaten))) if wrong else (rank,))
         return ranks
 
-    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
         """Correlations with the scores; or how often the right text is found."""
         from bertie.evaluation import scores
 
-        return (scores.finding if judged.kind == "find" else scores.alikeness)(
-            judged.gold, judged.predicted, draws=draws
+        return (scores.finding if predictions.kind == "find" else scores.alikeness)(
+            predictions.gold, predictions.predicted, draws=draws
         )
 
 

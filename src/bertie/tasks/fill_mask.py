@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.tasks.base import TOKENS_A_BATCH, Ask, FloatArray, Task, at_least_one, listed, owned, reading, singles
+from bertie.tasks.base import TOKENS_A_BATCH, FloatArray, Task, TaskInput, at_least_one, listed, owned, reading, singles
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Encoding, IntArray
 from bertie.text.windows import Window
@@ -108,7 +108,7 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
         return np.array(sorted(set(ids)), dtype=np.int64)
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
     ) -> Sequence[Sequence[tuple[int, Mask]]]:
         """The masks that each window answers for, with their places: the (V,) logits of all would be too many."""
         at = [np.flatnonzero((window.encoding.ids == self._mask_id()) & window.owned) for window in group]
@@ -129,12 +129,12 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
         return found
 
     def decode(
-        self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[Sequence[tuple[int, Mask]]]
+        self, ask: TaskInput[_Options], found: Sequence[Window], outputs: Sequence[Sequence[tuple[int, Mask]]]
     ) -> Filled:
         """All windows' masks, in order."""
         masks = sorted((one for output in outputs for one in output), key=lambda one: one[0])
         if not masks:
-            where = "text" if self.long != "truncate" else "beginning of the text, which is all that was read"
+            where = "text" if self.overflow != "truncate" else "beginning of the text, which is all that was read"
             raise InputError(f"{ask.name}: no {self.tokenizer.mask_token} in the {where}: {ask.texts[0][:60]!r}")
         return Filled(tuple(mask for _, mask in masks), **reading(found))
 
@@ -157,7 +157,7 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
         return [self._score(ask) for ask in singles(texts, "score", _Options())]
 
     @torch.inference_mode()
-    def _score(self, ask: Ask[_Options]) -> Likelihood:
+    def _score(self, ask: TaskInput[_Options]) -> Likelihood:
         found = self.windows(ask, self.tokenizer.encode(ask.texts[0]))
         _, scores = owned(found, [self._token_scores(window) for window in found])
         return Likelihood(float(scores.sum(dtype=np.float64)), tuple(scores.tolist()), **reading(found))

@@ -27,7 +27,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.evaluation import scores
 from bertie.evaluation.scores import Score
 from bertie.nn.linear import loaded_as
-from bertie.tasks.base import ITEMS_AT_ONCE, LONG, Ask, Long, Options, Output, Result, Task
+from bertie.tasks.base import ITEMS_AT_ONCE, OVERFLOW, Options, Output, Overflow, Result, Task, TaskInput
 from bertie.text.windows import Window
 from bertie.training.finetune.data import Example, Kind, Labelled, fingerprint, labelled, split
 from bertie.training.recipe import Recipe
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Predictions:
     """What a model says of labelled data, beside what is true."""
 
     kind: str  # a key of `bertie.evaluation.scores.MAIN`
@@ -63,14 +63,14 @@ class Learner(Task[Options, Output, Result]):
         self,
         checkpoint: Checkpoint | str | Path,
         *,
-        long: Long = "window",
+        overflow: Overflow = "window",
         head: str | None = None,
         device: str | torch.device | None = None,
         **training: Any,
     ) -> None:
-        if long not in LONG:
-            raise InputError(f"long={long!r} must be one of {', '.join(LONG)}")
-        self.long = long
+        if overflow not in OVERFLOW:
+            raise InputError(f"overflow={overflow!r} must be one of {', '.join(OVERFLOW)}")
+        self.overflow = overflow
         self.recipe = Recipe.from_mapping(training)
         if self.data_kind != "embed":
             for name in ("loss", "matryoshka", "pooling"):
@@ -101,7 +101,7 @@ class Learner(Task[Options, Output, Result]):
 
     @classmethod
     def load(
-        cls, name: str | Path | None = None, *, long: Long = "window", head: str | None = None, **options: Any
+        cls, name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
     ) -> Self:
         """Load a trained checkpoint, the built-in model if none is named.
 
@@ -110,7 +110,7 @@ class Learner(Task[Options, Output, Result]):
         known = Recipe().as_dict()
         training = {key: options.pop(key) for key in list(options) if key in known}
         checkpoint, head = cls._loaded(name, head, options)
-        task = cls(checkpoint, long=long, head=head, **training)
+        task = cls(checkpoint, overflow=overflow, head=head, **training)
         _ = task.model  # a missing head is an error now, not at the first text
         return task
 
@@ -118,7 +118,7 @@ class Learner(Task[Options, Output, Result]):
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, as scikit-learn wants them."""
-        base = {"checkpoint": self._given, "long": self.long, "head": self._asked, "device": self._device}
+        base = {"checkpoint": self._given, "overflow": self.overflow, "head": self._asked, "device": self._device}
         return base | Recipe().as_dict() | self._training
 
     def set_params(self, **params: Any) -> Self:
@@ -158,11 +158,11 @@ class Learner(Task[Options, Output, Result]):
         """What a step reads of an example, and what is wanted of it."""
 
     @abstractmethod
-    def judge(self, data: Labelled) -> Judged:
+    def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data."""
 
     @abstractmethod
-    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
         """Every metric with its interval; `draws=0`: values alone."""
 
     def check_scorable(self, dev: Labelled) -> None:
@@ -235,8 +235,8 @@ class Learner(Task[Options, Output, Result]):
         if (dtype := loaded_as(base.model.encoder)) is not None:
             raise InputError(f"{base.source} was loaded with dtype={dtype}, for inference; load it without to train it")
         checkpoint = self._ready(base, data)
-        if self.recipe.reach is not None:
-            checkpoint = checkpoint.with_reach(self.recipe.reach)
+        if self.recipe.max_length is not None:
+            checkpoint = checkpoint.with_max_length(self.recipe.max_length)
         self._use(checkpoint, None)
         trainer = Trainer(
             self.model,
@@ -274,7 +274,7 @@ class Learner(Task[Options, Output, Result]):
 
     def quick(self, data: Labelled) -> dict[str, float]:
         """The values of all metrics, without intervals."""
-        return {name: score.value for name, score in self.scores(self.judge(data), draws=0).items()}
+        return {name: score.value for name, score in self.scores(self.predict_labelled(data), draws=0).items()}
 
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
         """The main metric on labelled data, as scikit-learn calls it."""
@@ -287,7 +287,7 @@ class Learner(Task[Options, Output, Result]):
         return start(self._given, self._device)
 
     def _fingerprint(self, *data: Labelled | None) -> str:
-        return run_fingerprint(self.checkpoint, self.recipe, self.long, [one for one in data if one is not None])
+        return run_fingerprint(self.checkpoint, self.recipe, self.overflow, [one for one in data if one is not None])
 
     def items(self, data: Labelled) -> Iterator[Item]:
         """Examples, tokenized."""
@@ -296,7 +296,7 @@ class Learner(Task[Options, Output, Result]):
             texts = [self._texts(example) for example in chunk]
             encoded = self.tokenizer.encode_batch([(t[0], t[1]) if len(t) == 2 else t[0] for t in texts])
             for example, its, encoding in zip(chunk, texts, encoded, strict=True):
-                ask: Ask[Any] = Ask(f"{data.name}, row {example.row}", its, None)
+                ask: TaskInput[Any] = TaskInput(f"{data.name}, row {example.row}", its, None)
                 yield self.item(example, self.windows(ask, encoding))
 
     def _texts(self, example: Example) -> tuple[str, ...]:
@@ -317,13 +317,13 @@ def start(given: Checkpoint | str | Path, device: str | torch.device | None) -> 
     return checkpoint
 
 
-def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, long: str, data: Sequence[Labelled]) -> str:
+def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data: Sequence[Labelled]) -> str:
     """Of all that a run depends on."""
     found = hashlib.sha256()
     for name, parameter in checkpoint.model.named_parameters():
         found.update(name.encode())
         found.update(parameter.detach().sum(dtype=torch.float64).cpu().numpy().tobytes())
-    for value in (recipe.as_dict(), checkpoint.config, long, [fingerprint(one) for one in data]):
+    for value in (recipe.as_dict(), checkpoint.config, overflow, [fingerprint(one) for one in data]):
         found.update(json.dumps(value, sort_keys=True, default=str).encode())
     return found.hexdigest()
 

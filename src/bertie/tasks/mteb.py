@@ -5,8 +5,8 @@
 
     mteb.evaluate(Encoder("path/to/a/model"), mteb.get_tasks(["STSBenchmark"]))
 
-Texts beyond the model's reach are read in windows, as everywhere in Bertie. sentence-transformers cuts them: for its
-scores to the last digit, pass `long="truncate"`.
+Texts beyond the model's max_length are read in windows, as everywhere in Bertie. sentence-transformers cuts them: for its
+scores to the last digit, pass `overflow="truncate"`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Adapter:
             "name": f"bertie/{Path(checkpoint.source).name}",
             "model_type": [self.kind],
             "n_parameters": sum(one.numel() for one in checkpoint.model.parameters()),
-            "max_tokens": float(checkpoint.reach),
+            "max_tokens": float(checkpoint.max_length),
             "framework": ["PyTorch"],
             "loader": type(self),
         }
@@ -59,7 +59,7 @@ class Encoder(_Adapter):
     `model` is an `Embedder`, or the name of one with the options of `Embedder.load`. Prompts are chosen by mteb's rule
     among those of the checkpoint: by the task's name, its type, or as query and document.
 
-    >>> mteb.evaluate(Encoder("sentence-transformers/all-MiniLM-L6-v2", long="truncate"), tasks)  # doctest: +SKIP
+    >>> mteb.evaluate(Encoder("sentence-transformers/all-MiniLM-L6-v2", overflow="truncate"), tasks)  # doctest: +SKIP
     """
 
     kind = "dense"

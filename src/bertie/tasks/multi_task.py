@@ -15,7 +15,7 @@ from torch import Tensor
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import Ask, Long, Task, default_model, singles
+from bertie.tasks.base import Overflow, Task, TaskInput, default_model, singles
 from bertie.tasks.classify import Classifier, Regressor, entailing
 from bertie.tasks.embed import Embedder
 from bertie.tasks.learn import Learner, main_metric, run_fingerprint, start
@@ -58,7 +58,7 @@ class Heads:
         checkpoint: Checkpoint | str | Path,
         tasks: Mapping[str, str],
         *,
-        long: Long = "window",
+        overflow: Overflow = "window",
         device: str | torch.device | None = None,
         **training: Any,
     ) -> None:
@@ -68,13 +68,13 @@ class Heads:
         if not tasks:
             raise ConfigError("tasks={} must name at least one head")
         self.recipe = Recipe.from_mapping(training)
-        self.long: Long = long
+        self.overflow: Overflow = overflow
         self._given, self._device = checkpoint, device
         self._kinds = dict(tasks)
         self._tasks: dict[str, Learner[Any, Any, Any]] = {}
 
     @classmethod
-    def load(cls, name: str | Path | None = None, *, long: Long = "window", **options: Any) -> Self:
+    def load(cls, name: str | Path | None = None, *, overflow: Overflow = "window", **options: Any) -> Self:
         """Load a checkpoint with all heads that can be trained, the built-in model if none is named.
 
         `options` are those of `Checkpoint.load`.
@@ -84,14 +84,14 @@ class Heads:
         if not kinds:
             have = ", ".join(checkpoint.heads) or "none"
             raise NotFoundError(f"{checkpoint.source} has no heads for {', '.join(LEARNERS)}; it has: {have}")
-        heads = cls(checkpoint, kinds, long=long)
+        heads = cls(checkpoint, kinds, overflow=overflow)
         heads._use(checkpoint)
         return heads
 
     def _use(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self._tasks = {
-            name: LEARNERS[kind](checkpoint, long=self.long, head=name, **self.recipe.as_dict())
+            name: LEARNERS[kind](checkpoint, overflow=self.overflow, head=name, **self.recipe.as_dict())
             for name, kind in self._kinds.items()
         }
 
@@ -127,7 +127,7 @@ class Heads:
         if not several:
             raise InputError(f"read() is for heads over single texts; these are for pairs: {', '.join(self._tasks)}")
         options = tuple(task.options() if isinstance(task, Tagger) else None for task in several.values())
-        return _Together(self.checkpoint, several, long=self.long).run(singles(texts, "read", options))
+        return _Together(self.checkpoint, several, overflow=self.overflow).run(singles(texts, "read", options))
 
     # --- training ---
 
@@ -162,8 +162,8 @@ class Heads:
             if name in held:
                 maker.check_scorable(held[name])
             checkpoint.add_head(name, maker.head_for(trained[name]), seed=self.recipe.seed)
-        if self.recipe.reach is not None:
-            checkpoint = checkpoint.with_reach(self.recipe.reach)
+        if self.recipe.max_length is not None:
+            checkpoint = checkpoint.with_max_length(self.recipe.max_length)
         self._use(checkpoint)
         sources = [
             Source(name, task.objective(trained[name]), list(task.items(trained[name])))
@@ -178,7 +178,7 @@ class Heads:
             folder=None if folder is None else Path(folder),
             resume=resume,
             save_steps=save_steps,
-            fingerprint=run_fingerprint(checkpoint, self.recipe, self.long, [*trained.values(), *held.values()]),
+            fingerprint=run_fingerprint(checkpoint, self.recipe, self.overflow, [*trained.values(), *held.values()]),
             spread=spread,
             quiet=quiet,
         )
@@ -235,14 +235,14 @@ def task_of(checkpoint: Checkpoint, head: str) -> str | None:
 class _Together(Task[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]):
     """Several heads over one pass."""
 
-    def __init__(self, checkpoint: Checkpoint, tasks: Mapping[str, Task[Any, Any, Any]], *, long: Long) -> None:
-        super().__init__(checkpoint, long=long)
+    def __init__(self, checkpoint: Checkpoint, tasks: Mapping[str, Task[Any, Any, Any]], *, overflow: Overflow) -> None:
+        super().__init__(checkpoint, overflow=overflow)
         if checkpoint.model.config.global_tokens:
             raise InputError("heads of a model with global tokens cannot share a pass: each wants other tokens global")
         self.tasks = tasks
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[tuple[Any, ...]]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[tuple[Any, ...]]], group: Sequence[Window]
     ) -> Sequence[tuple[Any, ...]]:
         said = [
             task.outputs(hidden, batch, [replace(ask, options=ask.options[i]) for ask in asks], group)
@@ -251,7 +251,7 @@ class _Together(Task[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]):
         return list(zip(*said, strict=True))
 
     def decode(
-        self, ask: Ask[tuple[Any, ...]], found: Sequence[Window], outputs: Sequence[tuple[Any, ...]]
+        self, ask: TaskInput[tuple[Any, ...]], found: Sequence[Window], outputs: Sequence[tuple[Any, ...]]
     ) -> dict[str, Any]:
         return {
             name: task.decode(replace(ask, options=ask.options[i]), found, [one[i] for one in outputs])

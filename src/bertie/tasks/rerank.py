@@ -1,6 +1,6 @@
 """Documents in the order in which they answer a query, by a cross-encoder that reads both together.
 
-A document beyond reach is read in windows with the query in each, and is worth its best window.
+A document beyond max_length is read in windows with the query in each, and is worth its best window.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
-from bertie.tasks.base import Ask, FloatArray, at_least_one, listed, pair, reading
-from bertie.tasks.learn import Judged, Learner, counted, pieces
+from bertie.tasks.base import FloatArray, TaskInput, at_least_one, listed, pair, reading
+from bertie.tasks.learn import Learner, Predictions, counted, pieces
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
@@ -93,21 +93,21 @@ class Reranker(Learner[None, FloatArray, Scored]):
         named = ((texts, f"pair {i}") for i, texts in enumerate(listed(X, "predict", "pairs")))
         return self.run(self._ask(name, *pair(texts, name, "a query and a document")) for texts, name in named)
 
-    def _ask(self, name: str, query: str, document: str) -> Ask[None]:
+    def _ask(self, name: str, query: str, document: str) -> TaskInput[None]:
         """A pair as the checkpoint wants it: its prompt goes before the query."""
         settings = self.settings
         query = settings.prompts.get(settings.default_prompt or "", "") + query
         texts = (query, document)
-        return Ask(name, tuple(text.lower() for text in texts) if settings.lower_case else texts, None)
+        return TaskInput(name, tuple(text.lower() for text in texts) if settings.lower_case else texts, None)
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[None]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(1,) score of each window."""
         scores: Tensor = self.settings.module()(self.rows(hidden, batch))
         return self.by_text(scores)
 
-    def decode(self, ask: Ask[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Scored:
+    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Scored:
         """The best window."""
         return Scored(max(float(output[0]) for output in outputs), **reading(found))
 
@@ -142,15 +142,15 @@ class Reranker(Learner[None, FloatArray, Scored]):
     def _texts(self, example: Example) -> tuple[str, ...]:
         return self._ask("", example.texts[0], example.texts[1]).texts
 
-    def judge(self, data: Labelled) -> Judged:
+    def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data."""
         found = list(self.predict_each([(example.texts[0], example.texts[1]) for example in data.examples]))
         gold = [float(example.target) for example in data.examples]
-        return Judged("rerank", data, gold, [one.score for one in found], None, None, *counted(found))
+        return Predictions("rerank", data, gold, [one.score for one in found], None, None, *counted(found))
 
-    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
         """How high relevant passages are ranked, over queries."""
         from bertie.evaluation import scores
 
-        queries = [example.texts[0] for example in judged.data.examples]
-        return scores.ranking(queries, np.array(judged.gold), np.array(judged.predicted), draws=draws)
+        queries = [example.texts[0] for example in predictions.data.examples]
+        return scores.ranking(queries, np.array(predictions.gold), np.array(predictions.predicted), draws=draws)

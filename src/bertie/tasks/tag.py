@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bertie.config import HeadInfo
 from bertie.errors import InputError
-from bertie.tasks.base import Ask, FloatArray, Task, listed, owned, reading, singles, softmax, trimmed
-from bertie.tasks.learn import Judged, Learner, class_weights, pieces
+from bertie.tasks.base import FloatArray, Task, TaskInput, listed, owned, reading, singles, softmax, trimmed
+from bertie.tasks.learn import Learner, Predictions, class_weights, pieces
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Encoding, IntArray, checked_text
 from bertie.text.windows import Window, word_starts
@@ -111,12 +111,12 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
         return _Options(words, frozenset(listed(outside, "outside=", "labels")))
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[_Options]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(n, labels) logits of each window."""
         return self.by_token(self.rows(hidden, batch), batch)
 
-    def decode(self, ask: Ask[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Tagged:
+    def decode(self, ask: TaskInput[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Tagged:
         """Tokens to words to spans."""
         (text,), options, whole = ask.texts, ask.options, found[0].whole
         read, logits = owned(found, outputs)
@@ -160,7 +160,7 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
         return [list(tags) for tags, _ in self._predicted(X)]
 
     def _predicted(self, X: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
-        task = _GivenWords(self.checkpoint, long=self.long, head=self.head)
+        task = _GivenWords(self.checkpoint, overflow=self.overflow, head=self.head)
         several = enumerate(listed(X, "predict", "lists of words"))
         return task.run(_joined(words, f"text {i}") for i, words in several)
 
@@ -205,19 +205,19 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
         if scores.spans_in([example.target for example in dev.examples]):
             scores.entities([])
 
-    def judge(self, data: Labelled) -> Judged:
+    def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data."""
         words = [[example.texts[0][a:b] for a, b in example.words] for example in data.examples]
         found = list(self._predicted(words))
         gold = [list(example.target) for example in data.examples]
         read = [np.array([one[name] for _, one in found]) for name in ("tokens_total", "tokens_read", "windows")]
-        return Judged("tag", data, gold, [list(tags) for tags, _ in found], None, None, *read)
+        return Predictions("tag", data, gold, [list(tags) for tags, _ in found], None, None, *read)
 
-    def scores(self, judged: Judged, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
         """Precision, recall and F1 of spans."""
         from bertie.evaluation import scores
 
-        return scores.tagging(judged.gold, judged.predicted, draws=draws)
+        return scores.tagging(predictions.gold, predictions.predicted, draws=draws)
 
 
 Places = tuple[tuple[int, int], ...]
@@ -229,12 +229,12 @@ class _GivenWords(Task[Places, FloatArray, tuple[Sequence[str], dict[str, int]]]
     kind = "tag"
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[Ask[Places]], group: Sequence[Window]
+        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[Places]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         return self.by_token(self.rows(hidden, batch), batch)
 
     def decode(
-        self, ask: Ask[Places], found: Sequence[Window], outputs: Sequence[FloatArray]
+        self, ask: TaskInput[Places], found: Sequence[Window], outputs: Sequence[FloatArray]
     ) -> tuple[Sequence[str], dict[str, int]]:
         whole, labels = found[0].whole, self.info.labels
         read, logits = owned(found, outputs)
@@ -247,14 +247,14 @@ class _GivenWords(Task[Places, FloatArray, tuple[Sequence[str], dict[str, int]]]
         return [labels[int(i)] for i in best], reading(found)
 
 
-def _joined(words: Sequence[str], name: str) -> Ask[Places]:
+def _joined(words: Sequence[str], name: str) -> TaskInput[Places]:
     """A list of words as a text, with the words' places in it."""
     if isinstance(words, str):
         raise InputError(f"{name} must be a list of words, not a text; for texts there is tag()")
     words = [checked_text(word, f"{name}, word {i}") for i, word in enumerate(words)]
     ends = np.cumsum([len(word) + 1 for word in words]).tolist()
     places = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))
-    return Ask(name, (" ".join(words),), places)
+    return TaskInput(name, (" ".join(words),), places)
 
 
 def _words(encoding: Encoding, text: str, places: Places) -> tuple[IntArray, IntArray]:

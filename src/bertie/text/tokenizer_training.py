@@ -93,7 +93,7 @@ def extend(folder: str | Path, texts: Iterable[str], more: int = 1000, *, min_co
     """Append the words of some texts to the WordPiece vocabulary of a folder, the old ids staying as they are.
 
     Those words are taken of which the old vocabulary makes the most pieces in total. The model's embeddings must be
-    lengthened to the new `vocab_size` before it reads them.
+    extend_vocabulary to the new `vocab_size` before it reads them.
     """
     if more < 1:
         raise ConfigError(f"more={more} must be at least 1")
@@ -157,7 +157,7 @@ def check_free(folder: str | Path, *, overwrite: bool = False) -> None:
 
 # ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Words never reach over whitespace, whichever rules make them. To cut there first and count before the rules are
+# Words never max_length over whitespace, whichever rules make them. To cut there first and count before the rules are
 # applied means that they are applied once to each different chunk. BERT takes some of what Python calls whitespace for
 # control characters, and deletes it: no cut is made there.
 _CHUNK = re.compile(r"[^\S\x0b\x0c\x1c-\x1f\x85]*[\S\x0b\x0c\x1c-\x1f\x85]+")
@@ -301,7 +301,7 @@ def _unigram(
         if step % 2 == 0:
             if keep.sum() <= 1.1 * size:
                 break
-            best = others.reach(scores, np.maximum, np.add, 0.0, -np.inf)[others.last]
+            best = others.max_length(scores, np.maximum, np.add, 0.0, -np.inf)[others.last]
             loss = np.where(keep, expected, 0) * (scores - np.where(single, 0, best))
             loss[single] = np.inf
             left = max(int(1.1 * size), int(_SHRINK * keep.sum()))
@@ -402,7 +402,7 @@ class _Lattice:
         pieces = number[self.pieces[edges]]
         return _Lattice(self.starts[edges], self.ends[edges], pieces, self.depths[edges], first, last)
 
-    def reach(self, scores: Floats, reduce: np.ufunc, join: np.ufunc, begin: float, never: float) -> Floats:
+    def max_length(self, scores: Floats, reduce: np.ufunc, join: np.ufunc, begin: float, never: float) -> Floats:
         """All ways to each node, reduced to one score: (nodes,)."""
         found = np.full(max(self.first.max(), self.last.max()) + 1, never)
         found[self.first] = begin
@@ -420,8 +420,8 @@ class _Lattice:
 
 def _expect(forth: _Lattice, back: _Lattice, counts: Floats, chances: Floats) -> Floats:
     """How often each piece is expected in the texts, over all ways to spell them: (P,)."""
-    before = forth.reach(chances, np.add, np.multiply, 1.0, 0.0)
-    after = back.reach(chances, np.add, np.multiply, 1.0, 0.0)
+    before = forth.max_length(chances, np.add, np.multiply, 1.0, 0.0)
+    after = back.max_length(chances, np.add, np.multiply, 1.0, 0.0)
     share = np.repeat(counts / before[forth.last], forth.last - forth.first + 1)  # (nodes,)
     ways = before[forth.starts] * after[forth.ends] * share[forth.starts] * chances[forth.pieces]
     return np.bincount(forth.pieces, ways, len(chances)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Text beyond a model's reach, read in overlapping windows.
+"""Text beyond a model's max_length, read in overlapping windows.
 
 A window is what the model reads at once: the special tokens, the short text of a pair whole, and a stretch of the long
 one. Stretches end and begin at paragraphs, sentences or words where there are any nearby. Of the windows that hold a
@@ -61,15 +61,15 @@ def take(encoding: Encoding, places: IntArray) -> Encoding:
     return Encoding(**{f.name: getattr(encoding, f.name)[places] for f in fields(encoding)})
 
 
-def windows(encoding: Encoding, texts: tuple[str, ...], reach: int) -> list[Window]:
-    """Cut an encoding with special tokens into windows of at most `reach` tokens. One that fits is one window.
+def windows(encoding: Encoding, texts: tuple[str, ...], max_length: int) -> list[Window]:
+    """Cut an encoding with special tokens into windows of at most `max_length` tokens. One that fits is one window.
 
     `texts` are the text, or the two of a pair. Of a pair the longer text is cut; both, if the shorter one alone would
     take more than half of the room: then every stretch of one meets every stretch of the other.
     """
-    if len(encoding) <= reach:
+    if len(encoding) <= max_length:
         return [_single(encoding, np.arange(len(encoding)))]
-    special, parts, room = _parts(encoding, len(texts), reach, least=2)
+    special, parts, room = _parts(encoding, len(texts), max_length, least=2)
     rooms = _rooms([len(part) for part in parts], room)
     spans = [
         [(0, len(part))] if size >= len(part) else stretches(strengths(encoding, part, text), size)
@@ -95,11 +95,11 @@ def windows(encoding: Encoding, texts: tuple[str, ...], reach: int) -> list[Wind
     return found
 
 
-def beginning(encoding: Encoding, texts: tuple[str, ...], reach: int) -> list[Window]:
+def beginning(encoding: Encoding, texts: tuple[str, ...], max_length: int) -> list[Window]:
     """One window with as much of the beginning as fits, of a pair cut at the longer text first."""
-    if len(encoding) <= reach:
+    if len(encoding) <= max_length:
         return [_single(encoding, np.arange(len(encoding)))]
-    special, parts, room = _parts(encoding, len(texts), reach, least=1)
+    special, parts, room = _parts(encoding, len(texts), max_length, least=1)
     sizes = _rooms([len(part) for part in parts], room)
     kept = [part[:size] for part, size in zip(parts, sizes, strict=True)]
     return [_single(encoding, np.sort(np.concatenate([special, *kept])))]
@@ -109,16 +109,18 @@ def _single(encoding: Encoding, places: IntArray) -> Window:
     return Window(encoding, places, np.ones(len(places), dtype=bool), float(len(places)))
 
 
-def _parts(encoding: Encoding, count: int, reach: int, least: int) -> tuple[IntArray, list[IntArray], int]:
+def _parts(encoding: Encoding, count: int, max_length: int, least: int) -> tuple[IntArray, list[IntArray], int]:
     """The places of the special tokens and of each text, and how many tokens of text fit beside the special ones.
 
     `least`: of each text; 2 for stretches that share a token with their neighbour and have one for themselves.
     """
     special = np.flatnonzero(encoding.sources < 0)
     parts = [np.flatnonzero(encoding.sources == source) for source in range(count)]
-    room = reach - len(special)
+    room = max_length - len(special)
     if room < least * count:
-        raise InputError(f"a reach of {reach} tokens leaves {max(0, room)} for the text beside the special tokens")
+        raise InputError(
+            f"a max_length of {max_length} tokens leaves {max(0, room)} for the text beside the special tokens"
+        )
     return special, parts, room
 
 

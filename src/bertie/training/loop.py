@@ -239,7 +239,7 @@ class Trainer:
             self.stepper = Stepper(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
 
     def _spread(self, module: Loss) -> torch.nn.Module:
-        # A step trains one head of several, or what lies aside; of layers with global tokens, only what its texts have.
+        # A step trains one head of several, or what lies auxiliary; of layers with global tokens, only what its texts have.
         unused = len(self.heads) > 1 or not self.steps.plain or bool(self.model.config.global_tokens)
         blocks = self._trained.encoder.blocks
         return distributed.spread(module, blocks, self.spread, self.world, self.device, unused=unused)
@@ -301,7 +301,7 @@ class Trainer:
                 raise
             raise TrainingError(
                 f"out of memory at step {step + 1}, with {self._micro_tokens} tokens at a time; pass a smaller "
-                "micro_tokens, gradient_checkpointing=True or a smaller reach. The last state that was saved is whole"
+                "micro_tokens, gradient_checkpointing=True or a smaller max_length. The last state that was saved is whole"
             ) from None
         return loss
 

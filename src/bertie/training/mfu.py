@@ -78,7 +78,7 @@ def flops_per_token(
     >>> from bertie.config import Embeddings, Full, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=50, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), reach=32)
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> model = Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, tied=True)})
     >>> flops_per_token(model, [10, 10], rows_share=0.0)       # 6 · (4 · 8 · 8 + 2 · 8 · 16) + 12 · 8 · 10
     4032.0
@@ -130,8 +130,8 @@ def _relative(cfg: EncoderConfig, tokens: int) -> float:
 def _pairs(pattern: Pattern, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """(B,) how many pairs of query and key each text has, as the pattern lets them meet."""
     if isinstance(pattern, Sliding):
-        reach = np.minimum(pattern.reach, lengths - 1)
-        near: NDArray[np.int64] = lengths * (2 * reach + 1) - reach * (reach + 1)  # less at both ends of a text
+        window = np.minimum(pattern.window, lengths - 1)
+        near: NDArray[np.int64] = lengths * (2 * window + 1) - window * (window + 1)  # less at both ends of a text
         return near
     every: NDArray[np.int64] = lengths**2
     if isinstance(pattern, BlockSparse):

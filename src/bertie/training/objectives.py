@@ -271,7 +271,7 @@ class OverModel(Objective):
 
     It is a sum of means, each over things of its own kind: over a step's hidden tokens, its texts, its words. `counts`
     tell it how many of each a whole step has, so that micro-batches still add up to the step's gradient. What it
-    trains besides the model lies in `model.aside`.
+    trains besides the model lies in `model.auxiliary`.
     """
 
     level: ClassVar[Level] = "row"

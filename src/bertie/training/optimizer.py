@@ -29,8 +29,8 @@ def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> li
     last_epoch = math.ceil(recipe.epochs) - 1
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in _trained(model, heads, recipe, last_epoch).items():
-        if name.startswith("aside."):
-            part, scale = "aside", recipe.lr
+        if name.startswith("auxiliary."):
+            part, scale = "auxiliary", recipe.lr
         elif name.startswith("heads."):
             part, scale = "head", recipe.lr if recipe.head_lr is None else recipe.head_lr
         else:
@@ -161,7 +161,7 @@ def _trained(model: Model, heads: str | Sequence[str], recipe: Recipe, epoch: fl
     frozen = frozen_layers(recipe, epoch, model.config.depth)
 
     def wanted(name: str) -> bool:
-        if name.startswith("aside."):
+        if name.startswith("auxiliary."):
             return True
         if name.startswith("heads."):
             return name.split(".")[1] in names

@@ -58,7 +58,7 @@ class Recipe:
     seed: int = 0
     precision: Precision = "auto"
     gradient_checkpointing: bool = False
-    reach: int | None = None  # tokens a window; None: the model's
+    max_length: int | None = None  # tokens a window; None: the model's
     train_windows: int = 16  # windows of one long text that a step reads; more are drawn anew each epoch
     dev_share: float = 0.0  # of the training data held out when no dev set is given
     metric: str | None = None  # that chooses the best evaluation; None: the task's main one
@@ -190,7 +190,7 @@ _NUMBERS: dict[str, _Numbers] = (
     | dict.fromkeys(("lr", "head_lr", "layer_decay", "decay"), _RATE)
     | dict.fromkeys(("thaw", "lora"), _WHOLE)
     | dict.fromkeys(("batch_size", "batch_tokens", "micro_tokens", "patience"), _COUNT)
-    | dict.fromkeys(("evals_per_epoch", "reach", "train_windows"), _COUNT)
+    | dict.fromkeys(("evals_per_epoch", "max_length", "train_windows"), _COUNT)
     | {"seed": _SEED}
 )
 _OPTIONAL = {field.name for field in fields(Recipe) if field.default is None}

@@ -51,7 +51,9 @@ class Loss(nn.Module):
             hidden = hidden[mini.targets.rows]
         words = self.model.encoder.embeddings.words.weight
         if isinstance(objective, MaskedTokens):  # whose outputs would be large
-            return self.model.head(head).surprise(hidden, words, mini.targets.values, mini.targets.weights)
+            return self.model.head(head).fused_linear_cross_entropy(
+                hidden, words, mini.targets.values, mini.targets.weights
+            )
         outputs = self.model.head(head)(hidden, mini.batch, words)
         with torch.autocast(mini.batch.ids.device.type, enabled=False):
             return objective.loss(outputs.float(), mini.batch, mini.targets)
@@ -99,7 +101,7 @@ class Stepper:
         """As `add`, of what is compared with all of its step: nothing is added before the last micro-batch is there."""
         bare: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
         model: Model = bare.model
-        weights = [one for one in model.aside["loss"].parameters() if one.requires_grad]
+        weights = [one for one in model.auxiliary["loss"].parameters() if one.requires_grad]
         if weights and hasattr(self.module, "set_requires_gradient_sync"):
             raise ConfigError(f"spread='fsdp' cannot train what {type(objective.loss).__name__} needs; use 'ddp'")
         self._seed(seed)
@@ -126,7 +128,7 @@ class Stepper:
             self._seed(again)  # for the same dropout
             with self._synced(number == len(held)), self.autocast():
                 same: Tensor = self.module(
-                    replace(part, more={**part.more, "gradient": given, "aside": once}), head, objective
+                    replace(part, more={**part.more, "gradient": given, "auxiliary": once}), head, objective
                 )
                 self.scaler.scale(same * self.world).backward()  # type: ignore[no-untyped-call]
         return loss.detach() * total
@@ -182,7 +184,7 @@ class Graphs(Stepper):
 
     def __init__(self, module: Loss, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float) -> None:
         super().__init__(module, optimizer, dtype=dtype, clip=clip)
-        self.reach = module.model.config.reach
+        self.max_length = module.model.config.max_length
         self._recorded: dict[Any, _Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._update: torch.cuda.CUDAGraph | None = None
@@ -190,7 +192,7 @@ class Graphs(Stepper):
 
     def add(self, mini: MiniBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
         """As `Stepper.add`."""
-        sizes = _sizes(mini, self.reach)
+        sizes = _sizes(mini, self.max_length)
         filled = _filled(mini, objective, *sizes)
         recorded = self._recorded.get(sizes)
         if recorded is None:
@@ -281,11 +283,11 @@ def _put(x: Tensor, place: Tensor) -> None:
     place.copy_(x.pin_memory(), non_blocking=True)
 
 
-def _sizes(mini: MiniBatch, reach: int) -> tuple[int, int, int, int]:
+def _sizes(mini: MiniBatch, max_length: int) -> tuple[int, int, int, int]:
     """Tokens, texts, tokens of the longest text, and chosen tokens, rounded up so that few sizes serve all batches."""
     batch, rows = mini.batch, mini.targets.rows
     tokens = len(batch.ids)
-    longest = SHORT if batch.max_len <= SHORT < reach else reach
+    longest = SHORT if batch.max_len <= SHORT < max_length else max_length
     room = _up(tokens, min(1024, max(64, 1 << max(0, tokens.bit_length() - 4))))
     texts = len(batch) + -(-(room - tokens) // longest)
     chosen = 0 if rows is None else _up(len(rows), max(64, 1 << max(0, len(rows).bit_length() - 4)))

@@ -29,10 +29,10 @@ def test_it_is_read_and_written(tmp_path: Path) -> None:
     assert checkpoint.splade is not None
     assert checkpoint.sentence is None
     assert list(checkpoint.heads) == ["mlm"]
-    assert checkpoint.reach == theirs.max_seq_length
-    checkpoint.with_reach(20).save(tmp_path / "again")
+    assert checkpoint.max_length == theirs.max_seq_length
+    checkpoint.with_max_length(20).save(tmp_path / "again")
     again = SparseEncoder(str(tmp_path / "again"), device="cpu")
-    assert again.max_seq_length == Checkpoint.load(tmp_path / "again").reach == 20
+    assert again.max_seq_length == Checkpoint.load(tmp_path / "again").max_length == 20
     np.testing.assert_allclose(again.encode(["the river"]).to_dense(), theirs.encode(["the river"]).to_dense())
     assert checkpoint.with_head("classify", ["bad", "good"]).splade is None
 

@@ -43,7 +43,7 @@ def read(k: Keys) -> EncoderConfig:
         ),
         positions=(Learned(size),),
         patterns=(Full(),) * len(layer_map),
-        reach=size,
+        max_length=size,
         pad_id=k.optional_integer("pad_token_id", 0),
     )
 

@@ -36,7 +36,7 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
         positions=(Learned(size),),
         patterns=(Full(),) * depth,
-        reach=size,
+        max_length=size,
         pad_id=k.optional_integer("pad_token_id", 0),
     )
 

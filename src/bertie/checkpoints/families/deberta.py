@@ -57,7 +57,7 @@ def read_any(k: Keys, relative: Callable[[Terms, int], Disentangled]) -> Encoder
         ),
         positions=tuple(positions),
         patterns=(Full(),) * depth,
-        reach=size,
+        max_length=size,
         pad_id=k.optional_integer("pad_token_id", 0),
     )
 

@@ -38,7 +38,7 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=width),
         positions=(Learned(size),),
         patterns=(Full(),) * depth,
-        reach=size,
+        max_length=size,
         dropout=k.share("dropout", 0.1),
         attention_dropout=k.share("attention_dropout", 0.1),
         pad_id=k.optional_integer("pad_token_id", 0),

@@ -72,7 +72,7 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=width),
         positions=(Rotary(tuple(base[kind] for kind in kinds)),),
         patterns=tuple(Full() if kind == "full_attention" else Sliding(window // 2) for kind in kinds),
-        reach=k.tokens("max_position_embeddings", 8192),
+        max_length=k.tokens("max_position_embeddings", 8192),
         dropout=dropout,
         attention_dropout=k.share("attention_dropout", 0.0),
         pad_id=pad_id,

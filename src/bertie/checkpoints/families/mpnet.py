@@ -39,7 +39,7 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=fields["width"]),
         positions=(positions, Bucketed(32)),
         patterns=(Full(),) * depth,
-        reach=positions.reach,
+        max_length=positions.max_length,
         pad_id=1,
     )
 

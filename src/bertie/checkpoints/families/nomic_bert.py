@@ -70,7 +70,7 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
         positions=(Rotary((base,) * depth),),
         patterns=(Full(),) * depth,
-        reach=k.tokens("max_position_embeddings", 2048),
+        max_length=k.tokens("max_position_embeddings", 2048),
         pad_id=k.optional_integer("pad_token_id", 0),
     )
 

@@ -35,7 +35,7 @@ def read(k: Keys) -> EncoderConfig:
         embeddings=Embeddings(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
         positions=(positions,),
         patterns=(Full(),) * depth,
-        reach=positions.reach,
+        max_length=positions.max_length,
         pad_id=pad_id,
     )
 

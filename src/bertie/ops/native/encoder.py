@@ -127,7 +127,7 @@ def _by_distance(relative: RelativeTable, longest: int) -> tuple[Tensor | None, 
 
 
 @cache
-def halves_win() -> bool:
+def bf16_is_faster() -> bool:
     """Whether products of bf16 work on this chip and are faster than those of float32: tried in another process, as a
     machine may say that it has such instructions and then end whoever uses them."""
     lib = library()
@@ -199,7 +199,9 @@ def _knows(encoder: Encoder, instructions: int) -> bool:
 def _one_kind(encoder: Encoder, instructions: int) -> bool:
     """Whether all is float32 with bytes here and there, or all bf16, and that of use."""
     kinds = {one.dtype for one in encoder.parameters()}
-    return kinds <= {torch.float32, torch.int8} or (kinds == {torch.bfloat16} and instructions == 3 and halves_win())
+    return kinds <= {torch.float32, torch.int8} or (
+        kinds == {torch.bfloat16} and instructions == 3 and bf16_is_faster()
+    )
 
 
 _version = attrgetter("_version")
@@ -241,7 +243,7 @@ class _Packed:
         for layer, number in enumerate(cfg.layer_map):
             pattern = cfg.patterns[layer]
             rotation = self.bases.index(rotary.bases[layer]) if rotary is not None else -1
-            lib.bertie_layer(self.handle, number, pattern.reach if isinstance(pattern, Sliding) else -1, rotation)
+            lib.bertie_layer(self.handle, number, pattern.window if isinstance(pattern, Sliding) else -1, rotation)
         for number, block in enumerate(blocks):
             attention, ff, cut = block.attention, block.ff, cfg.ff_width
             self._matrix(lib, number, 0, attention.qkv, slice(None))

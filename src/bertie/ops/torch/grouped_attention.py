@@ -109,7 +109,7 @@ def _attend_stack(
         rows = range(start, min(n, start + STRETCH))
         keys = range(n)
         if isinstance(pattern, Sliding) and global_keys is None:
-            keys = range(max(0, rows.start - pattern.reach), min(n, rows.stop + pattern.reach))
+            keys = range(max(0, rows.start - pattern.window), min(n, rows.stop + pattern.window))
         qs = q[:, :, rows.start : rows.stop]
         ks, vs = (x[:, :, keys.start : keys.stop] for x in (k, v))
         bias = additive_mask(pattern, rows, keys, n, global_keys, q)

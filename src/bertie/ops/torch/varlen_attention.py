@@ -58,15 +58,15 @@ def attend(
     longest = _longest(q, lengths)
     out: Tensor
     if _flash(q):
-        reach = pattern.reach if isinstance(pattern, Sliding) else -1
+        window = pattern.window if isinstance(pattern, Sliding) else -1
         out, *_ = torch.ops.aten._flash_attention_forward(
             *(q, k, v, cu_seqlens, cu_seqlens, longest, longest),
             dropout_p=dropout,
             is_causal=False,
             return_debug_mask=False,
             scale=scale,
-            window_size_left=reach,
-            window_size_right=reach,
+            window_size_left=window,
+            window_size_right=window,
         )
         return out
     share = q.shape[1] // k.shape[1]

@@ -224,10 +224,10 @@ def _slanted(scores: Tensor, rows: int) -> Tensor:
 
     So the scores of a tile of `rows` × `rows`, whose distances are alike along its slants, are a rectangle of it.
     """
-    reach = scores.shape[1] // 2
-    room = reach // rows * rows
+    max_length = scores.shape[1] // 2
+    room = max_length // rows * rows
     column, row = (torch.arange(n, device=scores.device) for n in (2 * room + rows, rows))
-    at = (column - room - row[:, None] + reach).clamp(0, 2 * reach)  # what lies beyond, no text asks for
+    at = (column - room - row[:, None] + max_length).clamp(0, 2 * max_length)  # what lies beyond, no text asks for
     return scores[:, at]
 
 

@@ -5,7 +5,7 @@
     norm        a norm alone
     embed_norm  the norm of a sum of rows of tables
     expand      activation(linear(x)), gated or not; the bias and its gradient on the way
-    surprise    the cross-entropy over a vocabulary: logits stay in half precision, and give way to their gradient
+    fused_linear_cross_entropy    the cross-entropy over a vocabulary: logits stay in half precision, and give way to their gradient
     pooled      a vector a text from its tokens'; where nothing is to be learnt, in single precision too
 
 On GPUs in half precision, with Triton, these are programs of our own (`fused_kernels.py`); everywhere else, the plain
@@ -400,18 +400,20 @@ def _tile_sizes(width: int, back: int) -> dict[str, int]:
 # --- cross-entropy over a vocabulary ---
 
 
-def surprise(x: Tensor, words: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor) -> Tensor:
+def fused_linear_cross_entropy(
+    x: Tensor, words: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor
+) -> Tensor:
     """() the sum over N of weight · cross-entropy of a target in logits x·words + bias.
 
     x (N, D), words (V, D), bias (V,), targets (N,), weights (N,) in float32. A row of weight 0 adds nothing to it or
     to its gradient, whatever it holds.
 
     >>> none = torch.zeros(1, 3)
-    >>> surprise(none, torch.ones(10, 3), None, torch.tensor([7]), torch.tensor([2.0])).exp().round()     # 10²
+    >>> fused_linear_cross_entropy(none, torch.ones(10, 3), None, torch.tensor([7]), torch.tensor([2.0])).exp().round()     # 10²
     tensor(100.)
     """
     if takes(x):
-        total: Tensor = _Surprise.apply(x.to(precision(x)), words, bias, targets, weights)  # type: ignore[no-untyped-call]
+        total: Tensor = _FusedLinearCrossEntropy.apply(x.to(precision(x)), words, bias, targets, weights)  # type: ignore[no-untyped-call]
         return total
     logits = F.linear(x, words, bias)
     with torch.autocast(x.device.type, enabled=False):
@@ -419,7 +421,7 @@ def surprise(x: Tensor, words: Tensor, bias: Tensor | None, targets: Tensor, wei
         return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
 
 
-class _Surprise(torch.autograd.Function):
+class _FusedLinearCrossEntropy(torch.autograd.Function):
     BLOCK = 4096
 
     @staticmethod
@@ -432,13 +434,13 @@ class _Surprise(torch.autograd.Function):
         logits = x @ table.T  # (N, V')
         losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
         with _launching(x):
-            programs.surprise[(len(x),)](
+            programs.fused_linear_cross_entropy[(len(x),)](
                 *(logits, bias, targets, weights, losses),
                 VOCAB=vocab,
                 STRIDE=room,
                 GRAD=any(ctx.needs_input_grad),
                 BIAS=bias is not None,
-                BLOCK=min(_Surprise.BLOCK, _power_of_2(room)),
+                BLOCK=min(_FusedLinearCrossEntropy.BLOCK, _power_of_2(room)),
                 num_warps=8,
             )
         ctx.save_for_backward(x, words, bias, table, logits)  # which are the gradient now

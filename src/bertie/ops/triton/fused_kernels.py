@@ -299,7 +299,7 @@ def _slope(x, KIND: tl.constexpr):
 
 
 @jit
-def surprise(
+def fused_linear_cross_entropy(
     logits_at, bias_at, target_at, weight_at, loss_at, VOCAB: tl.constexpr, STRIDE: tl.constexpr,
     GRAD: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -99,7 +99,7 @@ def attend(
     with _launching(q):
         programs.forward[(len(tiles) * heads,)](
             *(q, k, v, out, cos, sin, tiles, q.stride(0), k.stride(0), v.stride(0), scale * math.log2(math.e)),
-            pattern.reach if isinstance(pattern, Sliding) else 0,
+            pattern.window if isinstance(pattern, Sliding) else 0,
             WINDOW=isinstance(pattern, Sliding),
             TURN=rotation is not None,
             HEADS=heads,

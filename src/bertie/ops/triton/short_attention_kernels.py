@@ -13,14 +13,14 @@ try:
     import triton
     import triton.language as tl
 
-    program = triton.jit(do_not_specialize=["reach"])  # else compiled anew for some of them
+    program = triton.jit(do_not_specialize=["window"])  # else compiled anew for some of them
 except ImportError:  # then nothing here is called
     program = jit
 
 
 @program
 def forward(
-    q_at, k_at, v_at, out_at, cos_at, sin_at, tiles_at, q_stride, k_stride, v_stride, factor, reach,
+    q_at, k_at, v_at, out_at, cos_at, sin_at, tiles_at, q_stride, k_stride, v_stride, factor, window,
     WINDOW: tl.constexpr, TURN: tl.constexpr, HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -36,8 +36,8 @@ def forward(
         q = _load(q_at, start + own, q_stride, head, there, WIDTH, D)
     low, high = 0, length
     if WINDOW:
-        low = tl.maximum(first - reach, 0) // N * N
-        high = tl.minimum(first + M + reach, length)
+        low = tl.maximum(first - window, 0) // N * N
+        high = tl.minimum(first + M + window, length)
     top = tl.full((M,), -1e9, tl.float32)
     sums = tl.zeros((M,), tl.float32)
     out = tl.zeros((M, D), tl.float32)
@@ -51,7 +51,7 @@ def forward(
             score = tl.dot(q, tl.trans(k))
         seen = (other < length)[None, :]
         if WINDOW:
-            seen = seen & (tl.abs(own[:, None] - other[None, :]) <= reach)
+            seen = seen & (tl.abs(own[:, None] - other[None, :]) <= window)
         score = tl.where(seen, score, -1e9)
         higher = tl.maximum(top, tl.max(score, 1))
         # Of a row that has seen nothing yet these are about one, and nothing once it has.

@@ -687,9 +687,9 @@ function showView() {
 
 function useModel(name) {
   server.model = server.about.models.find((one) => one.name === name);
-  const { layers, heads, width, reach, parameters, mask_token: mask } = server.model;
+  const { layers, heads, width, max_length, parameters, mask_token: mask } = server.model;
   const millions = `${(parameters / 1e6).toFixed(0)} million parameters`;
-  $("facts").textContent = `${name}: ${millions}, ${layers} layers, ${heads} heads, width ${width}, reads ${counted(reach, "token")} at once`;
+  $("facts").textContent = `${name}: ${millions}, ${layers} layers, ${heads} heads, width ${width}, reads ${counted(max_length, "token")} at once`;
   for (const place of document.querySelectorAll(".mask-token")) place.textContent = mask ?? "no mask";
   if (mask && !$("fill-text").value.includes(mask)) $("fill-text").value = $("fill-text").value.replaceAll(/\[MASK\]|<mask>/g, mask);
   options($("attention-layer"), Array.from({ length: layers }, (_, i) => [String(i), String(i + 1)]), String(layers - 1));

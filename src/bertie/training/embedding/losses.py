@@ -63,8 +63,8 @@ class VectorLoss(ABC):
         return nn.ModuleDict()
 
     @abstractmethod
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
-        """() the mean over the rows; `aside` has what `modules` made."""
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
+        """() the mean over the rows; `auxiliary` has what `modules` made."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Softmax(VectorLoss):
     Use it where pairs have classes and no order, as in inference: entailment, neutral, contradiction.
 
     >>> loss = Softmax(classes=3)
-    >>> aside = loss.modules(width=2)
-    >>> loss.loss([torch.ones(4, 2), torch.zeros(4, 2)], torch.tensor([0, 1, 2, 0]), aside).shape
+    >>> auxiliary = loss.modules(width=2)
+    >>> loss.loss([torch.ones(4, 2), torch.zeros(4, 2)], torch.tensor([0, 1, 2, 0]), auxiliary).shape
     torch.Size([])
     """
 
@@ -96,11 +96,11 @@ class Softmax(VectorLoss):
         nn.init.zeros_(layer.bias)
         return nn.ModuleDict({"softmax": layer})
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         u, v = map(plain, _columns(self, columns, 2))
         wanted = _within(self, _values(self, values, len(u)), 0, self.classes - 1)
-        logits = aside["softmax"](torch.cat([u, v, (u - v).abs()], -1))  # (B, 3 D) -> (B, classes)
+        logits = auxiliary["softmax"](torch.cat([u, v, (u - v).abs()], -1))  # (B, 3 D) -> (B, classes)
         return _mean(F.cross_entropy(logits, wanted.long(), reduction="none"))
 
 
@@ -119,7 +119,7 @@ class CosineRegression(VectorLoss):
 
     inputs = "scores"
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         a, b = _columns(self, columns, 2)
         wanted = _within(self, _values(self, values, len(a)), -1, 1)
@@ -148,7 +148,7 @@ class CoSENT(VectorLoss):
     def __post_init__(self) -> None:
         _positive("scale", self.scale)
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         a, b = _columns(self, columns, 2)
         wanted, order = of_all(_values(self, values, len(a))).sort()
@@ -180,7 +180,7 @@ class Contrastive(VectorLoss):
     def __post_init__(self) -> None:
         _positive("margin", self.margin)
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         a, b = _columns(self, columns, 2)
         y = _within(self, _values(self, values, len(a)), 0, 1)
@@ -212,7 +212,7 @@ class Triplet(VectorLoss):
         if self.distance not in ("squared", "euclidean", "cosine"):
             raise ConfigError(f"distance={self.distance!r} must be squared, euclidean or cosine")
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         a, p, n = map(plain, _columns(self, columns, 3))
         return _mean((self._far(a, p) - self._far(a, n) + self.margin).relu())
@@ -251,7 +251,7 @@ class InfoNCE(VectorLoss):
     def __post_init__(self) -> None:
         _positive("scale", self.scale)
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         queries, own, *hard = _columns(self, columns, 2, more=True)
         passages, start = self.gather(own)
@@ -266,7 +266,7 @@ class InfoNCE(VectorLoss):
     def _sum(
         self, texts: Vectors, candidates: Vectors, right: Tensor, table: Callable[[Vectors, Vectors], Tensor]
     ) -> Tensor:
-        """() the surprise at each text's right candidate, summed."""
+        """() the fused_linear_cross_entropy at each text's right candidate, summed."""
 
         def part(rows: Vectors, others: Vectors, right: Tensor) -> Tensor:
             return F.cross_entropy(table(rows, others) * self.scale, right, reduction="sum")
@@ -333,12 +333,12 @@ class Matryoshka(VectorLoss):
         made = {str(dimension): self.inner.modules(dimension) for dimension in self.dimensions}
         return nn.ModuleDict({name: modules for name, modules in made.items() if len(modules)})
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         total = states_of(columns[0]).new_zeros(())
         for dimension, weight in zip(self.dimensions, self.weights or (1.0,) * len(self.dimensions), strict=True):
             name = str(dimension)
-            inner = aside[name] if name in aside else nn.ModuleDict()
+            inner = auxiliary[name] if name in auxiliary else nn.ModuleDict()
             assert isinstance(inner, nn.ModuleDict)
             total = total + weight * self.inner.loss([_cut(one, dimension) for one in columns], values, inner)
         return total
@@ -375,7 +375,7 @@ class MarginMSE(VectorLoss):
     def __post_init__(self) -> None:
         _positive("scale", self.scale)
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         ours, theirs = _lists(self, self.score, columns, values)
         ours = ours * self.scale
@@ -408,7 +408,7 @@ class KL(VectorLoss):
         _positive("scale", self.scale)
         _positive("teacher_scale", self.teacher_scale)
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         ours, theirs = _lists(self, self.score, columns, values)
         return _mean(_apart(ours * self.scale, theirs * self.teacher_scale))
@@ -449,11 +449,11 @@ class Flops(VectorLoss):
         """Those of the inner loss."""
         return self.inner.modules(width)
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`."""
         queries, *passages = map(plain, _columns(self, columns, 2, more=True))
         price = self.query_weight * _flops(queries) + self.passage_weight * _flops(torch.cat(passages))
-        return self.inner.loss(columns, values, aside) + price
+        return self.inner.loss(columns, values, auxiliary) + price
 
 
 def _flops(weights: Tensor) -> Tensor:
@@ -481,7 +481,7 @@ class Neighbours(VectorLoss):
     def __post_init__(self) -> None:
         _positive("scale", self.scale)
 
-    def loss(self, columns: Sequence[Vectors], values: Tensor | None, aside: nn.ModuleDict) -> Tensor:
+    def loss(self, columns: Sequence[Vectors], values: Tensor | None, auxiliary: nn.ModuleDict) -> Tensor:
         """As `VectorLoss.loss`; values are the teacher's vectors (B, D')."""
         (ours,) = map(plain, _columns(self, columns, 1))
         if values is None or values.ndim != 2 or len(values) != len(ours):

@@ -211,7 +211,7 @@ def distilled(reranker: Reranker, rows: Sequence[Sequence[str]]) -> dict[str, li
     checkpoint = reranker.checkpoint
     bare = Reranker(
         replace(checkpoint, cross_encoder=replace(reranker.settings, activation="Identity"), heads=checkpoint.heads),
-        long=reranker.long,
+        overflow=reranker.overflow,
         head=reranker.head,
     )
     scores = iter(bare.predict([(row[0], passage) for row in rows for passage in row[1:]]).tolist())

@@ -99,7 +99,7 @@ class OverVectors(Objective):
 
     `reading` says what a text becomes: one vector, as an `Embedder` has it; a vector for each of its tokens, for late
     interaction; or weights of the words of the vocabulary, by the head "mlm", for SPLADE. What follows the encoder, and
-    what the loss trains besides, lies in `model.aside`: `begin` puts it there, and `end` takes it away.
+    what the loss trains besides, lies in `model.auxiliary`: `begin` puts it there, and `end` takes it away.
     """
 
     level = "text"
@@ -112,14 +112,14 @@ class OverVectors(Objective):
     def begin(self, model: Model, modules: SentenceModules) -> None:
         """Give the model what is trained with it."""
         width = model.config.vocab if self.reading == "lexical" else modules.dimension
-        model.aside["sentence"] = modules.to(model.device)
-        model.aside["loss"] = self.loss.modules(width).to(model.device)
+        model.auxiliary["sentence"] = modules.to(model.device)
+        model.auxiliary["loss"] = self.loss.modules(width).to(model.device)
 
     @staticmethod
     def end(model: Model) -> None:
         """Take it away again."""
         for name in ("sentence", "loss"):
-            model.aside.pop(name)
+            model.auxiliary.pop(name)
 
     def collate(self, items: Sequence[Item]) -> MiniBatch:
         """Lay the texts of all rows end to end: those of the first row, those of the second, and so on."""
@@ -147,7 +147,7 @@ class OverVectors(Objective):
         """(R, D) what the texts become: a row a text, or a row a token."""
         batch, targets = mini.batch, mini.targets
         texts = targets.weights.numel()
-        modules = cast("SentenceModules", model.aside["sentence"])
+        modules = cast("SentenceModules", model.auxiliary["sentence"])
         hidden = model.hidden(batch, head or None)
         if self.reading == "lexical":
             logits = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)  # (T, V)
@@ -169,10 +169,10 @@ class OverVectors(Objective):
 
     def surrogate(self, model: Model, mini: MiniBatch, head: str) -> Tensor:
         """() what has the gradient that the micro-batch was given: of its rows, and of what the loss trains."""
-        gradient, aside = (cast(Tensor, mini.more[name]) for name in ("gradient", "aside"))
+        gradient, auxiliary = (cast(Tensor, mini.more[name]) for name in ("gradient", "auxiliary"))
         found = (self.rows(model, mini, head) * gradient).sum()
-        weights = list(model.aside["loss"].parameters())
-        for weight, given in zip(weights, torch.split(aside, [one.numel() for one in weights]), strict=True):
+        weights = list(model.auxiliary["loss"].parameters())
+        for weight, given in zip(weights, torch.split(auxiliary, [one.numel() for one in weights]), strict=True):
             found = found + (weight.flatten() * given).sum()
         return found
 
@@ -188,7 +188,9 @@ class OverVectors(Objective):
         if minis[0].targets.values.numel():
             values = torch.cat([mini.targets.values for mini in own] or [minis[0].targets.values[:0]])
         with torch.autocast(found.device.type, enabled=False):
-            mean = self.loss.loss(self._columns(found, own, minis[0]), values, cast(nn.ModuleDict, model.aside["loss"]))
+            mean = self.loss.loss(
+                self._columns(found, own, minis[0]), values, cast(nn.ModuleDict, model.auxiliary["loss"])
+            )
         return mean * (sum(mini.weight for mini in own) / total)
 
     def _columns(self, found: Tensor, minis: Sequence[MiniBatch], like: MiniBatch) -> list[Vectors]:

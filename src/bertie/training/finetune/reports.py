@@ -26,7 +26,7 @@ from bertie.evaluation.report import Calibrated, Comparison, DataFile, Evaluatio
 from bertie.evaluation.scores import classification, mcnemar, multi_label, paired
 
 if TYPE_CHECKING:
-    from bertie.tasks.learn import Judged, Learner
+    from bertie.tasks.learn import Learner, Predictions
     from bertie.training.finetune.data import Labelled
     from bertie.training.finetune.runs import Done
     from bertie.training.recipe import Recipe
@@ -42,26 +42,26 @@ def evaluate(task: AnyLearner, data: Labelled, *, draws: int = DRAWS) -> Evaluat
     >>> evaluate(Classifier.load("my-model"), labelled("classify", "test.jsonl")).scores["accuracy"]  # doctest: +SKIP
     Score(value=0.91, low=0.89, high=0.93)
     """
-    return evaluation(task, task.judge(data), draws=draws)
+    return evaluation(task, task.predict_labelled(data), draws=draws)
 
 
-def evaluation(task: AnyLearner, judged: Judged, *, draws: int = DRAWS) -> Evaluation:
+def evaluation(task: AnyLearner, predictions: Predictions, *, draws: int = DRAWS) -> Evaluation:
     """Score what was predicted."""
     return Evaluation(
-        scores=task.scores(judged, draws=draws),
-        gold=judged.gold,
-        predicted=judged.predicted,
-        labels=_labels(task) if judged.probabilities is not None else (),
-        confidences=judged.confidence,
-        probabilities=judged.probabilities,
-        lengths=judged.lengths,
-        texts=["\n".join(one.texts) for one in judged.data.examples],
+        scores=task.scores(predictions, draws=draws),
+        gold=predictions.gold,
+        predicted=predictions.predicted,
+        labels=_labels(task) if predictions.probabilities is not None else (),
+        confidences=predictions.confidence,
+        probabilities=predictions.probabilities,
+        lengths=predictions.lengths,
+        texts=["\n".join(one.texts) for one in predictions.data.examples],
     )
 
 
 def study(
     task: AnyLearner,
-    judged: Mapping[str, Judged],
+    predictions: Mapping[str, Predictions],
     *,
     title: str,
     model: str,
@@ -70,38 +70,38 @@ def study(
     runs: Sequence[Done] = (),
     chosen: int = 0,
     metric: str = "",
-    baseline: tuple[str, AnyLearner, Judged] | None = None,
+    baseline: tuple[str, AnyLearner, Predictions] | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
     draws: int = DRAWS,
 ) -> Study:
-    """All there is to say of a model by what it predicted, by split; the last split is the one it is judged by.
+    """All there is to say of a model by what it predicted, by split; the last split is the one it is predictions by.
 
     `train` is what it was trained on. `runs` are those of all seeds, `chosen` is the seed that was kept, by `metric` on
     the dev data. `baseline` is another model by its name, and what it says of the last split. `files` are the names of
     the files behind each split.
     """
-    last = list(judged)[-1]
-    kind: Any = judged[last].kind
+    last = list(predictions)[-1]
+    kind: Any = predictions[last].kind
     best = next((run for run in runs if run.seed == chosen), None)
     local = Path(model).is_dir()  # where it lies is nobody's business
-    held = {split: one for split, one in judged.items() if split != "dev" or len(judged) == 1}
+    held = {split: one for split, one in predictions.items() if split != "dev" or len(predictions) == 1}
     return Study(
         title=title,
         kind=kind,
         model=Path(model).absolute().name if local else model,
         base=None if local else model,
-        evaluations={split: evaluation(task, one, draws=draws) for split, one in judged.items()},
-        data=_data(train, judged, files or {}),
+        evaluations={split: evaluation(task, one, draws=draws) for split, one in predictions.items()},
+        data=_data(train, predictions, files or {}),
         recipe=None if recipe is None else recipe.replace(seed=chosen).as_dict(),
         curve=None if best is None else best.history.curve,
         dev=None if best is None or not best.dev else _dev_rows(best, metric),
         seeds=[run.test or run.dev for run in runs] if len(runs) > 1 else None,
         leaks=None if train is None else {split: leaks(task, train, one, draws=draws) for split, one in held.items()},
         suspects={split: _suspects(task, one) for split, one in held.items()} if kind == "classify" else None,
-        calibration=calibration(task, judged[last], last, draws=draws),
-        abstention=_abstention(task, judged.get("dev")),
-        comparison=None if baseline is None else compare(task, judged[last], *baseline, split=last, draws=draws),
-        reading={split: _reading(one) for split, one in judged.items()},
+        calibration=calibration(task, predictions[last], last, draws=draws),
+        abstention=_abstention(task, predictions.get("dev")),
+        comparison=None if baseline is None else compare(task, predictions[last], *baseline, split=last, draws=draws),
+        reading={split: _reading(one) for split, one in predictions.items()},
         timings=None if best is None else _timings(best),
         versions=_versions(),
     )
@@ -121,9 +121,9 @@ def write_all(folder: str | Path, study: Study) -> None:
 # --- parts of it ---
 
 
-def leaks(task: AnyLearner, train: Labelled, judged: Judged, *, draws: int = DRAWS) -> LeakCheck:
+def leaks(task: AnyLearner, train: Labelled, predictions: Predictions, *, draws: int = DRAWS) -> LeakCheck:
     """Rows of a split that were trained on, as they are or lightly edited, and the scores without them."""
-    known, asked = _units(train), _units(judged.data)
+    known, asked = _units(train), _units(predictions.data)
     # Many rows may share a unit, as the passages of a query.
     first = {unit: i for i, unit in reversed(list(enumerate(known)))}
     unique, places = list(first), {unit: i for i, unit in enumerate(dict.fromkeys(asked))}
@@ -139,7 +139,7 @@ def leaks(task: AnyLearner, train: Labelled, judged: Judged, *, draws: int = DRA
         rows=rows,
         found=found,
         texts=[(asked[leak.test_index], known[leak.train_index]) for leak in found],
-        without=_scores_of(task, judged, rest, draws) if found and rest else None,
+        without=_scores_of(task, predictions, rest, draws) if found and rest else None,
     )
 
 
@@ -149,52 +149,52 @@ def _units(data: Labelled) -> list[str]:
     return ["\n".join(one.texts) for one in data.examples]
 
 
-def _scores_of(task: AnyLearner, judged: Judged, rows: Sequence[int], draws: int) -> Any:
+def _scores_of(task: AnyLearner, predictions: Predictions, rows: Sequence[int], draws: int) -> Any:
     """Of some rows alone; None where they cannot be scored, as queries without a relevant passage."""
 
     def part(values: Any) -> Any:
         return None if values is None else values[rows] if isinstance(values, np.ndarray) else [values[i] for i in rows]
 
     several = ("gold", "predicted", "probabilities", "confidence", "lengths", "read", "windows")
-    data = replace(judged.data, examples=part(judged.data.examples))
-    some = replace(judged, data=data, **{name: part(getattr(judged, name)) for name in several})
+    data = replace(predictions.data, examples=part(predictions.data.examples))
+    some = replace(predictions, data=data, **{name: part(getattr(predictions, name)) for name in several})
     try:
         return task.scores(some, draws=draws)
     except InputError:
         return None
 
 
-def calibration(task: AnyLearner, judged: Judged, split: str, *, draws: int = DRAWS) -> Calibrated | None:
+def calibration(task: AnyLearner, predictions: Predictions, split: str, *, draws: int = DRAWS) -> Calibrated | None:
     """The calibration error with and without the temperature that was fitted; None where none was."""
-    after = judged.probabilities
-    if after is None or (heat := task.info.calibration.temperature) == 1.0:
+    after = predictions.probabilities
+    if after is None or (temperature := task.info.calibration.temperature) == 1.0:
         return None
     labels, table = _labels(task), np.clip(after.astype(np.float64), 1e-30, 1.0)
     threshold = task.info.calibration.threshold
-    if judged.kind == "classify":
-        # p is softmax(z / heat), so log p times heat is z, but for what softmax takes no notice of.
-        before = softmax(heat * np.log(table))
-        scores = [classification(judged.gold, p, labels, draws=draws) for p in (before, after)]
-        gold = np.array([labels.index(label) for label in judged.gold])
+    if predictions.kind == "classify":
+        # p is softmax(z / temperature), so log p times temperature is z, but for what softmax takes no notice of.
+        before = softmax(temperature * np.log(table))
+        scores = [classification(predictions.gold, p, labels, draws=draws) for p in (before, after)]
+        gold = np.array([labels.index(label) for label in predictions.gold])
         bins = [reliability(p.max(1), p.argmax(1) == gold) for p in (before, after)]
     else:
-        z = heat * (np.log(table) - np.log(np.clip(1 - table, 1e-30, 1.0)))
-        before, true = np.exp(-np.logaddexp(0, -z)), _truth(judged.gold, labels)
+        z = temperature * (np.log(table) - np.log(np.clip(1 - table, 1e-30, 1.0)))
+        before, true = np.exp(-np.logaddexp(0, -z)), _truth(predictions.gold, labels)
         scores = [multi_label(true, p, 0.5, draws=draws) for p in (before, after)]
         bins = [reliability(p.ravel(), true.ravel()) for p in (before, after)]
     return Calibrated(
-        temperature=heat,
+        temperature=temperature,
         fitted_on="dev",
         measured_on=split,
         before=scores[0]["ece"],
         after=scores[1]["ece"],
         bins_before=bins[0],
         bins_after=bins[1],
-        threshold=threshold if judged.kind == "multi" else None,
+        threshold=threshold if predictions.kind == "multi" else None,
     )
 
 
-def _abstention(task: AnyLearner, dev: Judged | None) -> Abstention | None:
+def _abstention(task: AnyLearner, dev: Predictions | None) -> Abstention | None:
     """The threshold that was fitted on the dev data."""
     if dev is None or dev.confidence is None:
         return None
@@ -207,29 +207,29 @@ def _abstention(task: AnyLearner, dev: Judged | None) -> Abstention | None:
     return Abstention(found.abstain_below, found.precision, precision, coverage)
 
 
-def _suspects(task: AnyLearner, judged: Judged) -> Any:
+def _suspects(task: AnyLearner, predictions: Predictions) -> Any:
     labels = _labels(task)
-    assert judged.probabilities is not None
-    return suspects([labels.index(label) for label in judged.gold], judged.probabilities)
+    assert predictions.probabilities is not None
+    return suspects([labels.index(label) for label in predictions.gold], predictions.probabilities)
 
 
 def compare(
     task: AnyLearner,
-    judged: Judged,
+    predictions: Predictions,
     name: str,
     other: AnyLearner,
-    others: Judged,
+    others: Predictions,
     *,
     split: str = "test",
     draws: int = DRAWS,
 ) -> Comparison:
     """This model and another on the same rows, whose labels may have other names for the other."""
-    words = _translation(judged, others, name)
-    first, second = _arguments(task, judged), _arguments(other, others)
-    if judged.kind == "classify":
+    words = _translation(predictions, others, name)
+    first, second = _arguments(task, predictions), _arguments(other, others)
+    if predictions.kind == "classify":
         labels = [words.get(label, label) for label in second[2]]
         second = (first[0], second[1], labels)
-    elif judged.kind == "multi":
+    elif predictions.kind == "multi":
         own = _labels(task)
         place = {words.get(label, label): i for i, label in enumerate(_labels(other))}
         table = np.zeros_like(first[1])
@@ -237,37 +237,41 @@ def compare(
             if label in place:
                 table[:, i] = second[1][:, place[label]]
         second = (first[0], table, second[2])
-    elif judged.kind == "tag":
+    elif predictions.kind == "tag":
         second = (first[0], [[words.get(tag, tag) for tag in tags] for tags in others.predicted])
     right = None
-    if judged.kind == "classify":
-        right = [[a == b for a, b in zip(one.gold, one.predicted, strict=True)] for one in (judged, others)]
+    if predictions.kind == "classify":
+        right = [[a == b for a, b in zip(one.gold, one.predicted, strict=True)] for one in (predictions, others)]
     return Comparison(
         name=name,
         split=split,
         scores=other.scores(others, draws=draws),
-        differences=paired(judged.kind, first, second, draws=draws),
+        differences=paired(predictions.kind, first, second, draws=draws),
         mcnemar=None if right is None else mcnemar(*right),
     )
 
 
-def _arguments(task: AnyLearner, judged: Judged) -> tuple[Any, ...]:
+def _arguments(task: AnyLearner, predictions: Predictions) -> tuple[Any, ...]:
     """What the function for this kind in `bertie.evaluation.scores` takes."""
-    if judged.kind == "classify":
-        return judged.gold, judged.probabilities, _labels(task)
-    if judged.kind == "multi":
+    if predictions.kind == "classify":
+        return predictions.gold, predictions.probabilities, _labels(task)
+    if predictions.kind == "multi":
         threshold = task.info.calibration.threshold
-        return _truth(judged.gold, _labels(task)), judged.probabilities, 0.5 if threshold is None else threshold
-    if judged.kind == "rerank":
-        return [one.texts[0] for one in judged.data.examples], judged.gold, judged.predicted
-    return judged.gold, judged.predicted
+        return (
+            _truth(predictions.gold, _labels(task)),
+            predictions.probabilities,
+            0.5 if threshold is None else threshold,
+        )
+    if predictions.kind == "rerank":
+        return [one.texts[0] for one in predictions.data.examples], predictions.gold, predictions.predicted
+    return predictions.gold, predictions.predicted
 
 
-def _translation(judged: Judged, others: Judged, name: str) -> dict[str, str]:
+def _translation(predictions: Predictions, others: Predictions, name: str) -> dict[str, str]:
     """From the other model's labels to this one's, by the rows; others must not be taken for any of these."""
-    if judged.kind not in ("classify", "multi", "tag"):
+    if predictions.kind not in ("classify", "multi", "tag"):
         return {}
-    both = zip(judged.gold, others.gold, strict=True)
+    both = zip(predictions.gold, others.gold, strict=True)
     words = {b: a for one, another in both for a, b in zip(_several(one), _several(another), strict=True)}
     return words | {label: f"{label} of {name}" for label in words.values() if label not in words}
 
@@ -313,8 +317,10 @@ def _truth(gold: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.b
 # --- facts ---
 
 
-def _data(train: Labelled | None, judged: Mapping[str, Judged], files: Mapping[str, Sequence[str]]) -> list[DataFile]:
-    splits = ({} if train is None else {"train": train}) | {split: one.data for split, one in judged.items()}
+def _data(
+    train: Labelled | None, predictions: Mapping[str, Predictions], files: Mapping[str, Sequence[str]]
+) -> list[DataFile]:
+    splits = ({} if train is None else {"train": train}) | {split: one.data for split, one in predictions.items()}
     return [
         DataFile(
             split=split,
@@ -340,12 +346,12 @@ def _dev_rows(run: Done, metric: str) -> list[dict[str, Any]]:
     ]
 
 
-def _reading(judged: Judged) -> Reading:
+def _reading(predictions: Predictions) -> Reading:
     return Reading(
-        texts=len(judged.gold),
-        several=int((judged.windows > 1).sum()),
-        tokens_read=int(judged.read.sum()),
-        tokens_total=int(judged.lengths.sum()),
+        texts=len(predictions.gold),
+        several=int((predictions.windows > 1).sum()),
+        tokens_read=int(predictions.read.sum()),
+        tokens_total=int(predictions.lengths.sum()),
     )
 
 

@@ -30,8 +30,8 @@ from bertie.training.finetune.data import Labelled, fingerprint
 from bertie.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from bertie.tasks.base import Long
-    from bertie.tasks.learn import Judged, Learner
+    from bertie.tasks.base import Overflow
+    from bertie.tasks.learn import Learner, Predictions
     from bertie.training.distributed import Spread, World
     from bertie.training.loop import History
 
@@ -52,7 +52,7 @@ class Job:
     recipe: Recipe
     seeds: list[int]
     device: str
-    long: Long = "window"
+    overflow: Overflow = "window"
 
     def asked(self) -> dict[str, Any]:
         """All that the result depends on."""
@@ -62,7 +62,7 @@ class Job:
             "bertie": __version__,
             "task": self.task,
             "model": str(Path(self.model).resolve()) if Path(self.model).is_dir() else str(self.model),
-            "long": self.long,
+            "long": self.overflow,
             "seeds": self.seeds,
             **recipe,
             **{name: None if one is None else fingerprint(one) for name, one in data.items()},
@@ -73,7 +73,7 @@ class Job:
         from bertie.tasks.multi_task import TRAINED
 
         return TRAINED[self.task](
-            self.model, long=self.long, device=self.device, **self.recipe.replace(seed=seed).as_dict()
+            self.model, overflow=self.overflow, device=self.device, **self.recipe.replace(seed=seed).as_dict()
         )
 
 
@@ -93,7 +93,7 @@ class Best:
 
     done: Done
     task: AnyLearner
-    judged: dict[str, Judged]  # dev and test, those that there are
+    predictions: dict[str, Predictions]  # dev and test, those that there are
 
 
 def claim(out: Path, *, resume: bool, overwrite: bool) -> None:
@@ -133,7 +133,7 @@ class Runs:
         self.out, self.job, self.world, self.resume = out.absolute(), job, world, resume
         self.state = state_of(out)
         self.done: dict[int, Done] = {}
-        self._judged: dict[int, dict[str, Judged]] = {}
+        self._judged: dict[int, dict[str, Predictions]] = {}
         if world.first:
             self._open()
         self.done = self._shared(self.done)
@@ -202,13 +202,13 @@ class Runs:
             if self.world.first and not self.done and not (folder / STATE).exists():  # nothing that could go on
                 shutil.rmtree(self.state, ignore_errors=True)
             raise
-        judged = self._judge(task)
+        predictions = self._judge(task)
         values = {
             name: {metric: score.value for metric, score in task.scores(one, draws=0).items()}
-            for name, one in judged.items()
+            for name, one in predictions.items()
         }
         done = self.done[seed] = Done(seed, task.history_, **values)
-        self._judged[seed] = judged
+        self._judged[seed] = predictions
         if self.world.first:
             task.save(self._model(seed), overwrite=True)
             write_file(folder / DONE, json.dumps(asdict(done)).encode())
@@ -217,9 +217,9 @@ class Runs:
         self._forget_worse()
         return done
 
-    def _judge(self, task: AnyLearner) -> dict[str, Judged]:
+    def _judge(self, task: AnyLearner) -> dict[str, Predictions]:
         data = {"dev": self.job.dev, "test": self.job.test}
-        return {name: task.judge(one) for name, one in data.items() if one is not None}
+        return {name: task.predict_labelled(one) for name, one in data.items() if one is not None}
 
     def _forget_worse(self) -> None:
         best = self.best_seed()
@@ -253,8 +253,8 @@ class Runs:
         from bertie.tasks.multi_task import TRAINED
 
         job, seed = self.job, self.best_seed()
-        task = TRAINED[job.task].load(self._model(seed), long=job.long, device=job.device)
-        # A seed that was done before this process began was judged in another one.
+        task = TRAINED[job.task].load(self._model(seed), overflow=job.overflow, device=job.device)
+        # A seed that was done before this process began was predictions in another one.
         return Best(self.done[seed], task, self._judged.get(seed) or self._judge(task))
 
     def finish(self, write: Callable[[Path], None]) -> None:

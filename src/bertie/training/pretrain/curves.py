@@ -115,7 +115,7 @@ def _page(rows: Sequence[Row], evaluations: Sequence[Row]) -> str:
     size, unit = next((one for one in _UNITS if one[0] <= tokens[-1]), _UNITS[-1])
 
     def points(name: str, of: Sequence[Row], times: float = 1.0) -> Points:
-        """Against what was read by then. An evaluation's own tokens are those that it judged."""
+        """Against what was read by then. An evaluation's own tokens are those that it predictions."""
         of = [row for row in of if name in row]
         read = np.interp([row["step"] for row in of], steps, tokens) / size
         return [(x, times * row[name]) for x, row in zip(read.tolist(), of, strict=True)]

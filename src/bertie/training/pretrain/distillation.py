@@ -63,7 +63,7 @@ def copy_layers(teacher: Model, student: Model, layers: Sequence[int] | None = N
     >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0, 1, 2), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),) * 3, reach=32)
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),) * 3, max_length=32)
     >>> teacher, student = Model(cfg, {}), Model(replace(cfg, layer_map=(0, 1), patterns=(Full(),) * 2), {})
     >>> copy_layers(teacher, student)
     []
@@ -121,7 +121,7 @@ class TripleLoss:
     >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), reach=32)
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> heads = {"mlm": HeadConfig(kind="vocabulary", outputs=100, tied=True)}
     >>> teacher, student = Model(cfg, heads), Model(cfg, heads)
     >>> batch = Batch.from_ids([[1, 4, 3], [4]])
@@ -215,7 +215,7 @@ class Relations:
     >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
     >>> small = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), reach=32)
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> large = replace(small, width=12, heads=3, kv_heads=3, embeddings=Embeddings(width=12))
     >>> relations = Relations(Model(large, {}), heads=4)
     >>> relations.loss(Model(small, {}), Batch.from_ids([[1, 2, 3], [4]])).backward()
@@ -379,7 +379,7 @@ class Logits(OverHead):
     >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), reach=32)
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> from bertie.training.objectives import Piece
     >>> teacher = Model(cfg, {"classify": HeadConfig(kind="text", outputs=3)})
     >>> items = [Item((Piece(np.array([1, 2]), np.array([0, 0])),), np.int64(1))]
@@ -491,7 +491,7 @@ class Embeddings(nn.Module):
     >>> from bertie.config import Embeddings as Words
     >>> student = Model(EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Words(width=8), positions=(Learned(32),), patterns=(Full(),), reach=32), {})
+    ...     embeddings=Words(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32), {})
     >>> objective = Embeddings(8, 12, mse=1.0)
     >>> loss = objective.loss(student, Batch.from_ids([[1, 2, 3], [4]]), torch.randn(2, 12))
     >>> loss.backward()

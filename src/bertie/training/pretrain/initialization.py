@@ -102,11 +102,11 @@ def _check_segments(plan: Blueprint, tokenizer: Tokenizer) -> None:
 
 
 @torch.no_grad()
-def lengthened(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
+def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
     """The same model with rows for the tokens that a tokenizer has beyond the model's own.
 
     >>> checkpoint = Checkpoint.load("path/to/folder")                                          # doctest: +SKIP
-    >>> checkpoint = lengthened(checkpoint, extend("path/to/folder", texts, more=1000))         # doctest: +SKIP
+    >>> checkpoint = extend_vocabulary(checkpoint, extend("path/to/folder", texts, more=1000))         # doctest: +SKIP
 
     Each new row, of the word embeddings and of the outputs over the vocabulary, is the mean of the rows of those
     tokens that the old tokenizer cuts the new one into. Texts without new tokens are read as before, to the bit. All

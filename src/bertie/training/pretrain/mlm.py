@@ -64,7 +64,7 @@ class MaskedSteps:
         """What is hidden of what."""
         packed = self.packed
         masking = [self.masking.rate, self.masking.mask, self.masking.random, self.masking.unit, self.static]
-        return [self.total, packed.budget, packed.reach, packed.seed, packed.corpus.tokens, masking]
+        return [self.total, packed.budget, packed.max_length, packed.seed, packed.corpus.tokens, masking]
 
     def read(self, step: int) -> tuple[Source, list[Item]]:
         """The pieces of a step, with what is hidden of each."""

@@ -103,11 +103,11 @@ class HeldOut:
             parts = [self._judged(model, [self._pieces[i] for i in group]) for group in self._groups]
         finally:
             model.train(training)
-        judged = torch.cat(parts, dim=1).cpu().double().numpy()  # (2, M): the host waits for the device here, once
+        predictions = torch.cat(parts, dim=1).cpu().double().numpy()  # (2, M): the host waits for the device here, once
         pieces = [self._pieces[i] for group in self._groups for i in group]
         owner = np.repeat([piece.document for piece in pieces], [len(piece.rows) for piece in pieces])  # (M,)
         documents, owner = np.unique(owner, return_inverse=True)
-        columns = (judged[0], judged[1], None)
+        columns = (predictions[0], predictions[1], None)
         return np.stack([np.bincount(owner, weights=column, minlength=len(documents)) for column in columns], axis=1)
 
     def _read(self, packed: Packed, most: int) -> Iterator[_Hidden]:
@@ -147,7 +147,7 @@ class HeldOut:
         return torch.cat(found, dim=1)
 
 
-def judge(model: Model, held: HeldOut, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
+def predict_labelled(model: Model, held: HeldOut, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
     """Loss, accuracy and perplexity with their intervals: documents are drawn anew, as their tokens hang together."""
     sums = held.sums(model)
     return bootstrap(linear(sums, _means), len(sums), draws=draws, seed=seed)
@@ -188,8 +188,8 @@ def _filled(model: Model, tokenizer: Tokenizer, text: str, top: int, head: str) 
     at = np.flatnonzero(encoding.ids == tokenizer.mask_id)
     if not len(at):
         raise InputError(f"no [MASK] in the text: {text[:60]!r}")
-    if len(encoding) > model.config.reach:
-        raise InputError(f"{text[:60]!r} has {len(encoding)} tokens; the model reads {model.config.reach} at once")
+    if len(encoding) > model.config.max_length:
+        raise InputError(f"{text[:60]!r} has {len(encoding)} tokens; the model reads {model.config.max_length} at once")
     batch = Batch.from_encodings([encoding]).to(model.device)
     hidden = model.hidden(batch, head)[torch.from_numpy(at).to(model.device)]  # (T, D) -> (masks, D)
     logits = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)

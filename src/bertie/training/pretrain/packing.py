@@ -1,6 +1,6 @@
 """A corpus as steps of training: pieces of documents, packed into a budget of tokens without padding.
 
-A document is cut into pieces that fit the model's reach, with the two special tokens around each. A step takes pieces
+A document is cut into pieces that fit the model's max_length, with the two special tokens around each. A step takes pieces
 in an order drawn from the seed until its budget is spent, and then those further on that still fit (first-fit). Pieces
 are never joined: attention, which ends where a piece ends, never crosses a document. Every token is read once an epoch.
 """
@@ -84,24 +84,28 @@ class Packing:
 class Packed(Packing):
     """The steps of a run over a corpus, by their number: what a step reads follows from the seed and the number alone.
 
-    >>> packed = Packed(Corpus.open("path/to/corpus"), budget=65536, reach=512, seed=0)    # doctest: +SKIP
+    >>> packed = Packed(Corpus.open("path/to/corpus"), budget=65536, max_length=512, seed=0)    # doctest: +SKIP
     >>> packed.steps(), packed.fill()                                                      # doctest: +SKIP
     (65, 0.9998)
     >>> ids, cu, special, words = packed.batch(17)                                         # doctest: +SKIP
 
     """
 
-    def __init__(self, corpus: Corpus, budget: int, reach: int, seed: int) -> None:
-        if reach <= SPECIAL:
-            raise InputError(f"reach={reach} must be above {SPECIAL}: that many special tokens stand around each piece")
-        if budget < reach:
-            raise InputError(f"budget={budget} must be at least reach={reach}, or no whole piece fits into a step")
+    def __init__(self, corpus: Corpus, budget: int, max_length: int, seed: int) -> None:
+        if max_length <= SPECIAL:
+            raise InputError(
+                f"max_length={max_length} must be above {SPECIAL}: that many special tokens stand around each piece"
+            )
+        if budget < max_length:
+            raise InputError(
+                f"budget={budget} must be at least max_length={max_length}, or no whole piece fits into a step"
+            )
         if not corpus.tokens:
             raise InputError(f"{corpus.folder} holds no tokens")
         if corpus.cls_id is None or corpus.sep_id is None:
             raise ConfigError(f"the tokenizer of {corpus.folder} has no token to open or close a text; both are needed")
-        self.corpus, self.budget, self.reach, self.seed = corpus, budget, reach, seed
-        room = reach - SPECIAL
+        self.corpus, self.budget, self.max_length, self.seed = corpus, budget, max_length, seed
+        room = max_length - SPECIAL
         counts = -(-corpus.lengths // room)  # pieces of each document; an empty one has none
         self._documents = np.repeat(np.arange(len(corpus)), counts)  # (pieces,)
         first = np.cumsum(counts) - counts

@@ -41,7 +41,7 @@ class PairSteps:
         *,
         pairs: NextSentence | SentenceOrder,
         budget: int,
-        reach: int,
+        max_length: int,
         seed: int,
         masking: Masking | None = None,
         static: bool = False,
@@ -50,10 +50,10 @@ class PairSteps:
             raise ConfigError(f"steps={steps} must be at least 1")
         if tokenizer.mask_id is None or corpus.cls_id is None or corpus.sep_id is None:
             raise InputError("pairs with hidden tokens need a tokenizer with tokens for opening, closing and masking")
-        if reach < SPECIAL + 2:
-            raise InputError(f"reach={reach} must be at least {SPECIAL + 2}: a pair and its special tokens")
-        self.corpus, self.total, self.budget, self.reach, self.seed = corpus, steps, budget, reach, seed
-        self.room, self.masking, self.static = reach - SPECIAL, masking or Masking(), static
+        if max_length < SPECIAL + 2:
+            raise InputError(f"max_length={max_length} must be at least {SPECIAL + 2}: a pair and its special tokens")
+        self.corpus, self.total, self.budget, self.max_length, self.seed = corpus, steps, budget, max_length, seed
+        self.room, self.masking, self.static = max_length - SPECIAL, masking or Masking(), static
         self._pairs, self._source = pairs, Source("mlm", MaskedPairs(pairs), ())
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
         self._special = np.array(corpus.about["tokenizer"]["special"], np.int64)
@@ -79,7 +79,7 @@ class PairSteps:
     def described(self) -> Any:
         """What is made of what."""
         masking = [self.masking.rate, self.masking.mask, self.masking.random, self.masking.unit, self.static]
-        return [self.total, self.budget, self.reach, self.seed, self.corpus.tokens, self._pairs.head, masking]
+        return [self.total, self.budget, self.max_length, self.seed, self.corpus.tokens, self._pairs.head, masking]
 
     def read(self, step: int) -> tuple[Source, list[Item]]:
         """The pairs of a step, with what is hidden of each."""

@@ -23,8 +23,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "relations": ("teacher", "relations", "heads", "layer", "student_layer"),
     "taught": (*MASKING, "teacher", "teacher_corpus", "layers", *TAUGHT),
 } | dict.fromkeys(TASKS, ("name", "train", "dev", "batch_size", "columns"))
-COMMON = ("kind", "share", "corpus", "reach", "batch_tokens")
-WHOLE = ("reach", "batch_tokens", "batch_size", "layers", "heads")  # whole numbers of at least 1
+COMMON = ("kind", "share", "corpus", "max_length", "batch_tokens")
+WHOLE = ("max_length", "batch_tokens", "batch_size", "layers", "heads")  # whole numbers of at least 1
 REAL = (*TAUGHT, "soft", "cosine", "temperature", "weight")  # numbers of at least 0
 NAMES = ("teacher", "name", "train", "dev", "pairs", "sharing", "tokenizer", "sentence")
 FOLDERS = ("corpus", "teacher_corpus")

@@ -1,7 +1,7 @@
 """What an encoder learns from text alone: hidden tokens, which text follows which, and tokens that were replaced.
 
 As with every objective here, losses are sums, and what they are to be divided by is known beforehand: the number of
-hidden tokens, of pairs, of tokens that are judged. So a step cut into micro-batches adds up to the same gradient.
+hidden tokens, of pairs, of tokens that are predictions. So a step cut into micro-batches adds up to the same gradient.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MaskedLoss:
     >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=50, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), reach=32)
+    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> model = Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, tied=True)})
     >>> batch = Batch.from_ids([[2, 4, 9, 3], [2, 7, 4, 3]])                                       # 4: the mask
     >>> MaskedLoss().loss(model, batch, torch.tensor([1, 6]), torch.tensor([21, 30])).shape      # of two tokens
@@ -67,7 +67,7 @@ class EnhancedDecoder(nn.Module):
     """Absolute positions, told only at the end: DeBERTa's enhanced mask decoder, for encoders of relative positions.
 
     The last block runs `times` over the states before it. What asks is these states and each token's position, then
-    the answer; what is looked at stays the same. `positions` (reach, D) is a table of its own, and not part of what
+    the answer; what is looked at stays the same. `positions` (max_length, D) is a table of its own, and not part of what
     is saved for inference. Give its states to `MaskedLoss.loss` as `hidden`.
     """
 
@@ -75,7 +75,7 @@ class EnhancedDecoder(nn.Module):
         super().__init__()
         if cfg.depth < 2 or times < 1:
             raise ConfigError(f"an enhanced decoder needs depth={cfg.depth} of at least 2 and times={times} of 1")
-        self.positions, self.times = nn.Embedding(cfg.reach, cfg.width), times
+        self.positions, self.times = nn.Embedding(cfg.max_length, cfg.width), times
         nn.init.normal_(self.positions.weight, std=cfg.init_std)
 
     def forward(self, encoder: Encoder, batch: Batch) -> Tensor:
@@ -285,24 +285,24 @@ class ReplacedTokens(nn.Module):
     def forward(
         self, batch: Batch, rows: Tensor, targets: Tensor, special: Tensor, draw: torch.Generator | None = None
     ) -> Replaced:
-        """A batch with hidden tokens: `targets` (M,) at `rows` (M,). `special` (T,) tokens are not judged."""
+        """A batch with hidden tokens: `targets` (M,) at `rows` (M,). `special` (T,) tokens are not predictions."""
         with parametrize.cached():  # one sum of tables a pass
             logits = MaskedLoss().logits(self.generator, batch, rows)  # (M, V)
             guesses = sample(logits.detach(), draw)
             ids = batch.ids.index_copy(0, rows, guesses)
             replaced = torch.zeros_like(special).index_copy(0, rows, guesses != targets)
-            judged = self.discriminator(batch.with_ids(ids), "rtd")[:, 0].float()  # (T, 1) -> (T,)
-        with torch.autocast(judged.device.type, enabled=False):
-            each = F.binary_cross_entropy_with_logits(judged, replaced.float(), reduction="none")
+            predictions = self.discriminator(batch.with_ids(ids), "rtd")[:, 0].float()  # (T, 1) -> (T,)
+        with torch.autocast(predictions.device.type, enabled=False):
+            each = F.binary_cross_entropy_with_logits(predictions, replaced.float(), reduction="none")
             found = torch.where(special, 0.0, each).sum()
-        return Replaced(_surprise(logits, targets), found, ids, replaced, judged)
+        return Replaced(_surprise(logits, targets), found, ids, replaced, predictions)
 
-    def total(self, losses: Replaced, hidden: float, judged: float) -> Tensor:
+    def total(self, losses: Replaced, hidden: float, predictions: float) -> Tensor:
         """() the generator's mean loss and `weight` times the discriminator's, over all that the step asks for.
 
-        `hidden` and `judged` count the hidden tokens and those that are not special, in the whole step.
+        `hidden` and `predictions` count the hidden tokens and those that are not special, in the whole step.
         """
-        return losses.masked / hidden + self.weight * losses.found / judged
+        return losses.masked / hidden + self.weight * losses.found / predictions
 
     @torch.no_grad()
     def trained(self) -> Model:
@@ -363,19 +363,19 @@ class MaskedPairs(OverModel):
 
 
 class EnhancedMasked(OverModel):
-    """Hidden tokens by way of an `EnhancedDecoder`, which lies in the model's `aside`: DeBERTa's."""
+    """Hidden tokens by way of an `EnhancedDecoder`, which lies in the model's `auxiliary`: DeBERTa's."""
 
     def __init__(self, model: Model, seed: int = 0) -> None:
         super().__init__()
         decoder = EnhancedDecoder(model.config).to(model.device)
         draw = torch.Generator(model.device).manual_seed(seed)
         nn.init.normal_(decoder.positions.weight, std=model.config.init_std, generator=draw)
-        model.aside["decoder"] = decoder
+        model.auxiliary["decoder"] = decoder
         self.masked = MaskedLoss()
 
     def of(self, model: Model, mini: MiniBatch) -> Tensor:
         """As `OverModel.of`."""
-        rows, decoder = mini.targets.rows, model.aside["decoder"]
+        rows, decoder = mini.targets.rows, model.auxiliary["decoder"]
         assert rows is not None
         hidden = decoder(model.encoder, mini.batch)
         return self.mean(self.masked.loss(model, mini.batch, rows, mini.targets.values, hidden), "hidden")
@@ -384,13 +384,13 @@ class EnhancedMasked(OverModel):
 class Replacement(OverModel):
     """Tokens that a generator replaced, to be found by the model: the means of `ReplacedTokens`' two losses.
 
-    The generator lies in the model's `aside`, and trains with it.
+    The generator lies in the model's `auxiliary`, and trains with it.
     """
 
     def __init__(self, both: ReplacedTokens) -> None:
         super().__init__()
         self.both = both
-        both.discriminator.aside["generator"] = both.generator
+        both.discriminator.auxiliary["generator"] = both.generator
 
     def of(self, model: Model, mini: MiniBatch) -> Tensor:
         """As `OverModel.of`."""
@@ -398,11 +398,11 @@ class Replacement(OverModel):
         assert rows is not None
         assert isinstance(special, Tensor)
         losses = self.both(mini.batch, rows, mini.targets.values, special)
-        return self.mean(losses.masked, "hidden") + self.both.weight * self.mean(losses.found, "judged")
+        return self.mean(losses.masked, "hidden") + self.both.weight * self.mean(losses.found, "predictions")
 
     def count(self, item: Item) -> dict[str, float]:
-        """Special tokens are not judged."""
-        return {**super().count(item), "judged": float(np.logical_not(item.more["special"]).sum())}
+        """Special tokens are not predictions."""
+        return {**super().count(item), "predictions": float(np.logical_not(item.more["special"]).sum())}
 
     def collate(self, items: Sequence[Item]) -> MiniBatch:
         """Lay items end to end."""

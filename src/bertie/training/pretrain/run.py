@@ -49,7 +49,13 @@ from bertie.training.pretrain.pretraining_objectives import (
     Replacement,
     SentenceOrder,
 )
-from bertie.training.pretrain.sentence_distillation import Aligned, Basis, Taught, TaughtSteps, means
+from bertie.training.pretrain.sentence_distillation import (
+    Aligned,
+    Basis,
+    SentenceDistillation,
+    SentenceDistillationSteps,
+    means,
+)
 from bertie.training.recipe import TASKS, Recipe
 from bertie.training.sampling import Plan, Source, Steps
 
@@ -128,7 +134,7 @@ class _Run:
         history = trainer.run()
         for one in self.finish:
             one()
-        self.checkpoint.model.aside = nn.ModuleDict()
+        self.checkpoint.model.auxiliary = nn.ModuleDict()
         for task, dev in self.tasks.values():
             if dev is not None:
                 task.calibrate(dev)
@@ -150,7 +156,7 @@ class _Run:
             if asked.tokenizer is not None:
                 wanted = Tokenizer.from_folder(self._path(asked.tokenizer))
                 if checkpoint.tokenizer is None or wanted.vocab_size != checkpoint.tokenizer.vocab_size:
-                    checkpoint = begin.lengthened(checkpoint, wanted)
+                    checkpoint = begin.extend_vocabulary(checkpoint, wanted)
             if self._masks() and "mlm" not in checkpoint.model.heads:
                 checkpoint = checkpoint.with_head("mlm", seed=self.recipe.seed)
         else:
@@ -160,7 +166,7 @@ class _Run:
             checkpoint = begin.fresh(asked.model, tokenizer, head=self._first_head(), seed=self.recipe.seed)
         if asked.sentence is not None:
             checkpoint.sentence = SentenceModules.fresh(
-                checkpoint.model.config.width, asked.sentence, max_seq_length=checkpoint.model.config.reach
+                checkpoint.model.config.width, asked.sentence, max_seq_length=checkpoint.model.config.max_length
             )
         return checkpoint
 
@@ -226,29 +232,31 @@ class _Run:
         if grows:
             steps, budget = steps * PARTS, budget // PARTS
         corpus = self._corpus(given.get("corpus", self.asked.corpus), self._tokenizer())
-        reach = given.get("reach", self.recipe.reach) or self.checkpoint.reach
-        if reach > self.checkpoint.reach:
-            raise ConfigError(f"reach={reach} must be at most {self.checkpoint.reach}, which is the model's")
-        plan = getattr(self, f"_{kind}")(given, corpus, steps, budget, reach)
+        max_length = given.get("max_length", self.recipe.max_length) or self.checkpoint.max_length
+        if max_length > self.checkpoint.max_length:
+            raise ConfigError(
+                f"max_length={max_length} must be at most {self.checkpoint.max_length}, which is the model's"
+            )
+        plan = getattr(self, f"_{kind}")(given, corpus, steps, budget, max_length)
         return Growing(plan, PARTS, self.asked.batch_warmup) if grows else plan
 
     def _masking(self, given: Mapping[str, Any]) -> Masking:
         return Masking(**{name: given[name] for name in MASKING if name in given})
 
-    def _mlm(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, reach: int) -> Plan:
+    def _mlm(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
         pairs: dict[str, Any] = {"nsp": NextSentence, "sop": SentenceOrder}
         masking, static, seed = self._masking(given), bool(given.get("static", False)), self.recipe.seed
         if given.get("pairs") is not None:
             if given["pairs"] not in pairs:
                 raise ConfigError(f"pairs={given['pairs']!r} must be one of {', '.join(pairs)}")
             kind = pairs[given["pairs"]]()
-            options: dict[str, Any] = {"budget": budget, "reach": reach, "seed": seed}
+            options: dict[str, Any] = {"budget": budget, "max_length": max_length, "seed": seed}
             return PairSteps(corpus, self._tokenizer(), steps, pairs=kind, masking=masking, static=static, **options)
         objective = EnhancedMasked(self.checkpoint.model, seed) if given.get("enhanced") else None
-        packed = Packed(corpus, budget, reach, seed)
+        packed = Packed(corpus, budget, max_length, seed)
         return MaskedSteps(packed, self._tokenizer(), steps, masking=masking, static=static, objective=objective)
 
-    def _rtd(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, reach: int) -> Plan:
+    def _rtd(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
         if isinstance(self.asked.model, str):
             raise ConfigError("kind='rtd' is for fresh models: give config.json's keys as [model]")
         config = {**self.asked.model, **given.get("generator", {})}
@@ -262,7 +270,7 @@ class _Run:
 
         self.finish.append(trained)
         return MaskedSteps(
-            Packed(corpus, budget, reach, self.recipe.seed),
+            Packed(corpus, budget, max_length, self.recipe.seed),
             self._tokenizer(),
             steps,
             masking=self._masking(given),
@@ -271,13 +279,13 @@ class _Run:
             heads=("rtd",),
         )
 
-    def _triple(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, reach: int) -> Plan:
+    def _triple(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
         teacher = self._teacher(given["teacher"])
         terms = {name: float(given[name]) for name in ("temperature", "soft", "mlm", "cosine") if name in given}
         if given.get("copy_layers", not isinstance(self.asked.model, str)):
             copy_layers(teacher.model, self.checkpoint.model)
         return MaskedSteps(
-            Packed(corpus, budget, reach, self.recipe.seed),
+            Packed(corpus, budget, max_length, self.recipe.seed),
             self._tokenizer(),
             steps,
             masking=self._masking(given),
@@ -285,29 +293,29 @@ class _Run:
             objective=Triple(TripleLoss(teacher.model, **terms)),
         )
 
-    def _relations(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, reach: int) -> Plan:
+    def _relations(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
         pairs: Sequence[RelationPair] = given.get("relations", ("qq", "kk", "vv"))
         options = {name: given[name] for name in ("heads", "layer", "student_layer") if name in given}
         relations = Relations(self._teacher(given["teacher"]).model, pairs=pairs, **options)
         # Nothing is asked of hidden tokens, so that as few as may be are hidden, and these are read as they are.
         unseen = Masking(rate=1e-6, mask=0.0, random=0.0)
-        packed = Packed(corpus, budget, reach, self.recipe.seed)
+        packed = Packed(corpus, budget, max_length, self.recipe.seed)
         return MaskedSteps(packed, self._tokenizer(), steps, masking=unseen, objective=Related(relations), heads=())
 
-    def _taught(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, reach: int) -> Plan:
+    def _taught(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
         teacher = self._teacher(given["teacher"])
-        if reach > teacher.reach:
-            raise ConfigError(f"reach={reach} must be at most {teacher.reach}, which is the teacher's")
-        aligned = Aligned(corpus, self._corpus(given["teacher_corpus"], teacher.tokenizer), reach)
+        if max_length > teacher.max_length:
+            raise ConfigError(f"max_length={max_length} must be at most {teacher.max_length}, which is the teacher's")
+        aligned = Aligned(corpus, self._corpus(given["teacher_corpus"], teacher.tokenizer), max_length)
         terms = {name: float(given[name]) for name in TAUGHT if name in given}
         model, basis = self.checkpoint.model, None
         wide = teacher.sentence is not None and teacher.sentence.dimension != model.config.width
-        if wide and "basis" not in model.aside:
+        if wide and "basis" not in model.auxiliary:
             theirs, ours = _vectors(teacher, model, aligned, self.recipe)
             basis = Basis.of(theirs, model.config.width).turned(theirs, ours)
-        objective = Taught(model, teacher, layers=int(given.get("layers", 1)), basis=basis, **terms)
+        objective = SentenceDistillation(model, teacher, layers=int(given.get("layers", 1)), basis=basis, **terms)
         masking = self._masking(given) if given.get("rate") else None
-        return TaughtSteps(
+        return SentenceDistillationSteps(
             aligned, self._tokenizer(), steps, objective, budget=budget, seed=self.recipe.seed, masking=masking
         )
 
@@ -356,10 +364,10 @@ class _Run:
         corpus = Corpus.joined([Corpus.open(folder, self._tokenizer()) for folder in folders])
         if not corpus.tokens:
             return None
-        reach = min(self.recipe.reach or self.checkpoint.reach, self.checkpoint.reach)
-        packed = Packed(corpus, max(16_384, reach), reach, seed=0)
+        max_length = min(self.recipe.max_length or self.checkpoint.max_length, self.checkpoint.max_length)
+        packed = Packed(corpus, max(16_384, max_length), max_length, seed=0)
         dtype = precision(self.recipe.precision, self.device)
-        return watch.HeldOut(packed, self._tokenizer(), budget=max(16_384, reach), dtype=dtype)
+        return watch.HeldOut(packed, self._tokenizer(), budget=max(16_384, max_length), dtype=dtype)
 
     def _evaluation(self, held: watch.HeldOut | None) -> Callable[[], dict[str, float]]:
         def evaluate() -> dict[str, float]:

@@ -32,28 +32,30 @@ from bertie.training.sampling import Source
 
 
 class Aligned:
-    """Two corpora of the same documents, cut into pieces of the same words, none longer than `reach` in either.
+    """Two corpora of the same documents, cut into pieces of the same words, none longer than `max_length` in either.
 
-    Documents in which the two do not count as many words are left out, as are words that are longer than the reach.
+    Documents in which the two do not count as many words are left out, as are words that are longer than the max_length.
     Memory: eight bytes a word, for each of the two.
     """
 
-    def __init__(self, ours: Corpus, theirs: Corpus, reach: int) -> None:
-        if reach <= SPECIAL:
-            raise InputError(f"reach={reach} must be above {SPECIAL}: that many special tokens stand around each piece")
+    def __init__(self, ours: Corpus, theirs: Corpus, max_length: int) -> None:
+        if max_length <= SPECIAL:
+            raise InputError(
+                f"max_length={max_length} must be above {SPECIAL}: that many special tokens stand around each piece"
+            )
         if len(ours) != len(theirs):
             raise InputError(
                 f"{ours.folder} has {len(ours):,} documents and {theirs.folder} has {len(theirs):,}; make both with "
                 "`bertie corpus` from the same sources with the same settings"
             )
-        self.ours, self.theirs, self.reach = ours, theirs, reach
+        self.ours, self.theirs, self.max_length = ours, theirs, max_length
         both = (ours, theirs)
         borders = [_word_borders(corpus) for corpus in both]  # (words + 1,) counted through all documents
         firsts = [np.searchsorted(b, c.starts) for b, c in zip(borders, both, strict=True)]  # (documents + 1,)
         counts = np.diff(firsts[0])
         same = counts == np.diff(firsts[1])
         self.left_out = int((~same).sum())
-        self.documents, word, end = _cut(borders, firsts, np.where(same, counts, 0), reach - SPECIAL)
+        self.documents, word, end = _cut(borders, firsts, np.where(same, counts, 0), max_length - SPECIAL)
         if not len(self.documents):
             raise InputError(f"{ours.folder} and {theirs.folder} have no document with the same words")
         self.spans = []  # of each corpus: the first token of each piece in its document, and how many there are
@@ -100,7 +102,7 @@ def _cut(
     return pieces[0], pieces[1], pieces[2]
 
 
-class TaughtSteps:
+class SentenceDistillationSteps:
     """Steps over aligned pieces: what the student reads, some of it hidden if asked, and what its teacher reads."""
 
     plain = False
@@ -110,7 +112,7 @@ class TaughtSteps:
         aligned: Aligned,
         tokenizer: Tokenizer,
         steps: int,
-        objective: Taught,
+        objective: SentenceDistillation,
         *,
         budget: int,
         seed: int,
@@ -142,7 +144,7 @@ class TaughtSteps:
     def described(self) -> Any:
         """Which pieces, and what is hidden of them."""
         masking = None if self.masking is None else [self.masking.rate, self.masking.mask, self.masking.unit]
-        return [self.total, len(self.aligned), self.aligned.reach, self._packing.budget, self.seed, masking]
+        return [self.total, len(self.aligned), self.aligned.max_length, self._packing.budget, self.seed, masking]
 
     def read(self, step: int) -> tuple[Source, list[Item]]:
         """The pieces of a step."""
@@ -215,7 +217,7 @@ class Basis(nn.Module):
         return F.normalize(vectors.float() @ self.basis, dim=-1)
 
 
-class Taught(OverModel):
+class SentenceDistillation(OverModel):
     """What a sentence encoder makes of a text, to be made by the student; a weighted sum of means:
 
         words           over words    1 − cos(P h, g)    h the student's state of a word, g the teacher's, P learned
@@ -256,15 +258,15 @@ class Taught(OverModel):
         self.words, self.mlm = words, mlm
         self.vectors, self.similarities, self.neighbours = vectors, similarities, neighbours
         ours, theirs = model.config.width, teacher.model.config.width
-        if words and "words" not in model.aside:
+        if words and "words" not in model.auxiliary:
             project = nn.Linear(ours, theirs, device=model.device)
             nn.init.normal_(project.weight, std=0.02, generator=torch.Generator(model.device).manual_seed(0))
             nn.init.zeros_(project.bias)
-            model.aside["words"] = project
+            model.auxiliary["words"] = project
         if basis is not None:
-            model.aside["basis"] = basis.to(model.device)
+            model.auxiliary["basis"] = basis.to(model.device)
         has = ours if teacher.sentence is None else teacher.sentence.dimension
-        if asks_texts and has != ours and "basis" not in model.aside:
+        if asks_texts and has != ours and "basis" not in model.auxiliary:
             raise ConfigError(f"the teacher's vectors have {has} numbers, the student's {ours}")
 
     def of(self, model: Model, mini: MiniBatch) -> Tensor:
@@ -280,11 +282,13 @@ class Taught(OverModel):
         rows = mini.targets.rows
         if self.mlm and rows is not None and len(rows):
             words = model.encoder.embeddings.words.weight
-            lost = model.head("mlm").surprise(hidden[rows], words, mini.targets.values, mini.targets.weights)
+            lost = model.head("mlm").fused_linear_cross_entropy(
+                hidden[rows], words, mini.targets.values, mini.targets.weights
+            )
             total = total + self.mlm * self.mean(lost, "hidden")
         count = self._words_of(mini)
         if self.words and count:
-            project = model.aside["words"]
+            project = model.auxiliary["words"]
             ours = project(means(hidden, numbers, count)).float()
             apart = 1 - F.cosine_similarity(ours, means(states, numbers_t, count), dim=-1)
             total = total + self.words * self.mean(apart.sum(), "words")
@@ -292,7 +296,11 @@ class Taught(OverModel):
             with torch.autocast(hidden.device.type, enabled=False):
                 owner = batch.text_of_token()
                 s = F.normalize(means(hidden, owner, len(batch)), dim=-1)
-                t = model.aside["basis"](vectors) if "basis" in model.aside else F.normalize(vectors.float(), dim=-1)
+                t = (
+                    model.auxiliary["basis"](vectors)
+                    if "basis" in model.auxiliary
+                    else F.normalize(vectors.float(), dim=-1)
+                )
                 total = total + self.vectors * self.mean((1 - (s * t).sum(-1)).sum(), "texts")
                 if self.similarities:
                     apart = ((s @ s.T - t @ t.T) ** 2).mean() * len(batch)
