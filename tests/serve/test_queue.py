@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertie.errors import ConfigError
-from bertie.serve.queue import TURN, Cancelled, Closed, Expired, Job, Part, Queue, Refused, Ticket
+from bertie.serve.queue import TURN, Cancelled, Closed, Expired, Job, Part, Queue, Refused, Ticket, TokenLimitExceeded
 
 
 class Clock:
@@ -127,6 +127,15 @@ def test_whoever_left_is_in_nobodys_way() -> None:
     assert [part.job for part in queue.take(1000)] == [gone[2], gone[3], late]
     assert isinstance(gone[0].error, Cancelled)
     assert queue.waiting == 0
+
+
+def test_all_jobs_of_a_request_count_towards_its_token_limit() -> None:
+    queue, ticket = Queue(), Ticket(max_tokens=100)
+    queue.put(Job(ticket, None, [None], [60]))
+    queue.put(Job(ticket, None, [None], [40]))
+    with pytest.raises(TokenLimitExceeded, match="at most 100 tokens"):
+        queue.put(Job(ticket, None, [None], [1]))
+    assert (len(queue), ticket.submitted_tokens) == (2, 101)
 
 
 def test_deadlines() -> None:

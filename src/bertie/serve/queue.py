@@ -38,6 +38,10 @@ class Expired(BertieError, TimeoutError):
     """The deadline passed before there was an answer."""
 
 
+class TokenLimitExceeded(BertieError):
+    """The windows of a request have more tokens together than one request may have."""
+
+
 class Cancelled(BertieError):
     """Whoever asked has left."""
 
@@ -56,6 +60,8 @@ class Ticket:
     id: str = ""
     deadline: float | None = None
     cancelled: Event = field(default_factory=Event)
+    max_tokens: int | None = None  # that the windows of the request may have together
+    submitted_tokens: int = 0  # in all windows that were put into a queue
     queue_s: float = 0.0  # from coming in until its first window was taken
     device_s: float = 0.0  # its part, by tokens, of the time that its batches took
     tokens: int = 0  # that the model read for it
@@ -152,6 +158,10 @@ class Queue:
 
     def put(self, job: Job) -> None:
         """Let a job wait, or refuse it at once: if it would wait too long, or if its deadline cannot be met."""
+        ticket = job.ticket
+        ticket.submitted_tokens += job.backlog
+        if ticket.max_tokens is not None and ticket.submitted_tokens > ticket.max_tokens:
+            raise TokenLimitExceeded(f"a request may have at most {ticket.max_tokens:,} tokens in all its windows")
         with self._lock:
             if self._closed:
                 raise Closed("the engine takes no more requests: it is shutting down")
