@@ -278,7 +278,7 @@ def gap_text(gap: Difference) -> str:
 def vectors(options: argparse.Namespace) -> None:
     """Keep the vectors of all texts: read in windows, cut, and by sentence-transformers if it is there."""
     for name in options.models:
-        ways = {overflow: embedder(name, options.kept, options.device, overflow).embed for long in ("window", "truncate")}
+        ways = {overflow: embedder(name, options.kept, options.device, overflow).embed for overflow in ("window", "truncate")}
         if find_spec("sentence_transformers"):
             ways["theirs"] = sentence_transformer(name, options.kept, options.device).encode
         for embed in ways.values():
