@@ -1,6 +1,7 @@
 """Search by words, by vectors, by both and reranked; and the same models through sentence-transformers.
 
-    python -m benchmarks.search ways MODEL --reranker MODEL --data FOLDER [--sets Cranfield,NPL] [--weigh] [--json FILE]
+    python -m benchmarks.search ways MODEL --reranker MODEL --data FOLDER [--sets Cranfield,NPL] [--weight-tokens]
+        [--json FILE]
     python -m benchmarks.search parity MODEL … --data FOLDER [--sets Cranfield,STS-B] [--json FILE]
 
 `ways` compares BM25, dense, hybrid (reciprocal ranks, k = 60) and hybrid + rerank (its first 100 documents in the
@@ -164,8 +165,8 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
     for name in options.sets or FOLDERS:
         began = time.perf_counter()
         one = sets[name] = collection(options.data, name)
-        if options.weigh:
-            dense.weigh(one.corpus.values())
+        if options.weight_tokens:
+            dense.weight_tokens(one.corpus.values())
         if dense.kept is not None:  # all at once, to be written seldom
             dense.embed(texts_of(options.data, name))
         mine = runs[name] = {"lexical": beir.lexical(one), "dense": beir.dense(one, dense)}
@@ -278,7 +279,7 @@ def gap_text(gap: Difference) -> str:
 def vectors(options: argparse.Namespace) -> None:
     """Keep the vectors of all texts: read in windows, cut, and by sentence-transformers if it is there."""
     for name in options.models:
-        ways = {overflow: embedder(name, options.kept, options.device, overflow).embed for overflow in ("window", "truncate")}
+        ways = {way: embedder(name, options.kept, options.device, way).embed for way in ("window", "truncate")}
         if find_spec("sentence_transformers"):
             ways["theirs"] = sentence_transformer(name, options.kept, options.device).encode
         for embed in ways.values():
@@ -421,7 +422,7 @@ def main() -> int:
     parser.add_argument("--kept", type=Path, help="a folder for vectors and scores")
     parser.add_argument("--candidates", type=Path, help="a file for the documents that are to be reranked")
     parser.add_argument("--overflow", choices=("window", "truncate"), default="window", help="of `ways`: long texts")
-    parser.add_argument("--weigh", action="store_true", help="of `ways`: words by how rare they are in each set")
+    parser.add_argument("--weight-tokens", action="store_true", help="of `ways`: SIF token weights of each corpus")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -429,8 +430,8 @@ def main() -> int:
         parser.error("`scores` takes --candidates, --reranker and --kept")
     if options.what == "vectors" and options.kept is None:
         parser.error("`vectors` takes --kept")
-    if options.weigh and (options.what != "ways" or options.kept):
-        parser.error("--weigh is of `ways`, and what --kept holds is from before it")
+    if options.weight_tokens and (options.what != "ways" or options.kept):
+        parser.error("--weight-tokens is of `ways`, and what --kept holds is from before it")
     if options.what != "scores" and not options.models:
         parser.error(f"`{options.what}` takes the name of an embedder")
     if options.kept:

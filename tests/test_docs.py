@@ -158,10 +158,10 @@ def test_nothing_is_missing_between_the_commands() -> None:
             made.append(rest[rest.index("--local-dir") + 1])
             continue
         args = grammar().parse_args(rest)
-        read = {"tokenizer": "corpus", "corpus": "sources", "shrink": "model", "weigh": "files"}.get(args.verb)
+        read = {"tokenizer": "corpus", "corpus": "sources", "shrink": "model", "weight-tokens": "files"}.get(args.verb)
         wanted = getattr(args, read) if read else []
         wanted = [wanted] if isinstance(wanted, str) else [*wanted]
-        if args.verb == "weigh":
+        if args.verb == "weight-tokens":
             wanted.append(args.model)
         if args.verb == "corpus":
             wanted.append(args.tokenizer)

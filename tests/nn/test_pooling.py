@@ -51,13 +51,13 @@ def test_equals_the_definition(modes: tuple[str, ...], texts: int) -> None:
 @pytest.mark.parametrize("modes", SETS, ids="+".join)
 @pytest.mark.parametrize("texts", range(1, 8))
 @pytest.mark.parametrize("prompt", [None, 0, 3])
-@pytest.mark.parametrize("weighed", [False, True])
-def test_equals_sentence_transformers(modes: tuple[str, ...], texts: int, prompt: int | None, weighed: bool) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equals_sentence_transformers(modes: tuple[str, ...], texts: int, prompt: int | None, weighted: bool) -> None:
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     hidden, batch = ragged(texts)
-    words = None
-    if weighed:
-        words = torch.tensor([0.3, 1.0, 2.5, 0.0])
+    weights = None
+    if weighted:
+        weights = torch.tensor([0.3, 1.0, 2.5, 0.0])
         batch = replace(batch, ids=torch.randint(4, (len(hidden),), generator=torch.Generator().manual_seed(texts)))
     padded = torch.full((texts, batch.max_len + 2, WIDTH), 9.0)
     mask, ids = (torch.zeros(padded.shape[:2], dtype=torch.int64) for _ in range(2))
@@ -66,32 +66,32 @@ def test_equals_sentence_transformers(modes: tuple[str, ...], texts: int, prompt
     features = {"token_embeddings": padded, "attention_mask": mask, "input_ids": ids}
     if prompt is not None:
         features["prompt_length"] = prompt
-    if words is not None:
-        features = modules.WordWeights(list("abcd"), dict(zip("abcd", words.tolist(), strict=True)))(features)
+    if weights is not None:
+        features = modules.WordWeights(list("abcd"), dict(zip("abcd", weights.tolist(), strict=True)))(features)
     theirs = modules.Pooling(WIDTH, modes, include_prompt=prompt is None)(features)["sentence_embedding"]
     skips = None if prompt is None else [prompt] * texts
-    pooling = Pooling(modes, include_prompt=prompt is None, words=words)
+    pooling = Pooling(modes, include_prompt=prompt is None, token_weights=weights)
     assert_close(pooling(hidden, batch, skips), theirs, atol=1e-6, rtol=1e-6)
     with torch.no_grad():  # the short way for means
         assert_close(pooling(hidden, batch, skips), theirs, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_weights_of_words_learn_and_feel_no_neighbours(mode: str) -> None:
+def test_token_weights_learn_batch_invariantly(mode: str) -> None:
     hidden, batch = ragged(5)
     batch = replace(batch, ids=torch.arange(len(hidden)) % 7)
-    pooling = Pooling(mode, words=torch.rand(7, generator=torch.Generator().manual_seed(0)))
-    assert pooling.words is not None
+    pooling = Pooling(mode, token_weights=torch.rand(7, generator=torch.Generator().manual_seed(0)))
+    assert pooling.token_weights is not None
     pooling(hidden, batch).square().sum().backward()
-    grad = pooling.words.grad
+    grad = pooling.token_weights.grad
     assert grad is not None
     step = 1e-3
     for word in range(7):
         around = []
         for way in (step, -step):
-            moved = pooling.words.detach().double()
+            moved = pooling.token_weights.detach().double()
             moved[word] += way
-            around.append(Pooling(mode, words=moved)(hidden.double(), batch).square().sum().item())
+            around.append(Pooling(mode, token_weights=moved)(hidden.double(), batch).square().sum().item())
         assert grad[word].item() == pytest.approx((around[0] - around[1]) / (2 * step), rel=1e-2, abs=1e-3)
     for pool in (pooling, torch.no_grad()(pooling)):
         together = pool(hidden, batch)

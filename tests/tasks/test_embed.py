@@ -165,11 +165,11 @@ def test_weigh_by_how_rare_words_are(folder: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     seen = ["the the cat", "the dog", "the mat", "a cat"]
-    embedder = Embedder.load(folder).weigh(iter(seen), share=0.5)
-    words = embedder.modules.pooling.words
+    embedder = Embedder.load(folder).weight_tokens(iter(seen), smoothing=0.5)
+    words = embedder.modules.pooling.token_weights
     assert words is not None
-    shares = {"the": 0.75, "cat": 0.5, "dog": 0.25, "mat": 0.25, "a": 0.25, "[CLS]": 1.0, "[SEP]": 1.0}
-    assert words.tolist() == pytest.approx([round(0.5 / (0.5 + shares.get(word, 0.0)), 4) for word in WORDS])
+    frequencies = {"the": 0.75, "cat": 0.5, "dog": 0.25, "mat": 0.25, "a": 0.25, "[CLS]": 1.0, "[SEP]": 1.0}
+    assert words.tolist() == pytest.approx([round(0.5 / (0.5 + frequencies.get(word, 0.0)), 4) for word in WORDS])
     embedder.save(tmp_path / "new")
     again = Embedder.load(tmp_path / "new", overflow="truncate")
     theirs = SentenceTransformer(str(tmp_path / "new"), device="cpu")
@@ -179,47 +179,47 @@ def test_weigh_by_how_rare_words_are(folder: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(vectors, theirs.encode(texts, prompt_name=prompt), atol=1e-6)
         for text, vector in zip(texts, vectors, strict=True):
             np.testing.assert_array_equal(again.embed([text], prompt=prompt)[0], vector)
-    anew = Embedder.load(tmp_path / "new").weigh(["cat"])
-    assert anew.modules.pooling.words is not None
-    assert anew.modules.pooling.words[WORDS.index("the")] == 1
+    anew = Embedder.load(tmp_path / "new").weight_tokens(["cat"])
+    assert anew.modules.pooling.token_weights is not None
+    assert anew.modules.pooling.token_weights[WORDS.index("the")] == 1
     for wrong, message in (
         ({"texts": []}, "at least one text"),
-        ({"texts": "the cat"}, "weigh takes a list of texts"),
+        ({"texts": "the cat"}, "weight_tokens takes a list of texts"),
         ({"texts": ["a", 3]}, "text 1"),
-        ({"texts": ["a"], "share": 0}, "share=0 must be a number above 0"),
-        ({"texts": ["a"], "share": "1"}, "share='1' must be"),
+        ({"texts": ["a"], "smoothing": 0}, "smoothing=0 must be a number above 0"),
+        ({"texts": ["a"], "smoothing": "1"}, "smoothing='1' must be"),
     ):
         with pytest.raises(InputError, match=message):
-            again.weigh(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="pooling by max is no mean over tokens"):
-        Embedder.load(folder, pooling="max").weigh(seen)
+            again.weight_tokens(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="token weights need mean pooling; this model's is max"):
+        Embedder.load(folder, pooling="max").weight_tokens(seen)
 
 
 def test_weights_of_words_are_trained(folder: Path, tmp_path: Path) -> None:
-    embedder = Embedder.load(folder).weigh(["the cat", "a dog"])
-    embedder.save(tmp_path / "weighed")
+    embedder = Embedder.load(folder).weight_tokens(["the cat", "a dog"])
+    embedder.save(tmp_path / "weighted")
     pairs = [("the cat sat", "a cat"), ("the dog ran", "a dog"), ("the mat", "on a mat"), ("find", "query")]
-    trained = Embedder(tmp_path / "weighed", epochs=3, lr=0.05, batch_size=4, freeze="encoder").fit(pairs)
-    before, after = embedder.modules.pooling.words, trained.modules.pooling.words
+    trained = Embedder(tmp_path / "weighted", epochs=3, lr=0.05, batch_size=4, freeze="encoder").fit(pairs)
+    before, after = embedder.modules.pooling.token_weights, trained.modules.pooling.token_weights
     assert before is not None
     assert after is not None
     assert not torch.equal(before, after)
     trained.save(tmp_path / "trained")
     again = Embedder.load(tmp_path / "trained")
-    assert again.modules.pooling.words is not None
-    assert torch.equal(again.modules.pooling.words, after)
+    assert again.modules.pooling.token_weights is not None
+    assert torch.equal(again.modules.pooling.token_weights, after)
     np.testing.assert_allclose(again.embed(TEXTS), trained.embed(TEXTS), atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True}, {"dimensions": 3}, {"pooling": "max"}], ids=str)
-@pytest.mark.parametrize("kind", ["sentence", "plain", "weighed"])
+@pytest.mark.parametrize("kind", ["sentence", "plain", "weighted"])
 def test_a_few_at_once_as_among_many(
     folder: Path, tmp_path: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The short way for a query says what the way for many says, whichever texts and settings it takes."""
     embedder = Embedder.load(folder if kind == "sentence" else save_bert(tmp_path, limit=10), **options)
-    if kind == "weighed" and "pooling" not in options:
-        embedder.weigh(TEXTS)
+    if kind == "weighted" and "pooling" not in options:
+        embedder.weight_tokens(TEXTS)
     texts = [*TEXTS[:3], "a " * 30]
     prompt = "query" if kind == "sentence" else None
     for few in ([texts[0]], texts[:3], texts):

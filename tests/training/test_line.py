@@ -148,15 +148,15 @@ def test_from_the_tokenizer_to_the_tour(
     moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(headed[name])]
     assert {name.split(".")[1] for name in moved if name.startswith("heads.")} == set(made.heads)
 
-    run("weigh", "sentences.txt", "-m", "bertie-small", "-o", "weighed")
-    weighed = Checkpoint.load("weighed")
-    assert weighed.heads == made.heads
-    assert weighed.sentence is not None
-    assert weighed.sentence.pooling.words is not None
-    assert weighed.model.state_dict()["encoder.embeddings.words.weight"].equal(
+    run("weight-tokens", "sentences.txt", "-m", "bertie-small", "-o", "weighted")
+    weighted = Checkpoint.load("weighted")
+    assert weighted.heads == made.heads
+    assert weighted.sentence is not None
+    assert weighted.sentence.pooling.token_weights is not None
+    assert weighted.model.state_dict()["encoder.embeddings.words.weight"].equal(
         made.model.state_dict()["encoder.embeddings.words.weight"]
     )
-    run("shrink", "weighed", "-o", f"models/{hub.DEFAULT}", "--to", "int8")
+    run("shrink", "weighted", "-o", f"models/{hub.DEFAULT}", "--to", "int8")
     receipt = json.loads(Path("models", hub.DEFAULT, "receipt.json").read_text())
     assert receipt["hidden"]["least_cosine"] > 0.99
     folders = ("bertie-small", f"models/{hub.DEFAULT}")

@@ -84,7 +84,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         else {
             "dimension": checkpoint.sentence.dimension,
             "pooling": list(checkpoint.sentence.pooling.modes),
-            "weighs_words": checkpoint.sentence.pooling.words is not None,
+            "token_weights": checkpoint.sentence.pooling.token_weights is not None,
             "prompts": dict(checkpoint.sentence.prompts),
         },
         "cross_encoder": None
@@ -130,7 +130,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         "sentence": ""
         if facts["sentence"] is None
         else f"{facts['sentence']['dimension']} dimensions by {' + '.join(facts['sentence']['pooling'])} pooling"
-        + (" of weighed words" if facts["sentence"]["weighs_words"] else ""),
+        + (" with token weights" if facts["sentence"]["token_weights"] else ""),
         "prompts": "" if facts["sentence"] is None else ", ".join(facts["sentence"]["prompts"]),
         "cross-encoder": ""
         if facts["cross_encoder"] is None

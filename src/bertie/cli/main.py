@@ -31,10 +31,10 @@ from bertie.cli import (
     tokenizer,
     tour,
     train,
+    weight_tokens,
 )
 from bertie.cli import quantize as shrink
 from bertie.cli import similarity as similar
-from bertie.cli import weight_tokens as weigh
 from bertie.cli.common import Parser, UsageError
 from bertie.data.journal import Complete
 from bertie.errors import BertieError
@@ -43,7 +43,7 @@ VERBS = (
     tour,
     train,
     mine,
-    weigh,
+    weight_tokens,
     eval,
     fill,
     embed,

@@ -17,39 +17,39 @@ from bertie.text.batch import Batch, send
 
 # In the order in which sentence-transformers concatenates modes that its older configs switch on by flags.
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-LEAST = 1e-9  # that weights of words are divided by
+LEAST = 1e-9  # smallest sum of token weights to divide by
 
 
 class Pooling(nn.Module):
     """Pool (T, D) hidden states into (B, D) text vectors; several modes are concatenated to (B, modes * D).
 
     `cls` and `lasttoken` take a text's first and last token; `max` and `mean` go over its tokens;
-    `mean_sqrt_len_tokens` is the sum divided by the root of the length; `weightedmean` weighs a text's n-th token
-    with n. With `include_prompt=False` a text's first tokens, as many as its prompt has, are left out. With `words`, a
-    weight for each token of the vocabulary, states are multiplied by them first, and means divide by their sum; a
-    weight that training has driven below 0 counts as 0.
+    `mean_sqrt_len_tokens` is the sum divided by the root of the length; `weightedmean` weights a text's n-th
+    token by n. With `include_prompt=False` a text's first tokens, as many as its prompt has, are left out. With
+    `token_weights`, one weight per token of the vocabulary (SIF or IDF), states are multiplied by them first, and means
+    divide by their sum; a weight that training has driven below 0 counts as 0.
 
     >>> batch = Batch.from_ids([[101, 7592, 102], [101, 102]])
     >>> Pooling("mean")(torch.arange(10.0).view(5, 2), batch).tolist()
     [[2.0, 3.0], [7.0, 8.0]]
     """
 
-    words: nn.Parameter | None
+    token_weights: nn.Parameter | None
 
     def __init__(
-        self, modes: str | Sequence[str] = "mean", include_prompt: bool = True, words: Tensor | None = None
+        self, modes: str | Sequence[str] = "mean", include_prompt: bool = True, token_weights: Tensor | None = None
     ) -> None:
         super().__init__()
         self.modes = (modes,) if isinstance(modes, str) else tuple(modes)
         self.include_prompt = include_prompt
-        self.words = None if words is None else nn.Parameter(words)  # (V,)
+        self.token_weights = None if token_weights is None else nn.Parameter(token_weights)  # (V,)
         if not self.modes or any(mode not in MODES for mode in self.modes):
             raise ConfigError(f"pooling modes={modes!r} must be one or more of {', '.join(MODES)}")
 
     def extra_repr(self) -> str:
         """The fields, for print(model)."""
-        weighed = "" if self.words is None else f", words={len(self.words)}"
-        return f"modes={self.modes}, include_prompt={self.include_prompt}{weighed}"
+        weights = "" if self.token_weights is None else f", token_weights=({len(self.token_weights)},)"
+        return f"modes={self.modes}, include_prompt={self.include_prompt}{weights}"
 
     def forward(self, hidden: Tensor, batch: Batch, prompt_lengths: Sequence[int] | None = None) -> Tensor:
         """Pool each text by itself.
@@ -60,11 +60,11 @@ class Pooling(nn.Module):
         """
         if hidden.ndim != 2 or len(hidden) != len(batch.ids):
             raise InputError(f"hidden has shape {tuple(hidden.shape)}; the batch needs ({len(batch.ids)}, D)")
-        learns = hidden.requires_grad or (self.words is not None and torch.is_grad_enabled())
+        learns = hidden.requires_grad or (self.token_weights is not None and torch.is_grad_enabled())
         if self.modes == ("mean",) and not hidden.is_cuda and not learns and self.include_prompt:
             return torch.from_numpy(self.means(hidden, batch)).to(hidden.dtype)
         prompts = None if self.include_prompt else prompt_lengths
-        ours = self.words is None and prompts is None and fused.pools(hidden)
+        ours = self.token_weights is None and prompts is None and fused.pools(hidden)
         if ours and all(mode in fused.POOLS for mode in self.modes):
             each = [fused.pooled(hidden, batch.cu_seqlens, mode) for mode in self.modes]
             return torch.cat(each, dim=1) if len(each) > 1 else each[0]
@@ -74,8 +74,8 @@ class Pooling(nn.Module):
         text = batch.text_of_token()
         counts, left_out, dtype = lengths, None, hidden.dtype
         weight = None
-        if self.words is not None:
-            of_tokens = self.words[batch.ids].clamp(min=0)[:, None]  # (T, 1)
+        if self.token_weights is not None:
+            of_tokens = self.token_weights[batch.ids].clamp(min=0)[:, None]  # (T, 1)
             hidden = hidden * of_tokens  # in float32 at least
             # Of all tokens, the prompt's too even when they are left out: so sentence-transformers has it.
             weight = _sum(of_tokens, text, lengths).clamp(min=LEAST)  # (B, 1)
@@ -115,8 +115,8 @@ class Pooling(nn.Module):
         """The usual, on a CPU: the same sums in the same order, in a tenth of the time for a short text."""
         rows = hidden.float().numpy() if hidden.dtype == torch.bfloat16 else hidden.numpy()
         weights = None
-        if self.words is not None:
-            weights = self.words.detach().cpu().numpy()[batch.ids.numpy()].clip(min=0)  # (T,)
+        if self.token_weights is not None:
+            weights = self.token_weights.detach().cpu().numpy()[batch.ids.numpy()].clip(min=0)  # (T,)
             rows = rows * weights[:, None]
         out = np.empty((len(batch), rows.shape[1]), np.float64 if rows.dtype == np.float64 else np.float32)
         ends = batch.cu_seqlens.tolist()
@@ -136,6 +136,22 @@ class Pooling(nn.Module):
                     "and pooling without the prompt needs at least one that is not the prompt's"
                 )
         return send(torch.tensor(list(prompt_lengths)), batch.positions.device)
+
+
+def splade_pool(logits: Tensor, batch: Batch) -> Tensor:
+    """SPLADE embeddings: (T, V) masked-language-modelling logits -> (B, V) sparse term weights.
+
+    A term's weight is the maximum of log(1 + relu(logit)) over the text's tokens.
+
+    >>> batch = Batch.from_ids([[101, 102], [102]])
+    >>> splade_pool(torch.tensor([[1.0, -1.0], [0.0, -2.0], [0.0, 3.0]]), batch).exp().round().tolist()
+    [[2.0, 1.0], [1.0, 4.0]]
+    """
+    if logits.ndim != 2 or len(logits) != len(batch.ids):
+        raise InputError(f"logits have shape {tuple(logits.shape)}; the batch needs ({len(batch.ids)}, V)")
+    # log(1 + relu(x)) is monotonic: taking the maximum first applies it to B rows instead of T.
+    texts = torch.split(logits, list(batch.lengths))
+    return torch.cat([logits[:0], *(text.amax(0)[None] for text in texts)]).relu().log1p()
 
 
 def _sum(values: Tensor, text: Tensor, lengths: Tensor) -> Tensor:

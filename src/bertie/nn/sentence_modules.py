@@ -31,7 +31,7 @@ from bertie.text.batch import Batch
 
 # How configs before 5.4 name the modes.
 _TAILS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-WORDS = "WordWeights"  # the module that comes before the pooling, if there is one
+WORD_WEIGHTS = "WordWeights"  # sentence-transformers' module for token weights, which comes before the pooling
 FLAGS = {mode: f"pooling_mode_{tail}" for mode, tail in zip(MODES, _TAILS, strict=True)}
 
 
@@ -162,15 +162,15 @@ class SentenceModules(nn.Module):
         if folder is None:
             return None
         kinds = [entry.kind for entry in folder.entries[1:]]
-        weighed = kinds[:1] == [WORDS]
-        entries = folder.entries[1 + weighed :]
-        if kinds[weighed : weighed + 1] != ["Pooling"] or kinds.count("Pooling") > 1 or kinds.count(WORDS) > weighed:
+        weighted = kinds[:1] == [WORD_WEIGHTS]
+        entries, rest = folder.entries[1 + weighted :], kinds[1 + weighted :]
+        if kinds[weighted : weighted + 1] != ["Pooling"] or "Pooling" in rest or WORD_WEIGHTS in rest:
             raise ConfigError(
                 f"{MODULES_FILE}: after the Transformer it lists {', '.join(kinds) or 'nothing'}; it must list one "
-                f"Pooling first (or {WORDS} before it), then any of Dense, LayerNorm, Dropout, Normalize"
+                f"Pooling first (or {WORD_WEIGHTS} before it), then any of Dense, LayerNorm, Dropout, Normalize"
             )
-        words = _read_words(folder.keys(folder.entries[1]), vocabulary) if weighed else None
-        pooling = _read_pooling(folder.keys(entries[0]), width, words)
+        weights = _read_word_weights(folder.keys(folder.entries[1]), vocabulary) if weighted else None
+        pooling = _read_pooling(folder.keys(entries[0]), width, weights)
         out = width * len(pooling.modes)
         layers: list[nn.Module] = []
         for entry in entries[1:]:
@@ -233,30 +233,33 @@ class SentenceModules(nn.Module):
             if isinstance(layer, Dense):
                 folder.json[entry.inside("config.json")] = _dense_config(layer)
         made = SentenceModules(self.pooling, every, self.width, folder)
-        if self.pooling.words is None:
+        if self.pooling.token_weights is None:
             return made
         vocabulary = self._folder.json[self._folder.entries[1].inside("config.json")]["vocab"]
-        return made.weighed(self.pooling.words, vocabulary)
+        return made.with_token_weights(self.pooling.token_weights, vocabulary)
 
-    def weighed(self, words: Tensor, vocabulary: Sequence[str]) -> SentenceModules:
-        """The same with a weight for each word of the vocabulary, (V,), in place of those that it has.
+    def with_token_weights(self, weights: Tensor, vocabulary: Sequence[str]) -> SentenceModules:
+        """Return a copy with one weight per token of the vocabulary, (V,), replacing any it had.
 
-        >>> modules = SentenceModules.fresh(2, normalize=False).weighed(torch.tensor([1.0, 3.0]), ["the", "cat"])
+        >>> modules = SentenceModules.fresh(2, normalize=False)
+        >>> modules = modules.with_token_weights(torch.tensor([1.0, 3.0]), ["the", "cat"])
         >>> modules(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), Batch.from_ids([[0, 1]])).tolist()
         [[1.0, 3.0]]
         """
-        if words.shape != (len(vocabulary),):
-            raise ConfigError(f"words has shape {tuple(words.shape)}; the vocabulary needs ({len(vocabulary)},)")
+        if weights.shape != (len(vocabulary),):
+            raise ConfigError(
+                f"token weights have shape {tuple(weights.shape)}; the vocabulary needs ({len(vocabulary)},)"
+            )
         folder = self._folder
-        if folder.entries[1].kind != WORDS:
+        if folder.entries[1].kind != WORD_WEIGHTS:
             listed = list(folder.json[MODULES_FILE])
-            listed.insert(1, {"path": f"1_{WORDS}", "type": f"sentence_transformers.models.{WORDS}"})
+            listed.insert(1, {"path": f"1_{WORD_WEIGHTS}", "type": f"sentence_transformers.models.{WORD_WEIGHTS}"})
             numbered = [one | {"idx": i, "name": str(i)} for i, one in enumerate(listed)]
-            entries = [folder.entries[0], Entry(WORDS, f"1_{WORDS}"), *folder.entries[1:]]
+            entries = [folder.entries[0], Entry(WORD_WEIGHTS, f"1_{WORD_WEIGHTS}"), *folder.entries[1:]]
             folder = replace(folder, entries=entries, json=folder.json | {MODULES_FILE: numbered})
         config = folder.entries[1].inside("config.json")
-        folder = replace(folder, json=folder.json | {config: _words_config(words, vocabulary)})
-        pooling = Pooling(self.pooling.modes, self.pooling.include_prompt, words.detach().float().clone())
+        folder = replace(folder, json=folder.json | {config: _word_weights_config(weights, vocabulary)})
+        pooling = Pooling(self.pooling.modes, self.pooling.include_prompt, weights.detach().float().clone())
         made = SentenceModules(pooling, list(self.layers), self.width, folder)
         for name in ("max_seq_length", "lower_case", "prompts", "default_prompt", "similarity", "truncate_dim"):
             setattr(made, name, getattr(self, name))  # they may have been set since the folder was read
@@ -265,10 +268,10 @@ class SentenceModules(nn.Module):
     def files(self) -> dict[str, bytes]:
         """What to write beside the transformer, by relative path, so that sentence-transformers reads this model."""
         files, behind = self._folder.files(self._settings()), self._folder.entries[1:]
-        if (words := self.pooling.words) is not None:
+        if (weights := self.pooling.token_weights) is not None:
             keys = self._folder.keys(behind[0])
-            if not torch.equal(words.detach().cpu(), _read_words(keys, None)):  # they were trained
-                files[behind[0].inside("config.json")] = to_json(_words_config(words, keys.raw["vocab"]))
+            if not torch.equal(weights.detach().cpu(), _read_word_weights(keys, None)):  # they were trained
+                files[behind[0].inside("config.json")] = to_json(_word_weights_config(weights, keys.raw["vocab"]))
             behind = behind[1:]
         for entry, layer in zip(behind[1:], self.layers, strict=True):
             weights = {name: one.detach().cpu().contiguous() for name, one in layer.state_dict().items()}
@@ -291,8 +294,8 @@ def _same_width(keys: Keys, key: str, width: int) -> None:
         raise ConfigError(f"{keys.file}: {key}={value} must be {width}, the width of what it is given")
 
 
-def _read_words(keys: Keys, vocabulary: int | None) -> Tensor:
-    """(V,) the weights of words. sentence-transformers also writes them to a file, which it does not read."""
+def _read_word_weights(keys: Keys, vocabulary: int | None) -> Tensor:
+    """(V,) token weights. sentence-transformers also writes them to a file, which it does not read."""
     vocab, given = keys.array("vocab"), keys.mapping("word_weights")
     usual = keys.number("unknown_word_weight", 1.0)
     keys.finish()
@@ -308,9 +311,9 @@ def _read_words(keys: Keys, vocabulary: int | None) -> Tensor:
     return torch.tensor(weights, dtype=torch.float32)
 
 
-def _words_config(words: Tensor, vocabulary: Sequence[str]) -> Json:
+def _word_weights_config(token_weights: Tensor, vocabulary: Sequence[str]) -> Json:
     # As short as float32 can be written.
-    weights = [float(str(weight)) for weight in words.detach().clamp(min=0).float().cpu().numpy()]
+    weights = [float(str(weight)) for weight in token_weights.detach().clamp(min=0).float().cpu().numpy()]
     return {
         "vocab": list(vocabulary),
         "word_weights": dict(zip(vocabulary, weights, strict=True)),
@@ -318,7 +321,7 @@ def _words_config(words: Tensor, vocabulary: Sequence[str]) -> Json:
     }
 
 
-def _read_pooling(keys: Keys, width: int, words: Tensor | None = None) -> Pooling:
+def _read_pooling(keys: Keys, width: int, token_weights: Tensor | None = None) -> Pooling:
     raw = keys.raw
     named = [key for key in ("embedding_dimension", "word_embedding_dimension") if key in raw]  # since 5.4, and before
     for key in named or ["embedding_dimension"]:
@@ -338,7 +341,7 @@ def _read_pooling(keys: Keys, width: int, words: Tensor | None = None) -> Poolin
         raise ConfigError(f"{keys.file}: {FLAGS['mean']} is missing; it must be true or false")
     if flags and sorted(modes) != sorted(flagged):
         raise ConfigError(f"{keys.file}: pooling_mode={modes!r} must agree with the flags, {flagged}")
-    return Pooling(modes, include_prompt, words)
+    return Pooling(modes, include_prompt, token_weights)
 
 
 def _pooling_config(pooling: Pooling, width: int) -> Json:

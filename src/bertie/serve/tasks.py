@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from bertie.nn.pooling import splade_pool
 from bertie.tasks.base import FloatArray, Task, TaskInput, pooled, reading
 from bertie.tasks.classify import Classification, Classifier
 from bertie.tasks.rerank import Reranker
@@ -62,7 +63,7 @@ class States(Task[None, FloatArray, TokenVectors]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WordWeights:
+class SparseEmbedding:
     """(V,) the weight of each word of the vocabulary in a text; most are 0."""
 
     weights: FloatArray
@@ -71,7 +72,7 @@ class WordWeights:
     windows: int
 
 
-class Sparse(Task[None, FloatArray, WordWeights]):
+class Sparse(Task[None, FloatArray, SparseEmbedding]):
     """SPLADE's vectors, by the head for masked words. A weight is the greatest of a text's tokens, in any window."""
 
     kind = "mlm"
@@ -81,10 +82,8 @@ class Sparse(Task[None, FloatArray, WordWeights]):
         self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(V,) of each window."""
-        from bertie.training.embedding.similarity import lexical  # few servers need it, and all want to start soon
+        return self.by_text(splade_pool(self.rows(hidden, batch), batch))
 
-        return self.by_text(lexical(self.rows(hidden, batch), batch))
-
-    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> WordWeights:
+    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> SparseEmbedding:
         """The greatest of all windows."""
-        return WordWeights(np.max(outputs, axis=0), **reading(found))
+        return SparseEmbedding(np.max(outputs, axis=0), **reading(found))

@@ -363,38 +363,37 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         done = whole and len(self.modules.layers) > 0 and isinstance(self.modules.layers[-1], Normalize)
         return self.by_text(normalized(rows) if self.normalize and not done else rows)
 
-    # --- weights of words ---
+    # --- token weights ---
 
-    def weigh(self, texts: Iterable[str], *, share: float = 0.1) -> Self:
-        """Let words count by how rare they are in `texts`, without training: for vectors that are means over tokens.
+    def weight_tokens(self, texts: Iterable[str], *, smoothing: float = 0.1) -> Self:
+        """Weight tokens by their inverse frequency in `texts` before mean pooling (SIF), without training.
 
-        A word that stands in the share p of the texts has the weight share / (share + p): one that is rare counts
-        fully, one that stands in `share` of them by half. Weigh by many texts of the kind that will be searched, and
-        embed anew what was embedded before.
+        A token that occurs in the fraction p of the texts gets the weight smoothing / (smoothing + p). Use many texts
+        from the domain that will be searched, and re-embed what was embedded before.
 
-        >>> embedder = Embedder.load("bertie-small").weigh(["The cat sat.", "The dog ran.", "The end."])
-        >>> weights = embedder.modules.pooling.words
+        >>> embedder = Embedder.load("bertie-small").weight_tokens(["The cat sat.", "The dog ran.", "The end."])
+        >>> weights = embedder.modules.pooling.token_weights
         >>> bool(weights[embedder.tokenizer.id("the")] < weights[embedder.tokenizer.id("cat")])
         True
         """
-        if not isinstance(share, Real) or isinstance(share, bool) or not 0 < share < inf:
-            raise InputError(f"share={share!r} must be a number above 0")
+        if not isinstance(smoothing, Real) or isinstance(smoothing, bool) or not 0 < smoothing < inf:
+            raise InputError(f"smoothing={smoothing!r} must be a number above 0")
         modes = self.modules.pooling.modes
         if not all(mode in ("mean", "mean_sqrt_len_tokens", "weightedmean") for mode in modes):
-            raise InputError(f"pooling by {' + '.join(modes)} is no mean over tokens; words have no weights in it")
+            raise InputError(f"token weights need mean pooling; this model's is {' + '.join(modes)}")
         size, count = self.model.config.vocab, 0
-        found = np.zeros(size, np.int64)
-        numbered = ((i, checked_text(text, f"text {i}")) for i, text in enumerate(listed(texts, "weigh")))
-        for chunk in chunked(numbered, lambda one: len(one[1])):
+        frequencies = np.zeros(size, np.int64)  # number of texts with each token
+        numbered = ((i, checked_text(text, f"text {i}")) for i, text in enumerate(listed(texts, "weight_tokens")))
+        for chunk in chunked(numbered, lambda pair: len(pair[1])):
             flat = self._tokenized(chunk, _Options(0))
             number = np.repeat(np.arange(len(chunk)), flat.lengths)
-            found += np.bincount(np.unique(number * size + flat.ids) % size, minlength=size)
+            frequencies += np.bincount(np.unique(number * size + flat.ids) % size, minlength=size)
             count += len(chunk)
         if not count:
-            raise InputError("weigh needs at least one text")
-        known = self.tokenizer.vocabulary
-        words = torch.from_numpy((share / (share + found / count)).round(4)).float()
-        self.modules = self.modules.weighed(words, [known.get(id, "") for id in range(size)])
+            raise InputError("weight_tokens needs at least one text")
+        vocabulary = self.tokenizer.vocabulary
+        weights = torch.from_numpy((smoothing / (smoothing + frequencies / count)).round(4)).float()
+        self.modules = self.modules.with_token_weights(weights, [vocabulary.get(id, "") for id in range(size)])
         self.checkpoint = replace(self.checkpoint, sentence=self.modules)
         return self
 

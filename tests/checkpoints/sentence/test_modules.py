@@ -116,12 +116,12 @@ def test_equals_sentence_transformers_both_ways(name: str, base: Path, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["cls", "mean", "weightedmean"])
-@pytest.mark.parametrize("weighed", [False, True])
-def test_prompt_left_out_of_the_pooling(mode: str, weighed: bool, base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_prompt_left_out_of_the_pooling(mode: str, weighted: bool, base: Path, tmp_path: Path) -> None:
     from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
     prompts = {"query": "find : ", "document": ""}
-    chain = [*([WordWeights(WORDS, {"find": 3.0, "a": 0.1})] if weighed else [])]
+    chain = [*([WordWeights(WORDS, {"find": 3.0, "a": 0.1})] if weighted else [])]
     chain.append(Pooling(WIDTH, mode, include_prompt=False))
     folder = build(base, tmp_path, *chain, prompts=prompts, default_prompt_name="query", similarity_fn_name="dot")
     modules = load(folder)
@@ -175,34 +175,34 @@ def test_fresh_modules_load_there_and_here(
     assert again.dimension == fresh.dimension == expected.shape[1]
 
 
-def test_weights_of_words_are_put_in_and_changed(base: Path, tmp_path: Path) -> None:
+def test_token_weights_are_added_and_replaced(base: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     plain = SentenceModules.fresh(WIDTH, ["mean", "cls"], dense=Dense(2 * WIDTH, 6), prompts={"query": "find : "})
     plain.max_seq_length = 20
-    first = plain.weighed(torch.rand(len(WORDS)), WORDS)
+    first = plain.with_token_weights(torch.rand(len(WORDS)), WORDS)
     assert (first.max_seq_length, first.prompts, first.dimension) == (20, {"query": "find : "}, 6)
-    changed = first.weighed(torch.rand(len(WORDS)), WORDS)
-    trained = first.weighed(torch.rand(len(WORDS)), WORDS)
-    assert trained.pooling.words is not None
+    changed = first.with_token_weights(torch.rand(len(WORDS)), WORDS)
+    trained = first.with_token_weights(torch.rand(len(WORDS)), WORDS)
+    assert trained.pooling.token_weights is not None
     with torch.no_grad():
-        trained.pooling.words += 0.123456
-    below = first.weighed(torch.rand(len(WORDS)) - 0.5, WORDS)
-    assert below.pooling.words is not None
-    assert below.pooling.words.min() < 0
+        trained.pooling.token_weights += 0.123456
+    below = first.with_token_weights(torch.rand(len(WORDS)) - 0.5, WORDS)
+    assert below.pooling.token_weights is not None
+    assert below.pooling.token_weights.min() < 0
     folder = write_back(base, tmp_path / "below", below.eval())
     same(ours(folder, below, TEXTS), theirs(folder, TEXTS))
     same(ours(folder, load(folder), TEXTS), theirs(folder, TEXTS))
     longer = (
         SentenceModules.fresh(WIDTH, normalize=False)
-        .weighed(torch.rand(len(WORDS)), WORDS)
+        .with_token_weights(torch.rand(len(WORDS)), WORDS)
         .followed_by(Dense(WIDTH, 4))
     )
     for name, modules in {"first": first, "changed": changed, "trained": trained, "longer": longer}.items():
         folder = write_back(base, tmp_path / name, modules.eval())
         read = load(folder)
-        assert read.pooling.words is not None
-        assert modules.pooling.words is not None
-        assert torch.equal(read.pooling.words, modules.pooling.words)
+        assert read.pooling.token_weights is not None
+        assert modules.pooling.token_weights is not None
+        assert torch.equal(read.pooling.token_weights, modules.pooling.token_weights)
         same(ours(folder, read, TEXTS), theirs(folder, TEXTS))
         same(ours(folder, modules, TEXTS), theirs(folder, TEXTS))
         assert load(write_back(folder, tmp_path / f"{name} again", read)).files() == read.files()
@@ -223,8 +223,8 @@ def test_weights_of_words_are_put_in_and_changed(base: Path, tmp_path: Path) -> 
         ({"idf": 1}, "idf=1"),
     ],
 )
-def test_weights_of_words_that_make_no_sense(config: dict[str, Any], message: str, base: Path, tmp_path: Path) -> None:
-    modules = SentenceModules.fresh(WIDTH).weighed(torch.ones(len(WORDS)), WORDS)
+def test_invalid_token_weights(config: dict[str, Any], message: str, base: Path, tmp_path: Path) -> None:
+    modules = SentenceModules.fresh(WIDTH).with_token_weights(torch.ones(len(WORDS)), WORDS)
     folder = write_back(base, tmp_path, modules)
     file = folder / "1_WordWeights/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
@@ -232,10 +232,10 @@ def test_weights_of_words_that_make_no_sense(config: dict[str, Any], message: st
         SentenceModules.from_folder(folder, WIDTH, len(WORDS))
 
 
-def test_weights_of_words_in_a_wrong_place(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"words has shape \(3,\); the vocabulary needs \(16,\)"):
-        SentenceModules.fresh(WIDTH).weighed(torch.ones(3), WORDS)
-    folder = write_back(base, tmp_path, SentenceModules.fresh(WIDTH).weighed(torch.ones(len(WORDS)), WORDS))
+def test_misplaced_token_weights(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"token weights have shape \(3,\); the vocabulary needs \(16,\)"):
+        SentenceModules.fresh(WIDTH).with_token_weights(torch.ones(3), WORDS)
+    folder = write_back(base, tmp_path, SentenceModules.fresh(WIDTH).with_token_weights(torch.ones(len(WORDS)), WORDS))
     listed = json.loads((folder / "modules.json").read_text())
     for order in ([0, 1], [0, 2, 1], [0, 2, 3, 1]):
         some = [listed[i] | {"idx": n} for n, i in enumerate(order)]

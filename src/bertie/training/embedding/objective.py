@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.errors import ConfigError
+from bertie.nn.pooling import splade_pool
 from bertie.text.batch import Batch
 from bertie.training.embedding.losses import (
     KL,
@@ -30,7 +31,7 @@ from bertie.training.embedding.losses import (
     Triplet,
     VectorLoss,
 )
-from bertie.training.embedding.similarity import Tokens, Vectors, lexical
+from bertie.training.embedding.similarity import Tokens, Vectors
 from bertie.training.objectives import Item, MiniBatch, Objective, Piece, Targets
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class OverVectors(Objective):
         hidden = model.hidden(batch, head or None)
         if self.reading == "lexical":
             logits = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)  # (T, V)
-            found = lexical(logits.float(), batch)
+            found = splade_pool(logits.float(), batch)
             if len(found) == texts:
                 return found
             # Of several windows the greatest; weights are never below 0.

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertie.errors import InputError
-from bertie.text.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,22 +172,6 @@ def maxsim(queries: Tokens, passages: Tokens) -> Tensor:
     best = torch.cat([products[:0], *(one.amax(0)[None] for one in torch.split(products, passages.lengths()))])
     parts = torch.split(best.T, queries.lengths())
     return torch.cat([best.T[:0], *(one.sum(0)[None] for one in parts)])  # (B, C)
-
-
-def lexical(logits: Tensor, batch: Batch) -> Tensor:
-    """(T, V) logits over the vocabulary -> (B, V) the weight of each of its words in a text: SPLADE's vectors.
-
-    A weight is the greatest log(1 + max(0, logit)) of the text's tokens. Training with `Flops` makes most of them 0.
-
-    >>> batch = Batch.from_ids([[101, 102], [102]])
-    >>> lexical(torch.tensor([[1.0, -1.0], [0.0, -2.0], [0.0, 3.0]]), batch).exp().round().tolist()
-    [[2.0, 1.0], [1.0, 4.0]]
-    """
-    if logits.ndim != 2 or len(logits) != len(batch.ids):
-        raise InputError(f"logits have shape {tuple(logits.shape)}; the batch needs ({len(batch.ids)}, V)")
-    # The greatest first: the function rises with the logit, and so it is taken of B rows and not of T.
-    texts = torch.split(logits, list(batch.lengths))
-    return torch.cat([logits[:0], *(one.amax(0)[None] for one in texts)]).relu().log1p()
 
 
 # --- parts of columns

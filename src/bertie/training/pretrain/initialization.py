@@ -149,11 +149,11 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
             weight[id] = rows[cut].mean(0)
     config = checkpoint.config | {"vocab_size": size}
     sentence = checkpoint.sentence
-    if sentence is not None and (words := sentence.pooling.words) is not None:
+    if sentence is not None and (words := sentence.pooling.token_weights) is not None:
         weights = torch.cat([words, words.new_ones(max(0, size - len(words)))])
         for id, cut in zip(new, pieces, strict=True):
             weights[id] = words[cut].mean()
-        sentence = sentence.weighed(weights, [after.get(id, "") for id in range(len(weights))])
+        sentence = sentence.with_token_weights(weights, [after.get(id, "") for id in range(len(weights))])
     return replace(
         checkpoint,
         sentence=sentence,
