@@ -268,10 +268,10 @@ class SentenceModules(nn.Module):
     def files(self) -> dict[str, bytes]:
         """What to write beside the transformer, by relative path, so that sentence-transformers reads this model."""
         files, behind = self._folder.files(self._settings()), self._folder.entries[1:]
-        if (weights := self.pooling.token_weights) is not None:
+        if (token_weights := self.pooling.token_weights) is not None:
             keys = self._folder.keys(behind[0])
-            if not torch.equal(weights.detach().cpu(), _read_word_weights(keys, None)):  # they were trained
-                files[behind[0].inside("config.json")] = to_json(_word_weights_config(weights, keys.raw["vocab"]))
+            if not torch.equal(token_weights.detach().cpu(), _read_word_weights(keys, None)):  # they were trained
+                files[behind[0].inside("config.json")] = to_json(_word_weights_config(token_weights, keys.raw["vocab"]))
             behind = behind[1:]
         for entry, layer in zip(behind[1:], self.layers, strict=True):
             weights = {name: one.detach().cpu().contiguous() for name, one in layer.state_dict().items()}
