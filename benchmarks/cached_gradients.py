@@ -34,12 +34,12 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     from bertie.nn.model import Model
     from bertie.nn.sentence_modules import SentenceModules
     from bertie.training.embedding.losses import InfoNCE
-    from bertie.training.embedding.objective import OverVectors, row
+    from bertie.training.embedding.objective import EmbeddingObjective, row
     from bertie.training.embedding.rows import Rows
     from bertie.training.loop import Trainer
-    from bertie.training.objectives import Piece
+    from bertie.training.objectives import TrainingWindow
     from bertie.training.recipe import Recipe
-    from bertie.training.sampling import Source
+    from bertie.training.sampling import TrainingTask
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -64,9 +64,9 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     rng, held = np.random.default_rng(0), []
     texts = rng.integers(0, 1000, (pairs, 2, TOKENS))
     zeros = np.zeros(TOKENS, dtype=np.int64)
-    items = [row([[Piece(text, zeros)] for text in pair]) for pair in texts]
+    items = [row([[TrainingWindow(text, zeros)] for text in pair]) for pair in texts]
 
-    class Counted(OverVectors):
+    class Counted(EmbeddingObjective):
         def rows(self, model: Any, mini: Any, head: str) -> Any:
             held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
             return super().rows(model, mini, head)
@@ -74,7 +74,7 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     objective = Counted(InfoNCE())
     objective.begin(model, SentenceModules.fresh(width))
     recipe = Recipe(epochs=1, batch_size=pairs, micro_tokens=micro)
-    trainer = Trainer(model, Rows(Source("", objective, items), recipe), recipe, quiet=True)
+    trainer = Trainer(model, Rows(TrainingTask("", objective, items), recipe), recipe, quiet=True)
     before, began = _peak(), time.monotonic()
     history = trainer.run()
     return {

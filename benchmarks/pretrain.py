@@ -3,7 +3,7 @@
     python -m benchmarks.pretrain [--corpus DIR --tokenizer DIR] [--parts kernels,mlm,deberta,rtd] [--json FILE]
 
 `mlm` is BERT-base with random weights, hiding 15% of the tokens. Bertie runs as anyone would run it: `Trainer` over
-`MaskedSteps`, packing, masking and collating as it goes. transformers runs at its best: bf16 autocast, sdpa, fused
+`MaskedLMSampler`, packing, masking and collating as it goes. transformers runs at its best: bf16 autocast, sdpa, fused
 AdamW, its batches masked and on the device before the clock starts; in blocks of 512 across documents, as its own
 run_mlm.py makes them, the same with torch.compile, and a text a row sorted by length. Each is tried at several sizes,
 and the best size of each is measured again in turns.
@@ -54,7 +54,7 @@ from bertie.training.loop import Trainer
 from bertie.training.mfu import ceiling, flops_per_token
 from bertie.training.pretrain.corpus import Corpus
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedSteps
+from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
 from bertie.training.pretrain.pretraining_objectives import ReplacedTokens
 from bertie.training.pretrain.run import READERS
@@ -227,7 +227,7 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
     packed = Packed(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
     readers = READERS if HERE.type == "cuda" else 0
-    trainer = Clocked(model, MaskedSteps(packed, tokenizer, steps), recipe, quiet=True, ahead=readers)
+    trainer = Clocked(model, MaskedLMSampler(packed, tokenizer, steps), recipe, quiet=True, ahead=readers)
     trainer.every = max(1, (steps - steps // 3) // 3)
     trainer.warm = steps - 3 * trainer.every
     fused.enabled = on

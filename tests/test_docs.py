@@ -17,7 +17,7 @@ from bertie.checkpoints import checkpoint as hub
 from bertie.checkpoints import storage as store
 from bertie.cli.main import grammar
 from bertie.training.pretrain.corpus import read_titles
-from bertie.training.pretrain.pretrain_recipe import Pretraining
+from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
 from tests.test_readme import blocks, has_built_in, run
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def check(words: list[str]) -> None:
     if program == "bertie":
         args = grammar().parse_args(rest)
         if args.verb == "pretrain" and args.recipe is not None:
-            Pretraining.read(ROOT / args.recipe, tokens=args.tokens, steps=args.steps)
+            PretrainRecipe.read(ROOT / args.recipe, tokens=args.tokens, steps=args.steps)
 
 
 def test_what_is_checked() -> None:
@@ -111,7 +111,7 @@ def test_python(
 def test_recipes_on_the_page() -> None:
     text = PRETRAIN.read_text("utf-8")
     (block,) = fenced(text, "toml")
-    asked = Pretraining.from_mapping(tomllib.loads(block))
+    asked = PretrainRecipe.from_mapping(tomllib.loads(block))
     assert asked.steps == 7630
     listed = set(re.findall(r"\.\./recipes/pretrain/([\w-]+)\.toml", text))
     assert listed == {file.stem for file in (ROOT / "recipes" / "pretrain").glob("*.toml")}
@@ -191,7 +191,7 @@ def named(given: dict[str, Any]) -> list[str]:
 
 def test_the_numbers_are_those_of_the_recipes() -> None:
     for file in sorted(SMALL.glob("*.toml")):
-        asked = Pretraining.read(file)
+        asked = PretrainRecipe.read(file)
         pages = [MODEL, CARD] if CARD.exists() else [MODEL]
         for page in pages:
             assert f"| {asked.steps:,} |" in page.read_text("utf-8"), (file, page)

@@ -181,7 +181,7 @@ def test_going_on_with_a_model(data: Path, here: Path, capsys: pytest.CaptureFix
 
 def test_going_on_with_more_words(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     domain = ["zarquon flibber zarquon ba de " * 3, "flibber zarquon gi ko flibber " * 3] * 6
-    longer = extend(data / "model", domain, more=2, min_count=2)
+    longer = extend(data / "model", domain, extras=2, min_count=2)
     longer.save("longer")
     Path("in.txt").write_text("\n\n".join(f"{text} {i}" for i, text in enumerate(domain)) + "\n")
     build(["in.txt"], longer, Path("domain"), Settings(held_out=0.2))
@@ -303,8 +303,8 @@ def test_killed_with_nothing_left_but_the_name(data: Path, here: Path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
-def test_two_processes(data: Path, here: Path, spread: str) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes(data: Path, here: Path, strategy: str) -> None:
     """As torchrun starts them: one model, one answer, nearly the weights of one process."""
     root = Path(__file__).parents[2]
     with socket.socket() as free:
@@ -312,7 +312,7 @@ def test_two_processes(data: Path, here: Path, spread: str) -> None:
         port = str(free.getsockname()[1])
     env = os.environ | {"PYTHONPATH": str(root / "src"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     env |= {"WORLD_SIZE": "2"}
-    argv = ["pretrain", recipe(data), "--data", str(data), "-o", str(here / "out"), "--spread", spread, "--json"]
+    argv = ["pretrain", recipe(data), "--data", str(data), "-o", str(here / "out"), "--strategy", strategy, "--json"]
     both = [
         subprocess.Popen(
             [sys.executable, "-m", "bertie", *argv],

@@ -160,12 +160,14 @@ def test_a_run_that_was_killed_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
-def test_several_processes(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], spread: str) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_several_processes(
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], strategy: str
+) -> None:
     """Only the first writes and speaks."""
     argv = [*write_toys(here, "classify"), "-m", models["embed"], "--seeds", "2", *QUICK, "--json"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bertie", "train"]
-    done = subprocess.run([*torchrun, *argv, "--out", "two", "--spread", spread], capture_output=True, text=True)
+    done = subprocess.run([*torchrun, *argv, "--out", "two", "--strategy", strategy], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert main(["train", *argv, "--out", "one"]) == 0
     two, one = json.loads(done.stdout), json.loads(capsys.readouterr().out)

@@ -12,9 +12,19 @@ from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, 
 from bertie.nn.model import Model
 from bertie.training import step as stepper
 from bertie.training.loop import Trainer
-from bertie.training.objectives import AnyOfMany, EachToken, Item, Objective, OneOfMany, Piece, Relevance, Span, Value
+from bertie.training.objectives import (
+    AnswerSpanObjective,
+    MultiLabelObjective,
+    Objective,
+    RegressionObjective,
+    RelevanceObjective,
+    SingleLabelObjective,
+    TokenClassificationObjective,
+    TrainingExample,
+    TrainingWindow,
+)
 from bertie.training.recipe import Recipe
-from bertie.training.sampling import Source
+from bertie.training.sampling import TrainingTask
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -25,12 +35,12 @@ HEADS: dict[str, HeadConfig] = {
     "answer": HeadConfig(kind="token", outputs=2),
 }
 OBJECTIVES: dict[str, tuple[Objective, str]] = {
-    "one of many": (OneOfMany(0.1), "classify"),
-    "any of many": (AnyOfMany(), "classify"),
-    "value": (Value(), "one"),
-    "relevance": (Relevance(), "one"),
-    "each token": (EachToken(), "tag"),
-    "span": (Span(), "answer"),
+    "one of many": (SingleLabelObjective(0.1), "classify"),
+    "any of many": (MultiLabelObjective(), "classify"),
+    "value": (RegressionObjective(), "one"),
+    "relevance": (RelevanceObjective(), "one"),
+    "each token": (TokenClassificationObjective(), "tag"),
+    "span": (AnswerSpanObjective(), "answer"),
 }
 
 
@@ -56,7 +66,7 @@ def made(rotary: bool = False, dropout: float = 0.0) -> Model:
     return Model(cfg, HEADS).cuda()  # type: ignore[arg-type]
 
 
-def items(objective: Objective, count: int = 40, longest: int = 40) -> list[Item]:
+def items(objective: Objective, count: int = 40, longest: int = 40) -> list[TrainingExample]:
     draw = np.random.default_rng(0)
     found = []
     for i in range(count):
@@ -70,15 +80,15 @@ def items(objective: Objective, count: int = 40, longest: int = 40) -> list[Item
                 values, weights = draw.integers(0, 3, n), draw.random(n).astype(np.float32)
             elif objective.level == "window":
                 values, weights = draw.integers(0, n, 2), np.array(1.0, dtype=np.float32)
-            parts.append(Piece(ids, segments, 0.5 if i % 4 == 0 else 1.0, values, weights))
+            parts.append(TrainingWindow(ids, segments, 0.5 if i % 4 == 0 else 1.0, values, weights))
         value: Any = None
-        if isinstance(objective, OneOfMany):
+        if isinstance(objective, SingleLabelObjective):
             value = np.int64(draw.integers(3))
-        elif isinstance(objective, AnyOfMany):
+        elif isinstance(objective, MultiLabelObjective):
             value = draw.integers(0, 2, 3).astype(np.float32)
         elif objective.level == "text":
             value = np.array(draw.random(), dtype=np.float32)
-        found.append(Item(tuple(parts), value))
+        found.append(TrainingExample(tuple(parts), value))
     return found
 
 
@@ -121,7 +131,7 @@ def trained(recorded: bool, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dro
         if not recorded:
             patch.setattr("bertie.training.loop.can_record", lambda *_: False)
         model = made(dropout=dropout)
-        trainer = Trainer(model, [Source(head, objective, items(objective, 160))], recipe, quiet=True)
+        trainer = Trainer(model, [TrainingTask(head, objective, items(objective, 160))], recipe, quiet=True)
         history = trainer.run()
         assert isinstance(trainer.stepper, stepper.Graphs) is recorded
         return model, history

@@ -224,7 +224,7 @@ def test_a_word_that_the_tokenizer_parts_goes_on_with_itself(encoder: Path) -> N
     task = bertie.Tagger(encoder, epochs=1).fit(words, tags, quiet=True)
     data = labelled("tag", words, tags)
     task.objective(data)
-    (piece,) = next(task.items(data)).pieces
+    (piece,) = next(task.items(data)).windows
     assert piece.values is not None
     assert piece.weights is not None
     encoding = task.tokenizer.encode("the U.S. walked")

@@ -9,11 +9,11 @@ import numpy as np
 from bertie.nn.model import Model
 from bertie.nn.sentence_modules import Dense, SentenceModules
 from bertie.training.embedding.losses import VectorLoss
-from bertie.training.embedding.objective import OverVectors, Reading, row
+from bertie.training.embedding.objective import EmbeddingObjective, Reading, row
 from bertie.training.embedding.rows import Rows
 from bertie.training.loop import Trainer
-from bertie.training.objectives import Item, Piece
-from bertie.training.sampling import Source
+from bertie.training.objectives import TrainingExample, TrainingWindow
+from bertie.training.sampling import TrainingTask
 from tests.training import tiny
 
 VALUES: dict[str, Any] = {
@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def rows(inputs: str, count: int, columns: int, seed: int = 0) -> list[Item]:
+def rows(inputs: str, count: int, columns: int, seed: int = 0) -> list[TrainingExample]:
     """Every third text in two windows."""
     rng = np.random.default_rng(seed)
     found = []
@@ -41,16 +41,16 @@ def rows(inputs: str, count: int, columns: int, seed: int = 0) -> list[Item]:
     return found
 
 
-def _piece(rng: np.random.Generator, topic: int, share: float) -> Piece:
+def _piece(rng: np.random.Generator, topic: int, share: float) -> TrainingWindow:
     one = tiny.piece(rng, 0, share=share)
     one.ids[1:3] = topic
     return one
 
 
-def begun(loss: VectorLoss, dropout: float = 0.0, reading: Reading = "vectors") -> tuple[Model, OverVectors]:
+def begun(loss: VectorLoss, dropout: float = 0.0, reading: Reading = "vectors") -> tuple[Model, EmbeddingObjective]:
     """A model with a dense layer behind its pooling."""
     model = tiny.masked(tiny.VOCAB, 32, dropout, 0.1) if reading == "lexical" else tiny.model(dropout)
-    objective = OverVectors(loss, reading)
+    objective = EmbeddingObjective(loss, reading)
     modules = SentenceModules.fresh(16, dense=Dense(16, 12), normalize=reading == "tokens")
     for parameter in modules.parameters():
         rng = np.random.default_rng(parameter.numel())
@@ -60,9 +60,14 @@ def begun(loss: VectorLoss, dropout: float = 0.0, reading: Reading = "vectors") 
 
 
 def trainer(
-    loss: VectorLoss, items: list[Item], *, dropout: float = 0.0, reading: Reading = "vectors", **options: Any
+    loss: VectorLoss,
+    items: list[TrainingExample],
+    *,
+    dropout: float = 0.0,
+    reading: Reading = "vectors",
+    **options: Any,
 ) -> Trainer:
     model, objective = begun(loss, dropout, reading)
     recipe = tiny.recipe(**options.pop("recipe", {}))
-    source = Source("mlm" if reading == "lexical" else "", objective, items)
+    source = TrainingTask("mlm" if reading == "lexical" else "", objective, items)
     return Trainer(model, Rows(source, recipe), recipe, quiet=True, **options)

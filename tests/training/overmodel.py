@@ -21,18 +21,18 @@ from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
-from bertie.training.objectives import Item, OneOfMany, OverModel, Targets
+from bertie.training.objectives import ModelObjective, SingleLabelObjective, Targets, TrainingExample
 from bertie.training.pretrain import pretraining_objectives as pretraining
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.initialization import fresh
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedSteps
+from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
-from bertie.training.pretrain.plans import Growing, Mixed, PairSteps
+from bertie.training.pretrain.plans import BatchSizeWarmup, MixtureSampler, SentencePairSampler
 from bertie.training.pretrain.pretraining_objectives import NextSentence, ReplacedTokens, Replacement
-from bertie.training.pretrain.sentence_distillation import Aligned, SentenceDistillation, SentenceDistillationSteps
+from bertie.training.pretrain.sentence_distillation import Aligned, SentenceDistillation, SentenceDistillationSampler
 from bertie.training.recipe import Recipe
-from bertie.training.sampling import Plan, Source, Steps
+from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.step import Loss
 from tests.training import killed, tiny
 from tests.training.test_corpus import PIECES, SPECIALS, texts, tokenizer_of
@@ -68,7 +68,7 @@ def checkpoint(tokenizer: Tokenizer, width: int = 16, seed: int = 0, **options: 
     return fresh(config, tokenizer, seed=seed, **options)
 
 
-class Times(OneOfMany):
+class Times(SingleLabelObjective):
     """A loss so many times as large."""
 
     steady = True
@@ -85,15 +85,24 @@ class Poisoned:
     """A plan, of which the losses of some steps are so many times as large. It looks the same from outside."""
 
     def __init__(self, steps: int, factors: dict[int, float]) -> None:
-        self.inner = Steps([tiny.source(32, length=6)], tiny.recipe(epochs=steps / 8, batch_size=4))
+        self.inner = ExampleSampler([tiny.source(32, length=6)], tiny.recipe(epochs=steps / 8, batch_size=4))
         self.factors = factors
-        self.total, self.heads, self.starts, self.plain = steps, self.inner.heads, self.inner.starts, True
-        self.epoch_of, self.part, self.pace = self.inner.epoch_of, self.inner.part, self.inner.pace
-        self.described = self.inner.described
+        self.total_steps, self.heads, self.epoch_starts, self.single_head = (
+            steps,
+            self.inner.heads,
+            self.inner.epoch_starts,
+            True,
+        )
+        self.epoch_of, self.epochs_done, self.schedule_position = (
+            self.inner.epoch_of,
+            self.inner.epochs_done,
+            self.inner.schedule_position,
+        )
+        self.fingerprint = self.inner.fingerprint
 
-    def read(self, step: int) -> tuple[Source, list[Item]]:
+    def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         source, items = self.inner.read(step)
-        return Source(source.head, Times(self.factors.get(step, 1.0)), ()), items
+        return TrainingTask(source.head, Times(self.factors.get(step, 1.0)), ()), items
 
 
 def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0, **options: Any) -> Trainer:
@@ -101,33 +110,35 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
     recipe = Recipe(lr=2e-3, batch_tokens=BUDGET, micro_tokens=64, dropout=dropout, seed=5)
     options = {"keep": "last", "quiet": True, "rollback": folder is not None} | options
     if case == "poison":
-        plan: Plan = Poisoned(48, {17: float("nan"), 31: float("nan")})
+        plan: BatchSampler = Poisoned(48, {17: float("nan"), 31: float("nan")})
         return Trainer(tiny.model(dropout), plan, tiny.recipe(batch_size=4), folder=folder, **options)
     (ours, theirs), (tokenizer, other) = corpora(data), tokenizers()
     head: Any = {"tied": "rtd", "gdes": "rtd", "pairs": "nsp"}.get(case, "mlm")
     model = checkpoint(tokenizer, head=head, dropout=dropout).model
     packed = Packed(ours, BUDGET, REACH, 5)
     if case == "pairs":
-        plan = PairSteps(ours, tokenizer, STEPS, pairs=NextSentence(), budget=BUDGET, max_length=REACH, seed=5)
+        plan = SentencePairSampler(
+            ours, tokenizer, STEPS, pairs=NextSentence(), budget=BUDGET, max_length=REACH, seed=5
+        )
     elif case in ("tied", "gdes"):
         generator = checkpoint(tokenizer, 16, seed=1, dropout=dropout).model
         objective = Replacement(ReplacedTokens(generator, model, case))  # type: ignore[arg-type]
-        plan = MaskedSteps(packed, tokenizer, STEPS, objective=objective, heads=("rtd",))
+        plan = MaskedLMSampler(packed, tokenizer, STEPS, objective=objective, heads=("rtd",))
     elif case == "growing":
-        plan = Growing(MaskedSteps(packed, tokenizer, 3 * STEPS), 4, 0.5)
+        plan = BatchSizeWarmup(MaskedLMSampler(packed, tokenizer, 3 * STEPS), 4, 0.5)
     elif case == "mlm":
-        plan = MaskedSteps(packed, tokenizer, STEPS)
+        plan = MaskedLMSampler(packed, tokenizer, STEPS)
     else:
         teacher = checkpoint(other, 16, seed=2)
         teacher.sentence = SentenceModules.fresh(16, "mean", max_seq_length=64)
         aligned, how = Aligned(ours, theirs, REACH), {"budget": BUDGET, "seed": 5}
-        taught: Any = SentenceDistillationSteps(
+        taught: Any = SentenceDistillationSampler(
             aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, layers=2), masking=Masking(), **how
         )
-        bare: Any = SentenceDistillationSteps(
+        bare: Any = SentenceDistillationSampler(
             aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, words=0.0), **how
         )
-        plan = taught if case == "taught" else Mixed([taught, bare], [1, 1], STEPS, 5)
+        plan = taught if case == "taught" else MixtureSampler([taught, bare], [1, 1], STEPS, 5)
     return Trainer(model, plan, recipe, folder=folder, **options)
 
 
@@ -155,7 +166,9 @@ def likeliest(logits: Tensor, draw: Any = None) -> Tensor:
     return logits.argmax(-1)
 
 
-def gradients(of: Model, objective: OverModel, parts: Sequence[Sequence[Item]]) -> tuple[float, dict[str, Tensor]]:
+def gradients(
+    of: Model, objective: ModelObjective, parts: Sequence[Sequence[TrainingExample]]
+) -> tuple[float, dict[str, Tensor]]:
     """As the loop does it: each part's loss by the number of texts of the step."""
     whole = [item for part in parts for item in part]
     counted = objective.with_counts(objective.counted(whole))
@@ -181,5 +194,5 @@ if __name__ == "__main__":
     else:
         pretraining.sample = likeliest
         for asked in sys.argv[3:]:
-            case, spread = asked.split(":")
-            torch.save(kept(made(case, DATA, spread=spread)), top / f"{asked}-{os.environ['RANK']}")
+            case, strategy = asked.split(":")
+            torch.save(kept(made(case, DATA, strategy=strategy)), top / f"{asked}-{os.environ['RANK']}")

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bertie.errors import TrainingError
 from bertie.text.batch import Batch
-from bertie.training.distributed import Spread
-from bertie.training.loop import History, Trainer
-from bertie.training.objectives import OneOfMany, Targets
-from bertie.training.sampling import Source
+from bertie.training.distributed import Strategy
+from bertie.training.loop import Trainer, TrainingHistory
+from bertie.training.objectives import SingleLabelObjective, Targets
+from bertie.training.sampling import TrainingTask
 from tests.training import tiny
 
 # 33 texts by 8 are 5 steps an epoch, the last of one text. A step has several micro-batches, some more than others.
@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class Stops(OneOfMany):
+class Stops(SingleLabelObjective):
     """Sends this process a signal in its n-th call."""
 
     def __init__(self, at: int) -> None:
@@ -50,29 +50,35 @@ class Breaks(Stops):
 
     def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         self.left -= 1
-        lost = OneOfMany.each(self, outputs, batch, targets)
+        lost = SingleLabelObjective.each(self, outputs, batch, targets)
         return lost * float("nan") if self.left == 0 else lost
 
 
 def made(
-    case: str, spread: Spread = "ddp", folder: Path | None = None, objective: OneOfMany | None = None, **options: Any
+    case: str,
+    strategy: Strategy = "ddp",
+    folder: Path | None = None,
+    objective: SingleLabelObjective | None = None,
+    **options: Any,
 ) -> Trainer:
     """A run of a case."""
     model = tiny.model()
     held = tiny.items(30, 9)
-    first = replace(tiny.source(33, windows=3), objective=objective or OneOfMany())
-    sources: list[Source] = [first, *tiny.two_sources(33)[1:]] if case == "two" else [first]
+    first = replace(tiny.source(33, windows=3), objective=objective or SingleLabelObjective())
+    sources: list[TrainingTask] = [first, *tiny.two_sources(33)[1:]] if case == "two" else [first]
     how = tiny.recipe(**({"lr": 1e-3, "micro_tokens": 32} | CASES[case]))
 
     def evaluate() -> dict[str, float]:
-        mini = OneOfMany().collate(held)
-        loss = OneOfMany().loss(model(mini.batch, "classify"), mini.batch, mini.targets)
+        mini = SingleLabelObjective().collate(held)
+        loss = SingleLabelObjective().loss(model(mini.batch, "classify"), mini.batch, mini.targets)
         return {"loss": -float(loss) / mini.weight}
 
-    return tiny.trainer(model, sources, how, folder=folder, spread=spread, evaluate=evaluate, metric="loss", **options)
+    return tiny.trainer(
+        model, sources, how, folder=folder, strategy=strategy, evaluate=evaluate, metric="loss", **options
+    )
 
 
-def kept(trainer: Trainer, done: History) -> dict[str, Any]:
+def kept(trainer: Trainer, done: TrainingHistory) -> dict[str, Any]:
     """What came out of a run."""
     return {"weights": tiny.weights(trainer.model), "curve": done.curve, "evaluations": done.evaluations}
 
@@ -81,22 +87,22 @@ def main(folder: Path, cases: list[str]) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     for asked in cases:
-        case, spread = asked.split(":")
+        case, strategy = asked.split(":")
         into: Any = folder / asked
         result: Any
         if case == "broken":  # in one process only; all must end
-            trainer = made("plain", spread, into, Breaks(9 if rank else 10**9))
+            trainer = made("plain", strategy, into, Breaks(9 if rank else 10**9))
             with contextlib.suppress(TrainingError):
                 trainer.run()
             result = {"steps": trainer.progressed.step}
         elif case == "resumed":
-            stopped = made(case, spread, into, Stops(12 if rank else 10**9))
+            stopped = made(case, strategy, into, Stops(12 if rank else 10**9))
             with contextlib.suppress(KeyboardInterrupt):
                 stopped.run()
-            trainer = made(case, spread, into, resume=True)
+            trainer = made(case, strategy, into, resume=True)
             result = kept(trainer, trainer.run()) | {"steps": stopped.progressed.step}
         else:
-            trainer = made(case, spread)
+            trainer = made(case, strategy)
             result = kept(trainer, trainer.run())
         torch.save(result, folder / f"{asked}-{rank}")
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bertie.errors import TrainingError
-from bertie.training.objectives import Item
-from bertie.training.prefetch import Ahead, ready
-from bertie.training.sampling import Source, Steps
+from bertie.training.objectives import TrainingExample
+from bertie.training.prefetch import Prefetcher, ready
+from bertie.training.sampling import ExampleSampler, TrainingTask
 from tests.training import overmodel, tiny
 
 CASES = ["mlm", "growing", "pairs", "tied", "taught", "mixed"]
@@ -30,12 +30,22 @@ class Told:
     """A plan that tells who reads which step, and fails at one of them."""
 
     def __init__(self, folder: Path, wrong: int = -1) -> None:
-        inner = Steps([tiny.source(32, length=6)], tiny.recipe(epochs=2, batch_size=4))
-        self.inner, self.folder, self.wrong, self.total, self.plain = inner, folder, wrong, inner.total, True
-        self.heads, self.starts, self.epoch_of = inner.heads, inner.starts, inner.epoch_of
-        self.part, self.pace, self.described = inner.part, inner.pace, inner.described
+        inner = ExampleSampler([tiny.source(32, length=6)], tiny.recipe(epochs=2, batch_size=4))
+        self.inner, self.folder, self.wrong, self.total_steps, self.single_head = (
+            inner,
+            folder,
+            wrong,
+            inner.total_steps,
+            True,
+        )
+        self.heads, self.epoch_starts, self.epoch_of = inner.heads, inner.epoch_starts, inner.epoch_of
+        self.epochs_done, self.schedule_position, self.fingerprint = (
+            inner.epochs_done,
+            inner.schedule_position,
+            inner.fingerprint,
+        )
 
-    def read(self, step: int) -> tuple[Source, list[Item]]:
+    def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         (self.folder / f"{step}-{os.getpid()}").touch()
         if step == self.wrong:
             raise ValueError(f"step {step} cannot be read")
@@ -45,10 +55,10 @@ class Told:
 @pytest.fixture
 def opened() -> Any:
     """Makes such readers, and ends them."""
-    all_of_them: list[Ahead] = []
+    all_of_them: list[Prefetcher] = []
 
-    def make(plan: Told, workers: int) -> Ahead:
-        all_of_them.append(Ahead(plan, workers))
+    def make(plan: Told, workers: int) -> Prefetcher:
+        all_of_them.append(Prefetcher(plan, workers))
         return all_of_them[-1]
 
     yield make
@@ -56,7 +66,7 @@ def opened() -> Any:
         one.close()
 
 
-def same(ahead: Ahead, plan: Told, step: int, micro: int = 64) -> None:
+def same(ahead: Prefetcher, plan: Told, step: int, micro: int = 64) -> None:
     source, found = ahead(step, micro)
     expected_source, expected = ready(plan.inner, step, micro)
     assert source.objective is expected_source.objective
@@ -70,7 +80,7 @@ def same(ahead: Ahead, plan: Told, step: int, micro: int = 64) -> None:
 def test_others_read_the_steps_in_any_order(tmp_path: Path, opened: Any) -> None:
     plan = Told(tmp_path)
     ahead = opened(plan, 2)
-    for step in (0, 1, 2, 9, 10, 3, 3, plan.total - 1):
+    for step in (0, 1, 2, 9, 10, 3, 3, plan.total_steps - 1):
         same(ahead, plan, step)
     same(ahead, plan, 3, micro=8)  # in smaller parts
     readers = {name.split("-")[1] for name in os.listdir(tmp_path)}
@@ -103,7 +113,7 @@ def test_a_reader_that_was_killed(tmp_path: Path, opened: Any) -> None:
     os.kill(reader, signal.SIGKILL)
 
     def rest() -> None:
-        for step in range(1, plan.total):
+        for step in range(1, plan.total_steps):
             ahead(step, 64)
 
     with pytest.raises(TrainingError, match="a process that reads ahead ended before step"):

@@ -25,7 +25,7 @@ from bertie.text.tokenizer_training import extend, train
 from bertie.training.pretrain.distillation import TripleLoss, copy_layers
 from bertie.training.pretrain.initialization import extend_vocabulary, fresh
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.pretrain_recipe import Pretraining
+from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
 from bertie.training.pretrain.pretraining_objectives import ReplacedTokens
 
 TEXTS = ["The cat sat on the mat, and a dog looked at it.", "A river runs to the sea; the sea is never full."] * 3
@@ -379,7 +379,7 @@ def test_the_recipes_are_there() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes(path: Path) -> None:
     """Every field is one that its part takes, and the model is one that can be made."""
-    asked = Pretraining.read(path)  # which refuses what it does not know
+    asked = PretrainRecipe.read(path)  # which refuses what it does not know
     recipe = tomllib.loads(path.read_text())
     assert recipe.keys() == {"corpus", "tokenizer", "model", "train", "objective"}
     assert asked.steps > 10_000

@@ -21,9 +21,9 @@ from torch import Tensor
 from bertie.errors import CheckpointError, ExistsError, TrainingError
 from bertie.text.batch import Batch
 from bertie.training import state as checkpoint
-from bertie.training.loop import History
-from bertie.training.objectives import OneOfMany, Targets
-from bertie.training.state import Folder, Progressed
+from bertie.training.loop import TrainingHistory
+from bertie.training.objectives import SingleLabelObjective, Targets
+from bertie.training.state import Folder, TrainState
 from tests.training import tiny
 
 
@@ -68,7 +68,7 @@ def test_runs_that_were_killed_many_times_go_on_bit_for_bit(tmp_path: Path) -> N
 # --- Ctrl-C and kill ---
 
 
-class Signalled(OneOfMany):
+class Signalled(SingleLabelObjective):
     """Is sent signals in the n-th call."""
 
     def __init__(self, at: int, *numbers: signal.Signals) -> None:
@@ -83,11 +83,13 @@ class Signalled(OneOfMany):
         return super().each(outputs, batch, targets)
 
 
-def _run(folder: Path, objective: OneOfMany | None = None, **options: Any) -> tuple[dict[str, Tensor], History]:
+def _run(
+    folder: Path, objective: SingleLabelObjective | None = None, **options: Any
+) -> tuple[dict[str, Tensor], TrainingHistory]:
     """A run, or its rest, with dropout and dev data: 18 steps, evaluated after 6, 12 and 18."""
     model = tiny.model(dropout=0.1)
     held = tiny.items(20, 9)
-    source = replace(tiny.source(24), objective=objective or OneOfMany())
+    source = replace(tiny.source(24), objective=objective or SingleLabelObjective())
     how = tiny.recipe(**({"batch_size": 4, "epochs": 3} | options.pop("recipe", {})))
     said = {"save_steps": 5, "resume": True, "fingerprint": "data"} | options
 
@@ -108,14 +110,16 @@ def _step(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor], History]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor], TrainingHistory]:
     """The run without any interruption."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, *_run(folder)
 
 
 def _assert_as_whole(
-    folder: Path, found: tuple[dict[str, Tensor], History], whole: tuple[Path, dict[str, Tensor], History]
+    folder: Path,
+    found: tuple[dict[str, Tensor], TrainingHistory],
+    whole: tuple[Path, dict[str, Tensor], TrainingHistory],
 ) -> None:
     tiny.assert_same(found[0], whole[1])
     assert asdict(found[1]) | {"seconds": 0} == asdict(whole[2]) | {"seconds": 0}
@@ -314,7 +318,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full(small_disk: Path, whole: Any) -> None:
     filler, folder = small_disk / "filler", small_disk / "run"
 
-    class Fills(OneOfMany):
+    class Fills(SingleLabelObjective):
         calls = 0
 
         def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
@@ -355,7 +359,7 @@ def test_errors_that_are_not_of_the_disk_are_left_as_they_are(tmp_path: Path, mo
 def test_the_state_is_what_was_saved(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "mark")
     assert folder.begin(resume=False) is None
-    progressed = Progressed(
+    progressed = TrainState(
         step=3, loss=0.1, weight=2.5, best_step=2, best=-0.5, evaluations=[{"step": 2, "f1": float("nan")}],
         rows=["a,b", "1,2"],
     )  # fmt: skip
@@ -365,7 +369,7 @@ def test_the_state_is_what_was_saved(tmp_path: Path) -> None:
     folder.log("9,9")
     state = Folder(tmp_path, "mark").begin(resume=True)
     assert state is not None
-    assert repr(Progressed(**state["progressed"])) == repr(progressed)
+    assert repr(TrainState(**state["progressed"])) == repr(progressed)
     assert torch.equal(state["model"]["w"], weights["w"])
     assert state["optimizer"]["state"][0]["step"] == 3
     assert state["scaler"] == {"scale": 2.0}
@@ -378,14 +382,14 @@ def test_old_best_weights_go_only_when_a_state_names_new_ones(tmp_path: Path, mo
     names = lambda: sorted(p.name for p in tmp_path.glob("best*"))  # noqa: E731
     folder.begin(resume=False)
     folder.keep_best(1, {})
-    folder.save(Progressed(step=1, best_step=1), {}, {}, {})
+    folder.save(TrainState(step=1, best_step=1), {}, {}, {})
     folder.keep_best(2, {})
     with monkeypatch.context() as patch:
         _failing(patch, "replace", 1, OSError(errno.ENOSPC, ""))
         with pytest.raises(TrainingError):
-            folder.save(Progressed(step=2, best_step=2), {}, {}, {})
+            folder.save(TrainState(step=2, best_step=2), {}, {}, {})
     assert names() == ["best-1.pt", "best-2.pt"]
-    folder.save(Progressed(step=2, best_step=2), {}, {}, {})
+    folder.save(TrainState(step=2, best_step=2), {}, {}, {})
     assert names() == ["best-2.pt"]
 
 
@@ -396,5 +400,5 @@ def test_without_a_path_the_best_weights_are_held_in_memory() -> None:
     weights["w"] += 1
     assert torch.equal(folder.best(1)["w"], torch.zeros(2))
     assert folder.begin(resume=False) is None
-    folder.save(Progressed(), weights, {}, {})
+    folder.save(TrainState(), weights, {}, {})
     folder.log("row")

@@ -21,10 +21,16 @@ from bertie.nn.model import Model
 from bertie.nn.pooling import Pooling
 from bertie.ops.triton import rotary
 from bertie.text.batch import Batch
-from bertie.training.objectives import EachToken, Item, Objective, OneOfMany, Piece
+from bertie.training.objectives import (
+    Objective,
+    SingleLabelObjective,
+    TokenClassificationObjective,
+    TrainingExample,
+    TrainingWindow,
+)
 from bertie.training.pretrain import distillation as distil
 from bertie.training.pretrain.distillation import Embeddings, Logits, Relations, TokenLogits, TripleLoss, copy_layers
-from bertie.training.sampling import Source
+from bertie.training.sampling import TrainingTask
 from tests.parity.test_transformers import check_gradients, ours
 from tests.parity.tiny import build, texts
 from tests.training import tiny
@@ -409,10 +415,10 @@ def test_relations_that_cannot_be() -> None:
 # --- classes ---
 
 
-def labelled(objective: Logits, teacher: Model, head: str, items: list[Item]) -> list[Item]:
+def labelled(objective: Logits, teacher: Model, head: str, items: list[TrainingExample]) -> list[TrainingExample]:
     asked = objective.ask(teacher, head, items, budget=30)
-    assert [[p.ids.tolist() for p in one.pieces] for one in asked] == [
-        [p.ids.tolist() for p in one.pieces] for one in items
+    assert [[p.ids.tolist() for p in one.windows] for one in asked] == [
+        [p.ids.tolist() for p in one.windows] for one in items
     ]
     return asked
 
@@ -432,7 +438,7 @@ def test_logits_of_texts(temperature: float, hard: float) -> None:
         s, t = (
             sum(
                 piece.share * torch.log_softmax(model(Batch.from_ids([piece.ids]), "classify")[0], -1)
-                for piece in item.pieces
+                for piece in item.windows
             )
             for model in (student, teacher)
         )
@@ -444,10 +450,10 @@ def test_logits_of_texts(temperature: float, hard: float) -> None:
 
 
 def test_hard_logits_are_plain_training() -> None:
-    """With nothing of the teacher, and texts in one window or several: `OneOfMany` and `EachToken`."""
+    """With nothing of the teacher, and texts in one window or several: `SingleLabelObjective` and `TokenClassificationObjective`."""
     for objective, plain, head, items in (
-        (Logits(hard=1.0), OneOfMany(), "classify", tiny.items(5, windows=3)),
-        (TokenLogits(hard=1.0), EachToken(), "tag", tiny.tagged(5)),
+        (Logits(hard=1.0), SingleLabelObjective(), "classify", tiny.items(5, windows=3)),
+        (TokenLogits(hard=1.0), TokenClassificationObjective(), "tag", tiny.tagged(5)),
     ):
         assert isinstance(plain, Objective)
         student = tiny.model(seed=2)
@@ -460,13 +466,13 @@ def test_logits_of_tokens() -> None:
     teacher, student = tiny.model(seed=1), tiny.model(seed=2)
     rng = np.random.default_rng(0)
     items = tiny.tagged(4)
-    items.append(Item((tiny.piece(rng, 0), tiny.piece(rng, 1))))  # no labels: every token is asked for
+    items.append(TrainingExample((tiny.piece(rng, 0), tiny.piece(rng, 1))))  # no labels: every token is asked for
     objective = TokenLogits(2.0, 0.5)
     mini = objective.collate(labelled(objective, teacher, "tag", items))
     found = objective.loss(student(mini.batch, "tag"), mini.batch, mini.targets)
     wanted = torch.zeros(())
     for item in items:
-        for piece in item.pieces:
+        for piece in item.windows:
             s, t = (model(Batch.from_ids([piece.ids]), "tag") for model in (student, teacher))
             for i in range(len(piece)):
                 weight = 1.0 if piece.weights is None else float(piece.weights[i])
@@ -480,8 +486,8 @@ def test_logits_of_tokens() -> None:
 def test_what_no_one_asks_for_counts_for_nothing() -> None:
     objective = TokenLogits(hard=0.5)
     values = np.array([[2.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    piece = Piece(np.array([1, 2]), np.array([0, 0]), 1.0, values, np.array([1.0, 0.0]))
-    mini = objective.collate([Item((piece,))])
+    piece = TrainingWindow(np.array([1, 2]), np.array([0, 0]), 1.0, values, np.array([1.0, 0.0]))
+    mini = objective.collate([TrainingExample((piece,))])
     outputs = torch.tensor([[1.0, 0.0], [float("nan"), 0.0]], requires_grad=True)
     loss = objective.loss(outputs, mini.batch, mini.targets)
     loss.backward()
@@ -513,7 +519,7 @@ def test_a_student_learns_its_teachers_classes_from_texts_without_labels() -> No
     objective, student = Logits(), tiny.model(seed=2)
     unlabelled = [replace(item, value=None) for item in tiny.items(96, seed=3)]
     asked = objective.ask(teacher, "classify", unlabelled)
-    tiny.trainer(student, Source("classify", objective, asked), tiny.recipe(epochs=6)).run()
+    tiny.trainer(student, TrainingTask("classify", objective, asked), tiny.recipe(epochs=6)).run()
     assert tiny.accuracy(student, held) > 0.9
 
 

@@ -16,7 +16,7 @@ import torch
 from bertie.training.distributed import World, local_device
 from tests.training import ranks, tiny
 
-SPREADS = ("ddp", "fsdp")
+STRATEGIES = ("ddp", "fsdp")
 RANKS = 2
 
 
@@ -53,7 +53,7 @@ def _start(folder: Path, cases: list[str]) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All that two processes made."""
     into = tmp_path_factory.mktemp("ranks")
-    _start(into, [f"{case}:{spread}" for case in (*ranks.CASES, "broken") for spread in SPREADS])
+    _start(into, [f"{case}:{strategy}" for case in (*ranks.CASES, "broken") for strategy in STRATEGIES])
     return into
 
 
@@ -63,16 +63,16 @@ def _alone(case: str) -> dict[str, Any]:
     return ranks.kept(trainer, trainer.run())
 
 
-def _found(folder: Path, case: str, spread: str) -> list[dict[str, Any]]:
-    return [torch.load(folder / f"{case}:{spread}-{rank}", weights_only=True) for rank in range(RANKS)]
+def _found(folder: Path, case: str, strategy: str) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{case}:{strategy}-{rank}", weights_only=True) for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", ranks.CASES)
-def test_two_processes_train_as_one_does(folder: Path, case: str, spread: str) -> None:
+def test_two_processes_train_as_one_does(folder: Path, case: str, strategy: str) -> None:
     alone = _alone(case)
     assert alone["curve"]
-    for found in _found(folder, case, spread):
+    for found in _found(folder, case, strategy):
         for part in ("curve", "evaluations"):
             assert len(found[part]) == len(alone[part])
             for ours, theirs in zip(found[part], alone[part], strict=True):
@@ -82,21 +82,21 @@ def test_two_processes_train_as_one_does(folder: Path, case: str, spread: str) -
         )
 
 
-@pytest.mark.parametrize("spread", SPREADS)
-def test_processes_end_with_the_same_weights(folder: Path, spread: str) -> None:
-    first, second = _found(folder, "plain", spread)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_processes_end_with_the_same_weights(folder: Path, strategy: str) -> None:
+    first, second = _found(folder, "plain", strategy)
     tiny.assert_same(first["weights"], second["weights"])
 
 
-@pytest.mark.parametrize("spread", SPREADS)
-def test_one_process_that_is_asked_to_stop_stops_all(folder: Path, spread: str) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_process_that_is_asked_to_stop_stops_all(folder: Path, strategy: str) -> None:
     """At the next step at which they ask each other."""
-    assert [found["steps"] for found in _found(folder, "resumed", spread)] == [10, 10]
+    assert [found["steps"] for found in _found(folder, "resumed", strategy)] == [10, 10]
 
 
-@pytest.mark.parametrize("spread", SPREADS)
-def test_a_loss_that_is_no_number_in_one_process_ends_all(folder: Path, spread: str) -> None:
-    steps = [found["steps"] for found in _found(folder, "broken", spread)]
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_loss_that_is_no_number_in_one_process_ends_all(folder: Path, strategy: str) -> None:
+    steps = [found["steps"] for found in _found(folder, "broken", strategy)]
     assert steps[0] == steps[1] < 50
 
 

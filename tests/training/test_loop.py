@@ -22,29 +22,32 @@ from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.training import loop
-from bertie.training.objectives import Item, OneOfMany, Piece, Targets
-from bertie.training.prefetch import micro_batches, shared_out
-from bertie.training.sampling import Source, Steps
+from bertie.training.objectives import SingleLabelObjective, Targets, TrainingExample, TrainingWindow
+from bertie.training.prefetch import shard_examples, split_micro_batches
+from bertie.training.sampling import ExampleSampler, TrainingTask
 from tests.training import tiny
 
 # --- which items a step reads ---
 
 
-def _numbered(count: int, lengths: list[int] | None = None) -> list[Item]:
+def _numbered(count: int, lengths: list[int] | None = None) -> list[TrainingExample]:
     """Items that say their number."""
     made = []
     for i in range(count):
         n = lengths[i] if lengths else 3
-        made.append(Item((Piece(np.full(n, i), np.zeros(n, dtype=np.int64)),), np.int64(0)))
+        made.append(TrainingExample((TrainingWindow(np.full(n, i), np.zeros(n, dtype=np.int64)),), np.int64(0)))
     return made
 
 
-def _number(item: Item) -> int:
-    return int(item.pieces[0].ids[0])
+def _number(item: TrainingExample) -> int:
+    return int(item.windows[0].ids[0])
 
 
-def _epoch(steps: Steps, epoch: int) -> list[list[int]]:
-    return [[_number(item) for item in steps.read(s)[1]] for s in range(steps.starts[epoch], steps.starts[epoch + 1])]
+def _epoch(steps: ExampleSampler, epoch: int) -> list[list[int]]:
+    return [
+        [_number(item) for item in steps.read(s)[1]]
+        for s in range(steps.epoch_starts[epoch], steps.epoch_starts[epoch + 1])
+    ]
 
 
 def _order(epoch: list[list[int]]) -> list[int]:
@@ -54,23 +57,23 @@ def _order(epoch: list[list[int]]) -> list[int]:
 @pytest.mark.parametrize("budget", [{"batch_size": 7}, {"batch_tokens": 40, "batch_size": 1}])
 def test_each_epoch_reads_every_item_once_in_an_order_of_its_own(budget: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
-    source = Source("classify", OneOfMany(), _numbered(50, rng.integers(2, 20, 50).tolist()))
-    steps = Steps([source], tiny.recipe(epochs=3, seed=5, **budget))
+    source = TrainingTask("classify", SingleLabelObjective(), _numbered(50, rng.integers(2, 20, 50).tolist()))
+    steps = ExampleSampler([source], tiny.recipe(epochs=3, seed=5, **budget))
     orders = [_order(_epoch(steps, e)) for e in range(3)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
-    again = Steps([source], tiny.recipe(epochs=3, seed=5, **budget))
+    again = ExampleSampler([source], tiny.recipe(epochs=3, seed=5, **budget))
     assert [_order(_epoch(again, e)) for e in (2, 0, 1)] == [orders[2], orders[0], orders[1]]
-    other = Steps([source], tiny.recipe(epochs=3, seed=6, **budget))
+    other = ExampleSampler([source], tiny.recipe(epochs=3, seed=6, **budget))
     assert _order(_epoch(other, 0)) != orders[0]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 60))
 def test_steps_of_tokens_keep_within_their_budget_and_waste_none(lengths: list[int], budget: int) -> None:
-    source = Source("classify", OneOfMany(), _numbered(len(lengths), lengths))
-    steps = Steps([source], tiny.recipe(epochs=1, batch_tokens=budget))
-    sizes = [[len(item) for item in steps.read(s)[1]] for s in range(steps.total)]
+    source = TrainingTask("classify", SingleLabelObjective(), _numbered(len(lengths), lengths))
+    steps = ExampleSampler([source], tiny.recipe(epochs=1, batch_tokens=budget))
+    sizes = [[len(item) for item in steps.read(s)[1]] for s in range(steps.total_steps)]
     assert all(sum(one) <= budget or len(one) == 1 for one in sizes)
     assert all(sum(a) + b[0] > budget for a, b in pairwise(sizes))
     assert sum(map(len, sizes)) == len(lengths)
@@ -80,20 +83,25 @@ def test_steps_of_tokens_keep_within_their_budget_and_waste_none(lengths: list[i
     ("epochs", "steps"), [(1, 7), (2, 14), (2.5, 18), (0.5, 4), (0.001, 1), (1.0001, 8), (3.999, 28)]
 )
 def test_epochs_may_be_fractions(epochs: float, steps: int) -> None:
-    made = Steps([Source("classify", OneOfMany(), _numbered(50))], tiny.recipe(epochs=epochs, batch_size=8))
-    assert made.total == steps
-    assert made.part(made.total) == pytest.approx(epochs)
-    parts = [made.part(s) for s in range(made.total + 1)]
+    made = ExampleSampler(
+        [TrainingTask("classify", SingleLabelObjective(), _numbered(50))], tiny.recipe(epochs=epochs, batch_size=8)
+    )
+    assert made.total_steps == steps
+    assert made.epochs_done(made.total_steps) == pytest.approx(epochs)
+    parts = [made.epochs_done(s) for s in range(made.total_steps + 1)]
     assert parts[0] == 0
     assert all(a < b for a, b in pairwise(parts))
-    assert [made.epoch_of(s) for s in range(made.total)] == [s // 7 for s in range(made.total)]
+    assert [made.epoch_of(s) for s in range(made.total_steps)] == [s // 7 for s in range(made.total_steps)]
 
 
 def test_several_sources_take_turns_in_proportion_to_their_items() -> None:
-    sources = [Source("classify", OneOfMany(), _numbered(40)), Source("tag", OneOfMany(), _numbered(16))]
-    steps = Steps(sources, tiny.recipe(epochs=2, batch_size=4))
+    sources = [
+        TrainingTask("classify", SingleLabelObjective(), _numbered(40)),
+        TrainingTask("tag", SingleLabelObjective(), _numbered(16)),
+    ]
+    steps = ExampleSampler(sources, tiny.recipe(epochs=2, batch_size=4))
     for epoch in range(2):
-        read = [steps.read(s) for s in range(steps.starts[epoch], steps.starts[epoch + 1])]
+        read = [steps.read(s) for s in range(steps.epoch_starts[epoch], steps.epoch_starts[epoch + 1])]
         heads = [source.head for source, _ in read]
         assert Counter(heads) == {"classify": 10, "tag": 4}
         assert heads != sorted(heads)
@@ -105,33 +113,40 @@ def test_several_sources_take_turns_in_proportion_to_their_items() -> None:
 def test_of_a_text_of_very_many_windows_other_ones_are_read_each_epoch() -> None:
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.ones(20))
-    pieces = tuple(Piece(np.array([w, w]), np.array([0, 0]), float(share)) for w, share in enumerate(shares))
-    source = Source("classify", OneOfMany(), [Item(pieces, np.int64(0)), Item(pieces[:3], np.int64(0))])
-    steps = Steps([source], tiny.recipe(epochs=4, batch_size=1, train_windows=5))
+    pieces = tuple(TrainingWindow(np.array([w, w]), np.array([0, 0]), float(share)) for w, share in enumerate(shares))
+    source = TrainingTask(
+        "classify",
+        SingleLabelObjective(),
+        [TrainingExample(pieces, np.int64(0)), TrainingExample(pieces[:3], np.int64(0))],
+    )
+    steps = ExampleSampler([source], tiny.recipe(epochs=4, batch_size=1, train_windows=5))
     drawn = []
-    for s in range(steps.total):
+    for s in range(steps.total_steps):
         (item,) = steps.read(s)[1]
-        windows = [int(piece.ids[0]) for piece in item.pieces]
+        windows = [int(piece.ids[0]) for piece in item.windows]
         if len(windows) == 3:
             assert item is source.items[1]
             continue
         drawn.append(windows)
         assert len(windows) == 5
         assert windows == sorted(set(windows))
-        assert sum(piece.share for piece in item.pieces) == pytest.approx(1.0)
-        ratios = [piece.share / shares[int(piece.ids[0])] for piece in item.pieces]
+        assert sum(piece.share for piece in item.windows) == pytest.approx(1.0)
+        ratios = [piece.share / shares[int(piece.ids[0])] for piece in item.windows]
         assert ratios == pytest.approx([ratios[0]] * 5)
-        assert [[int(p.ids[0]) for p in i.pieces] for i in steps.read(s)[1]] == [windows]  # the same when asked again
+        assert [[int(p.ids[0]) for p in i.windows] for i in steps.read(s)[1]] == [windows]  # the same when asked again
     assert len(drawn) == 4
     assert len({tuple(windows) for windows in drawn}) == 4
 
 
 def test_a_budget_of_tokens_counts_the_windows_that_are_read() -> None:
-    many = Item(tuple(Piece(np.zeros(10, int), np.zeros(10, int), 0.1) for _ in range(10)), np.int64(0))
-    steps = Steps(
-        [Source("classify", OneOfMany(), [many] * 6)], tiny.recipe(epochs=1, batch_tokens=40, train_windows=2)
+    many = TrainingExample(
+        tuple(TrainingWindow(np.zeros(10, int), np.zeros(10, int), 0.1) for _ in range(10)), np.int64(0)
     )
-    assert [len(steps.read(s)[1]) for s in range(steps.total)] == [2, 2, 2]
+    steps = ExampleSampler(
+        [TrainingTask("classify", SingleLabelObjective(), [many] * 6)],
+        tiny.recipe(epochs=1, batch_tokens=40, train_windows=2),
+    )
+    assert [len(steps.read(s)[1]) for s in range(steps.total_steps)] == [2, 2, 2]
 
 
 lengths_of_items = st.lists(st.integers(1, 50), min_size=1, max_size=30)
@@ -141,18 +156,18 @@ lengths_of_items = st.lists(st.integers(1, 50), min_size=1, max_size=30)
 @given(lengths_of_items, st.integers(1, 100))
 def test_micro_batches_keep_order_and_budget(lengths: list[int], budget: int) -> None:
     items = _numbered(len(lengths), lengths)
-    parts = micro_batches(items, budget)
+    parts = split_micro_batches(items, budget)
     assert [item for part in parts for item in part] == items
     assert all(part and (len(part) == 1 or sum(map(len, part)) <= budget) for part in parts)
     assert all(sum(map(len, a)) + len(b[0]) > budget for a, b in pairwise(parts))
-    assert micro_batches([], budget) == []
+    assert split_micro_batches([], budget) == []
 
 
 @settings(max_examples=50, deadline=None)
 @given(lengths_of_items, st.integers(1, 5))
 def test_processes_get_nearly_the_same_number_of_tokens(lengths: list[int], size: int) -> None:
     items = _numbered(len(lengths), lengths)
-    shares = shared_out(items, size)
+    shares = shard_examples(items, size)
     assert len(shares) == size
     assert sorted(_number(item) for share in shares for item in share) == list(range(len(items)))
     tokens = [sum(map(len, share)) for share in shares]
@@ -164,7 +179,7 @@ def test_processes_get_nearly_the_same_number_of_tokens(lengths: list[int], size
 # --- the loop ---
 
 
-def _curve(run: loop.History) -> list[float]:
+def _curve(run: loop.TrainingHistory) -> list[float]:
     return [row["loss"] for row in run.curve]
 
 
@@ -183,9 +198,9 @@ def test_it_learns() -> None:
     assert not model.training
 
 
-def _by_hand(model: Model, how: Any, sources: list[Source], most: int) -> Iterator[tuple[float, float]]:
+def _by_hand(model: Model, how: Any, sources: list[TrainingTask], most: int) -> Iterator[tuple[float, float]]:
     """A plain loop: each step's loss and the norm of its gradient."""
-    steps = Steps(sources, how)
+    steps = ExampleSampler(sources, how)
     matrices = [p for p in model.encoder.parameters() if p.ndim > 1]
     vectors = [p for p in model.encoder.parameters() if p.ndim < 2]
     head = model.head("classify").out
@@ -198,16 +213,16 @@ def _by_hand(model: Model, how: Any, sources: list[Source], most: int) -> Iterat
     ]
     adam = torch.optim.AdamW(groups, betas=(0.9, how.beta2), eps=1e-8, foreach=False)
     peaks = [group["lr"] for group in adam.param_groups]
-    warm = round(how.warmup * steps.total)
-    for step in range(min(most, steps.total)):
-        factor = (step + 1) / (warm + 1) if step < warm else (steps.total - step) / (steps.total - warm)
+    warm = round(how.warmup * steps.total_steps)
+    for step in range(min(most, steps.total_steps)):
+        factor = (step + 1) / (warm + 1) if step < warm else (steps.total_steps - step) / (steps.total_steps - warm)
         for group, peak in zip(adam.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
         _, items = steps.read(step)
         lost, weight = torch.zeros(()), 0.0
         for item in items:
             logs = torch.zeros(tiny.CLASSES)
-            for piece in item.pieces:
+            for piece in item.windows:
                 batch = Batch.from_ids([piece.ids], [piece.segments])
                 logs = logs + piece.share * torch.log_softmax(model(batch, "classify")[0], -1)
             lost = lost + item.weight * F.cross_entropy(logs[None], torch.tensor([int(item.value)]))
@@ -230,7 +245,7 @@ def test_it_does_what_a_plain_loop_does(monkeypatch: pytest.MonkeyPatch, clip: f
     ours = tiny.model()
     done = tiny.trainer(ours, source, how).run()
     assert done.steps == 20
-    weights = [sum(item.weight for item in Steps([source], how).read(s)[1]) for s in range(20)]
+    weights = [sum(item.weight for item in ExampleSampler([source], how).read(s)[1]) for s in range(20)]
     assert _curve(done) == pytest.approx([lost / w for (lost, _), w in zip(by_hand, weights, strict=True)], abs=1e-6)
     tiny.assert_same(
         tiny.without_key_biases(tiny.weights(ours)), tiny.without_key_biases(tiny.weights(plain)), atol=1e-6
@@ -412,7 +427,9 @@ def test_a_step_without_any_weight_changes_nothing() -> None:
     model = tiny.model()
     before = tiny.weights(model)
     weightless = [replace(item, weight=0.0) for item in tiny.items(8)]
-    done = tiny.trainer(model, Source("classify", OneOfMany(), weightless), tiny.recipe(epochs=1)).run()
+    done = tiny.trainer(
+        model, TrainingTask("classify", SingleLabelObjective(), weightless), tiny.recipe(epochs=1)
+    ).run()
     tiny.assert_same(before, tiny.weights(model))
     assert _curve(done) == [0.0]
 
@@ -422,7 +439,7 @@ def test_two_heads_are_trained_over_one_encoder() -> None:
     before = tiny.weights(model)
     tiny.trainer(model, tiny.two_sources(96), tiny.recipe(epochs=8, lr=1e-2)).run()
     held = tiny.tagged(30, 8)
-    batch = Batch.from_ids([item.pieces[0].ids for item in held])
+    batch = Batch.from_ids([item.windows[0].ids for item in held])
     with torch.no_grad():
         said = model(batch, "tag").argmax(1)
     inside = batch.positions > 0
@@ -434,7 +451,7 @@ def test_two_heads_are_trained_over_one_encoder() -> None:
 # --- what can go wrong ---
 
 
-class Breaks(OneOfMany):
+class Breaks(SingleLabelObjective):
     """Does something in the n-th call."""
 
     def __init__(self, at: int, what: Callable[[Tensor], Tensor]) -> None:
@@ -493,7 +510,7 @@ def test_a_gradient_that_is_no_number_is_not_saved_either(tmp_path: Path) -> Non
     assert torch.load(tmp_path / "state.pt", weights_only=True)["progressed"]["step"] == 4  # the end of an epoch
 
 
-class Hungry(OneOfMany):
+class Hungry(SingleLabelObjective):
     """Has memory for so many tokens."""
 
     def __init__(self, room: int, error: Exception) -> None:
@@ -540,7 +557,7 @@ def test_out_of_memory_in_the_middle_of_a_step_the_step_begins_anew() -> None:
 
     found = []
     how = tiny.recipe(epochs=1, lr=1e-3, micro_tokens=30)
-    for objective in (OneOfMany(), Breaks(2, no_memory)):
+    for objective in (SingleLabelObjective(), Breaks(2, no_memory)):
         model = tiny.model()
         tiny.trainer(model, replace(tiny.source(8), objective=objective), how).run()
         found.append(tiny.without_key_biases(tiny.weights(model)))
@@ -550,10 +567,10 @@ def test_out_of_memory_in_the_middle_of_a_step_the_step_begins_anew() -> None:
 def test_a_single_text_too_large_for_memory_ends_the_run_with_advice() -> None:
     """Beside smaller ones that can be cut apart, and alone."""
     rng = np.random.default_rng(0)
-    large = Item((tiny.piece(rng, 1, 30),), np.int64(1))
+    large = TrainingExample((tiny.piece(rng, 1, 30),), np.int64(1))
     for items in ([large, *tiny.items(7, length=4)], [large]):
         objective = Hungry(20, torch.OutOfMemoryError("CUDA out of memory."))
-        trainer = tiny.trainer(tiny.model(), Source("classify", objective, items), tiny.recipe())
+        trainer = tiny.trainer(tiny.model(), TrainingTask("classify", objective, items), tiny.recipe())
         with pytest.raises(TrainingError, match=r"out of memory at step 1, .*gradient_checkpointing=True"):
             trainer.run()
 
@@ -586,14 +603,14 @@ def test_other_errors_are_left_as_they_are_and_the_model_is_whole_again() -> Non
 def test_what_cannot_be_asked_for_is_refused() -> None:
     model, source, how = tiny.model(), tiny.source(), tiny.recipe(epochs=1)
     for options, said in (
-        ({"spread": "tp"}, "spread='tp' must be ddp or fsdp"),
+        ({"strategy": "tp"}, "strategy='tp' must be ddp or fsdp"),
         ({"save_steps": 0}, "save_steps=0 must be at least 1"),
         ({"resume": True}, "resume=True needs the folder"),
     ):
         with pytest.raises(ConfigError, match=said):
             tiny.trainer(model, source, how, **options)
     with pytest.raises(ConfigError, match="nothing to train on"):
-        tiny.trainer(model, Source("classify", OneOfMany(), []), how)
+        tiny.trainer(model, TrainingTask("classify", SingleLabelObjective(), []), how)
     with pytest.raises(ConfigError, match="metric='f2' must be one of accuracy, f1"):
         tiny.trainer(model, source, how, evaluate=lambda: {"accuracy": 0.5, "f1": 0.4}, metric="f2").run()
     for name in ("bf16", "fp16"):

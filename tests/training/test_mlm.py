@@ -14,7 +14,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedSteps
+from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
 from bertie.training.recipe import Recipe
 from tests.training import tiny
@@ -46,8 +46,8 @@ def model(vocab: int) -> Model:
     return tiny.masked(vocab, REACH, dropout=0.1, std=0.1)
 
 
-def plan(corpus: Corpus, tokenizer: Tokenizer, steps: int = 60, static: bool = False) -> MaskedSteps:
-    return MaskedSteps(Packed(corpus, 200, REACH, seed=1), tokenizer, steps, masking=Masking(), static=static)
+def plan(corpus: Corpus, tokenizer: Tokenizer, steps: int = 60, static: bool = False) -> MaskedLMSampler:
+    return MaskedLMSampler(Packed(corpus, 200, REACH, seed=1), tokenizer, steps, masking=Masking(), static=static)
 
 
 def test_what_a_step_reads_and_hides(corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -76,7 +76,7 @@ def test_static_masking_hides_the_same_in_every_epoch(corpus: Corpus, tokenizer:
         for step in range(steps.packed.steps(0) + steps.packed.steps(1)):
             epoch = steps.epoch_of(step)
             for (document, start, _), item in zip(steps.packed.step(step), steps.read(step)[1], strict=True):
-                seen[epoch][document, start] = tuple(item.pieces[0].ids.tolist())
+                seen[epoch][document, start] = tuple(item.windows[0].ids.tolist())
         assert seen[0].keys() == seen[1].keys()
         share = np.mean([seen[0][key] == seen[1][key] for key in seen[0]])
         assert share == 1.0 if static else share < 0.5
@@ -112,4 +112,4 @@ def test_it_learns_and_goes_on_where_it_stopped(corpus: Corpus, tokenizer: Token
 def test_a_tokenizer_without_a_mask(corpus: Corpus) -> None:
     bare = tokenizer_of([*SPECIALS[:4], ".", *PAIRS, *PAIRS.values()])
     with pytest.raises(InputError, match="no mask token"):
-        MaskedSteps(Packed(corpus, 200, REACH, seed=1), bare, 10)
+        MaskedLMSampler(Packed(corpus, 200, REACH, seed=1), bare, 10)

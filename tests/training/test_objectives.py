@@ -17,18 +17,18 @@ from bertie.nn.model import Model
 from bertie.tasks.base import log_softmax, pooled, softmax
 from bertie.text.batch import Batch
 from bertie.training.objectives import (
-    AnyOfMany,
-    EachToken,
-    Item,
-    MaskedTokens,
-    MiniBatch,
+    AnswerSpanObjective,
+    MaskedLMObjective,
+    MicroBatch,
+    MultiLabelObjective,
     Objective,
-    OneOfMany,
-    Piece,
-    Relevance,
-    Span,
+    RegressionObjective,
+    RelevanceObjective,
+    SingleLabelObjective,
     Targets,
-    Value,
+    TokenClassificationObjective,
+    TrainingExample,
+    TrainingWindow,
 )
 from bertie.training.step import Loss
 from tests.training import tiny
@@ -36,7 +36,7 @@ from tests.training import tiny
 K = 5
 
 
-def _texts(level: str, seed: int = 0, count: int = 6, k: int = K, multi: bool = False) -> list[Item]:
+def _texts(level: str, seed: int = 0, count: int = 6, k: int = K, multi: bool = False) -> list[TrainingExample]:
     """Items of one to four windows, with what each objective wants of them."""
     rng = np.random.default_rng(seed)
     found = []
@@ -50,25 +50,25 @@ def _texts(level: str, seed: int = 0, count: int = 6, k: int = K, multi: bool = 
                 asked = {"values": rng.integers(0, k, n), "weights": rng.choice([0.0, 0.5, 2.0], n).astype(np.float32)}
             elif level == "window":
                 asked = {"values": np.sort(rng.integers(0, n, 2)), "weights": np.float32(rng.choice([0.5, 1.0]))}
-            pieces.append(Piece(rng.integers(1, 30, n), np.zeros(n, dtype=np.int64), float(share), **asked))
+            pieces.append(TrainingWindow(rng.integers(1, 30, n), np.zeros(n, dtype=np.int64), float(share), **asked))
         value: Any = None
         if level == "text":
             value = rng.integers(0, 2, k).astype(np.float32) if multi else np.int64(rng.integers(k))
-        found.append(Item(tuple(pieces), value, float(rng.choice([0.5, 1.0, 3.0]))))
+        found.append(TrainingExample(tuple(pieces), value, float(rng.choice([0.5, 1.0, 3.0]))))
     return found
 
 
-def _valued(items: list[Item], seed: int = 1, low: float = 0.0, high: float = 1.0) -> list[Item]:
+def _valued(items: list[TrainingExample], seed: int = 1, low: float = 0.0, high: float = 1.0) -> list[TrainingExample]:
     rng = np.random.default_rng(seed)
     return [replace(item, value=np.array(rng.uniform(low, high), dtype=np.float32)) for item in items]
 
 
-def _windows(items: Sequence[Item], outputs: Tensor) -> list[list[Tensor]]:
+def _windows(items: Sequence[TrainingExample], outputs: Tensor) -> list[list[Tensor]]:
     """The rows of each item's windows."""
     found, at = [], 0
     for item in items:
-        found.append([outputs[at + w] for w in range(len(item.pieces))])
-        at += len(item.pieces)
+        found.append([outputs[at + w] for w in range(len(item.windows))])
+        at += len(item.windows)
     return found
 
 
@@ -79,34 +79,34 @@ def _ce(logs: Tensor, wanted: int, smoothing: float) -> Tensor:
     return -(q * logs).sum()
 
 
-def _one_of_many(items: Sequence[Item], outputs: Tensor, smoothing: float) -> Tensor:
+def _one_of_many(items: Sequence[TrainingExample], outputs: Tensor, smoothing: float) -> Tensor:
     total = outputs.new_zeros(())
     for item, rows in zip(items, _windows(items, outputs), strict=True):
-        mean = torch.stack([p.share * (row - row.logsumexp(0)) for p, row in zip(item.pieces, rows, strict=True)])
+        mean = torch.stack([p.share * (row - row.logsumexp(0)) for p, row in zip(item.windows, rows, strict=True)])
         mean = mean.sum(0)
         total = total + item.weight * _ce(mean - mean.logsumexp(0), int(item.value), smoothing)
     return total
 
 
-def _any_of_many(items: Sequence[Item], outputs: Tensor, smoothing: float) -> Tensor:
+def _any_of_many(items: Sequence[TrainingExample], outputs: Tensor, smoothing: float) -> Tensor:
     total = outputs.new_zeros(())
     for item, rows in zip(items, _windows(items, outputs), strict=True):
-        mean = torch.stack([p.share * row for p, row in zip(item.pieces, rows, strict=True)]).sum(0)
+        mean = torch.stack([p.share * row for p, row in zip(item.windows, rows, strict=True)]).sum(0)
         wanted = torch.from_numpy(item.value).double() * (1 - smoothing) + smoothing / 2
         p = torch.sigmoid(mean)
         total = total - item.weight * (wanted * p.log() + (1 - wanted) * (1 - p).log()).mean()
     return total
 
 
-def _value(items: Sequence[Item], outputs: Tensor, variance: float) -> Tensor:
+def _value(items: Sequence[TrainingExample], outputs: Tensor, variance: float) -> Tensor:
     total = outputs.new_zeros(())
     for item, rows in zip(items, _windows(items, outputs), strict=True):
-        mean = sum(p.share * row[0] for p, row in zip(item.pieces, rows, strict=True))
+        mean = sum(p.share * row[0] for p, row in zip(item.windows, rows, strict=True))
         total = total + item.weight * (mean - float(item.value)) ** 2 / variance
     return total
 
 
-def _relevance(items: Sequence[Item], outputs: Tensor, _: float) -> Tensor:
+def _relevance(items: Sequence[TrainingExample], outputs: Tensor, _: float) -> Tensor:
     total = outputs.new_zeros(())
     for item, rows in zip(items, _windows(items, outputs), strict=True):
         p = torch.sigmoid(max(rows, key=lambda row: row.item())[0])
@@ -115,9 +115,9 @@ def _relevance(items: Sequence[Item], outputs: Tensor, _: float) -> Tensor:
     return total
 
 
-def _each_token(items: Sequence[Item], outputs: Tensor, smoothing: float) -> Tensor:
+def _each_token(items: Sequence[TrainingExample], outputs: Tensor, smoothing: float) -> Tensor:
     total, at = outputs.new_zeros(()), 0
-    for piece in (p for item in items for p in item.pieces):
+    for piece in (p for item in items for p in item.windows):
         for value, weight in zip(piece.values, piece.weights, strict=True):
             row = outputs[at]
             total = total + float(weight) * _ce(row - row.logsumexp(0), int(value), smoothing)
@@ -125,9 +125,9 @@ def _each_token(items: Sequence[Item], outputs: Tensor, smoothing: float) -> Ten
     return total
 
 
-def _span(items: Sequence[Item], outputs: Tensor, _: float) -> Tensor:
+def _span(items: Sequence[TrainingExample], outputs: Tensor, _: float) -> Tensor:
     total, at = outputs.new_zeros(()), 0
-    for piece in (p for item in items for p in item.pieces):
+    for piece in (p for item in items for p in item.windows):
         rows = outputs[at : at + len(piece)]
         start, end = (F.cross_entropy(rows[:, side][None], torch.tensor([piece.values[side]])) for side in (0, 1))
         total = total + float(piece.weights) * (start + end) / 2
@@ -136,31 +136,31 @@ def _span(items: Sequence[Item], outputs: Tensor, _: float) -> Tensor:
 
 
 CASES = {
-    "one of many": (OneOfMany(), _texts("text"), K, _one_of_many, 0.0),
-    "one of many, smoothed": (OneOfMany(0.2), _texts("text", 3), K, _one_of_many, 0.2),
-    "any of many": (AnyOfMany(), _texts("text", multi=True), K, _any_of_many, 0.0),
-    "any of many, smoothed": (AnyOfMany(0.1), _texts("text", 4, multi=True), K, _any_of_many, 0.1),
-    "value": (Value(2.5), _valued(_texts("text"), high=5.0), 1, _value, 2.5),
-    "relevance": (Relevance(), _valued(_texts("text")), 1, _relevance, 0.0),
-    "each token": (EachToken(), _texts("token"), K, _each_token, 0.0),
-    "each token, smoothed": (EachToken(0.3), _texts("token", 6), K, _each_token, 0.3),
-    "span": (Span(), _texts("window"), 2, _span, 0.0),
+    "one of many": (SingleLabelObjective(), _texts("text"), K, _one_of_many, 0.0),
+    "one of many, smoothed": (SingleLabelObjective(0.2), _texts("text", 3), K, _one_of_many, 0.2),
+    "any of many": (MultiLabelObjective(), _texts("text", multi=True), K, _any_of_many, 0.0),
+    "any of many, smoothed": (MultiLabelObjective(0.1), _texts("text", 4, multi=True), K, _any_of_many, 0.1),
+    "value": (RegressionObjective(2.5), _valued(_texts("text"), high=5.0), 1, _value, 2.5),
+    "relevance": (RelevanceObjective(), _valued(_texts("text")), 1, _relevance, 0.0),
+    "each token": (TokenClassificationObjective(), _texts("token"), K, _each_token, 0.0),
+    "each token, smoothed": (TokenClassificationObjective(0.3), _texts("token", 6), K, _each_token, 0.3),
+    "span": (AnswerSpanObjective(), _texts("window"), 2, _span, 0.0),
 }
 each_case = pytest.mark.parametrize(("objective", "items", "k", "plain", "extra"), CASES.values(), ids=CASES)
 
 
-def _rows(objective: Objective, mini: MiniBatch) -> int:
+def _rows(objective: Objective, mini: MicroBatch) -> int:
     return len(mini.batch) if objective.level == "text" else len(mini.batch.ids)
 
 
-def _outputs(objective: Objective, mini: MiniBatch, k: int, seed: int = 0) -> Tensor:
+def _outputs(objective: Objective, mini: MicroBatch, k: int, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     return (3 * torch.randn(_rows(objective, mini), k, generator=draw)).requires_grad_()
 
 
 @each_case
 def test_losses_and_gradients_are_those_of_a_plain_computation(
-    objective: Objective, items: list[Item], k: int, plain: Any, extra: float
+    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
 ) -> None:
     mini = objective.collate(items)
     outputs = _outputs(objective, mini, k)
@@ -171,11 +171,13 @@ def test_losses_and_gradients_are_those_of_a_plain_computation(
     (wanted_grad,) = torch.autograd.grad(wanted, exact)
     torch.testing.assert_close(loss.double(), wanted, atol=1e-5, rtol=1e-6)
     torch.testing.assert_close(grad.double(), wanted_grad, atol=1e-6, rtol=1e-5)
-    assert mini.weight == pytest.approx(sum(objective.weight_of(item) for item in items))
+    assert mini.weight == pytest.approx(sum(objective.example_weight(item) for item in items))
 
 
 @each_case
-def test_parts_add_up_to_the_whole(objective: Objective, items: list[Item], k: int, plain: Any, extra: float) -> None:
+def test_parts_add_up_to_the_whole(
+    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
+) -> None:
     """However a step is cut into micro-batches, loss and gradient are the same."""
     mini = objective.collate(items)
     outputs = _outputs(objective, mini, k)
@@ -193,7 +195,7 @@ def test_parts_add_up_to_the_whole(objective: Objective, items: list[Item], k: i
         torch.testing.assert_close(torch.cat(grads), wanted, atol=1e-6, rtol=0)
 
 
-def _filled(objective: Objective, mini: MiniBatch) -> MiniBatch:
+def _filled(objective: Objective, mini: MicroBatch) -> MicroBatch:
     """With empty texts in the middle and at the end and a text that nobody asks for, as steppers fill batches up."""
     batch, targets = mini.batch, mini.targets
     tokens, more = len(batch.ids), 4
@@ -207,7 +209,7 @@ def _filled(objective: Objective, mini: MiniBatch) -> MiniBatch:
     )
     count = tokens + 3 if objective.level == "token" else len(batch) + more
     rest = count - len(targets.weights)
-    return MiniBatch(
+    return MicroBatch(
         filled,
         Targets(
             F.pad(targets.values, (0, 0) * (targets.values.ndim - 1) + (0, rest)),
@@ -222,7 +224,7 @@ def _filled(objective: Objective, mini: MiniBatch) -> MiniBatch:
 @pytest.mark.parametrize("junk", [0.0, 1e30, float("inf"), float("nan")])
 @each_case
 def test_what_is_not_asked_adds_exactly_nothing(
-    objective: Objective, items: list[Item], k: int, plain: Any, extra: float, junk: float
+    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float, junk: float
 ) -> None:
     mini = objective.collate(items)
     outputs = _outputs(objective, mini, k)
@@ -240,7 +242,7 @@ def test_what_is_not_asked_adds_exactly_nothing(
 
 @each_case
 def test_without_any_weight_loss_and_gradient_are_zero(
-    objective: Objective, items: list[Item], k: int, plain: Any, extra: float
+    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
 ) -> None:
     mini = objective.collate(items)
     targets = replace(mini.targets, weights=torch.zeros_like(mini.targets.weights))
@@ -261,18 +263,18 @@ def test_windows_are_pooled_as_the_classifier_pools_them() -> None:
     logits = rng.normal(size=(3, K)).astype(np.float32) * 2
     found: Any = [_Window(w) for w in (5.0, 2.5, 7.0)]
     probabilities = softmax(pooled(found, [log_softmax(row) for row in logits]))
-    pieces = tuple(Piece(np.array([1, 2]), np.array([0, 0]), w.weight / 14.5) for w in found)
+    pieces = tuple(TrainingWindow(np.array([1, 2]), np.array([0, 0]), w.weight / 14.5) for w in found)
     for label in range(K):
-        objective = OneOfMany()
-        mini = objective.collate([Item(pieces, np.int64(label))])
+        objective = SingleLabelObjective()
+        mini = objective.collate([TrainingExample(pieces, np.int64(label))])
         loss = objective.loss(torch.from_numpy(logits), mini.batch, mini.targets)
         assert loss.item() == pytest.approx(-np.log(probabilities[label]), abs=1e-5)
 
 
 def test_smoothing_is_that_of_torch() -> None:
     """One window a text: nothing is pooled."""
-    objective, draw = OneOfMany(0.3), torch.Generator().manual_seed(0)
-    items = [Item((Piece(np.array([1]), np.array([0])),), np.int64(i % K)) for i in range(7)]
+    objective, draw = SingleLabelObjective(0.3), torch.Generator().manual_seed(0)
+    items = [TrainingExample((TrainingWindow(np.array([1]), np.array([0])),), np.int64(i % K)) for i in range(7)]
     mini, outputs = objective.collate(items), torch.randn(7, K, generator=draw)
     wanted = F.cross_entropy(outputs, mini.targets.values, label_smoothing=0.3, reduction="sum")
     torch.testing.assert_close(objective.loss(outputs, mini.batch, mini.targets), wanted)
@@ -291,12 +293,12 @@ def test_far_outputs_stay_finite() -> None:
 
 def test_a_minibatch_is_the_items_end_to_end() -> None:
     items = _texts("token", count=3)
-    mini = EachToken().collate(items)
-    pieces = [p for item in items for p in item.pieces]
+    mini = TokenClassificationObjective().collate(items)
+    pieces = [p for item in items for p in item.windows]
     want = Batch.from_ids([p.ids for p in pieces])
     assert torch.equal(mini.batch.ids, want.ids)
     assert torch.equal(mini.batch.cu_seqlens, want.cu_seqlens)
-    assert mini.targets.owner.tolist() == [i for i, item in enumerate(items) for _ in item.pieces]
+    assert mini.targets.owner.tolist() == [i for i, item in enumerate(items) for _ in item.windows]
     assert mini.targets.values.tolist() == [v for p in pieces for v in p.values.tolist()]
     assert mini.to("cpu").targets.weights.tolist() == mini.targets.weights.tolist()
 
@@ -313,11 +315,15 @@ def test_masked_tokens_are_asked_alone() -> None:
         values = draw.integers(0, tiny.VOCAB, len(rows))
         weights = np.ones(len(rows), dtype=np.float32)
         ids = draw.integers(5, tiny.VOCAB, n)
-        items.append(Item((Piece(ids, np.zeros(n, dtype=np.int64), values=values, weights=weights, rows=rows),)))
+        items.append(
+            TrainingExample(
+                (TrainingWindow(ids, np.zeros(n, dtype=np.int64), values=values, weights=weights, rows=rows),)
+            )
+        )
         labels += values.tolist()
         at += (rows + start).tolist()
         start += n
-    objective = MaskedTokens()
+    objective = MaskedLMObjective()
     mini = objective.collate(items)
     assert mini.weight == len(at)
     seen: list[int] = []

@@ -21,15 +21,22 @@ from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.objectives import Item, MaskedTokens, MiniBatch, OverHead, OverModel, Piece
+from bertie.training.objectives import (
+    HeadObjective,
+    MaskedLMObjective,
+    MicroBatch,
+    ModelObjective,
+    TrainingExample,
+    TrainingWindow,
+)
 from bertie.training.optimizer import Schedule
-from bertie.training.prefetch import micro_batches
+from bertie.training.prefetch import split_micro_batches
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.distillation import Related, Relations, Triple, TripleLoss
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedSteps
+from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed, Packing
-from bertie.training.pretrain.plans import DUPLICATES, SECTION, Growing, Mixed, PairSteps
+from bertie.training.pretrain.plans import DUPLICATES, SECTION, BatchSizeWarmup, MixtureSampler, SentencePairSampler
 from bertie.training.pretrain.pretraining_objectives import (
     EnhancedDecoder,
     EnhancedMasked,
@@ -41,7 +48,7 @@ from bertie.training.pretrain.pretraining_objectives import (
     SentenceOrder,
 )
 from bertie.training.recipe import Recipe
-from bertie.training.sampling import Source
+from bertie.training.sampling import TrainingTask
 from bertie.training.step import Loss
 from tests.training.overmodel import gradients
 from tests.training.test_corpus import SPECIALS, tokenizer_of
@@ -88,24 +95,24 @@ def corpus(tokenizer: Tokenizer, documents: Any, tmp_path_factory: pytest.TempPa
     return made(tmp_path_factory.mktemp("corpus"), tokenizer, documents)
 
 
-def pair_steps(corpus: Corpus, tokenizer: Tokenizer, kind: Any = NextSentence, **options: Any) -> PairSteps:
-    return PairSteps(
+def pair_steps(corpus: Corpus, tokenizer: Tokenizer, kind: Any = NextSentence, **options: Any) -> SentencePairSampler:
+    return SentencePairSampler(
         corpus, tokenizer, **({"steps": 50, "pairs": kind(), "budget": 400, "max_length": REACH, "seed": 3} | options)
     )
 
 
-def ids_of(item: Item) -> Any:
+def ids_of(item: TrainingExample) -> Any:
     """What was there before anything was hidden."""
-    piece = item.pieces[0]
+    piece = item.windows[0]
     ids = np.array(piece.ids)
     assert piece.rows is not None
     ids[piece.rows] = piece.values
     return ids
 
 
-def halves(item: Item) -> tuple[Any, Any]:
+def halves(item: TrainingExample) -> tuple[Any, Any]:
     """The two texts of a pair, as the numbers of their words; and that all around them is as it should be."""
-    ids, segments = ids_of(item), item.pieces[0].segments
+    ids, segments = ids_of(item), item.windows[0].segments
     first = int(np.flatnonzero(ids == SEP)[0])
     assert ids[0] == CLS
     assert ids[-1] == SEP
@@ -114,13 +121,13 @@ def halves(item: Item) -> tuple[Any, Any]:
     return ids[1:first] - 5, ids[first + 1 : -1] - 5
 
 
-def same_items(a: Sequence[Item], b: Sequence[Item]) -> bool:
-    def told(items: Sequence[Item]) -> Any:
+def same_items(a: Sequence[TrainingExample], b: Sequence[TrainingExample]) -> bool:
+    def told(items: Sequence[TrainingExample]) -> Any:
         return [
             (p.ids.tolist(), p.segments.tolist(), np.array(p.rows).tolist(), np.array(p.values).tolist())
             for item in items
-            for p in item.pieces
-        ] + [[(name, value.tolist()) for name, value in item.more.items()] for item in items]
+            for p in item.windows
+        ] + [[(name, value.tolist()) for name, value in item.extras.items()] for item in items]
 
     return bool(told(a) == told(b))
 
@@ -134,7 +141,7 @@ def test_halves_are_from_where_their_label_says(
 ) -> None:
     plan = pair_steps(corpus, tokenizer, kind)
     owner = {word: d for d, lines in enumerate(documents) for line in lines for word in line}
-    for step in range(plan.total):
+    for step in range(plan.total_steps):
         source, items = plan.read(step)
         assert source.head == "mlm"
         for item in items:
@@ -143,7 +150,7 @@ def test_halves_are_from_where_their_label_says(
             for half in (first, second):
                 assert len(half)
                 assert (np.diff(half) == 1).all()  # in one piece
-            label = int(item.more["label"])
+            label = int(item.extras["label"])
             if kind is SentenceOrder:
                 one, other = (first, second) if label == 0 else (second, first)
                 assert one[-1] + 1 == other[0]
@@ -161,11 +168,11 @@ def test_labels_are_balanced(corpus: Corpus, tokenizer: Tokenizer, documents: An
     section = SECTION * (REACH - 3)
     last = {lines[-1][-1] for lines in documents} | {documents[-1][0][0] + section * k - 1 for k in (1, 2)}
     labels = []
-    for step in range(plan.total):
+    for step in range(plan.total_steps):
         for item in plan.read(step)[1]:
             first, _ = halves(item)
             if kind is SentenceOrder or first[-1] not in last:  # nothing follows those
-                labels.append(int(item.more["label"]))
+                labels.append(int(item.extras["label"]))
     assert len(labels) > 2000
     assert abs(np.mean(labels) - 0.5) < 4 * 0.5 / np.sqrt(len(labels))
 
@@ -176,17 +183,17 @@ def test_an_epoch_reads_all_of_every_document(corpus: Corpus, tokenizer: Tokeniz
     plan = pair_steps(corpus, tokenizer, kind)
     seen: Counter[int] = Counter()
     step = 0
-    while plan.part(step) < 1:
+    while plan.epochs_done(step) < 1:
         for item in plan.read(step)[1]:
             first, second = halves(item)
-            own = [first, second] if kind is SentenceOrder or not int(item.more["label"]) else [first]
+            own = [first, second] if kind is SentenceOrder or not int(item.extras["label"]) else [first]
             seen.update(int(x) for half in own for x in half)
         step += 1
     every = [word for lines in documents for line in lines for word in line]
     missed = [word for word in every if seen[word] == 0]
     # Of sentence order, single tokens at the end of a document are left out.
     assert len(missed) <= (len(documents) + 2 if kind is SentenceOrder else 0)
-    assert plan.part(step) == 1.0
+    assert plan.epochs_done(step) == 1.0
     extra = sum(seen.values()) - len(every) + len(missed)
     assert extra <= SECTION * REACH  # at most the text that a lonely one is paired with
 
@@ -194,9 +201,9 @@ def test_an_epoch_reads_all_of_every_document(corpus: Corpus, tokenizer: Tokeniz
 def test_pairs_are_masked_as_asked(corpus: Corpus, tokenizer: Tokenizer) -> None:
     plan = pair_steps(corpus, tokenizer, masking=Masking(rate=0.2, mask=0.5, random=0.25), steps=100)
     tokens = hidden = as_mask = kept = 0
-    for step in range(plan.total):
+    for step in range(plan.total_steps):
         for item in plan.read(step)[1]:
-            piece = item.pieces[0]
+            piece = item.windows[0]
             assert piece.rows is not None
             assert piece.values is not None
             assert not np.isin(piece.values, range(5)).any()  # no special token is hidden
@@ -216,7 +223,7 @@ def test_pairs_repeat_after_ten_epochs_and_only_then(tokenizer: Tokenizer, tmp_p
     plan = pair_steps(corpus, tokenizer, static=static, steps=1000, budget=100)
     ends = [0]
     for epoch in range(2 * DUPLICATES + 1):
-        ends.append(next(step for step in range(ends[-1], 10**4) if plan.part(step) >= epoch + 1))
+        ends.append(next(step for step in range(ends[-1], 10**4) if plan.epochs_done(step) >= epoch + 1))
     cycle = ends[DUPLICATES]
     first = [plan.read(step)[1] for step in range(cycle)]
     assert all(same_items(first[step], plan.read(step)[1]) for step in range(0, cycle, 7))  # asked twice
@@ -224,7 +231,7 @@ def test_pairs_repeat_after_ten_epochs_and_only_then(tokenizer: Tokenizer, tmp_p
     assert all(again) if static else not any(again)
     for one, other in pairwise(ends[:DUPLICATES]):
         assert not any(same_items(first[one], items) for items in first[other : other + 3])
-    assert len({str([item.pieces[0].ids.tolist() for item in items]) for items in first}) == cycle
+    assert len({str([item.windows[0].ids.tolist() for item in items]) for items in first}) == cycle
 
 
 def test_a_step_of_a_single_text_finds_another(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -255,32 +262,32 @@ def test_pairs_that_cannot_be_made(corpus: Corpus, tokenizer: Tokenizer, tmp_pat
 class Counted:
     """A plan whose step n reads one item of n + 1 tokens."""
 
-    plain = True
+    single_head = True
 
     def __init__(self, total: int, head: str = "a") -> None:
-        self.total, self.heads, self.starts, self.head = total, [head], [0, total], head
+        self.total_steps, self.heads, self.epoch_starts, self.head = total, [head], [0, total], head
 
     def epoch_of(self, step: int) -> int:
         return step // 10
 
-    def part(self, step: int) -> float:
+    def epochs_done(self, step: int) -> float:
         return step / 10
 
-    def pace(self, step: int) -> float:
+    def schedule_position(self, step: int) -> float:
         return step
 
-    def described(self) -> Any:
-        return [self.total]
+    def fingerprint(self) -> Any:
+        return [self.total_steps]
 
-    def read(self, step: int) -> tuple[Source, list[Item]]:
-        assert 0 <= step < self.total
-        return Source(self.head, MaskedTokens(), ()), [Item((), more={"step": np.array(step)})]
+    def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
+        assert 0 <= step < self.total_steps
+        return TrainingTask(self.head, MaskedLMObjective(), ()), [TrainingExample((), extras={"step": np.array(step)})]
 
 
 @pytest.mark.parametrize(("total", "full", "share"), [(1000, 8, 0.3), (17, 4, 0.5), (5, 8, 0.9), (64, 1, 0.5)])
 def test_growing_steps(total: int, full: int, share: float) -> None:
-    plan = Growing(Counted(total), full, share)
-    read = [[int(item.more["step"]) for item in plan.read(step)[1]] for step in range(plan.total)]
+    plan = BatchSizeWarmup(Counted(total), full, share)
+    read = [[int(item.extras["step"]) for item in plan.read(step)[1]] for step in range(plan.total_steps)]
     assert [small for one in read for small in one] == list(range(total))
     sizes = [len(one) for one in read]
     assert sizes[0] == 1
@@ -288,55 +295,55 @@ def test_growing_steps(total: int, full: int, share: float) -> None:
     assert max(sizes) <= full
     done = np.cumsum(sizes)
     assert all(size == full for size, end in zip(sizes[:-1], done, strict=False) if end - size >= share * total)
-    paces = [plan.pace(step) for step in range(plan.total + 1)]
+    paces = [plan.schedule_position(step) for step in range(plan.total_steps + 1)]
     assert paces[0] == 0
-    assert paces[-1] == plan.total
+    assert paces[-1] == plan.total_steps
     assert all(a < b for a, b in pairwise(paces))
-    assert plan.part(plan.total) == pytest.approx(total / 10)
-    assert plan.epoch_of(plan.total - 1) == read[-1][0] // 10
-    assert plan.starts == [0, plan.total]
+    assert plan.epochs_done(plan.total_steps) == pytest.approx(total / 10)
+    assert plan.epoch_of(plan.total_steps - 1) == read[-1][0] // 10
+    assert plan.epoch_starts == [0, plan.total_steps]
 
 
 def test_growing_keeps_to_the_schedule_by_tokens() -> None:
     """Half of the tokens is half of the way, however few steps there were."""
-    plan = Growing(Counted(800), 8, 0.5)
-    schedule = Schedule(Recipe(warmup=0.0, schedule="linear"), plan.total)
-    for step in range(plan.total):
+    plan = BatchSizeWarmup(Counted(800), 8, 0.5)
+    schedule = Schedule(Recipe(warmup=0.0, schedule="linear"), plan.total_steps)
+    for step in range(plan.total_steps):
         left = 1 - plan._ends[step] / 800
-        assert schedule.factor(plan.pace(step)) == pytest.approx(left)
+        assert schedule.factor(plan.schedule_position(step)) == pytest.approx(left)
 
 
 @pytest.mark.parametrize(("full", "share"), [(0, 0.5), (8, 0.0), (8, 1.0)])
 def test_growing_refuses(full: int, share: float) -> None:
     with pytest.raises(ConfigError, match=f"full={full} must be at least 1 and share={share} between 0 and 1"):
-        Growing(Counted(5), full, share)
+        BatchSizeWarmup(Counted(5), full, share)
 
 
 def test_plans_in_turn() -> None:
     plans = [Counted(4000, "a"), Counted(4000, "b"), Counted(300, "a")]
-    mixed = Mixed(plans, [3, 1, 1], 4000, seed=5)
+    mixed = MixtureSampler(plans, [3, 1, 1], 4000, seed=5)
     read = [mixed.read(step) for step in range(4000)]
     numbers = np.array([source.plan for source, _ in read])
     for number, share in enumerate((0.6, 0.2, 0.2)):
         assert abs((numbers == number).mean() - share) < 4 * np.sqrt(share * (1 - share) / 4000)
-        own = [int(items[0].more["step"]) for source, items in read if source.plan == number]
-        total = plans[number].total
+        own = [int(items[0].extras["step"]) for source, items in read if source.plan == number]
+        total = plans[number].total_steps
         assert own == [i % total for i in range(len(own))]  # in its own order, and again from its beginning
     assert [source.head for source, _ in read] == [plans[n].head for n in numbers]
     assert mixed.heads == ["a", "b"]
-    assert mixed.part(2000) == 0.5
-    same, other = Mixed(plans, [3, 1, 1], 4000, seed=5), Mixed(plans, [3, 1, 1], 4000, seed=6)
+    assert mixed.epochs_done(2000) == 0.5
+    same, other = MixtureSampler(plans, [3, 1, 1], 4000, seed=5), MixtureSampler(plans, [3, 1, 1], 4000, seed=6)
     assert [same.read(step)[0].plan for step in range(4000)] == numbers.tolist()
     assert [other.read(step)[0].plan for step in range(4000)] != numbers.tolist()
-    assert mixed.described() == same.described() != other.described()
+    assert mixed.fingerprint() == same.fingerprint() != other.fingerprint()
 
 
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 0.0], [1.0, -1.0]])
 def test_mixed_refuses(shares: list[float]) -> None:
     with pytest.raises(ConfigError, match="must be 2 numbers above 0, one a plan"):
-        Mixed([Counted(5), Counted(5)], shares, 5, 0)
+        MixtureSampler([Counted(5), Counted(5)], shares, 5, 0)
     with pytest.raises(ConfigError, match="must be 0 numbers"):
-        Mixed([], [], 5, 0)
+        MixtureSampler([], [], 5, 0)
 
 
 def test_warm_up_stable_decay() -> None:
@@ -384,7 +391,7 @@ def model(heads: dict[str, HeadConfig], seed: int = 0, width: int = 16, depth: i
     return Model(config(width, depth), heads).eval()
 
 
-def items(count: int = 9, seed: int = 0) -> list[Item]:
+def items(count: int = 9, seed: int = 0) -> list[TrainingExample]:
     """Texts of two segments with hidden tokens, and all that any objective asks for."""
     rng = np.random.default_rng(seed)
     found = []
@@ -398,9 +405,9 @@ def items(count: int = 9, seed: int = 0) -> list[Item]:
         targets = ids[rows].copy()
         ids[rows] = MASK
         segments = (np.arange(n) > n // 2).astype(np.int64)
-        piece = Piece(ids, segments, values=targets, weights=np.ones(len(rows), np.float32), rows=rows)
+        piece = TrainingWindow(ids, segments, values=targets, weights=np.ones(len(rows), np.float32), rows=rows)
         more = {"special": special, "label": np.array(rng.integers(2))}
-        found.append(Item((piece,), more=more))
+        found.append(TrainingExample((piece,), extras=more))
     return found
 
 
@@ -411,7 +418,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def case(name: str) -> tuple[Model, OverModel]:
+def case(name: str) -> tuple[Model, ModelObjective]:
     if name in ("nsp", "sop"):
         kind = {"nsp": NextSentence, "sop": SentenceOrder}[name]()
         return model({"mlm": MLM, name: PAIR}), MaskedPairs(kind)
@@ -437,7 +444,7 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole(name: str, monkeypatch: p
     all_items = items()
     loss, whole = gradients(of, objective, [all_items])
     for budget in (1, 40):
-        parts = micro_batches(all_items, budget)
+        parts = split_micro_batches(all_items, budget)
         assert len(parts) > 2
         cut, found = gradients(of, objective, parts)
         assert cut == pytest.approx(loss, rel=1e-5)
@@ -452,13 +459,13 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole(name: str, monkeypatch: p
         assert "auxiliary.decoder.positions.weight" in moved
 
 
-def plain(name: str, of: Model, objective: Any, mini: MiniBatch, items: Sequence[Item]) -> Tensor:
+def plain(name: str, of: Model, objective: Any, mini: MicroBatch, items: Sequence[TrainingExample]) -> Tensor:
     """The mean of each thing, written down as papers have it."""
     batch, rows, targets = mini.batch, mini.targets.rows, mini.targets.values
     assert rows is not None
     words = of.encoder.embeddings.words.weight
     if name in ("nsp", "sop"):
-        labels = torch.tensor([int(item.more["label"]) for item in items])
+        labels = torch.tensor([int(item.extras["label"]) for item in items])
         masked = F.cross_entropy(of(batch, "mlm")[rows], targets)
         return masked + F.cross_entropy(of(batch, name), labels)
     if name in ("tied", "gdes", "none"):
@@ -471,7 +478,7 @@ def plain(name: str, of: Model, objective: Any, mini: MiniBatch, items: Sequence
         text = batch.ids.clone()
         text[rows] = targets
         predictions = of(batch.with_ids(ids), "rtd")[:, 0]
-        special = torch.from_numpy(np.concatenate([item.more["special"] for item in items]))
+        special = torch.from_numpy(np.concatenate([item.extras["special"] for item in items]))
         found = F.binary_cross_entropy_with_logits(predictions[~special], (ids != text)[~special].float())
         return F.cross_entropy(logits, targets) + 7.0 * found
     if name == "triple":
@@ -521,7 +528,7 @@ def test_what_has_no_weight_adds_nothing() -> None:
 def test_a_loss_over_the_model_has_none_of_outputs() -> None:
     """The loop must not take it for one over a head."""
     _, objective = case("nsp")
-    assert not isinstance(objective, OverHead)
+    assert not isinstance(objective, HeadObjective)
     assert not hasattr(objective, "loss")
     assert not hasattr(objective, "each")
     assert objective.counts == {}  # counting a step leaves the objective as it was
@@ -531,16 +538,16 @@ def test_a_loss_over_the_model_has_none_of_outputs() -> None:
 def test_hidden_tokens_alone_are_still_plain(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """What asks for one head's outputs can be recorded on a GPU; the others cannot."""
     packed = Packed(corpus, 400, REACH, 0)
-    assert MaskedSteps(packed, tokenizer, 3).plain
+    assert MaskedLMSampler(packed, tokenizer, 3).single_head
     of, objective = case("tied")
-    other = MaskedSteps(packed, tokenizer, 3, objective=objective, heads=("rtd",))
-    assert not other.plain
+    other = MaskedLMSampler(packed, tokenizer, 3, objective=objective, heads=("rtd",))
+    assert not other.single_head
     assert other.heads == ["rtd"]
     source, found = other.read(0)
     assert source.head == "rtd"
     for item in found:
         ids = ids_of(item)
-        assert np.array_equal(item.more["special"], np.isin(ids, range(5)))
+        assert np.array_equal(item.extras["special"], np.isin(ids, range(5)))
     assert of.auxiliary["generator"] is objective.both.generator  # type: ignore[attr-defined]
 
 
@@ -552,7 +559,7 @@ def test_masked_loss_is_that_of_the_objective_for_pairs() -> None:
     assert mini.targets.rows is not None
     loss, _ = gradients(of, objective, [all_items])
     masked = MaskedLoss().loss(of, mini.batch, mini.targets.rows, mini.targets.values) / len(mini.targets.rows)
-    said = SentenceOrder().loss(of, mini.batch, mini.more["labels"]) / len(all_items)  # type: ignore[arg-type]
+    said = SentenceOrder().loss(of, mini.batch, mini.extras["labels"]) / len(all_items)  # type: ignore[arg-type]
     assert loss == pytest.approx((masked + said).item(), rel=1e-5)
 
 
@@ -569,6 +576,6 @@ def test_texts_of_pairs_keep_their_segments() -> None:
     _, objective = case("nsp")
     all_items = items(4)
     mini = objective.collate(all_items)
-    wanted = Batch.from_ids([i.pieces[0].ids for i in all_items], [i.pieces[0].segments for i in all_items])
+    wanted = Batch.from_ids([i.windows[0].ids for i in all_items], [i.windows[0].segments for i in all_items])
     assert torch.equal(mini.batch.segments, wanted.segments)
     assert int(mini.batch.segments.max()) == 1

@@ -26,8 +26,8 @@ from bertie.training.loop import TRIES, Trainer
 from bertie.training.pretrain import pretraining_objectives as pretraining
 from bertie.training.pretrain.corpus import Settings, build
 from bertie.training.pretrain.initialization import fresh
-from bertie.training.pretrain.plans import Mixed
-from bertie.training.pretrain.pretrain_recipe import NOT_HERE, Pretraining
+from bertie.training.pretrain.plans import MixtureSampler
+from bertie.training.pretrain.pretrain_recipe import NOT_HERE, PretrainRecipe
 from bertie.training.pretrain.run import pretrain
 from bertie.training.recipe import Recipe
 from tests.training import overmodel, tiny
@@ -110,7 +110,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda one: one[:40] if isinstance(one, str) else "")
 def test_what_a_recipe_may_not_say(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        Pretraining.from_mapping(given)
+        PretrainRecipe.from_mapping(given)
     assert str(error.value).startswith(said)
     if not said.endswith(" ") and "has no field" not in said:
         assert str(error.value) == said
@@ -121,24 +121,24 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
     file.write_text(
         'corpus = "c"\n[model]\nmodel_type = "bert"\n[train]\ntokens = 1000\nbatch_tokens = 300\nlr = 1e-3\n'
     )
-    read = Pretraining.read(file)
+    read = PretrainRecipe.read(file)
     assert (read.steps, read.tokens, read.corpus, read.recipe.lr, read.evals) == (4, 1000, "c", 1e-3, 10)
     assert read.objectives == ({"kind": "mlm"},)
-    over = Pretraining.read(file, steps=7, corpus="d", seed=3, lr=None)
+    over = PretrainRecipe.read(file, steps=7, corpus="d", seed=3, lr=None)
     assert (over.steps, over.tokens, over.corpus, over.recipe.seed, over.recipe.lr) == (7, None, "d", 3, 1e-3)
-    assert Pretraining.read(file, tokens=10**6).steps == math.ceil(10**6 / 300)
+    assert PretrainRecipe.read(file, tokens=10**6).steps == math.ceil(10**6 / 300)
     with pytest.raises(ConfigError, match="needs tokens, or steps, and not both"):
-        Pretraining.read(file, tokens=5, steps=5)
+        PretrainRecipe.read(file, tokens=5, steps=5)
     assert json.loads(json.dumps(over.as_dict()))["model"] == {"model_type": "bert"}
-    assert Pretraining.read(None, model="folder", steps=1).recipe.batch_tokens == 131_072
+    assert PretrainRecipe.read(None, model="folder", steps=1).recipe.batch_tokens == 131_072
     file.write_text("[model\n")
     with pytest.raises(ConfigError, match=r"recipe\.toml: "):
-        Pretraining.read(file)
+        PretrainRecipe.read(file)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"recipe\.toml: "):
-        Pretraining.read(file)
+        PretrainRecipe.read(file)
     with pytest.raises(NotFoundError, match=r"none\.toml cannot be read: No such file"):
-        Pretraining.read(tmp_path / "none.toml")
+        PretrainRecipe.read(tmp_path / "none.toml")
 
 
 # --- taken back ---
@@ -213,7 +213,7 @@ def test_a_poisoned_step_is_skipped(tmp_path: Path, factors: dict[int, float], s
 def test_losses_of_different_plans_are_not_compared(tmp_path: Path) -> None:
     """One of two plans with the same objective and head has losses of its own size, now and then."""
     plans = [Poisoned(400, {}), Poisoned(400, dict.fromkeys(range(400), 30.0))]
-    mixed = Mixed(plans, [6, 1], 400, seed=0)
+    mixed = MixtureSampler(plans, [6, 1], 400, seed=0)
     trainer = Trainer(
         tiny.model(), mixed, tiny.recipe(batch_size=4, lr=1e-5), folder=tmp_path, rollback=True, quiet=True, keep="last"
     )
@@ -392,7 +392,7 @@ def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
             config = {"model_type": "bert", **shape, "max_position_embeddings": 66}
             fresh(config, tokenizer, seed=4).save(tmp_path / "teacher")
             one["teacher"] = "teacher"
-    run = pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
     assert run["tokens"] > 3 * (1 if "batch_warmup" in given["train"] else 150)
     assert math.isfinite(run["loss"])
     report = {one.name for one in (tmp_path / "out" / "training").iterdir()}
@@ -428,7 +428,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
     tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
     build([str(text)], tokenizer, tmp_path / "corpus")
-    pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
     ours = Checkpoint.load(tmp_path / "out")
     theirs = AutoModelForPreTraining.from_pretrained(tmp_path / "out").eval()
     assert type(theirs).__name__ == "ElectraForPreTraining"
@@ -451,7 +451,7 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
 
     def refused(kind: type[Exception], said: str, given: dict[str, Any], **options: Any) -> None:
         with pytest.raises(kind) as error:
-            pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True, **options)
+            pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True, **options)
         assert said in str(error.value)
         assert not list(tmp_path.glob("*out*"))  # nothing is left behind
 
@@ -470,7 +470,9 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     refused(ConfigError, "an objective of kind rtd must be the only one", asked(small, *two) | there)
     going_on = asked(small, {"kind": "rtd"}) | there | {"model": "model"}
     refused(ConfigError, "kind='rtd' is for fresh models", going_on)
-    refused(ConfigError, "spread='fsdp' cannot train kind='rtd'", asked(small, {"kind": "rtd"}) | there, spread="fsdp")
+    refused(
+        ConfigError, "strategy='fsdp' cannot train kind='rtd'", asked(small, {"kind": "rtd"}) | there, strategy="fsdp"
+    )
     wrong = {"kind": "mlm", "pairs": "order"}
     refused(ConfigError, "pairs='order' must be one of nsp, sop", asked(small, wrong) | there | {"model": "model"})
     refused(ConfigError, "Masking.rate=2 must be", asked(small, {"kind": "mlm", "rate": 2}) | there)
@@ -500,7 +502,7 @@ def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
     assert not Checkpoint.load(tmp_path / "bare").model.heads
     objective = {"kind": "relations", "teacher": "teacher", "heads": 4}
     given = asked({"batch_tokens": 512, "steps": 30, "lr": 3e-3}, objective, corpus="corpus") | {"model": "bare"}
-    run = pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
     rows = (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")[1:]
     losses = [float(row.split(",")[2]) for row in rows if row]
     assert losses[-1] < losses[0]
@@ -517,7 +519,7 @@ def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
     model = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     given = asked({"batch_tokens": 128, "steps": 60, "evals": 1}, corpus=["a", "b"], tokenizer="tokenizer")
     given["model"] = model | {"intermediate_size": 16, "max_position_embeddings": 64}
-    run = pretrain(Pretraining.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
     rows = (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")
     assert len(rows) > 6
     assert run["evaluation"]["tokens"] > 20  # of the held-out text of both
@@ -530,7 +532,7 @@ def test_what_recipe_fields_there_are() -> None:
     assert set(NOT_HERE) <= names
     for name in names - set(NOT_HERE):
         value = {"steps": 5, name: getattr(Recipe(lr=5e-4, batch_tokens=100), name)}
-        Pretraining.from_mapping({**FRESH, "train": {key: one for key, one in value.items() if one is not None}})
+        PretrainRecipe.from_mapping({**FRESH, "train": {key: one for key, one in value.items() if one is not None}})
     for name in NOT_HERE:
         with pytest.raises(ConfigError, match=rf"\[train\] has no field '{name}'"):
-            Pretraining.from_mapping({**FRESH, "train": {"steps": 5, name: 1}})
+            PretrainRecipe.from_mapping({**FRESH, "train": {"steps": 5, name: 1}})

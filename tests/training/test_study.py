@@ -17,7 +17,7 @@ from bertie.tasks import Classifier, Reranker
 from bertie.training.finetune.data import Labelled, labelled
 from bertie.training.finetune.reports import calibration, compare, evaluate, in_words_of, leaks, study, write_all
 from bertie.training.finetune.runs import Done
-from bertie.training.loop import History
+from bertie.training.loop import TrainingHistory
 from bertie.training.recipe import Recipe
 from tests.checkpoints.sentence.tiny import save_bert
 
@@ -216,7 +216,7 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     runs = [
         Done(
             seed,
-            History(
+            TrainingHistory(
                 curve=[{"step": 10.0, "epoch": 1.0, "loss": 0.5, "lr": 1e-5, "tokens": 99.0}],
                 evaluations=[{"step": 10, "epoch": 1.0, "accuracy": 0.5}],
                 best_step=10, steps=10, tokens=99, seconds=1.5,

@@ -22,8 +22,8 @@ from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.text.tokenizer_training import train
-from bertie.training.objectives import Item
-from bertie.training.prefetch import micro_batches
+from bertie.training.objectives import TrainingExample
+from bertie.training.prefetch import split_micro_batches
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.initialization import fresh
 from bertie.training.pretrain.masking import Masking
@@ -31,7 +31,7 @@ from bertie.training.pretrain.sentence_distillation import (
     Aligned,
     Basis,
     SentenceDistillation,
-    SentenceDistillationSteps,
+    SentenceDistillationSampler,
 )
 from tests.training.overmodel import gradients
 
@@ -209,8 +209,8 @@ def test_corpora_that_do_not_belong_together(corpora: tuple[Corpus, Corpus], tok
 # --- steps ---
 
 
-def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) -> SentenceDistillationSteps:
-    return SentenceDistillationSteps(
+def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) -> SentenceDistillationSampler:
+    return SentenceDistillationSampler(
         Aligned(*corpora, options.pop("max_length", 40)),
         tokenizers[0],
         options.pop("steps", 30),
@@ -221,35 +221,35 @@ def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) 
 
 def test_steps(corpora: Any, tokenizers: Any) -> None:
     plan = steps(corpora, tokenizers, masking=Masking(rate=0.3))
-    assert (plan.heads, plan.plain) == (["mlm"], False)
+    assert (plan.heads, plan.single_head) == (["mlm"], False)
     assert steps(corpora, tokenizers).heads == []
     seen: list[int] = []
     step = 0
-    while plan.part(step) < 1:
+    while plan.epochs_done(step) < 1:
         _, items = plan.read(step)
         assert sum(map(len, items)) <= 300
         pieces = plan._packing.pieces(step).tolist()
         seen += pieces
         again = plan.read(step)[1]
         for item, other, piece in zip(items, again, pieces, strict=True):
-            own = item.pieces[0]
-            assert np.array_equal(own.ids, other.pieces[0].ids)
+            own = item.windows[0]
+            assert np.array_equal(own.ids, other.windows[0].ids)
             assert own.rows is not None
             assert len(own.rows)
             ids = np.array(own.ids)
             ids[own.rows] = own.values
             (wanted, *_), (theirs, *_) = plan.aligned.read(np.array([piece]))
             assert ids.tolist() == wanted.tolist()
-            assert item.more["teacher"].tolist() == theirs.tolist()  # reads all of it
+            assert item.extras["teacher"].tolist() == theirs.tolist()  # reads all of it
             for name in ("words", "teacher_words"):
-                numbers = item.more[name]
+                numbers = item.extras[name]
                 assert numbers[0] == numbers[-1] == -1
                 assert set(np.diff(numbers[1:-1]).tolist()) <= {0, 1}
                 assert numbers[1] == 0
-                assert numbers[-2] + 1 == int(item.more["count"])
+                assert numbers[-2] + 1 == int(item.extras["count"])
         step += 1
     assert sorted(seen) == list(range(len(plan.aligned)))
-    assert plan.described() != steps(corpora, tokenizers).described()
+    assert plan.fingerprint() != steps(corpora, tokenizers).fingerprint()
 
 
 def test_steps_that_cannot_be_made(corpora: Any, tokenizers: Any) -> None:
@@ -260,7 +260,7 @@ def test_steps_that_cannot_be_made(corpora: Any, tokenizers: Any) -> None:
 # --- what is learnt ---
 
 
-def asked(corpora: Any, tokenizers: Any, masking: Masking | None = None) -> list[Item]:
+def asked(corpora: Any, tokenizers: Any, masking: Masking | None = None) -> list[TrainingExample]:
     return steps(corpora, tokenizers, masking=masking).read(1)[1]
 
 
@@ -298,16 +298,16 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
     project = student.auxiliary["words"]
     of_words, of_texts, s_all, t_all, of_hidden = [], [], [], [], []
     for item in items:
-        piece = item.pieces[0]
-        batch, theirs = Batch.from_ids([piece.ids]), Batch.from_ids([item.more["teacher"]])
+        piece = item.windows[0]
+        batch, theirs = Batch.from_ids([piece.ids]), Batch.from_ids([item.extras["teacher"]])
         h = student.hidden(batch)
         with torch.no_grad():
             states = list(teacher.model.encoder.hidden_states(theirs))
             g = sum(F.layer_norm(one, (12,)) for one in states[-2:])
             t = F.normalize(F.normalize(states[-1].mean(0), dim=0) @ basis, dim=0)
-        for number in range(int(item.more["count"])):
-            ours = h[torch.from_numpy(item.more["words"] == number)].mean(0)
-            wanted = g[torch.from_numpy(item.more["teacher_words"] == number)].mean(0)  # type: ignore[index]
+        for number in range(int(item.extras["count"])):
+            ours = h[torch.from_numpy(item.extras["words"] == number)].mean(0)
+            wanted = g[torch.from_numpy(item.extras["teacher_words"] == number)].mean(0)  # type: ignore[index]
             of_words.append(1 - F.cosine_similarity(project(ours), wanted, dim=0))
         s = F.normalize(h.mean(0), dim=0)
         of_texts.append(1 - s @ t)
@@ -342,7 +342,7 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole(corpora: Any, tokenizers:
     objective = SentenceDistillation(student, teacher, words=1.5, vectors=0.5, mlm=2.0, layers=2)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
     loss, whole = gradients(student, objective, [items])
-    parts = micro_batches(items, budget)
+    parts = split_micro_batches(items, budget)
     assert len(parts) > 2
     cut, found = gradients(student, objective, parts)
     assert cut == pytest.approx(loss, rel=1e-5)
@@ -371,11 +371,11 @@ def test_words_that_do_not_agree_are_not_compared(corpora: Any, tokenizers: Any)
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
     items = asked(corpora, tokenizers)
     objective = SentenceDistillation(student, teacher, vectors=0.0)
-    without = [replace(items[0], more={**items[0].more, "count": np.array(0)}), *items[1:]]
+    without = [replace(items[0], extras={**items[0].extras, "count": np.array(0)}), *items[1:]]
     some = gradients(student, objective, [without])[0]
     assert some == pytest.approx(gradients(student, objective, [items[1:]])[0], rel=1e-5)
     assert some != pytest.approx(gradients(student, objective, [items])[0], rel=1e-4)
-    none = [replace(item, more={**item.more, "count": np.array(0)}) for item in items]
+    none = [replace(item, extras={**item.extras, "count": np.array(0)}) for item in items]
     objective = SentenceDistillation(student, teacher, words=1.0, vectors=0.5)
     vectors = SentenceDistillation(student, teacher, words=0.0, vectors=0.5)
     assert gradients(student, objective, [none])[0] == pytest.approx(gradients(student, vectors, [items])[0], rel=1e-5)

@@ -21,11 +21,11 @@ from bertie.errors import ConfigError
 from bertie.nn.sentence_modules import Dense, SentenceModules
 from bertie.training.embedding import losses, similarity
 from bertie.training.embedding.losses import VectorLoss
-from bertie.training.embedding.objective import OverVectors, Reading, named_loss, row
+from bertie.training.embedding.objective import EmbeddingObjective, Reading, named_loss, row
 from bertie.training.embedding.rows import Rows
-from bertie.training.objectives import Piece
-from bertie.training.prefetch import micro_batches
-from bertie.training.sampling import Source
+from bertie.training.objectives import TrainingWindow
+from bertie.training.prefetch import split_micro_batches
+from bertie.training.sampling import TrainingTask
 from bertie.training.step import Loss, Stepper
 from tests.training import compared, tiny
 from tests.training.killed import forked
@@ -53,7 +53,7 @@ ALL: dict[str, tuple[VectorLoss, int, Reading]] = {
 def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> None:
     loss, columns, reading = ALL[name]
     items = compared.rows(loss.inputs, 13, columns)
-    parts = micro_batches(items, 64)
+    parts = split_micro_batches(items, 64)
     assert len(parts) > 2
     head = "mlm" if reading == "lexical" else ""
 
@@ -95,7 +95,7 @@ def test_one_micro_batch_or_many(name: str) -> None:
     for tokens in (10_000, 48):
         model, objective = compared.begun(loss, reading=reading)
         stepper = Stepper(Loss(model), torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
-        parts = micro_batches(items, tokens)
+        parts = split_micro_batches(items, tokens)
         head = "mlm" if reading == "lexical" else ""
         for number, part in enumerate(parts):
             stepper.add(objective.collate(part), head, objective, len(items), 0, number == len(parts) - 1)
@@ -110,7 +110,7 @@ def test_a_long_text_is_the_mean_of_its_windows() -> None:
     rng = np.random.default_rng(0)
     one, two = tiny.piece(rng, 0, 5), tiny.piece(rng, 1, 7)
     weights = (0.25, 0.75)
-    parts = [Piece(p.ids, p.segments, share) for p, share in zip((one, two), weights, strict=True)]
+    parts = [TrainingWindow(p.ids, p.segments, share) for p, share in zip((one, two), weights, strict=True)]
     model.eval()
     whole = objective.rows(model, objective.collate([row([parts, [one]])]), "")
     alone = objective.rows(model, objective.collate([row([[one], [two]])]), "")
@@ -127,13 +127,13 @@ def test_a_long_text_is_the_mean_of_its_windows() -> None:
 
 def test_no_more_tokens_at_a_time_than_a_micro_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    rows = OverVectors.rows
+    rows = EmbeddingObjective.rows
 
-    def counted(self: OverVectors, model: Any, mini: Any, head: str) -> torch.Tensor:
+    def counted(self: EmbeddingObjective, model: Any, mini: Any, head: str) -> torch.Tensor:
         held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
         return rows(self, model, mini, head)
 
-    monkeypatch.setattr(OverVectors, "rows", counted)
+    monkeypatch.setattr(EmbeddingObjective, "rows", counted)
     items = compared.rows("pairs", 200, 2)
     recipe = {"batch_size": 200, "micro_tokens": 100, "epochs": 1}
     compared.trainer(losses.InfoNCE(), items, recipe=recipe).run()
@@ -200,7 +200,7 @@ def spread_run(name: str, how: str) -> dict[str, torch.Tensor]:
     # 3 steps, the last of one row: one of two processes has none. Of tokens there must be some.
     recipe = {"batch_size": 8, "micro_tokens": 64, "epochs": 1, "lr": 1e-3}
     items = compared.rows(loss.inputs, 18 if reading == "tokens" else 17, columns)
-    one = compared.trainer(loss, items, reading=reading, recipe=recipe, spread=how)
+    one = compared.trainer(loss, items, reading=reading, recipe=recipe, strategy=how)
     one.run()
     return tiny.without_key_biases(tiny.weights(one.model))
 
@@ -240,11 +240,11 @@ def test_no_step_has_a_right_text_twice(texts: list[tuple[str, ...]], size: int,
     texts = [one[:columns] for one in texts]
     piece = tiny.piece(np.random.default_rng(0), 0, 4)
     items = [row([[piece]] * columns) for _ in texts]
-    source = Source("", OverVectors(losses.InfoNCE()), items)
+    source = TrainingTask("", EmbeddingObjective(losses.InfoNCE()), items)
     plan = Rows(source, tiny.recipe(batch_size=size, epochs=2), texts)
-    assert plan.starts[-1] == plan.total
+    assert plan.epoch_starts[-1] == plan.total_steps
     for epoch in range(2):
-        steps = [chosen for _, chosen in plan._of_epoch(epoch)]
+        steps = [chosen for _, chosen in plan._epoch_batches(epoch)]
         assert sorted(i for chosen in steps for i in chosen) == list(range(len(texts)))
         for chosen in steps:
             assert 1 <= len(chosen) <= size
@@ -256,21 +256,21 @@ def test_no_step_has_a_right_text_twice(texts: list[tuple[str, ...]], size: int,
 def test_steps_are_full_where_nothing_clashes() -> None:
     texts = [(f"a{i}", f"b{i}", "the same") for i in range(20)]
     piece = tiny.piece(np.random.default_rng(0), 0, 4)
-    source = Source("", OverVectors(losses.InfoNCE()), [row([[piece]] * 3) for _ in texts])
+    source = TrainingTask("", EmbeddingObjective(losses.InfoNCE()), [row([[piece]] * 3) for _ in texts])
     plan = Rows(source, tiny.recipe(batch_size=8, epochs=1), texts)
-    assert [len(plan.read(step)[1]) for step in range(plan.total)] == [8, 8, 4]
+    assert [len(plan.read(step)[1]) for step in range(plan.total_steps)] == [8, 8, 4]
     by_tokens = Rows(source, tiny.recipe(batch_tokens=36, epochs=1), texts)
-    assert [len(by_tokens.read(step)[1]) for step in range(by_tokens.total)] == [3] * 6 + [2]
+    assert [len(by_tokens.read(step)[1]) for step in range(by_tokens.total_steps)] == [3] * 6 + [2]
 
 
 def test_of_long_texts_some_windows_are_read() -> None:
     rng = np.random.default_rng(0)
     long = [tiny.piece(rng, 0, 4, 0.1) for _ in range(10)]
-    source = Source("", OverVectors(losses.InfoNCE()), [row([long, [tiny.piece(rng, 0, 4)], long])])
+    source = TrainingTask("", EmbeddingObjective(losses.InfoNCE()), [row([long, [tiny.piece(rng, 0, 4)], long])])
     plan = Rows(source, tiny.recipe(train_windows=3, epochs=1))
     (item,) = plan.read(0)[1]
-    assert item.more["windows"].tolist() == [3, 1, 3]
-    assert [round(piece.share, 3) for piece in item.pieces] == [0.333] * 3 + [1.0] + [0.333] * 3
+    assert item.extras["windows"].tolist() == [3, 1, 3]
+    assert [round(piece.share, 3) for piece in item.windows] == [0.333] * 3 + [1.0] + [0.333] * 3
 
 
 # --- names ---
@@ -301,7 +301,7 @@ def test_what_is_trained_beside_goes_away() -> None:
     assert not model.auxiliary
     assert isinstance(Dense(2, 2), nn.Module)
     with pytest.raises(ConfigError, match="reading='words' must be one of vectors, tokens, lexical"):
-        OverVectors(losses.InfoNCE(), "words")  # type: ignore[arg-type]
+        EmbeddingObjective(losses.InfoNCE(), "words")  # type: ignore[arg-type]
 
 
 def test_what_a_loss_trains_cannot_be_sharded() -> None:
@@ -310,5 +310,5 @@ def test_what_a_loss_trains_cannot_be_sharded() -> None:
     module.set_requires_gradient_sync = lambda on: None  # as FSDP gives it
     stepper = Stepper(module, torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
     mini = objective.collate(compared.rows("classes", 2, 2))
-    with pytest.raises(ConfigError, match="spread='fsdp' cannot train what Softmax needs"):
+    with pytest.raises(ConfigError, match="strategy='fsdp' cannot train what Softmax needs"):
         stepper.add(mini, "", objective, 2, 0, True)

@@ -31,7 +31,14 @@ from bertie.training.pretrain import monitoring as watch
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.curves import Curves
 from bertie.training.pretrain.masking import Masking, seeded
-from bertie.training.pretrain.monitoring import SENTENCES, HeldOut, Spikes, predict_labelled, samples, write_samples
+from bertie.training.pretrain.monitoring import (
+    SENTENCES,
+    HeldOutEvaluation,
+    LossSpikeDetector,
+    predict_labelled,
+    samples,
+    write_samples,
+)
 from bertie.training.pretrain.packing import Packed
 from tests.parity import tiny
 from tests.parity.test_transformers import ours
@@ -60,8 +67,8 @@ def model(vocab: int, std: float = 0.3) -> Model:
     return masked(vocab, REACH, dropout=0.5, std=std)
 
 
-def held_out(corpus: Corpus, tokenizer: Tokenizer, step: int = 200, **options: Any) -> HeldOut:
-    return HeldOut(Packed(corpus, step, REACH, seed=3), tokenizer, **({"budget": 150, "seed": 5} | options))
+def held_out(corpus: Corpus, tokenizer: Tokenizer, step: int = 200, **options: Any) -> HeldOutEvaluation:
+    return HeldOutEvaluation(Packed(corpus, step, REACH, seed=3), tokenizer, **({"budget": 150, "seed": 5} | options))
 
 
 # --- held-out text ---
@@ -437,7 +444,7 @@ def curve(seed: int, steps: int, noise: float = 0.04) -> np.ndarray[Any, Any]:
 
 def test_no_alarm_on_a_curve_that_falls() -> None:
     for seed in range(20):
-        spikes = Spikes()
+        spikes = LossSpikeDetector()
         assert not any(spikes.saw(loss) for loss in curve(seed, 5000))
 
 
@@ -446,13 +453,13 @@ def test_alarm_on_a_jump(at: int) -> None:
     for seed in range(10):
         losses = curve(seed, at + 3)
         losses[at:] *= 2
-        spikes = Spikes()
+        spikes = LossSpikeDetector()
         alarms = [i for i, loss in enumerate(losses) if spikes.saw(loss)]
         assert alarms[0] in (at, at + 1, at + 2)
 
 
 def test_alarms_end_where_a_level_lasts() -> None:
-    spikes = Spikes(window=100)
+    spikes = LossSpikeDetector(window=100)
     alarms = [i for i, loss in enumerate([2.0] * 200 + [4.0] * 200 + [2.1] * 200) if spikes.saw(loss)]
     assert alarms[0] == 200
     assert 245 < alarms[-1] < 255
@@ -460,7 +467,7 @@ def test_alarms_end_where_a_level_lasts() -> None:
 
 
 def test_no_alarm_before_there_is_something_to_compare() -> None:
-    spikes = Spikes()
+    spikes = LossSpikeDetector()
     assert not any(spikes.saw(loss) for loss in [2.0] * 49 + [9.0])
     assert spikes.saw(9.0)
     assert not spikes.saw(2.19)  # 10% above a median without any spread
@@ -469,19 +476,19 @@ def test_no_alarm_before_there_is_something_to_compare() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_an_alarm_and_is_forgotten(loss: float) -> None:
-    spikes = Spikes()
+    spikes = LossSpikeDetector()
     assert spikes.saw(loss)
     assert spikes.state == []
 
 
 def test_alarms_go_on_where_they_stopped() -> None:
     losses = curve(1, 1000, noise=0.3)  # noisy enough for some
-    whole, part = Spikes(100, 3.0), Spikes(100, 3.0)
+    whole, part = LossSpikeDetector(100, 3.0), LossSpikeDetector(100, 3.0)
     wanted = [whole.saw(loss) for loss in losses]
     assert 0 < sum(wanted) < 100
     found = [part.saw(loss) for loss in losses[:437]]
     state = json.loads(json.dumps(part.state))
-    part = Spikes(100, 3.0, state)
+    part = LossSpikeDetector(100, 3.0, state)
     found += [part.saw(loss) for loss in losses[437:]]
     assert found == wanted
     assert part.state == whole.state
@@ -490,6 +497,6 @@ def test_alarms_go_on_where_they_stopped() -> None:
 
 def test_alarms_refuse() -> None:
     with pytest.raises(ConfigError, match="window=49"):
-        Spikes(window=49)
+        LossSpikeDetector(window=49)
     with pytest.raises(ConfigError, match="factor=0"):
-        Spikes(factor=0)
+        LossSpikeDetector(factor=0)

@@ -11,9 +11,14 @@ import torch
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
 from bertie.nn.model import Model
 from bertie.training.loop import Trainer
-from bertie.training.objectives import EachToken, Item, OneOfMany, Piece
+from bertie.training.objectives import (
+    SingleLabelObjective,
+    TokenClassificationObjective,
+    TrainingExample,
+    TrainingWindow,
+)
 from bertie.training.recipe import Recipe
-from bertie.training.sampling import Source
+from bertie.training.sampling import TrainingTask
 
 CLASSES = 3
 VOCAB = 40
@@ -60,14 +65,16 @@ def masked(vocab: int, max_length: int, dropout: float, std: float) -> Model:
     return Model(shape, {"mlm": HeadConfig(kind="vocabulary", outputs=vocab, dense=16, activation="gelu", tied=True)})
 
 
-def piece(rng: np.random.Generator, about: int, length: int | None = None, share: float = 1.0, **asked: Any) -> Piece:
+def piece(
+    rng: np.random.Generator, about: int, length: int | None = None, share: float = 1.0, **asked: Any
+) -> TrainingWindow:
     n = int(rng.choice([4, 6, 9])) if length is None else length
     ids = rng.integers(CLASSES + 2, VOCAB, n)
     ids[0], ids[1] = 0, 1 + about
-    return Piece(ids, np.zeros(n, dtype=np.int64), share, **asked)
+    return TrainingWindow(ids, np.zeros(n, dtype=np.int64), share, **asked)
 
 
-def items(count: int, seed: int = 0, *, windows: int = 1, length: int | None = None) -> list[Item]:
+def items(count: int, seed: int = 0, *, windows: int = 1, length: int | None = None) -> list[TrainingExample]:
     """Texts of one class of three; every fourth in several windows, if asked for."""
     rng = np.random.default_rng(seed)
     found = []
@@ -76,11 +83,13 @@ def items(count: int, seed: int = 0, *, windows: int = 1, length: int | None = N
         parts = windows if i % 4 == 0 else 1
         shares = rng.dirichlet(np.ones(parts)) if parts > 1 else [1.0]
         weight = float(rng.choice([0.5, 1.0, 2.0]))
-        found.append(Item(tuple(piece(rng, about, length, share) for share in shares), np.int64(about), weight))
+        found.append(
+            TrainingExample(tuple(piece(rng, about, length, share) for share in shares), np.int64(about), weight)
+        )
     return found
 
 
-def tagged(count: int, seed: int = 0, *, length: int | None = None) -> list[Item]:
+def tagged(count: int, seed: int = 0, *, length: int | None = None) -> list[TrainingExample]:
     """Each token is one of an even or an odd id; the first is not asked for."""
     rng = np.random.default_rng(seed)
     found = []
@@ -88,21 +97,24 @@ def tagged(count: int, seed: int = 0, *, length: int | None = None) -> list[Item
         one = piece(rng, 0, length)
         weights = np.ones(len(one), dtype=np.float32)
         weights[0] = 0.0
-        found.append(Item((Piece(one.ids, one.segments, 1.0, one.ids % 2, weights),)))
+        found.append(TrainingExample((TrainingWindow(one.ids, one.segments, 1.0, one.ids % 2, weights),)))
     return found
 
 
-def source(count: int = 32, seed: int = 0, **options: Any) -> Source:
-    return Source("classify", OneOfMany(), items(count, seed, **options))
+def source(count: int = 32, seed: int = 0, **options: Any) -> TrainingTask:
+    return TrainingTask("classify", SingleLabelObjective(), items(count, seed, **options))
 
 
-def two_sources(count: int = 24, **options: Any) -> list[Source]:
-    return [source(count, **options), Source("tag", EachToken(), tagged(count // 2, 5, **options))]
+def two_sources(count: int = 24, **options: Any) -> list[TrainingTask]:
+    return [
+        source(count, **options),
+        TrainingTask("tag", TokenClassificationObjective(), tagged(count // 2, 5, **options)),
+    ]
 
 
-def accuracy(of: Model, held: list[Item]) -> float:
+def accuracy(of: Model, held: list[TrainingExample]) -> float:
     """Of classes, over windows as the classifier pools them."""
-    objective = OneOfMany()
+    objective = SingleLabelObjective()
     mini = objective.collate(held)
     with torch.no_grad():
         logs = torch.log_softmax(of(mini.batch, "classify"), -1)
@@ -114,8 +126,8 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(**({"epochs": 2, "lr": 3e-3, "batch_size": 8, "dropout": None, "clip": 1.0} | changes))
 
 
-def trainer(of: Model, sources: Source | list[Source], how: Recipe, **options: Any) -> Trainer:
-    return Trainer(of, [sources] if isinstance(sources, Source) else sources, how, **({"quiet": True} | options))
+def trainer(of: Model, sources: TrainingTask | list[TrainingTask], how: Recipe, **options: Any) -> Trainer:
+    return Trainer(of, [sources] if isinstance(sources, TrainingTask) else sources, how, **({"quiet": True} | options))
 
 
 def weights(of: Model) -> dict[str, torch.Tensor]:

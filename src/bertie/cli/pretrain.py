@@ -54,7 +54,9 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--schedule", choices=("linear", "cosine", "wsd", "constant"), help="of the learning rate")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16", "fp16"), help="of the computation")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
-    parser.add_argument("--spread", choices=("ddp", "fsdp"), default="ddp", help="over several processes (torchrun)")
+    parser.add_argument(
+        "--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model (ddp)"
+    )
     parser.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard, too")
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped, if there is one")
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from bertie.training.distributed import local_device
-    from bertie.training.pretrain.pretrain_recipe import Pretraining
+    from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
     from bertie.training.pretrain.run import pretrain
 
     if args.recipe is None and args.model is None:
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
         over = {"lr": 5e-5, "tokens": None if args.steps else 100_000_000} | {
             name: value for name, value in over.items() if value is not None
         }
-    asked = Pretraining.read(args.recipe, **over)
+    asked = PretrainRecipe.read(args.recipe, **over)
     device = local_device(torch.device(device_of(args.device)))
     made = pretrain(
         asked,
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         resume=args.resume,
         overwrite=args.overwrite,
         device=device,
-        spread=args.spread,
+        strategy=args.strategy,
         tensorboard=args.tensorboard,
     )
     if os.environ.get("RANK", "0") != "0":  # the first process speaks for all

@@ -108,7 +108,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--seeds", metavar="N|A,B,…", type=_seeds, help="so many seeds, from --seed on; or these. The best is kept"
     )
-    parser.add_argument("--spread", choices=("ddp", "fsdp"), default="ddp", help="how torchrun spreads the model")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model")
     parser.add_argument("--save-steps", metavar="N", type=_count, help="save the state every N steps")
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped, if there is one")
     parser.add_argument("--overwrite", action="store_true", help="replace the model in --out, if there is one")
@@ -395,7 +395,7 @@ def _train(args: argparse.Namespace, asked: RecipeFile, job: Job) -> None:
         for text in job.recipe.warnings():  # they were said already, once
             warnings.filterwarnings("ignore", message=re.escape(text))
         for seed in job.seeds:
-            runs.train(seed, save_steps=args.save_steps, spread=args.spread)
+            runs.train(seed, save_steps=args.save_steps, strategy=args.strategy)
     if world.size > 1:
         torch.distributed.destroy_process_group()
     if world.first:
@@ -433,7 +433,7 @@ def _listed(target: Any) -> Sequence[str]:
 
 
 def _steps(job: Job) -> int:
-    """As `bertie.training.sampling.Steps` counts them."""
+    """As `bertie.training.sampling.ExampleSampler` counts them."""
     whole, part = divmod(job.recipe.epochs, 1.0)
     each = math.ceil(len(job.train.examples) / job.recipe.batch_size)
     return int(whole) * each + (max(1, round(each * part)) if part else 0)

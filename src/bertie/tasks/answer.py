@@ -27,7 +27,7 @@ from bertie.text.windows import Window
 if TYPE_CHECKING:
     from bertie.evaluation.scores import Score
     from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Item, Objective
+    from bertie.training.objectives import Objective, TrainingExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +155,16 @@ class Reader(Learner[_Options, FloatArray, Answers]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy of the start and of the end."""
-        from bertie.training.objectives import Span
+        from bertie.training.objectives import AnswerSpanObjective
 
-        return Span()
+        return AnswerSpanObjective()
 
-    def item(self, example: Example, found: Sequence[Window]) -> Item:
+    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
         """Each window is to point at the first answer, or at its first token if it does not hold it whole."""
-        from bertie.training.objectives import Item
+        from bertie.training.objectives import TrainingExample
 
         asked = pieces(found)
-        return Item(
+        return TrainingExample(
             tuple(
                 replace(piece, values=_place(window, example), weights=np.array(1.0, dtype=np.float32))
                 for piece, window in zip(asked, found, strict=True)

@@ -48,7 +48,7 @@ from bertie.text.windows import Window
 if TYPE_CHECKING:
     from bertie.evaluation.scores import Score
     from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Item, Objective
+    from bertie.training.objectives import Objective, TrainingExample
 
 Text = str | tuple[str, str]
 
@@ -173,25 +173,25 @@ class Classifier(Learner[None, FloatArray, Classification]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy over the classes, or of each label by itself."""
-        from bertie.training.objectives import AnyOfMany, OneOfMany
+        from bertie.training.objectives import MultiLabelObjective, SingleLabelObjective
 
         counts = Counter(label for example in data.examples for label in _labels_of(example))
         self._weights = class_weights(self.recipe, data, counts)
         self._number = {label: i for i, label in self.info.labels.items()}
         smoothing = self.recipe.label_smoothing
-        return AnyOfMany(smoothing) if self.problem == "multi" else OneOfMany(smoothing)
+        return MultiLabelObjective(smoothing) if self.problem == "multi" else SingleLabelObjective(smoothing)
 
-    def item(self, example: Example, found: Sequence[Window]) -> Item:
+    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
         """The label is that of the whole text."""
-        from bertie.training.objectives import Item
+        from bertie.training.objectives import TrainingExample
 
         if self.problem == "single":
             value: Any = np.int64(self._number[example.target])
-            return Item(pieces(found), value, self._weights[example.target])
+            return TrainingExample(pieces(found), value, self._weights[example.target])
         value = np.zeros(len(self._number), dtype=np.float32)
         value[[self._number[label] for label in example.target]] = 1.0
         weight = float(np.mean([self._weights[label] for label in example.target])) if example.target else 1.0
-        return Item(pieces(found), value, weight)
+        return TrainingExample(pieces(found), value, weight)
 
     def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data."""
@@ -307,7 +307,7 @@ class Regressor(Learner[None, FloatArray, RegressionResult]):
 
     def objective(self, data: Labelled) -> Objective:
         """The squared error, in units of the variance. A fresh head begins at the mean."""
-        from bertie.training.objectives import Value
+        from bertie.training.objectives import RegressionObjective
 
         values = np.array([example.target for example in data.examples], dtype=np.float64)
         assert self.head is not None
@@ -315,13 +315,13 @@ class Regressor(Learner[None, FloatArray, RegressionResult]):
         if out is not None and out.bias is not None and not out.bias.any():
             with torch.no_grad():
                 out.bias.fill_(float(values.mean()))
-        return Value(float(values.var()) or 1.0)
+        return RegressionObjective(float(values.var()) or 1.0)
 
-    def item(self, example: Example, found: Sequence[Window]) -> Item:
+    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
         """The value is that of the whole text."""
-        from bertie.training.objectives import Item
+        from bertie.training.objectives import TrainingExample
 
-        return Item(pieces(found), np.array(example.target, dtype=np.float32))
+        return TrainingExample(pieces(found), np.array(example.target, dtype=np.float32))
 
     def predict_labelled(self, data: Labelled) -> Predictions:
         """Predict labelled data."""

@@ -52,10 +52,10 @@ from bertie.training.recipe import POOLINGS, Recipe
 if TYPE_CHECKING:
     from bertie.evaluation.scores import Score
     from bertie.training.embedding.losses import VectorLoss
-    from bertie.training.embedding.objective import OverVectors
+    from bertie.training.embedding.objective import EmbeddingObjective
     from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Item, Piece
-    from bertie.training.sampling import Plan
+    from bertie.training.objectives import TrainingExample, TrainingWindow
+    from bertie.training.sampling import BatchSampler
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
 # The loss for each kind of data, where none is named.
@@ -436,9 +436,9 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
             cross_encoder=None,
         )
 
-    def _plan(self, data: Labelled) -> Plan:
+    def _plan(self, data: Labelled) -> BatchSampler:
         from bertie.training.embedding.rows import Rows
-        from bertie.training.sampling import Source
+        from bertie.training.sampling import TrainingTask
 
         assert self.checkpoint.sentence is not None
         self.modules = self.checkpoint.sentence
@@ -446,12 +446,12 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         objective.begin(self.model, self.modules)
         apart = objective.loss.inputs == "pairs"  # other rows' texts are taken for wrong ones
         texts = [example.texts for example in data.examples] if apart else None
-        return Rows(Source("", objective, list(self.items(data))), self.recipe, texts)
+        return Rows(TrainingTask("", objective, list(self.items(data))), self.recipe, texts)
 
-    def objective(self, data: Labelled) -> OverVectors:
+    def objective(self, data: Labelled) -> EmbeddingObjective:
         """A loss over all vectors of a step."""
         from bertie.training.embedding.losses import KL, Matryoshka, VectorLoss
-        from bertie.training.embedding.objective import OverVectors, named_loss
+        from bertie.training.embedding.objective import EmbeddingObjective, named_loss
         from bertie.training.embedding.similarity import Cosine, Dot
 
         if isinstance(self._loss, VectorLoss):
@@ -468,9 +468,9 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
             loss = Matryoshka(loss, tuple(dict.fromkeys((whole, *self.recipe.matryoshka))))
         elif isinstance(getattr(loss, "score", None), Dot) and self.modules.similarity is None:
             self.modules.similarity = "dot"  # as it was trained to be compared
-        return OverVectors(loss)
+        return EmbeddingObjective(loss)
 
-    def items(self, data: Labelled) -> Iterator[Item]:
+    def items(self, data: Labelled) -> Iterator[TrainingExample]:
         """Rows of texts, tokenized; each text is read as `embed` reads it."""
         from bertie.training.embedding.objective import row
 
@@ -485,13 +485,13 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
                 some = [self.windows(TaskInput(name, (t,), options), e) for t, e in islice(encoded, len(example.texts))]
                 yield row([self._pieces(found, options.prompt_tokens) for found in some], self._value(example))
 
-    def item(self, example: Example, found: Sequence[Window]) -> Item:
+    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
         """One text by itself."""
         from bertie.training.embedding.objective import row
 
         return row([self._pieces(found, self._tokens(self._prompt(None)))], self._value(example))
 
-    def _pieces(self, found: Sequence[Window], prompt: int) -> Sequence[Piece]:
+    def _pieces(self, found: Sequence[Window], prompt: int) -> Sequence[TrainingWindow]:
         if not prompt or self.modules.pooling.include_prompt:
             return pieces(found)
         skips = [np.array(_skip(window, prompt)) for window in found]

@@ -33,10 +33,10 @@ from bertie.training.finetune.data import Example, Kind, Labelled, fingerprint, 
 from bertie.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from bertie.training.distributed import Spread
-    from bertie.training.loop import History
-    from bertie.training.objectives import Item, Objective, Piece
-    from bertie.training.sampling import Plan, Source
+    from bertie.training.distributed import Strategy
+    from bertie.training.loop import TrainingHistory
+    from bertie.training.objectives import Objective, TrainingExample, TrainingWindow
+    from bertie.training.sampling import BatchSampler, TrainingTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Learner(Task[Options, Output, Result]):
         """What is made smaller."""
 
     @abstractmethod
-    def item(self, example: Example, found: Sequence[Window]) -> Item:
+    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
         """What a step reads of an example, and what is wanted of it."""
 
     @abstractmethod
@@ -183,7 +183,7 @@ class Learner(Task[Options, Output, Result]):
         folder: str | Path | None = None,
         resume: bool = False,
         save_steps: int | None = None,
-        spread: Spread = "ddp",
+        strategy: Strategy = "ddp",
         quiet: bool = False,
     ) -> Self:
         """Train from the checkpoint that was given, on texts and labels or on a table or file of both.
@@ -191,7 +191,7 @@ class Learner(Task[Options, Output, Result]):
         `dev`: a table, a file or a pair (X, y), on which the best epoch is chosen and probabilities are calibrated.
         `columns`: the names of columns, where they are not the usual ones. `folder`: where the run keeps its state, so
         that a run that was stopped can go on with `resume`; every `save_steps` steps, or at each evaluation and every
-        few minutes. `spread`: how `torchrun` spreads a model, "ddp" or "fsdp".
+        few minutes. `strategy`: how `torchrun` distributes a model, "ddp" or "fsdp".
         """
         data = labelled(self.data_kind, X, y, columns=columns)
         if dev is None and self.recipe.dev_share:
@@ -203,7 +203,7 @@ class Learner(Task[Options, Output, Result]):
             known = data.labels or None
             held = labelled(self.data_kind, *on_dev, columns=columns, name="the dev data", known=known, training=False)
         return self.fit_labelled(
-            data, held, folder=folder, resume=resume, save_steps=save_steps, spread=spread, quiet=quiet
+            data, held, folder=folder, resume=resume, save_steps=save_steps, strategy=strategy, quiet=quiet
         )
 
     def fit_labelled(
@@ -214,7 +214,7 @@ class Learner(Task[Options, Output, Result]):
         folder: str | Path | None = None,
         resume: bool = False,
         save_steps: int | None = None,
-        spread: Spread = "ddp",
+        strategy: Strategy = "ddp",
         quiet: bool = False,
     ) -> Self:
         """As `fit`, on data that was read already."""
@@ -248,10 +248,10 @@ class Learner(Task[Options, Output, Result]):
             resume=resume,
             save_steps=save_steps,
             fingerprint=self._fingerprint(data, dev),
-            spread=spread,
+            strategy=strategy,
             quiet=quiet,
         )
-        self.history_: History = trainer.run()
+        self.history_: TrainingHistory = trainer.run()
         self.original_ = data.original
         if dev is not None:
             self.calibrate(dev)
@@ -261,11 +261,11 @@ class Learner(Task[Options, Output, Result]):
         """The checkpoint as it begins to train."""
         return self._headed(checkpoint, self.head_for(data))
 
-    def _plan(self, data: Labelled) -> Sequence[Source] | Plan:
+    def _plan(self, data: Labelled) -> Sequence[TrainingTask] | BatchSampler:
         """What the steps read."""
-        from bertie.training.sampling import Source
+        from bertie.training.sampling import TrainingTask
 
-        return [Source(str(self.head), self.objective(data), list(self.items(data)))]
+        return [TrainingTask(str(self.head), self.objective(data), list(self.items(data)))]
 
     def _headed(self, checkpoint: Checkpoint, info: HeadInfo) -> Checkpoint:
         """The checkpoint under such a head, and no other."""
@@ -289,7 +289,7 @@ class Learner(Task[Options, Output, Result]):
     def _fingerprint(self, *data: Labelled | None) -> str:
         return run_fingerprint(self.checkpoint, self.recipe, self.overflow, [one for one in data if one is not None])
 
-    def items(self, data: Labelled) -> Iterator[Item]:
+    def items(self, data: Labelled) -> Iterator[TrainingExample]:
         """Examples, tokenized."""
         for start in range(0, len(data.examples), ITEMS_AT_ONCE):
             chunk = data.examples[start : start + ITEMS_AT_ONCE]
@@ -337,12 +337,12 @@ def main_metric(data: Labelled) -> str:
     return scores.MAIN["multi" if data.multi else data.kind]
 
 
-def pieces(found: Sequence[Window]) -> tuple[Piece, ...]:
+def pieces(found: Sequence[Window]) -> tuple[TrainingWindow, ...]:
     """Windows as training reads them, with their shares of the whole."""
-    from bertie.training.objectives import Piece
+    from bertie.training.objectives import TrainingWindow
 
     total = sum(window.weight for window in found)
-    return tuple(Piece(w.encoding.ids, w.encoding.segments, w.weight / total) for w in found)
+    return tuple(TrainingWindow(w.encoding.ids, w.encoding.segments, w.weight / total) for w in found)
 
 
 def class_weights(recipe: Recipe, data: Labelled, counts: Mapping[str, int]) -> dict[str, float]:

@@ -27,8 +27,8 @@ from bertie.training.finetune.data import Labelled, labelled, split
 from bertie.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from bertie.training.distributed import Spread
-    from bertie.training.loop import History
+    from bertie.training.distributed import Strategy
+    from bertie.training.loop import TrainingHistory
 
 LEARNERS: dict[str, type[Learner[Any, Any, Any]]] = {
     "classify": Classifier,
@@ -140,7 +140,7 @@ class Heads:
         folder: str | Path | None = None,
         resume: bool = False,
         save_steps: int | None = None,
-        spread: Spread = "ddp",
+        strategy: Strategy = "ddp",
         quiet: bool = False,
     ) -> Self:
         """Train all heads, a step of one after a step of another, in proportion to their data.
@@ -148,7 +148,7 @@ class Heads:
         `data` and `dev` by head: a table, a file, or a pair (X, y). The rest is as in `Classifier.fit`.
         """
         from bertie.training.loop import Trainer
-        from bertie.training.sampling import Source
+        from bertie.training.sampling import TrainingTask
 
         unknown = sorted(set(data) ^ set(self._kinds))
         if unknown:
@@ -166,7 +166,7 @@ class Heads:
             checkpoint = checkpoint.with_max_length(self.recipe.max_length)
         self._use(checkpoint)
         sources = [
-            Source(name, task.objective(trained[name]), list(task.items(trained[name])))
+            TrainingTask(name, task.objective(trained[name]), list(task.items(trained[name])))
             for name, task in self._tasks.items()
         ]
         trainer = Trainer(
@@ -179,10 +179,10 @@ class Heads:
             resume=resume,
             save_steps=save_steps,
             fingerprint=run_fingerprint(checkpoint, self.recipe, self.overflow, [*trained.values(), *held.values()]),
-            spread=spread,
+            strategy=strategy,
             quiet=quiet,
         )
-        self.history_: History = trainer.run()
+        self.history_: TrainingHistory = trainer.run()
         for name, one in held.items():
             self._tasks[name].calibrate(one)
         return self

@@ -25,7 +25,7 @@ from bertie.text.windows import Window
 if TYPE_CHECKING:
     from bertie.evaluation.scores import Score
     from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Item, Objective
+    from bertie.training.objectives import Objective, TrainingExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +125,19 @@ class Reranker(Learner[None, FloatArray, Scored]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy of being relevant, of the best window."""
-        from bertie.training.objectives import Relevance
+        from bertie.training.objectives import RelevanceObjective
 
         right = sum(float(example.target) for example in data.examples)
         balanced = self.recipe.class_weights == "balanced"
         self._weight = (len(data.examples) - right) / right if balanced and right else 1.0
-        return Relevance()
+        return RelevanceObjective()
 
-    def item(self, example: Example, found: Sequence[Window]) -> Item:
+    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
         """The label is that of the whole passage."""
-        from bertie.training.objectives import Item
+        from bertie.training.objectives import TrainingExample
 
         weight = 1.0 + (self._weight - 1.0) * float(example.target)
-        return Item(pieces(found), np.array(example.target, dtype=np.float32), weight)
+        return TrainingExample(pieces(found), np.array(example.target, dtype=np.float32), weight)
 
     def _texts(self, example: Example) -> tuple[str, ...]:
         return self._ask("", example.texts[0], example.texts[1]).texts

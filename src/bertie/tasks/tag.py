@@ -29,7 +29,7 @@ from bertie.text.windows import Window, word_starts
 if TYPE_CHECKING:
     from bertie.evaluation.scores import Score
     from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Item, Objective
+    from bertie.training.objectives import Objective, TrainingExample
 
 Words = Literal["average", "first", "max", "simple", "none"]
 WORDS = ("average", "first", "max", "simple", "none")
@@ -170,16 +170,16 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
 
     def objective(self, data: Labelled) -> Objective:
         """Cross-entropy of each word's tag."""
-        from bertie.training.objectives import EachToken
+        from bertie.training.objectives import TokenClassificationObjective
 
         counts = Counter(tag for example in data.examples for tag in example.target)
         self._weights = class_weights(self.recipe, data, counts)
         self._number = {label: i for i, label in self.info.labels.items()}
-        return EachToken(self.recipe.label_smoothing)
+        return TokenClassificationObjective(self.recipe.label_smoothing)
 
-    def item(self, example: Example, found: Sequence[Window]) -> Item:
+    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
         """All pieces of a word are to say its tag, and count as one; what goes on inside a word goes on with it."""
-        from bertie.training.objectives import Item
+        from bertie.training.objectives import TrainingExample
 
         whole = found[0].whole
         word, sub = _words(whole, example.texts[0], example.words)
@@ -191,7 +191,7 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
             said = tag if sub[t] == 0 else _goes_on(tag, known)
             if said is not None:
                 values[t], weights[t] = self._number[said], self._weights[tag] / counts[word[t]]
-        return Item(
+        return TrainingExample(
             tuple(
                 replace(piece, values=values[window.places], weights=weights[window.places] * window.owned)
                 for piece, window in zip(pieces(found), found, strict=True)

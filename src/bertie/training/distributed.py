@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Spread = Literal["ddp", "fsdp"]
+Strategy = Literal["ddp", "fsdp"]
 
 T = TypeVar("T")
 SECONDS_TO_LET_GO = 0.1
@@ -82,13 +82,13 @@ def local_device(device: torch.device) -> torch.device:
     return device
 
 
-def spread(
-    module: nn.Module, blocks: nn.ModuleList, how: Spread, world: World, device: torch.device, *, unused: bool
+def distribute(
+    module: nn.Module, blocks: nn.ModuleList, strategy: Strategy, world: World, device: torch.device, *, unused: bool
 ) -> nn.Module:
     """The module over all processes; `unused`: a step may leave some of its weights out. "fsdp" changes it in place."""
     if world.size == 1:
         return module
-    if how == "ddp":
+    if strategy == "ddp":
         from torch.nn.parallel import DistributedDataParallel
 
         ids = [device.index] if device.type == "cuda" else None

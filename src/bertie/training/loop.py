@@ -30,14 +30,14 @@ from bertie.data.progress import Progress
 from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
 from bertie.training import distributed, lora
-from bertie.training.distributed import Spread, World
-from bertie.training.objectives import OverModel
+from bertie.training.distributed import Strategy, World
+from bertie.training.objectives import ModelObjective
 from bertie.training.optimizer import Schedule, apply_freezing, build_optimizer, param_groups
-from bertie.training.prefetch import Ahead, Ready
-from bertie.training.pretrain.monitoring import Spikes
+from bertie.training.prefetch import Prefetcher, PreparedStep
+from bertie.training.pretrain.monitoring import LossSpikeDetector
 from bertie.training.recipe import Recipe
-from bertie.training.sampling import Plan, Source, Steps
-from bertie.training.state import Folder, Progressed
+from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
+from bertie.training.state import Folder, TrainState
 from bertie.training.step import Graphs, Loss, Stepper, can_record, out_of_memory
 
 Row = Mapping[str, float]
@@ -49,7 +49,7 @@ HEADER = "step,epoch,loss,lr,tokens"
 
 
 @dataclass(slots=True)
-class History:
+class TrainingHistory:
     """What a run says of itself."""
 
     curve: list[dict[str, float]] = field(default_factory=list)  # rows of the log
@@ -61,7 +61,7 @@ class History:
     stopped_early: bool = False
 
 
-class Watcher(Protocol):
+class TrainingCallback(Protocol):
     """Whoever follows a run."""
 
     def begin(self, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
@@ -93,7 +93,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        data: Sequence[Source] | Plan,
+        data: Sequence[TrainingTask] | BatchSampler,
         recipe: Recipe,
         *,
         evaluate: Callable[[], Mapping[str, float]] | None = None,
@@ -102,7 +102,7 @@ class Trainer:
         resume: bool = False,
         save_steps: int | None = None,
         fingerprint: str = "",
-        spread: Spread = "ddp",
+        strategy: Strategy = "ddp",
         quiet: bool = False,
         evaluate_at: Collection[int] | None = None,
         keep: Literal["best", "last"] = "best",
@@ -110,8 +110,8 @@ class Trainer:
         rollback: bool = False,
         ahead: int = 0,
     ) -> None:
-        if spread not in ("ddp", "fsdp"):
-            raise ConfigError(f"spread={spread!r} must be ddp or fsdp")
+        if strategy not in ("ddp", "fsdp"):
+            raise ConfigError(f"strategy={strategy!r} must be ddp or fsdp")
         if save_steps is not None and save_steps < 1:
             raise ConfigError(f"save_steps={save_steps} must be at least 1")
         if resume and folder is None:
@@ -119,30 +119,30 @@ class Trainer:
         self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
         self.resume, self.restart, self.save_steps, self.quiet = resume, restart, save_steps, quiet
         self.keep, self.rollback, self.ahead = keep, rollback and folder is not None, ahead
-        self.watcher: Watcher | None = None  # of the first process
-        self.steps: Plan = Steps(data, recipe) if isinstance(data, Sequence) else data
+        self.watcher: TrainingCallback | None = None  # of the first process
+        self.steps: BatchSampler = ExampleSampler(data, recipe) if isinstance(data, Sequence) else data
         self.heads = self.steps.heads
         self.device = model.device
         self.world = World.here(self.device)
-        self.spread: Spread = spread
-        self._sharded = spread == "fsdp" and self.world.size > 1
+        self.strategy: Strategy = strategy
+        self._sharded = strategy == "fsdp" and self.world.size > 1
         self._kept = folder is not None  # by the first process, and all must know
-        described = json.dumps([fingerprint, recipe.as_dict(), self.steps.described(), self._sharded])
+        described = json.dumps([fingerprint, recipe.as_dict(), self.steps.fingerprint(), self._sharded])
         self.folder = Folder(folder if self.world.first else None, described)
-        self.schedule = Schedule(recipe, self.steps.total)
+        self.schedule = Schedule(recipe, self.steps.total_steps)
         ends = (  # the end of each epoch, or of each part of one
             start + round(k * (end - start) / recipe.evals_per_epoch)
-            for start, end in pairwise(self.steps.starts)
+            for start, end in pairwise(self.steps.epoch_starts)
             for k in range(1, recipe.evals_per_epoch + 1)
         )
         self._due = frozenset(ends if evaluate_at is None else evaluate_at)
-        self.progressed = Progressed()
+        self.progressed = TrainState()
         self._losses: list[Tensor] = []  # of the steps that the host has not looked at yet
         self._asked: list[tuple[str, float]] = []  # of the same: what was trained, if losses are steady; weights
-        self._spikes: dict[str, Spikes] = {}
+        self._spikes: dict[str, LossSpikeDetector] = {}
         self._stop = False
 
-    def run(self) -> History:
+    def run(self) -> TrainingHistory:
         """Train. The model holds the best weights afterwards, or the last ones where nothing was evaluated."""
         began = time.monotonic()
         try:
@@ -168,7 +168,7 @@ class Trainer:
                         stop = False
                     if stop and not self._over:
                         interrupt = KeyboardInterrupt()
-                        done, total = self.progressed.step, self.steps.total
+                        done, total = self.progressed.step, self.steps.total_steps
                         interrupt.add_note(f"the run is saved at step {done} of {total}; go on with resume")
                         raise interrupt
             self._gather()
@@ -182,7 +182,7 @@ class Trainer:
 
     @property
     def _over(self) -> bool:
-        return self.progressed.stopped or self.progressed.step >= self.steps.total
+        return self.progressed.stopped or self.progressed.step >= self.steps.total_steps
 
     def _agreed(self, late: bool) -> tuple[bool, bool]:
         """Whether to save because it has been long, and whether to stop: all processes at the same step."""
@@ -205,7 +205,7 @@ class Trainer:
         self._dropout = _set_dropout(self._trained, recipe.dropout)
         state = self.world.same(self.folder.begin(self.resume, self.restart))
         if state is not None:
-            self.progressed = Progressed(**state["progressed"])
+            self.progressed = TrainState(**state["progressed"])
             self._spikes = _spikes(self.progressed)
             self._trained.load_state_dict(state["model"])
         self._epoch = self._epoch_now()
@@ -217,10 +217,10 @@ class Trainer:
             self._log(HEADER)
         self._watched_anew()
         self._trained.train()
-        self._ahead = Ahead(self.steps, self.ahead, self.world.rank, self.world.size)
+        self._ahead = Prefetcher(self.steps, self.ahead, self.world.rank, self.world.size)
 
     def _epoch_now(self) -> int:
-        return self.steps.epoch_of(min(self.progressed.step, self.steps.total - 1))
+        return self.steps.epoch_of(min(self.progressed.step, self.steps.total_steps - 1))
 
     def _build(self) -> None:
         """Module, optimizer and stepper."""
@@ -232,17 +232,17 @@ class Trainer:
         groups = param_groups(self._trained, self.heads, self.recipe)
         self.optimizer = build_optimizer(groups, self.device.type, self.recipe)
         self.stepper: Stepper
-        plain = self.steps.plain and len(self.heads) == 1
-        if self.world.size == 1 and plain and can_record(self._trained, dtype):
+        single_head = self.steps.single_head and len(self.heads) == 1
+        if self.world.size == 1 and single_head and can_record(self._trained, dtype):
             self.stepper = Graphs(module, self.optimizer, dtype=dtype, clip=clip)
         else:
             self.stepper = Stepper(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
 
     def _spread(self, module: Loss) -> torch.nn.Module:
         # A step trains one head of several, or what lies auxiliary; of layers with global tokens, only what its texts have.
-        unused = len(self.heads) > 1 or not self.steps.plain or bool(self.model.config.global_tokens)
+        unused = len(self.heads) > 1 or not self.steps.single_head or bool(self.model.config.global_tokens)
         blocks = self._trained.encoder.blocks
-        return distributed.spread(module, blocks, self.spread, self.world, self.device, unused=unused)
+        return distributed.distribute(module, blocks, self.strategy, self.world, self.device, unused=unused)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         if self._sharded:
@@ -283,19 +283,19 @@ class Trainer:
         p.texts += ready.texts
         p.tokens += ready.tokens
         p.step += 1
-        if p.step % LOG_EVERY == 0 or p.step == self.steps.total:
+        if p.step % LOG_EVERY == 0 or p.step == self.steps.total_steps:
             self._log_row()
         return ready.texts
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _learn(self, source: Source, ready: Ready) -> Tensor:
+    def _learn(self, source: TrainingTask, ready: PreparedStep) -> Tensor:
         """Update the weights; the summed loss before that."""
         step = self.progressed.step
         try:
             loss = self._gradients(source, ready)
-            self.stepper.update(self.schedule.factor(self.steps.pace(step)))
+            self.stepper.update(self.schedule.factor(self.steps.schedule_position(step)))
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -320,7 +320,7 @@ class Trainer:
     def _micro_tokens(self) -> int:
         return self.progressed.micro_tokens or self.recipe.micro_tokens
 
-    def _gradients(self, source: Source, ready: Ready) -> Tensor:
+    def _gradients(self, source: TrainingTask, ready: PreparedStep) -> Tensor:
         """Add up the gradients of a step; its summed loss. Out of memory: once more, in smaller parts."""
         while True:
             try:
@@ -336,10 +336,10 @@ class Trainer:
             self.progressed.micro_tokens = ready.divisible // 2
             source, ready = self._ahead(self.progressed.step, self._micro_tokens)
 
-    def _added(self, source: Source, ready: Ready) -> Tensor:
+    def _added(self, source: TrainingTask, ready: PreparedStep) -> Tensor:
         """This process's part of a step."""
         objective = source.objective
-        if isinstance(objective, OverModel):
+        if isinstance(objective, ModelObjective):
             objective = objective.with_counts(ready.counts)
         rank, size = self.world.rank, self.world.size
         loss = self._zero()
@@ -370,14 +370,14 @@ class Trainer:
 
     def _out_of_line(self, kind: str, loss: float) -> bool:
         """Whether a loss calls for going back: no number, or, where losses are steady, far above those before it."""
-        return self._spikes.setdefault(kind, Spikes()).saw(loss) if kind else not math.isfinite(loss)
+        return self._spikes.setdefault(kind, LossSpikeDetector()).saw(loss) if kind else not math.isfinite(loss)
 
     def _roll_back(self, spike: _Spike) -> None:
         """Take the weights back to the last state, and go on behind the step that brought the spike."""
         saved = self.world.same(self.folder.last())
         if self._sharded or saved is None:
             raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}")
-        before = Progressed(**saved["progressed"])
+        before = TrainState(**saved["progressed"])
         near, end = 0, before.step
         for first, last in reversed(before.skipped):
             if last < end:  # something was learnt since
@@ -413,8 +413,8 @@ class Trainer:
         self._settle()
         p = self.progressed
         mean = p.loss / p.weight if p.weight else 0.0
-        rate = self.schedule.factor(self.steps.pace(p.step - 1)) * self.recipe.lr
-        row = f"{p.step},{self.steps.part(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}"
+        rate = self.schedule.factor(self.steps.schedule_position(p.step - 1)) * self.recipe.lr
+        row = f"{p.step},{self.steps.epochs_done(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}"
         self._log(row)
         if self.watcher is not None:
             self.watcher.row(_row(row))
@@ -441,17 +441,17 @@ class Trainer:
         with torch.no_grad():
             scores = {name: float(value) for name, value in self.world.same(dict(evaluate())).items()}
         self._trained.train()
-        p.evaluations.append({"step": p.step, "epoch": self.steps.part(p.step), **scores})
+        p.evaluations.append({"step": p.step, "epoch": self.steps.epochs_done(p.step), **scores})
         if self.watcher is not None:
             self.watcher.evaluated(p.evaluations[-1])
         if self.keep == "last":
             told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            self._say(f"step {p.step} of {self.steps.total}: {told}")
+            self._say(f"step {p.step} of {self.steps.total_steps}: {told}")
             return
         score = scores.get(self.metric)
         if score is None:
             raise ConfigError(f"metric={self.metric!r} must be one of {', '.join(scores)}")
-        self._say(f"epoch {self.steps.part(p.step):.2f}: dev {self.metric} {score:.4f}")
+        self._say(f"epoch {self.steps.epochs_done(p.step):.2f}: dev {self.metric} {score:.4f}")
         if math.isnan(score):  # as a correlation with what is always the same
             score = -math.inf
         if p.best is None or score > p.best:
@@ -474,15 +474,15 @@ class Trainer:
             self.folder.save(self.progressed, self.model.state_dict(), optimizer, self.stepper.scaler.state_dict())
         self.world.wait()
 
-    def _history(self, seconds: float) -> History:
+    def _history(self, seconds: float) -> TrainingHistory:
         p = self.progressed
         curve = [_row(row) for row in p.rows[1:]]
-        return History(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
+        return TrainingHistory(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
 
     def _progress(self) -> Progress:
         file = io.StringIO() if self.quiet or not self.world.first else None
         before = self.progressed.texts
-        return Progress("train", lambda: self.progressed.step / self.steps.total, before=before, file=file)
+        return Progress("train", lambda: self.progressed.step / self.steps.total_steps, before=before, file=file)
 
     def _say(self, text: str) -> None:
         if self.world.first and not self.quiet:
@@ -534,8 +534,8 @@ def precision(name: str, device: torch.device) -> torch.dtype:
     return found
 
 
-def _spikes(progressed: Progressed) -> dict[str, Spikes]:
-    return {kind: Spikes(seen=losses) for kind, losses in progressed.recent.items()}
+def _spikes(progressed: TrainState) -> dict[str, LossSpikeDetector]:
+    return {kind: LossSpikeDetector(seen=losses) for kind, losses in progressed.recent.items()}
 
 
 def _row(row: str) -> dict[str, float]:

@@ -30,7 +30,7 @@ Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TrainingWindow:
     """A window of a text, as the model reads it."""
 
     ids: Array  # (n,)
@@ -45,16 +45,16 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class TrainingExample:
     """One example: its windows, and what is wanted of the whole."""
 
-    pieces: tuple[Piece, ...]
+    windows: tuple[TrainingWindow, ...]
     value: Array | None = None
     weight: float = 1.0
-    more: Mapping[str, Array] = field(default_factory=dict)  # what only its objective knows
+    extras: Mapping[str, Array] = field(default_factory=dict)  # what only its objective knows
 
     def __len__(self) -> int:
-        return sum([len(piece.ids) for piece in self.pieces])
+        return sum([len(piece.ids) for piece in self.windows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +74,31 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class MiniBatch:
+class MicroBatch:
     """What goes through the model at once."""
 
     batch: Batch
     targets: Targets
     weight: float  # of all that is asked
-    more: Mapping[str, Tensor | Batch] = field(default_factory=dict)  # what only its objective knows
+    extras: Mapping[str, Tensor | Batch] = field(default_factory=dict)  # what only its objective knows
 
-    def to(self, device: torch.device | str) -> MiniBatch:
+    def to(self, device: torch.device | str) -> MicroBatch:
         """The same on another device."""
-        more = {name: x.to(device) if isinstance(x, Batch) else send(x, device) for name, x in self.more.items()}
-        return replace(self, batch=self.batch.to(device), targets=self.targets.to(device), more=more)
+        extras = {name: x.to(device) if isinstance(x, Batch) else send(x, device) for name, x in self.extras.items()}
+        return replace(self, batch=self.batch.to(device), targets=self.targets.to(device), extras=extras)
 
 
 class Objective(ABC):
-    """What a step is trained for: over one head's outputs (`OverHead`), or over more of the model (`OverModel`)."""
+    """What a step is trained for: over one head's outputs (`HeadObjective`), or over more of the model (`ModelObjective`)."""
 
     level: ClassVar[Level]
     steady: ClassVar[bool] = False  # whether a loss far above those before it means that something is wrong
 
-    def collate(self, items: Sequence[Item]) -> MiniBatch:
+    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
         """Lay items end to end."""
-        pieces = [piece for item in items for piece in item.pieces]
+        pieces = [piece for item in items for piece in item.windows]
         batch = Batch.from_ids([p.ids for p in pieces], [p.segments for p in pieces])
-        owner = np.repeat(np.arange(len(items)), [len(item.pieces) for item in items])
+        owner = np.repeat(np.arange(len(items)), [len(item.windows) for item in items])
         if self.level == "text":
             values = np.stack([item.value for item in items if item.value is not None])
             weights = np.array([item.weight for item in items], dtype=np.float32)
@@ -114,16 +114,16 @@ class Objective(ABC):
             torch.tensor([p.share for p in pieces], dtype=torch.float32),
             torch.from_numpy(_rows(pieces)) if self.level == "row" else None,
         )
-        return MiniBatch(batch, targets, float(weights.sum(dtype=np.float64)))
+        return MicroBatch(batch, targets, float(weights.sum(dtype=np.float64)))
 
-    def weight_of(self, item: Item) -> float:
+    def example_weight(self, item: TrainingExample) -> float:
         """The weight of all that is asked of an item."""
         if self.level == "text":
             return item.weight
-        return float(sum(p.weights.sum(dtype=np.float64) for p in item.pieces if p.weights is not None))
+        return float(sum(p.weights.sum(dtype=np.float64) for p in item.windows if p.weights is not None))
 
 
-class OverHead(Objective):
+class HeadObjective(Objective):
     """A loss over a head's outputs."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class OverHead(Objective):
         return (self.each(outputs, batch, targets) * targets.weights).sum()
 
 
-def _rows(pieces: Sequence[Piece]) -> NDArray[np.int64]:
+def _rows(pieces: Sequence[TrainingWindow]) -> NDArray[np.int64]:
     """(N,) the chosen tokens of all pieces, laid end to end."""
     starts = np.cumsum([0, *(len(piece) for piece in pieces[:-1])])
     chosen = [piece.rows + start for piece, start in zip(pieces, starts, strict=True) if piece.rows is not None]
@@ -155,12 +155,12 @@ def pooled(rows: Tensor, targets: Targets) -> Tensor:
     return out.index_add(0, targets.owner, rows * targets.share[:, None])
 
 
-class OneOfMany(OverHead):
+class SingleLabelObjective(HeadObjective):
     """Cross-entropy of one class a text: windows are pooled by their log-probabilities, as the classifier does.
 
     >>> from bertie.text.batch import Batch
-    >>> item = Item((Piece(np.array([1, 2]), np.array([0, 0])),), np.int64(1))
-    >>> objective = OneOfMany()
+    >>> item = TrainingExample((TrainingWindow(np.array([1, 2]), np.array([0, 0])),), np.int64(1))
+    >>> objective = SingleLabelObjective()
     >>> mini = objective.collate([item])
     >>> round(objective.loss(torch.zeros(1, 4), mini.batch, mini.targets).item(), 4)     # log 4
     1.3863
@@ -177,7 +177,7 @@ class OneOfMany(OverHead):
         return F.cross_entropy(logs, targets.values, reduction="none", label_smoothing=self.smoothing)
 
 
-class AnyOfMany(OverHead):
+class MultiLabelObjective(HeadObjective):
     """Each label by itself, right or wrong: the mean of their binary cross-entropies."""
 
     level = "text"
@@ -191,7 +191,7 @@ class AnyOfMany(OverHead):
         return F.binary_cross_entropy_with_logits(pooled(outputs, targets), wanted, reduction="none").mean(-1)
 
 
-class Value(OverHead):
+class RegressionObjective(HeadObjective):
     """The squared distance from a value, in units of the values' variance so that any scale trains alike."""
 
     level = "text"
@@ -204,7 +204,7 @@ class Value(OverHead):
         return (pooled(outputs, targets)[:, 0] - targets.values) ** 2 / self.variance
 
 
-class Relevance(OverHead):
+class RelevanceObjective(HeadObjective):
     """How well a passage answers a query, between 0 and 1: the best window speaks for it, as when reranking."""
 
     level = "text"
@@ -217,7 +217,7 @@ class Relevance(OverHead):
         return F.binary_cross_entropy_with_logits(best, targets.values, reduction="none")
 
 
-class EachToken(OverHead):
+class TokenClassificationObjective(HeadObjective):
     """Cross-entropy of one class a token, where one is asked."""
 
     level: ClassVar[Level] = "token"
@@ -230,13 +230,13 @@ class EachToken(OverHead):
         return F.cross_entropy(outputs, targets.values, reduction="none", label_smoothing=self.smoothing)
 
 
-class MaskedTokens(EachToken):
+class MaskedLMObjective(TokenClassificationObjective):
     """Cross-entropy over the vocabulary of the tokens that were hidden; logits are computed for these alone.
 
     >>> one = np.array([1])
-    >>> piece = Piece(np.array([1, 4, 2]), np.zeros(3, int), values=7 * one, weights=one, rows=one)
-    >>> objective = MaskedTokens()
-    >>> mini = objective.collate([Item((piece,))])
+    >>> piece = TrainingWindow(np.array([1, 4, 2]), np.zeros(3, int), values=7 * one, weights=one, rows=one)
+    >>> objective = MaskedLMObjective()
+    >>> mini = objective.collate([TrainingExample((piece,))])
     >>> mini.targets.rows.tolist(), round(objective.loss(torch.zeros(1, 100), mini.batch, mini.targets).item(), 3)
     ([1], 4.605)
     """
@@ -245,7 +245,7 @@ class MaskedTokens(EachToken):
     steady = True
 
 
-class Span(OverHead):
+class AnswerSpanObjective(HeadObjective):
     """Where an answer starts and where it ends: cross-entropy over the tokens of each window, the mean of the two.
 
     A window that does not hold the answer is to point at its first token.
@@ -266,7 +266,7 @@ class Span(OverHead):
         return (logs - outputs.gather(0, at.clamp(max=len(outputs) - 1))).mean(-1)
 
 
-class OverModel(Objective):
+class ModelObjective(Objective):
     """A loss that asks more of the model than one head's outputs: several heads, hidden states, another model.
 
     It is a sum of means, each over things of its own kind: over a step's hidden tokens, its texts, its words. `counts`
@@ -281,14 +281,14 @@ class OverModel(Objective):
         self.counts: Mapping[str, float] = {}
 
     @abstractmethod
-    def of(self, model: Model, mini: MiniBatch) -> Tensor:
+    def of(self, model: Model, mini: MicroBatch) -> Tensor:
         """() the sum of each term's `mean`, to be divided by the number of texts."""
 
-    def count(self, item: Item) -> Mapping[str, float]:
+    def count(self, item: TrainingExample) -> Mapping[str, float]:
         """How many things of each kind an item has."""
-        return {"texts": 1, "hidden": sum(len(p.rows) for p in item.pieces if p.rows is not None), "tokens": len(item)}
+        return {"texts": 1, "hidden": sum(len(p.rows) for p in item.windows if p.rows is not None), "tokens": len(item)}
 
-    def counted(self, items: Sequence[Item]) -> Mapping[str, float]:
+    def counted(self, items: Sequence[TrainingExample]) -> Mapping[str, float]:
         """How many things of each kind a step of these items has."""
         total: Counter[str] = Counter()
         for item in items:
@@ -305,10 +305,10 @@ class OverModel(Objective):
         """A sum over things of a kind, such that dividing it by the number of texts gives their mean over the step."""
         return total * (self.counts["texts"] / max(1.0, self.counts[of]))
 
-    def collate(self, items: Sequence[Item]) -> MiniBatch:
+    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
         """Lay items end to end. They count even where nothing is hidden."""
         return replace(super().collate(items), weight=float(len(items)))
 
-    def weight_of(self, item: Item) -> float:
+    def example_weight(self, item: TrainingExample) -> float:
         """Texts count alike."""
         return 1.0

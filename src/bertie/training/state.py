@@ -25,7 +25,7 @@ STATE, LOG = "state.pt", "log.csv"
 
 
 @dataclass(slots=True)
-class Progressed:
+class TrainState:
     """How far a run is, besides its weights."""
 
     step: int = 0  # done
@@ -89,7 +89,7 @@ class Folder:
         return state
 
     def save(
-        self, progressed: Progressed, model: Mapping[str, Tensor], optimizer: Mapping[str, Any], scaler: dict[str, Any]
+        self, progressed: TrainState, model: Mapping[str, Tensor], optimizer: Mapping[str, Any], scaler: dict[str, Any]
     ) -> None:
         """Write the state, then let go of what it no longer needs."""
         if self.path is None:

@@ -21,8 +21,8 @@ from bertie.config import Full, Sliding
 from bertie.errors import ConfigError
 from bertie.nn.model import Model
 from bertie.text.batch import spare_ends
-from bertie.training.embedding.objective import OverVectors
-from bertie.training.objectives import MaskedTokens, MiniBatch, Objective, OverHead, OverModel, Targets
+from bertie.training.embedding.objective import EmbeddingObjective
+from bertie.training.objectives import HeadObjective, MaskedLMObjective, MicroBatch, ModelObjective, Objective, Targets
 from bertie.training.optimizer import set_lr
 
 SHORT = 128  # tokens; attention's grid is for texts of up to this, or for any
@@ -39,18 +39,18 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, mini: MiniBatch, head: str, objective: Objective) -> Tensor:
+    def forward(self, mini: MicroBatch, head: str, objective: Objective) -> Tensor:
         """-> ()."""
-        if isinstance(objective, OverModel):
+        if isinstance(objective, ModelObjective):
             return objective.of(self.model, mini) * float(mini.weight > 0)
-        if isinstance(objective, OverVectors):
-            return (objective.surrogate if "gradient" in mini.more else objective.rows)(self.model, mini, head)
-        assert isinstance(objective, OverHead)
+        if isinstance(objective, EmbeddingObjective):
+            return (objective.surrogate if "gradient" in mini.extras else objective.rows)(self.model, mini, head)
+        assert isinstance(objective, HeadObjective)
         hidden = self.model.hidden(mini.batch, head)
         if mini.targets.rows is not None:
             hidden = hidden[mini.targets.rows]
         words = self.model.encoder.embeddings.words.weight
-        if isinstance(objective, MaskedTokens):  # whose outputs would be large
+        if isinstance(objective, MaskedLMObjective):  # whose outputs would be large
             return self.model.head(head).fused_linear_cross_entropy(
                 hidden, words, mini.targets.values, mini.targets.weights
             )
@@ -69,7 +69,7 @@ class Stepper:
         self.device = next(module.parameters()).device
         self.dtype = dtype
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
-        self._held: list[tuple[MiniBatch, int, Tensor]] = []  # of a step: micro-batches, their seeds, their vectors
+        self._held: list[tuple[MicroBatch, int, Tensor]] = []  # of a step: micro-batches, their seeds, their vectors
 
     def autocast(self) -> Any:
         """Half precision where it is asked for."""
@@ -79,10 +79,10 @@ class Stepper:
             else torch.autocast(self.device.type, self.dtype, cache_enabled=False)
         )
 
-    def add(self, mini: MiniBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
+    def add(self, mini: MicroBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
         """Add a micro-batch's gradient; its summed loss. `total` is the weight of the whole step."""
         mini = mini.to(self.device)
-        if isinstance(objective, OverVectors):
+        if isinstance(objective, EmbeddingObjective):
             return self._compared(mini, head, objective, total, seed, last)
         self._seed(seed)
         with self._synced(last), self.autocast():
@@ -96,14 +96,14 @@ class Stepper:
         (torch.cuda.manual_seed if self.device.type == "cuda" else torch.default_generator.manual_seed)(seed)
 
     def _compared(
-        self, mini: MiniBatch, head: str, objective: OverVectors, total: float, seed: int, last: bool
+        self, mini: MicroBatch, head: str, objective: EmbeddingObjective, total: float, seed: int, last: bool
     ) -> Tensor:
         """As `add`, of what is compared with all of its step: nothing is added before the last micro-batch is there."""
         bare: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
         model: Model = bare.model
         weights = [one for one in model.auxiliary["loss"].parameters() if one.requires_grad]
         if weights and hasattr(self.module, "set_requires_gradient_sync"):
-            raise ConfigError(f"spread='fsdp' cannot train what {type(objective.loss).__name__} needs; use 'ddp'")
+            raise ConfigError(f"strategy='fsdp' cannot train what {type(objective.loss).__name__} needs; use 'ddp'")
         self._seed(seed)
         alone = last and not self._held and self.world == 1
         with torch.set_grad_enabled(alone), self.autocast():
@@ -128,7 +128,7 @@ class Stepper:
             self._seed(again)  # for the same dropout
             with self._synced(number == len(held)), self.autocast():
                 same: Tensor = self.module(
-                    replace(part, more={**part.more, "gradient": given, "auxiliary": once}), head, objective
+                    replace(part, extras={**part.extras, "gradient": given, "auxiliary": once}), head, objective
                 )
                 self.scaler.scale(same * self.world).backward()  # type: ignore[no-untyped-call]
         return loss.detach() * total
@@ -190,7 +190,7 @@ class Graphs(Stepper):
         self._update: torch.cuda.CUDAGraph | None = None
         self._updates = 0
 
-    def add(self, mini: MiniBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
+    def add(self, mini: MicroBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
         """As `Stepper.add`."""
         sizes = _sizes(mini, self.max_length)
         filled = _filled(mini, objective, *sizes)
@@ -245,7 +245,7 @@ class Graphs(Stepper):
 class _Recorded:
     """Forward and backward for one size of batch."""
 
-    def __init__(self, stepper: Graphs, mini: MiniBatch, head: str, objective: Objective) -> None:
+    def __init__(self, stepper: Graphs, mini: MicroBatch, head: str, objective: Objective) -> None:
         self.mini = mini.to(stepper.device)
         self.scale = torch.ones((), device=stepper.device)
         self.graph = torch.cuda.CUDAGraph()
@@ -265,7 +265,7 @@ class _Recorded:
         with torch.cuda.graph(self.graph, pool=stepper._pool):
             self.loss = run()
 
-    def play(self, mini: MiniBatch, scale: float) -> Tensor:
+    def play(self, mini: MicroBatch, scale: float) -> Tensor:
         """Put a batch of the same size in place, and go."""
         ours, theirs = self.mini, mini
         for name in ("ids", "segments", "positions", "cu_seqlens"):
@@ -283,7 +283,7 @@ def _put(x: Tensor, place: Tensor) -> None:
     place.copy_(x.pin_memory(), non_blocking=True)
 
 
-def _sizes(mini: MiniBatch, max_length: int) -> tuple[int, int, int, int]:
+def _sizes(mini: MicroBatch, max_length: int) -> tuple[int, int, int, int]:
     """Tokens, texts, tokens of the longest text, and chosen tokens, rounded up so that few sizes serve all batches."""
     batch, rows = mini.batch, mini.targets.rows
     tokens = len(batch.ids)
@@ -299,7 +299,7 @@ def _up(n: int, step: int) -> int:
     return (n // step + 1) * step
 
 
-def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longest: int, chosen: int) -> MiniBatch:
+def _filled(mini: MicroBatch, objective: Objective, room: int, texts: int, longest: int, chosen: int) -> MicroBatch:
     """The batch in a larger one: empty texts, then texts of the tokens that are left over, all without weight."""
     batch, targets = mini.batch, mini.targets
     tokens, more = len(batch.ids), texts - len(batch)
@@ -307,7 +307,7 @@ def _filled(mini: MiniBatch, objective: Objective, room: int, texts: int, longes
     count = {"token": room, "row": chosen}.get(objective.level, texts)
     rest = count - len(targets.weights)
     values = targets.values
-    return MiniBatch(
+    return MicroBatch(
         replace(
             batch,
             ids=F.pad(batch.ids, (0, room - tokens)),

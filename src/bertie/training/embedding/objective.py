@@ -32,7 +32,7 @@ from bertie.training.embedding.losses import (
     VectorLoss,
 )
 from bertie.training.embedding.similarity import Tokens, Vectors
-from bertie.training.objectives import Item, MiniBatch, Objective, Piece, Targets
+from bertie.training.objectives import MicroBatch, Objective, Targets, TrainingExample, TrainingWindow
 
 if TYPE_CHECKING:
     from bertie.nn.model import Model
@@ -83,19 +83,19 @@ def _value(text: str, value: str, usual: Any) -> Any:
         raise ConfigError(f"loss={text!r}: {value!r} must be {wanted}") from None
 
 
-def row(texts: Sequence[Sequence[Piece]], value: Any = None) -> Item:
+def row(texts: Sequence[Sequence[TrainingWindow]], value: Any = None) -> TrainingExample:
     """A row of several texts, each by its windows, as one item.
 
-    >>> one, two = (Piece(np.arange(n), np.zeros(n, int)) for n in (3, 4))
+    >>> one, two = (TrainingWindow(np.arange(n), np.zeros(n, int)) for n in (3, 4))
     >>> len(row([[one], [two]]))
     7
     """
     pieces = tuple(piece for text in texts for piece in text)
     counts = np.array([len(text) for text in texts])
-    return Item(pieces, None if value is None else np.asarray(value), more={"windows": counts})
+    return TrainingExample(pieces, None if value is None else np.asarray(value), extras={"windows": counts})
 
 
-class OverVectors(Objective):
+class EmbeddingObjective(Objective):
     """A loss over the vectors of a step's texts, all at once.
 
     `reading` says what a text becomes: one vector, as an `Embedder` has it; a vector for each of its tokens, for late
@@ -122,10 +122,10 @@ class OverVectors(Objective):
         for name in ("sentence", "loss"):
             model.auxiliary.pop(name)
 
-    def collate(self, items: Sequence[Item]) -> MiniBatch:
+    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
         """Lay the texts of all rows end to end: those of the first row, those of the second, and so on."""
-        pieces = [piece for item in items for piece in item.pieces]
-        counts = np.concatenate([item.more["windows"] for item in items])
+        pieces = [piece for item in items for piece in item.windows]
+        counts = np.concatenate([item.extras["windows"] for item in items])
         values = [item.value for item in items if item.value is not None]
         skips = [piece.values for piece in pieces if piece.values is not None]
         targets = Targets(
@@ -136,15 +136,15 @@ class OverVectors(Objective):
         )
         batch = Batch.from_ids([p.ids for p in pieces], [p.segments for p in pieces])
         more: Mapping[str, Tensor] = {"skips": torch.from_numpy(np.stack(skips))} if skips else {}
-        return MiniBatch(batch, targets, float(len(items)), more)
+        return MicroBatch(batch, targets, float(len(items)), more)
 
-    def weight_of(self, item: Item) -> float:
+    def example_weight(self, item: TrainingExample) -> float:
         """Rows count alike."""
         return 1.0
 
     # --- one micro-batch ---
 
-    def rows(self, model: Model, mini: MiniBatch, head: str) -> Tensor:
+    def rows(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
         """(R, D) what the texts become: a row a text, or a row a token."""
         batch, targets = mini.batch, mini.targets
         texts = targets.weights.numel()
@@ -161,16 +161,16 @@ class OverVectors(Objective):
         with torch.autocast(hidden.device.type, enabled=False):
             if self.reading == "tokens":
                 return modules.project(hidden.float())  # (T, D)
-            skips = mini.more.get("skips")
+            skips = mini.extras.get("skips")
             pooled = modules.pooling(hidden, batch, None if skips is None else cast(Tensor, skips).tolist()).float()
             if len(pooled) > texts:
                 whole = pooled.new_zeros(texts, pooled.shape[1])
                 pooled = whole.index_add(0, targets.owner, pooled * targets.share[:, None])  # (W, D) -> (N, D)
             return modules.project(pooled)
 
-    def surrogate(self, model: Model, mini: MiniBatch, head: str) -> Tensor:
+    def surrogate(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
         """() what has the gradient that the micro-batch was given: of its rows, and of what the loss trains."""
-        gradient, auxiliary = (cast(Tensor, mini.more[name]) for name in ("gradient", "auxiliary"))
+        gradient, auxiliary = (cast(Tensor, mini.extras[name]) for name in ("gradient", "auxiliary"))
         found = (self.rows(model, mini, head) * gradient).sum()
         weights = list(model.auxiliary["loss"].parameters())
         for weight, given in zip(weights, torch.split(auxiliary, [one.numel() for one in weights]), strict=True):
@@ -179,7 +179,7 @@ class OverVectors(Objective):
 
     # --- the whole step ---
 
-    def over(self, model: Model, found: Tensor, minis: Sequence[MiniBatch], total: float) -> Tensor:
+    def over(self, model: Model, found: Tensor, minis: Sequence[MicroBatch], total: float) -> Tensor:
         """() this process's part of the loss: the parts of all add up to the mean over the step's `total` rows.
 
         `found` are the rows of all its micro-batches. Every process must ask, even one of no rows.
@@ -194,7 +194,7 @@ class OverVectors(Objective):
             )
         return mean * (sum(mini.weight for mini in own) / total)
 
-    def _columns(self, found: Tensor, minis: Sequence[MiniBatch], like: MiniBatch) -> list[Vectors]:
+    def _columns(self, found: Tensor, minis: Sequence[MicroBatch], like: MicroBatch) -> list[Vectors]:
         """The rows by the columns of the data."""
         columns = like.targets.weights.shape[1]
         if self.reading != "tokens":
@@ -208,7 +208,7 @@ class OverVectors(Objective):
         return out
 
 
-def _sizes(mini: MiniBatch) -> Tensor:
+def _sizes(mini: MicroBatch) -> Tensor:
     """(N,) how many tokens each text has, over all its windows."""
     sizes = torch.zeros(mini.targets.weights.numel(), dtype=torch.int64)
     return sizes.index_add(0, mini.targets.owner.cpu(), torch.tensor(mini.batch.lengths))

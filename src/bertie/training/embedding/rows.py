@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from bertie.training.objectives import Item, Piece
+from bertie.training.objectives import TrainingExample, TrainingWindow
 from bertie.training.recipe import Recipe
-from bertie.training.sampling import Source, Steps
+from bertie.training.sampling import ExampleSampler, TrainingTask
 
 LOOK = 8  # batches ahead are searched for rows that do not clash
 
 
-class Rows(Steps):
+class Rows(ExampleSampler):
     """Rows drawn anew each epoch, so that no step takes for wrong what is right.
 
     Where all texts of a step are compared, another row's passage is a wrong one. So two rows of a step share no text,
@@ -23,19 +23,19 @@ class Rows(Steps):
     some steps are smaller for it. Without `texts` rows are drawn freely.
     """
 
-    plain = False
+    single_head = False
 
-    def __init__(self, source: Source, recipe: Recipe, texts: Sequence[Sequence[str]] | None = None) -> None:
+    def __init__(self, source: TrainingTask, recipe: Recipe, texts: Sequence[Sequence[str]] | None = None) -> None:
         self._texts = texts
         super().__init__([source], recipe)
         self.heads = [source.head] if source.head else []
 
-    def _count(self, epoch: int) -> int:
-        return len(self._of_epoch(epoch))
+    def _steps_in_epoch(self, epoch: int) -> int:
+        return len(self._epoch_batches(epoch))
 
-    def _cut(self, source: Source, epoch: int, rng: np.random.Generator) -> Iterator[list[int]]:
+    def _split_into_batches(self, source: TrainingTask, epoch: int, rng: np.random.Generator) -> Iterator[list[int]]:
         if self._texts is None:
-            yield from super()._cut(source, epoch, rng)
+            yield from super()._split_into_batches(source, epoch, rng)
             return
         waiting = deque(rng.permutation(len(source.items)).tolist())
         budget, size = self.recipe.batch_tokens, self.recipe.batch_size
@@ -47,7 +47,7 @@ class Rows(Steps):
             used = 0
             while waiting and (budget is not None or len(group) < size) and len(later) < LOOK * max(size, len(group)):
                 i = waiting.popleft()
-                tokens = len(self._some(source.items[i], epoch, i)) if budget is not None else 0
+                tokens = len(self._sample_windows(source.items[i], epoch, i)) if budget is not None else 0
                 if budget is not None and group and used + tokens > budget:
                     waiting.appendleft(i)
                     break
@@ -62,15 +62,15 @@ class Rows(Steps):
             waiting.extendleft(reversed(later))
             yield group
 
-    def _some(self, item: Item, epoch: int, index: int) -> Item:
+    def _sample_windows(self, item: TrainingExample, epoch: int, index: int) -> TrainingExample:
         """Of each text with very many windows, as many as a step may read, others in each epoch."""
-        most, counts = self.recipe.train_windows, item.more["windows"]
+        most, counts = self.recipe.train_windows, item.extras["windows"]
         if max(counts) <= most:
             return item
-        pieces: list[Piece] = []
+        pieces: list[TrainingWindow] = []
         start = 0
         for number, count in enumerate(counts.tolist()):
-            chosen = item.pieces[start : start + count]
+            chosen = item.windows[start : start + count]
             if count > most:
                 rng = np.random.default_rng([self.recipe.seed, epoch, index, 1, number])
                 chosen = tuple(chosen[i] for i in sorted(rng.choice(count, most, replace=False)))
@@ -78,4 +78,4 @@ class Rows(Steps):
                 chosen = tuple(replace(piece, share=piece.share / whole) for piece in chosen)
             pieces += chosen
             start += count
-        return replace(item, pieces=tuple(pieces), more={"windows": np.minimum(counts, most)})
+        return replace(item, windows=tuple(pieces), extras={"windows": np.minimum(counts, most)})

@@ -32,8 +32,8 @@ from bertie.training.recipe import Recipe
 if TYPE_CHECKING:
     from bertie.tasks.base import Overflow
     from bertie.tasks.learn import Learner, Predictions
-    from bertie.training.distributed import Spread, World
-    from bertie.training.loop import History
+    from bertie.training.distributed import Strategy, World
+    from bertie.training.loop import TrainingHistory
 
     AnyLearner = Learner[Any, Any, Any]
 
@@ -82,7 +82,7 @@ class Done:
     """What a run that is over says of itself. Scores are values without intervals, by metric."""
 
     seed: int
-    history: History
+    history: TrainingHistory
     dev: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
 
@@ -160,13 +160,13 @@ class Runs:
                 )
 
     def _read(self, seed: int) -> Done | None:
-        from bertie.training.loop import History
+        from bertie.training.loop import TrainingHistory
 
         file = self._folder(seed) / DONE
         if not file.is_file():
             return None
         raw = _read_json(file)
-        return Done(**raw | {"history": History(**raw["history"])})
+        return Done(**raw | {"history": TrainingHistory(**raw["history"])})
 
     def _folder(self, seed: int) -> Path:
         return self.state / f"seed-{seed}"
@@ -189,14 +189,22 @@ class Runs:
 
     # --- a seed ---
 
-    def train(self, seed: int, *, save_steps: int | None = None, spread: Spread = "ddp", quiet: bool = False) -> Done:
+    def train(
+        self, seed: int, *, save_steps: int | None = None, strategy: Strategy = "ddp", quiet: bool = False
+    ) -> Done:
         """Train with one seed, unless that is done already."""
         if seed in self.done:
             return self.done[seed]
         job, folder = self.job, self._folder(seed)
         try:
             task = job.learner(seed).fit_labelled(
-                job.train, job.dev, folder=folder, resume=self.resume, save_steps=save_steps, spread=spread, quiet=quiet
+                job.train,
+                job.dev,
+                folder=folder,
+                resume=self.resume,
+                save_steps=save_steps,
+                strategy=strategy,
+                quiet=quiet,
             )
         except BaseException:
             if self.world.first and not self.done and not (folder / STATE).exists():  # nothing that could go on

@@ -26,7 +26,15 @@ from bertie.nn.model import Model
 from bertie.nn.pooling import Pooling
 from bertie.nn.positions import rotate, rotations
 from bertie.text.batch import Batch, pack, send
-from bertie.training.objectives import Item, Level, MiniBatch, OverHead, OverModel, Targets, pooled
+from bertie.training.objectives import (
+    HeadObjective,
+    Level,
+    MicroBatch,
+    ModelObjective,
+    Targets,
+    TrainingExample,
+    pooled,
+)
 
 Pair = Literal["qk", "qq", "kk", "vv"]
 
@@ -175,15 +183,15 @@ def _masked(model: Model, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
     return hidden, model.head("mlm")(hidden[rows], batch, model.encoder.embeddings.words.weight)
 
 
-class Triple(OverModel):
+class Triple(ModelObjective):
     """`TripleLoss` as an objective of the loop."""
 
     def __init__(self, triple: TripleLoss) -> None:
         super().__init__()
         self.triple = triple
 
-    def of(self, model: Model, mini: MiniBatch) -> Tensor:
-        """As `OverModel.of`."""
+    def of(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.of`."""
         rows, rate = mini.targets.rows, self.counts["hidden"] / self.counts["tokens"]
         assert rows is not None
         return self.mean(self.triple.loss(model, mini.batch, rows, mini.targets.values, rate=rate), "hidden")
@@ -294,15 +302,15 @@ class Relations:
         return found
 
 
-class Related(OverModel):
+class Related(ModelObjective):
     """`Relations` as an objective of the loop; the tokens are read as they are, none is hidden."""
 
     def __init__(self, relations: Relations) -> None:
         super().__init__()
         self.relations = relations
 
-    def of(self, model: Model, mini: MiniBatch) -> Tensor:
-        """As `OverModel.of`."""
+    def of(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.of`."""
         return self.mean(self.relations.loss(model, mini.batch), "tokens")
 
 
@@ -367,22 +375,22 @@ def _related(
 # --- classes ---
 
 
-class Logits(OverHead):
+class Logits(HeadObjective):
     """A fine-tuned teacher's soft labels of texts: its logits t against the student's s,
 
         (1 − hard) · τ² · KL(softmax(t / τ) ‖ softmax(s / τ)) + hard · −log softmax(s)[label]
 
     for each text, times the text's weight. Windows of one text are pooled by their log-probabilities before all else,
-    as in `OneOfMany`. The teacher is asked once, by `ask`, and training reads its answers from the items: any number
+    as in `SingleLabelObjective`. The teacher is asked once, by `ask`, and training reads its answers from the items: any number
     of epochs costs one pass of it. Texts without a label have no hard part.
 
     >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
     ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
-    >>> from bertie.training.objectives import Piece
+    >>> from bertie.training.objectives import TrainingWindow
     >>> teacher = Model(cfg, {"classify": HeadConfig(kind="text", outputs=3)})
-    >>> items = [Item((Piece(np.array([1, 2]), np.array([0, 0])),), np.int64(1))]
+    >>> items = [TrainingExample((TrainingWindow(np.array([1, 2]), np.array([0, 0])),), np.int64(1))]
     >>> objective = Logits(temperature=2.0, hard=0.1)
     >>> mini = objective.collate(objective.ask(teacher, "classify", items))
     >>> mini.targets.values.shape      # three logits and the label
@@ -413,13 +421,15 @@ class Logits(OverHead):
     def _whole(self, outputs: Tensor, targets: Targets) -> Tensor:
         return pooled(torch.log_softmax(outputs, -1), targets)
 
-    def ask(self, teacher: Model, head: str, items: Sequence[Item], budget: int = 16384) -> list[Item]:
+    def ask(
+        self, teacher: Model, head: str, items: Sequence[TrainingExample], budget: int = 16384
+    ) -> list[TrainingExample]:
         """Items with the teacher's logits in front of their labels, `budget` tokens at a time."""
         out = list(items)
         teacher.eval()
         for group in pack([len(item) for item in items], budget):
             chosen = [items[i] for i in group]
-            pieces = [piece for item in chosen for piece in item.pieces]
+            pieces = [piece for item in chosen for piece in item.windows]
             batch = Batch.from_ids([p.ids for p in pieces], [p.segments for p in pieces])
             with torch.no_grad():
                 logits = teacher(batch.to(teacher.device), head).float().cpu().numpy()  # (W, k) or (T, k)
@@ -430,25 +440,25 @@ class Logits(OverHead):
                     f"{len(batch.ids)} tokens; {type(self).__name__} needs a row a {self.level}"
                 )
             for i, item in zip(group, chosen, strict=True):
-                rows = len(item) if self.level == "token" else len(item.pieces)
+                rows = len(item) if self.level == "token" else len(item.windows)
                 mine, logits = np.split(logits, [rows])
                 out[i] = self._answered(item, mine)
         return out
 
-    def _answered(self, item: Item, logits: np.ndarray) -> Item:
+    def _answered(self, item: TrainingExample, logits: np.ndarray) -> TrainingExample:
         logs = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
-        shares = np.array([piece.share for piece in item.pieces], dtype=np.float32)
+        shares = np.array([piece.share for piece in item.windows], dtype=np.float32)
         label = -1 if item.value is None else item.value
         return replace(item, value=np.append(shares @ logs, label).astype(np.float32))
 
 
 class TokenLogits(Logits):
-    """`Logits` of tokens, for tagging: tokens that no weight asks for count for nothing, as in `EachToken`.
+    """`Logits` of tokens, for tagging: tokens that no weight asks for count for nothing, as in `TokenClassificationObjective`.
 
     Pieces without labels and weights ask for each of their tokens, and have no hard part.
 
-    >>> from bertie.training.objectives import Piece
-    >>> items = [Item((Piece(np.array([1, 2]), np.array([0, 0]), 1.0, np.array([[4, 0, 0], [0, 0, 1]]), np.ones(2)),))]
+    >>> from bertie.training.objectives import TrainingWindow
+    >>> items = [TrainingExample((TrainingWindow(np.array([1, 2]), np.array([0, 0]), 1.0, np.array([[4, 0, 0], [0, 0, 1]]), np.ones(2)),))]
     >>> mini = TokenLogits().collate(items)     # as `ask` made them of a teacher with two tags
     >>> loss = TokenLogits().loss(torch.zeros(2, 2), mini.batch, mini.targets)
     """
@@ -458,15 +468,15 @@ class TokenLogits(Logits):
     def _whole(self, outputs: Tensor, targets: Targets) -> Tensor:
         return outputs
 
-    def _answered(self, item: Item, logits: np.ndarray) -> Item:
+    def _answered(self, item: TrainingExample, logits: np.ndarray) -> TrainingExample:
         pieces = []
-        for piece in item.pieces:
+        for piece in item.windows:
             mine, logits = np.split(logits, [len(piece)])
             labels = np.full(len(piece), -1) if piece.values is None else piece.values
             weights = np.ones(len(piece), dtype=np.float32) if piece.weights is None else piece.weights
             values = np.concatenate([mine, labels[:, None]], axis=1, dtype=np.float32)  # (n, k + 1)
             pieces.append(replace(piece, values=values, weights=weights))
-        return replace(item, pieces=tuple(pieces))
+        return replace(item, windows=tuple(pieces))
 
 
 # --- vectors of texts ---

@@ -53,14 +53,14 @@ class _Hidden:
     targets: Ints  # (m,) what they were
 
 
-class HeldOut:
+class HeldOutEvaluation:
     """How well a model finds the hidden tokens of text that it is not trained on.
 
     The pieces are those of the first steps of `packed`, up to `most` tokens; `budget` are read at a time. What is
     hidden of a piece follows from the seed and its place in the corpus alone, so that all evaluations of a run, and
     those of two runs over one corpus, ask the same. `dtype`: half precision, by autocast, for GPUs.
 
-    >>> held = HeldOut(Packed(corpus, 65536, 512, seed=0), tokenizer, budget=65536)    # doctest: +SKIP
+    >>> held = HeldOutEvaluation(Packed(corpus, 65536, 512, seed=0), tokenizer, budget=65536)    # doctest: +SKIP
     >>> held(model)                                                                    # doctest: +SKIP
     {'loss': 2.031, 'accuracy': 0.601, 'perplexity': 7.62, 'tokens': 74981.0}
     """
@@ -147,7 +147,7 @@ class HeldOut:
         return torch.cat(found, dim=1)
 
 
-def predict_labelled(model: Model, held: HeldOut, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
+def predict_labelled(model: Model, held: HeldOutEvaluation, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
     """Loss, accuracy and perplexity with their intervals: documents are drawn anew, as their tokens hang together."""
     sums = held.sums(model)
     return bootstrap(linear(sums, _means), len(sums), draws=draws, seed=seed)
@@ -217,7 +217,7 @@ def write_samples(folder: Path, step: int, found: Sequence[Mapping[str, Any]]) -
 # --- alarms ---
 
 
-class Spikes:
+class LossSpikeDetector:
     """Tells a loss that is out of line with those before it, which a run may have to step back from.
 
     Out of line is what is no number, and what is above the median of the last `window` losses by more than `factor`
@@ -225,7 +225,7 @@ class Spikes:
     curve raises no alarm over little. The first 50 losses raise none unless they are no numbers. Losses that did are
     kept too: a level that lasts becomes the new normal. `state` goes into a checkpoint and back by `seen`.
 
-    >>> spikes = Spikes()
+    >>> spikes = LossSpikeDetector()
     >>> any(spikes.saw(2.0 + 0.01 * (i % 7)) for i in range(100)), spikes.saw(4.0), spikes.saw(2.0)
     (False, True, False)
     """

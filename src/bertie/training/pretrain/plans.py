@@ -11,27 +11,27 @@ import numpy as np
 
 from bertie.errors import ConfigError, InputError
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.objectives import Item
+from bertie.training.objectives import TrainingExample
 from bertie.training.pretrain.corpus import Corpus, Numbers
 from bertie.training.pretrain.masking import Masking, seeded
 from bertie.training.pretrain.mlm import items_of
 from bertie.training.pretrain.packing import Packing
 from bertie.training.pretrain.pretraining_objectives import MaskedPairs, NextSentence, Pair, SentenceOrder
-from bertie.training.sampling import Plan, Source
+from bertie.training.sampling import BatchSampler, TrainingTask
 
 DUPLICATES = 10  # BERT's data was made ten times over, with other pairs and other tokens hidden, then read as it was
 SECTION = 16  # rooms of a pair: longer documents are taken in parts
 SPECIAL = 3  # tokens around a pair
 
 
-class PairSteps:
+class SentencePairSampler:
     """Pairs of texts from the documents of a corpus, with hidden tokens. Lines stand for sentences.
 
     A step takes documents, or sections of long ones, until their tokens are its budget; what pairs are made of them is
     drawn from the seed, the epoch and the step. `static` draws ten times in all, and goes round: as BERT's data was.
     """
 
-    plain = False
+    single_head = False
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class PairSteps:
             raise InputError("pairs with hidden tokens need a tokenizer with tokens for opening, closing and masking")
         if max_length < SPECIAL + 2:
             raise InputError(f"max_length={max_length} must be at least {SPECIAL + 2}: a pair and its special tokens")
-        self.corpus, self.total, self.budget, self.max_length, self.seed = corpus, steps, budget, max_length, seed
+        self.corpus, self.total_steps, self.budget, self.max_length, self.seed = corpus, steps, budget, max_length, seed
         self.room, self.masking, self.static = max_length - SPECIAL, masking or Masking(), static
-        self._pairs, self._source = pairs, Source("mlm", MaskedPairs(pairs), ())
+        self._pairs, self._source = pairs, TrainingTask("mlm", MaskedPairs(pairs), ())
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
         self._special = np.array(corpus.about["tokenizer"]["special"], np.int64)
-        self.heads, self.starts = ["mlm", pairs.head], [0, steps]
+        self.heads, self.epoch_starts = ["mlm", pairs.head], [0, steps]
         self._sections = _sections(corpus, SECTION * self.room)  # (sections, 3): document, first token, end
         sizes = (self._sections[:, 2] - self._sections[:, 1]).astype(np.int32)
         if len(sizes) < 2:
@@ -68,20 +68,28 @@ class PairSteps:
         """Nothing depends on it."""
         return 0
 
-    def part(self, step: int) -> float:
+    def epochs_done(self, step: int) -> float:
         """How many epochs are done after a number of steps."""
         return self._packing.part(step)
 
-    def pace(self, step: int) -> float:
+    def schedule_position(self, step: int) -> float:
         """Steps are alike."""
         return step
 
-    def described(self) -> Any:
+    def fingerprint(self) -> Any:
         """What is made of what."""
         masking = [self.masking.rate, self.masking.mask, self.masking.random, self.masking.unit, self.static]
-        return [self.total, self.budget, self.max_length, self.seed, self.corpus.tokens, self._pairs.head, masking]
+        return [
+            self.total_steps,
+            self.budget,
+            self.max_length,
+            self.seed,
+            self.corpus.tokens,
+            self._pairs.head,
+            masking,
+        ]
 
-    def read(self, step: int) -> tuple[Source, list[Item]]:
+    def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         """The pairs of a step, with what is hidden of each."""
         epoch, _ = self._packing.place(step)
         if self.static and epoch >= DUPLICATES:
@@ -106,7 +114,8 @@ class PairSteps:
         )
         items = items_of(masked, cu, places, targets, segments=segments)
         labelled = [
-            Item(item.pieces, more={"label": np.array(pair.label)}) for item, pair in zip(items, made, strict=True)
+            TrainingExample(item.windows, extras={"label": np.array(pair.label)})
+            for item, pair in zip(items, made, strict=True)
         ]
         return self._source, labelled
 
@@ -139,78 +148,78 @@ def _sections(corpus: Corpus, most: int) -> Numbers:
     return np.stack([documents, first, np.minimum(first + most, corpus.lengths[documents])], 1)
 
 
-class Growing:
+class BatchSizeWarmup:
     """A plan of small steps, of which a step takes one at first, and all `full` of them after a share of all tokens."""
 
-    def __init__(self, plan: Plan, full: int, share: float) -> None:
+    def __init__(self, plan: BatchSampler, full: int, share: float) -> None:
         if full < 1 or not 0 < share < 1:
             raise ConfigError(f"full={full} must be at least 1 and share={share} between 0 and 1")
         self.plan = plan
         ends = [0]
-        while ends[-1] < plan.total:
-            done = min(1.0, ends[-1] / (share * plan.total))
-            ends.append(min(plan.total, ends[-1] + 1 + int((full - 1) * done)))
+        while ends[-1] < plan.total_steps:
+            done = min(1.0, ends[-1] / (share * plan.total_steps))
+            ends.append(min(plan.total_steps, ends[-1] + 1 + int((full - 1) * done)))
         self._ends = ends
-        self.total = len(ends) - 1
-        self.heads, self.plain, self.starts = plan.heads, plan.plain, [0, self.total]
+        self.total_steps = len(ends) - 1
+        self.heads, self.single_head, self.epoch_starts = plan.heads, plan.single_head, [0, self.total_steps]
 
     def epoch_of(self, step: int) -> int:
         """That of the first of its small steps."""
         return self.plan.epoch_of(self._ends[step])
 
-    def part(self, step: int) -> float:
+    def epochs_done(self, step: int) -> float:
         """How many epochs are done after a number of steps."""
-        return self.plan.part(self._ends[step])
+        return self.plan.epochs_done(self._ends[step])
 
-    def pace(self, step: int) -> float:
+    def schedule_position(self, step: int) -> float:
         """Where the run is, by its tokens."""
-        return self.total * self._ends[step] / self.plan.total
+        return self.total_steps * self._ends[step] / self.plan.total_steps
 
-    def described(self) -> Any:
+    def fingerprint(self) -> Any:
         """As the plan's, with how many steps they make."""
-        return [self.plan.described(), self.total]
+        return [self.plan.fingerprint(), self.total_steps]
 
-    def read(self, step: int) -> tuple[Source, list[Item]]:
+    def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         """All small steps of a step."""
         read = [self.plan.read(small) for small in range(self._ends[step], self._ends[step + 1])]
         return read[0][0], [item for _, items in read for item in items]
 
 
-class Mixed:
+class MixtureSampler:
     """Several plans, a step of one after a step of another, by their shares; none is read past its end."""
 
-    plain = False
+    single_head = False
 
-    def __init__(self, plans: Sequence[Plan], shares: Sequence[float], steps: int, seed: int) -> None:
+    def __init__(self, plans: Sequence[BatchSampler], shares: Sequence[float], steps: int, seed: int) -> None:
         if len(plans) != len(shares) or not plans or min(shares) <= 0:
             raise ConfigError(f"shares={list(shares)} must be {len(plans)} numbers above 0, one a plan")
-        self.plans, self.total, self.shares, self.seed = plans, steps, list(shares), seed
+        self.plans, self.total_steps, self.shares, self.seed = plans, steps, list(shares), seed
         chances = np.array(shares) / sum(shares)
         self._which = np.random.default_rng([seed, 0x6D6978]).choice(len(plans), steps, p=chances)
         self._own = np.empty(steps, np.int64)  # the step's number among those of its plan
         for number, plan in enumerate(plans):
             own = self._which == number
-            self._own[own] = np.arange(own.sum()) % plan.total
+            self._own[own] = np.arange(own.sum()) % plan.total_steps
         self.heads = list(dict.fromkeys(head for plan in plans for head in plan.heads))
-        self.starts = [0, steps]
+        self.epoch_starts = [0, steps]
 
     def epoch_of(self, step: int) -> int:
         """Plans have epochs of their own."""
         return 0
 
-    def part(self, step: int) -> float:
+    def epochs_done(self, step: int) -> float:
         """The share of the run that is done."""
-        return step / self.total
+        return step / self.total_steps
 
-    def pace(self, step: int) -> float:
+    def schedule_position(self, step: int) -> float:
         """Steps are alike."""
         return step
 
-    def described(self) -> Any:
+    def fingerprint(self) -> Any:
         """All plans, and their shares."""
-        return [self.total, self.seed, self.shares, [plan.described() for plan in self.plans]]
+        return [self.total_steps, self.seed, self.shares, [plan.fingerprint() for plan in self.plans]]
 
-    def read(self, step: int) -> tuple[Source, list[Item]]:
+    def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         """The next step of one of the plans."""
         number = int(self._which[step])
         source, items = self.plans[number].read(int(self._own[step]))

@@ -33,10 +33,10 @@ NOT_HERE = ("epochs", "batch_size", "evals_per_epoch", "patience", "dev_share", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pretraining:
+class PretrainRecipe:
     """What is trained, on what, and how.
 
-    >>> plan = Pretraining(model={"model_type": "bert"}, recipe=Recipe(batch_tokens=65536), tokens=10**9)
+    >>> plan = PretrainRecipe(model={"model_type": "bert"}, recipe=Recipe(batch_tokens=65536), tokens=10**9)
     >>> plan.steps
     15259
     """
@@ -74,7 +74,7 @@ class Pretraining:
             raise ConfigError("batch_warmup is for a single objective")
 
     @classmethod
-    def read(cls, file: str | Path | None, **over: Any) -> Pretraining:
+    def read(cls, file: str | Path | None, **over: Any) -> PretrainRecipe:
         """From a TOML file; `over` are values that come before it, those that are None left out."""
         given: dict[str, Any] = {}
         if file is not None:
@@ -87,7 +87,7 @@ class Pretraining:
         return cls.from_mapping(given, **over)
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any], **over: Any) -> Pretraining:
+    def from_mapping(cls, given: Mapping[str, Any], **over: Any) -> PretrainRecipe:
         """From what a file says."""
         known = ("model", "tokenizer", "corpus", "sentence", "train", "objective")
         refuse_unknown("the recipe", given, known)

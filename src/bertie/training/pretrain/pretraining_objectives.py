@@ -24,7 +24,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.nn.encoder import Encoder
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
-from bertie.training.objectives import Item, MiniBatch, OverModel
+from bertie.training.objectives import MicroBatch, ModelObjective, TrainingExample
 
 Ids = NDArray[np.integer]
 Document = Sequence[Ids]  # its sentences
@@ -337,7 +337,7 @@ def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
 # --- as objectives of the loop ---
 
 
-class MaskedPairs(OverModel):
+class MaskedPairs(ModelObjective):
     """Hidden tokens, and what is to be said of a pair: the mean of each. BERT's with `NextSentence`, ALBERT's with
     `SentenceOrder`.
     """
@@ -346,9 +346,9 @@ class MaskedPairs(OverModel):
         super().__init__()
         self.masked, self.pairs = MaskedLoss(), pairs
 
-    def of(self, model: Model, mini: MiniBatch) -> Tensor:
-        """As `OverModel.of`."""
-        rows, labels = mini.targets.rows, mini.more["labels"]
+    def of(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.of`."""
+        rows, labels = mini.targets.rows, mini.extras["labels"]
         assert rows is not None
         assert isinstance(labels, Tensor)
         hidden = model.hidden(mini.batch)
@@ -356,13 +356,13 @@ class MaskedPairs(OverModel):
         said = self.pairs.loss(model, mini.batch, labels, hidden)
         return self.mean(masked, "hidden") + self.mean(said, "texts")
 
-    def collate(self, items: Sequence[Item]) -> MiniBatch:
+    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
         """Lay items end to end."""
-        labels = torch.tensor([int(item.more["label"]) for item in items])
-        return replace(super().collate(items), more={"labels": labels})
+        labels = torch.tensor([int(item.extras["label"]) for item in items])
+        return replace(super().collate(items), extras={"labels": labels})
 
 
-class EnhancedMasked(OverModel):
+class EnhancedMasked(ModelObjective):
     """Hidden tokens by way of an `EnhancedDecoder`, which lies in the model's `auxiliary`: DeBERTa's."""
 
     def __init__(self, model: Model, seed: int = 0) -> None:
@@ -373,15 +373,15 @@ class EnhancedMasked(OverModel):
         model.auxiliary["decoder"] = decoder
         self.masked = MaskedLoss()
 
-    def of(self, model: Model, mini: MiniBatch) -> Tensor:
-        """As `OverModel.of`."""
+    def of(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.of`."""
         rows, decoder = mini.targets.rows, model.auxiliary["decoder"]
         assert rows is not None
         hidden = decoder(model.encoder, mini.batch)
         return self.mean(self.masked.loss(model, mini.batch, rows, mini.targets.values, hidden), "hidden")
 
 
-class Replacement(OverModel):
+class Replacement(ModelObjective):
     """Tokens that a generator replaced, to be found by the model: the means of `ReplacedTokens`' two losses.
 
     The generator lies in the model's `auxiliary`, and trains with it.
@@ -392,19 +392,19 @@ class Replacement(OverModel):
         self.both = both
         both.discriminator.auxiliary["generator"] = both.generator
 
-    def of(self, model: Model, mini: MiniBatch) -> Tensor:
-        """As `OverModel.of`."""
-        rows, special = mini.targets.rows, mini.more["special"]
+    def of(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.of`."""
+        rows, special = mini.targets.rows, mini.extras["special"]
         assert rows is not None
         assert isinstance(special, Tensor)
         losses = self.both(mini.batch, rows, mini.targets.values, special)
         return self.mean(losses.masked, "hidden") + self.both.weight * self.mean(losses.found, "predictions")
 
-    def count(self, item: Item) -> dict[str, float]:
+    def count(self, item: TrainingExample) -> dict[str, float]:
         """Special tokens are not predictions."""
-        return {**super().count(item), "predictions": float(np.logical_not(item.more["special"]).sum())}
+        return {**super().count(item), "predictions": float(np.logical_not(item.extras["special"]).sum())}
 
-    def collate(self, items: Sequence[Item]) -> MiniBatch:
+    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
         """Lay items end to end."""
-        special = torch.from_numpy(np.concatenate([item.more["special"] for item in items]))
-        return replace(super().collate(items), more={"special": special})
+        special = torch.from_numpy(np.concatenate([item.extras["special"] for item in items]))
+        return replace(super().collate(items), extras={"special": special})

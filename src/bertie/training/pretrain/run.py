@@ -27,9 +27,9 @@ from bertie.nn.model import Model
 from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.distributed import Spread
+from bertie.training.distributed import Strategy
 from bertie.training.finetune.data import Labelled, labelled
-from bertie.training.loop import History, Row, Trainer, precision
+from bertie.training.loop import Row, Trainer, TrainingHistory, precision
 from bertie.training.mfu import ceiling, flops_per_token
 from bertie.training.pretrain import initialization as begin
 from bertie.training.pretrain import monitoring as watch
@@ -38,10 +38,10 @@ from bertie.training.pretrain.curves import Curves
 from bertie.training.pretrain.distillation import Pair as RelationPair
 from bertie.training.pretrain.distillation import Related, Relations, Triple, TripleLoss, copy_layers
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedSteps
+from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
-from bertie.training.pretrain.plans import Growing, Mixed, PairSteps
-from bertie.training.pretrain.pretrain_recipe import MASKING, TAUGHT, Pretraining
+from bertie.training.pretrain.plans import BatchSizeWarmup, MixtureSampler, SentencePairSampler
+from bertie.training.pretrain.pretrain_recipe import MASKING, TAUGHT, PretrainRecipe
 from bertie.training.pretrain.pretraining_objectives import (
     EnhancedMasked,
     NextSentence,
@@ -53,11 +53,11 @@ from bertie.training.pretrain.sentence_distillation import (
     Aligned,
     Basis,
     SentenceDistillation,
-    SentenceDistillationSteps,
+    SentenceDistillationSampler,
     means,
 )
 from bertie.training.recipe import TASKS, Recipe
-from bertie.training.sampling import Plan, Source, Steps
+from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 
 PARTS = 8  # steps of a batch that grows
 BASIS_TEXTS = 8_192  # of a teacher's vectors, to find their directions
@@ -65,14 +65,14 @@ READERS = 3  # processes that read the next steps while a GPU works
 
 
 def pretrain(
-    asked: Pretraining,
+    asked: PretrainRecipe,
     out: str | Path,
     *,
     data: str | Path = ".",
     resume: bool = False,
     overwrite: bool = False,
     device: str | torch.device = "cpu",
-    spread: Spread = "ddp",
+    strategy: Strategy = "ddp",
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -81,21 +81,21 @@ def pretrain(
     Names of files and folders in the recipe are looked up from `data`.
     """
     return _Run(asked, Path(out), Path(data), torch.device(device), quiet).go(
-        resume=resume, overwrite=overwrite, spread=spread, tensorboard=tensorboard
+        resume=resume, overwrite=overwrite, strategy=strategy, tensorboard=tensorboard
     )
 
 
 class _Run:
     """One run."""
 
-    def __init__(self, asked: Pretraining, out: Path, data: Path, device: torch.device, quiet: bool) -> None:
+    def __init__(self, asked: PretrainRecipe, out: Path, data: Path, device: torch.device, quiet: bool) -> None:
         self.asked, self.out, self.data, self.device, self.quiet = asked, out.absolute(), data, device, quiet
         self.recipe = asked.recipe
         self.finish: list[Callable[[], None]] = []  # what is to be done to the model when it is trained
         self.tasks: dict[str, tuple[Any, Labelled | None]] = {}  # of heads, with dev data
         self.teachers: dict[str, Checkpoint] = {}
 
-    def go(self, *, resume: bool, overwrite: bool, spread: Spread, tensorboard: bool) -> dict[str, Any]:
+    def go(self, *, resume: bool, overwrite: bool, strategy: Strategy, tensorboard: bool) -> dict[str, Any]:
         """Do it."""
         from bertie.training.finetune.runs import claim, rename, state_of
 
@@ -106,22 +106,22 @@ class _Run:
         plan = self._plan()
         held = self._held_out(plan)
         self.folder = state / "report"
-        if spread == "fsdp" and any(one["kind"] == "rtd" for one in self.asked.objectives):
-            raise ConfigError("spread='fsdp' cannot train kind='rtd', whose two models share weights; use 'ddp'")
+        if strategy == "fsdp" and any(one["kind"] == "rtd" for one in self.asked.objectives):
+            raise ConfigError("strategy='fsdp' cannot train kind='rtd', whose two models share weights; use 'ddp'")
         half = precision(self.recipe.precision, self.device)
         trainer = Trainer(
             self.checkpoint.model,
             plan,
             self.recipe,
             evaluate=self._evaluation(held) if held or any(dev for _, dev in self.tasks.values()) else None,
-            evaluate_at=_evenly(plan.total, self.asked.evals),
+            evaluate_at=_evenly(plan.total_steps, self.asked.evals),
             keep="last",
             folder=state,
             resume=resume,
             restart=overwrite and not resume,
             save_steps=self.asked.save_steps,
             fingerprint=json.dumps(self.asked.as_dict()),
-            spread=spread,
+            strategy=strategy,
             rollback=True,
             ahead=READERS if self.device.type == "cuda" else 0,  # on a CPU they would take what training needs
             quiet=self.quiet,
@@ -215,14 +215,14 @@ class _Run:
         several = [names] if isinstance(names, str) else names
         return Corpus.joined([Corpus.open(self._path(name), tokenizer) for name in several])
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> BatchSampler:
         plans = [self._one(objective) for objective in self.asked.objectives]
         if len(plans) == 1:
             return plans[0]
         shares = [float(one.get("share", 1.0)) for one in self.asked.objectives]
-        return Mixed(plans, shares, self.asked.steps, self.recipe.seed)
+        return MixtureSampler(plans, shares, self.asked.steps, self.recipe.seed)
 
-    def _one(self, given: Mapping[str, Any]) -> Plan:
+    def _one(self, given: Mapping[str, Any]) -> BatchSampler:
         """The plan of an objective."""
         kind = given["kind"]
         if kind in TASKS:
@@ -238,12 +238,12 @@ class _Run:
                 f"max_length={max_length} must be at most {self.checkpoint.max_length}, which is the model's"
             )
         plan = getattr(self, f"_{kind}")(given, corpus, steps, budget, max_length)
-        return Growing(plan, PARTS, self.asked.batch_warmup) if grows else plan
+        return BatchSizeWarmup(plan, PARTS, self.asked.batch_warmup) if grows else plan
 
     def _masking(self, given: Mapping[str, Any]) -> Masking:
         return Masking(**{name: given[name] for name in MASKING if name in given})
 
-    def _mlm(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
+    def _mlm(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> BatchSampler:
         pairs: dict[str, Any] = {"nsp": NextSentence, "sop": SentenceOrder}
         masking, static, seed = self._masking(given), bool(given.get("static", False)), self.recipe.seed
         if given.get("pairs") is not None:
@@ -251,12 +251,14 @@ class _Run:
                 raise ConfigError(f"pairs={given['pairs']!r} must be one of {', '.join(pairs)}")
             kind = pairs[given["pairs"]]()
             options: dict[str, Any] = {"budget": budget, "max_length": max_length, "seed": seed}
-            return PairSteps(corpus, self._tokenizer(), steps, pairs=kind, masking=masking, static=static, **options)
+            return SentencePairSampler(
+                corpus, self._tokenizer(), steps, pairs=kind, masking=masking, static=static, **options
+            )
         objective = EnhancedMasked(self.checkpoint.model, seed) if given.get("enhanced") else None
         packed = Packed(corpus, budget, max_length, seed)
-        return MaskedSteps(packed, self._tokenizer(), steps, masking=masking, static=static, objective=objective)
+        return MaskedLMSampler(packed, self._tokenizer(), steps, masking=masking, static=static, objective=objective)
 
-    def _rtd(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
+    def _rtd(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> BatchSampler:
         if isinstance(self.asked.model, str):
             raise ConfigError("kind='rtd' is for fresh models: give config.json's keys as [model]")
         config = {**self.asked.model, **given.get("generator", {})}
@@ -269,7 +271,7 @@ class _Run:
             self.checkpoint.model = both.trained()
 
         self.finish.append(trained)
-        return MaskedSteps(
+        return MaskedLMSampler(
             Packed(corpus, budget, max_length, self.recipe.seed),
             self._tokenizer(),
             steps,
@@ -279,12 +281,14 @@ class _Run:
             heads=("rtd",),
         )
 
-    def _triple(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
+    def _triple(
+        self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int
+    ) -> BatchSampler:
         teacher = self._teacher(given["teacher"])
         terms = {name: float(given[name]) for name in ("temperature", "soft", "mlm", "cosine") if name in given}
         if given.get("copy_layers", not isinstance(self.asked.model, str)):
             copy_layers(teacher.model, self.checkpoint.model)
-        return MaskedSteps(
+        return MaskedLMSampler(
             Packed(corpus, budget, max_length, self.recipe.seed),
             self._tokenizer(),
             steps,
@@ -293,16 +297,20 @@ class _Run:
             objective=Triple(TripleLoss(teacher.model, **terms)),
         )
 
-    def _relations(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
+    def _relations(
+        self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int
+    ) -> BatchSampler:
         pairs: Sequence[RelationPair] = given.get("relations", ("qq", "kk", "vv"))
         options = {name: given[name] for name in ("heads", "layer", "student_layer") if name in given}
         relations = Relations(self._teacher(given["teacher"]).model, pairs=pairs, **options)
         # Nothing is asked of hidden tokens, so that as few as may be are hidden, and these are read as they are.
         unseen = Masking(rate=1e-6, mask=0.0, random=0.0)
         packed = Packed(corpus, budget, max_length, self.recipe.seed)
-        return MaskedSteps(packed, self._tokenizer(), steps, masking=unseen, objective=Related(relations), heads=())
+        return MaskedLMSampler(packed, self._tokenizer(), steps, masking=unseen, objective=Related(relations), heads=())
 
-    def _taught(self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int) -> Plan:
+    def _taught(
+        self, given: Mapping[str, Any], corpus: Corpus, steps: int, budget: int, max_length: int
+    ) -> BatchSampler:
         teacher = self._teacher(given["teacher"])
         if max_length > teacher.max_length:
             raise ConfigError(f"max_length={max_length} must be at most {teacher.max_length}, which is the teacher's")
@@ -315,11 +323,11 @@ class _Run:
             basis = Basis.of(theirs, model.config.width).turned(theirs, ours)
         objective = SentenceDistillation(model, teacher, layers=int(given.get("layers", 1)), basis=basis, **terms)
         masking = self._masking(given) if given.get("rate") else None
-        return SentenceDistillationSteps(
+        return SentenceDistillationSampler(
             aligned, self._tokenizer(), steps, objective, budget=budget, seed=self.recipe.seed, masking=masking
         )
 
-    def _head(self, given: Mapping[str, Any]) -> Plan:
+    def _head(self, given: Mapping[str, Any]) -> BatchSampler:
         """A task of its own, on labelled texts."""
         from bertie.tasks.multi_task import LEARNERS
 
@@ -342,16 +350,16 @@ class _Run:
         if dev is not None:
             task.check_scorable(dev)
         self.tasks[name] = (task, dev)
-        source = Source(name, task.objective(train), list(task.items(train)))
+        source = TrainingTask(name, task.objective(train), list(task.items(train)))
         size = int(given.get("batch_size", 32))
         shares = sum(float(one.get("share", 1.0)) for one in self.asked.objectives)
         wanted = self.asked.steps * float(given.get("share", 1.0)) / shares
         epochs = max(1, math.ceil(1.1 * wanted * size / len(source.items)))
-        return Steps([source], self.recipe.replace(batch_size=size, batch_tokens=None, epochs=epochs))
+        return ExampleSampler([source], self.recipe.replace(batch_size=size, batch_tokens=None, epochs=epochs))
 
     # --- what it says of itself ---
 
-    def _held_out(self, plan: Plan) -> watch.HeldOut | None:
+    def _held_out(self, plan: BatchSampler) -> watch.HeldOutEvaluation | None:
         """The held-out part of the first corpus, if it has one and tokens are hidden."""
         names = [one.get("corpus", self.asked.corpus) for one in self.asked.objectives if one["kind"] not in TASKS]
         if not names or not names[0] or "mlm" not in self.checkpoint.model.heads or not self._masks():
@@ -367,9 +375,9 @@ class _Run:
         max_length = min(self.recipe.max_length or self.checkpoint.max_length, self.checkpoint.max_length)
         packed = Packed(corpus, max(16_384, max_length), max_length, seed=0)
         dtype = precision(self.recipe.precision, self.device)
-        return watch.HeldOut(packed, self._tokenizer(), budget=max(16_384, max_length), dtype=dtype)
+        return watch.HeldOutEvaluation(packed, self._tokenizer(), budget=max(16_384, max_length), dtype=dtype)
 
-    def _evaluation(self, held: watch.HeldOut | None) -> Callable[[], dict[str, float]]:
+    def _evaluation(self, held: watch.HeldOutEvaluation | None) -> Callable[[], dict[str, float]]:
         def evaluate() -> dict[str, float]:
             from bertie.tasks.learn import main_metric
 
@@ -381,7 +389,7 @@ class _Run:
 
         return evaluate
 
-    def _about(self, history: History, speed: _Watcher, skipped: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def _about(self, history: TrainingHistory, speed: _Watcher, skipped: Sequence[Sequence[int]]) -> dict[str, Any]:
         return {
             "bertie": __version__,
             "torch": torch.__version__,
@@ -411,7 +419,7 @@ class _Run:
 class _Watcher:
     """Writes a run's curves and samples, with how fast it goes and how much that is of what the chip can do."""
 
-    def __init__(self, run: _Run, plan: Plan, dtype: torch.dtype, tensorboard: bool) -> None:
+    def __init__(self, run: _Run, plan: BatchSampler, dtype: torch.dtype, tensorboard: bool) -> None:
         self._run, self._plan, self._dtype, self._tensorboard = run, plan, dtype, tensorboard
         self._curves: Curves | None = None
         self._last: tuple[float, float] | None = None  # time and tokens of the last row
@@ -420,14 +428,14 @@ class _Watcher:
         self.share: float | None = None
 
     def begin(self, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
-        """As `Watcher.begin`."""
+        """As `TrainingCallback.begin`."""
         if self._curves is not None:
             self._curves.close()
         self._curves = Curves(self._run.folder, rows, evaluations, tensorboard=self._tensorboard)
         self._last = None
 
     def row(self, row: Row) -> None:
-        """As `Watcher.row`, with the speed since the last one; the first of a process has none."""
+        """As `TrainingCallback.row`, with the speed since the last one; the first of a process has none."""
         assert self._curves is not None
         now, tokens = time.monotonic(), row["tokens"]
         more = {}
@@ -435,7 +443,7 @@ class _Watcher:
             seconds, read = max(1e-9, now - self._last[0]), tokens - self._last[1]
             self.seconds, self.tokens = self.seconds + seconds, self.tokens + read
             more["tokens_per_second"] = round(read / seconds, 1)
-            if self._run.device.type == "cuda" and self._plan.plain:
+            if self._run.device.type == "cuda" and self._plan.single_head:
                 most = ceiling(self._run.device, self._dtype)
                 if self._flops is None:
                     self._flops = self._per_token()
@@ -445,7 +453,7 @@ class _Watcher:
         self._curves.log({**row, **more})
 
     def evaluated(self, row: Row) -> None:
-        """As `Watcher.evaluated`, with samples of what the model would fill in."""
+        """As `TrainingCallback.evaluated`, with samples of what the model would fill in."""
         assert self._curves is not None
         self._curves.evaluated(row)
         model, tokenizer = self._run.checkpoint.model, self._run.checkpoint.tokenizer
@@ -454,7 +462,7 @@ class _Watcher:
         self._last = None  # evaluating takes time, too
 
     def saving(self) -> None:
-        """As `Watcher.saving`."""
+        """As `TrainingCallback.saving`."""
         assert self._curves is not None
         self._curves.write()
         self._last = None
@@ -466,9 +474,9 @@ class _Watcher:
 
     def _per_token(self) -> float:
         """Of a step in the middle of the run."""
-        _, items = self._plan.read(self._plan.total // 2)
+        _, items = self._plan.read(self._plan.total_steps // 2)
         lengths = [len(item) for item in items]
-        rows = sum(len(p.rows) for item in items for p in item.pieces if p.rows is not None)
+        rows = sum(len(p.rows) for item in items for p in item.windows if p.rows is not None)
         return flops_per_token(self._run.checkpoint.model, lengths, rows / sum(lengths))
 
 

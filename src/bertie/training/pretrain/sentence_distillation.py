@@ -23,12 +23,12 @@ from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.embedding.losses import neighbours
-from bertie.training.objectives import Item, MiniBatch, OverModel
+from bertie.training.objectives import MicroBatch, ModelObjective, TrainingExample
 from bertie.training.pretrain.corpus import Corpus, Numbers
 from bertie.training.pretrain.masking import Masking, seeded
 from bertie.training.pretrain.mlm import items_of
 from bertie.training.pretrain.packing import SPECIAL, Packing, flat
-from bertie.training.sampling import Source
+from bertie.training.sampling import TrainingTask
 
 
 class Aligned:
@@ -102,10 +102,10 @@ def _cut(
     return pieces[0], pieces[1], pieces[2]
 
 
-class SentenceDistillationSteps:
+class SentenceDistillationSampler:
     """Steps over aligned pieces: what the student reads, some of it hidden if asked, and what its teacher reads."""
 
-    plain = False
+    single_head = False
 
     def __init__(
         self,
@@ -122,31 +122,31 @@ class SentenceDistillationSteps:
             raise ConfigError(f"steps={steps} must be at least 1")
         if tokenizer.mask_id is None and masking is not None:
             raise InputError("the tokenizer has no mask token, and hiding needs one")
-        self.aligned, self.total, self.masking, self.seed = aligned, steps, masking, seed
+        self.aligned, self.total_steps, self.masking, self.seed = aligned, steps, masking, seed
         self._mask_id, self._vocab = tokenizer.mask_id or 0, tokenizer.vocab_size
         self._never = aligned.ours.about["tokenizer"]["special"]
-        self._source = Source("mlm", objective, ())
+        self._source = TrainingTask("mlm", objective, ())
         self._packing = Packing(aligned.spans[0][1] + SPECIAL, budget, seed)
-        self.heads, self.starts = ["mlm"] if masking is not None else [], [0, steps]
+        self.heads, self.epoch_starts = ["mlm"] if masking is not None else [], [0, steps]
 
     def epoch_of(self, step: int) -> int:
         """Nothing depends on it."""
         return 0
 
-    def part(self, step: int) -> float:
+    def epochs_done(self, step: int) -> float:
         """How many epochs are done after a number of steps."""
         return self._packing.part(step)
 
-    def pace(self, step: int) -> float:
+    def schedule_position(self, step: int) -> float:
         """Steps are alike."""
         return step
 
-    def described(self) -> Any:
+    def fingerprint(self) -> Any:
         """Which pieces, and what is hidden of them."""
         masking = None if self.masking is None else [self.masking.rate, self.masking.mask, self.masking.unit]
-        return [self.total, len(self.aligned), self.aligned.max_length, self._packing.budget, self.seed, masking]
+        return [self.total_steps, len(self.aligned), self.aligned.max_length, self._packing.budget, self.seed, masking]
 
-    def read(self, step: int) -> tuple[Source, list[Item]]:
+    def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         """The pieces of a step."""
         (ids, cu, special, words), (ids_t, cu_t, _, words_t) = self.aligned.read(self._packing.pieces(step))
         places: Any = np.zeros(0, np.int64)
@@ -163,7 +163,7 @@ class SentenceDistillationSteps:
         out = []
         for b, item in enumerate(items):
             low, high = int(cu_t[b]), int(cu_t[b + 1])
-            own = item.more["words"]
+            own = item.extras["words"]
             more = {
                 "words": own,
                 "teacher": ids_t[low:high],
@@ -171,7 +171,7 @@ class SentenceDistillationSteps:
                 # Two corpora may disagree where a text spells out special tokens: then only its vector is compared.
                 "count": counts[b] if counts[b] == counts_t[b] else np.int64(0),
             }
-            out.append(replace(item, more=more))
+            out.append(replace(item, extras=more))
         return self._source, out
 
 
@@ -217,7 +217,7 @@ class Basis(nn.Module):
         return F.normalize(vectors.float() @ self.basis, dim=-1)
 
 
-class SentenceDistillation(OverModel):
+class SentenceDistillation(ModelObjective):
     """What a sentence encoder makes of a text, to be made by the student; a weighted sum of means:
 
         words           over words    1 − cos(P h, g)    h the student's state of a word, g the teacher's, P learned
@@ -269,10 +269,10 @@ class SentenceDistillation(OverModel):
         if asks_texts and has != ours and "basis" not in model.auxiliary:
             raise ConfigError(f"the teacher's vectors have {has} numbers, the student's {ours}")
 
-    def of(self, model: Model, mini: MiniBatch) -> Tensor:
-        """As `OverModel.of`."""
-        batch, theirs = mini.batch, mini.more["teacher"]
-        numbers, numbers_t = mini.more["words"], mini.more["teacher_words"]
+    def of(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.of`."""
+        batch, theirs = mini.batch, mini.extras["teacher"]
+        numbers, numbers_t = mini.extras["words"], mini.extras["teacher_words"]
         assert isinstance(theirs, Batch)
         assert isinstance(numbers, Tensor)
         assert isinstance(numbers_t, Tensor)
@@ -328,30 +328,30 @@ class SentenceDistillation(OverModel):
         return last if kept is None else kept, vectors
 
     @staticmethod
-    def _words_of(mini: MiniBatch) -> int:
-        total = mini.more["word_total"]
+    def _words_of(mini: MicroBatch) -> int:
+        total = mini.extras["word_total"]
         assert isinstance(total, Tensor)
         return total.shape[0]  # its size is the number: the device is not asked
 
-    def count(self, item: Item) -> dict[str, float]:
+    def count(self, item: TrainingExample) -> dict[str, float]:
         """Words too."""
-        return {**super().count(item), "words": float(item.more["count"])}
+        return {**super().count(item), "words": float(item.extras["count"])}
 
-    def collate(self, items: Sequence[Item]) -> MiniBatch:
+    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
         """Lay items end to end, for both."""
         mini = super().collate(items)
-        counts = np.array([int(item.more["count"]) for item in items])
+        counts = np.array([int(item.extras["count"]) for item in items])
         offsets = np.cumsum(counts) - counts
         total = int(counts.sum())
         numbers: dict[str, Tensor | Batch] = {}
         for name in ("words", "teacher_words"):
-            own = [item.more[name].astype(np.int64) for item in items]
+            own = [item.extras[name].astype(np.int64) for item in items]
             counted = np.repeat(counts, [len(one) for one in own]) > 0  # (T,)
             number = np.concatenate(own)
             moved = number + np.repeat(offsets, [len(one) for one in own])
             numbers[name] = torch.from_numpy(np.where(counted & (number >= 0), moved, total))
-        teacher = Batch.from_ids([item.more["teacher"] for item in items])
-        return replace(mini, more={**numbers, "teacher": teacher, "word_total": torch.zeros(total, dtype=torch.bool)})
+        teacher = Batch.from_ids([item.extras["teacher"] for item in items])
+        return replace(mini, extras={**numbers, "teacher": teacher, "word_total": torch.zeros(total, dtype=torch.bool)})
 
 
 def means(values: Tensor, index: Tensor, count: int) -> Tensor:
