@@ -102,8 +102,7 @@ def bertie(model: Path, threads: int, scratch: Path, precision: str) -> dict[str
     from bertie import Embedder
 
     torch.set_num_threads(threads)
-    dtype = {"fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}[precision]
-    return {"": Embedder.load(model, overflow="truncate", dtype=dtype).embed}
+    return {"": Embedder.load(model, overflow="truncate", precision=precision).embed}
 
 
 def sentence_transformers(model: Path, threads: int, scratch: Path, precision: str) -> dict[str, Embed]:
@@ -337,8 +336,8 @@ def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
     torch.set_num_threads(threads)
     draw = np.random.default_rng(0)
     found: dict[str, dict[str, dict[int, float]]] = {}
-    for name, dtype in (("fp32", torch.float32), ("int8", torch.int8)):
-        embedder = Embedder.load(model, dtype=dtype)
+    for name in ("fp32", "int8"):
+        embedder = Embedder.load(model, precision=name)
         totals = [(1 << power, 128) for power in range(9, 17)]
         lengths = [(8192, 1 << power) for power in range(4, 10)]
         out: dict[str, dict[int, float]] = {"total": {}, "length": {}}

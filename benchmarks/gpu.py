@@ -649,7 +649,7 @@ def text(bench: Bench) -> None:
         bench.leave_out("text", "it needs --folder and --texts")
         return
     texts = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line][: options.most_texts]
-    embedder = Embedder.load(options.folder, device=HERE, dtype=HALF, normalize=True)
+    embedder = Embedder.load(options.folder, device=HERE, precision="bf16", normalize=True)
     peer = SentenceTransformer(str(options.folder), device=str(HERE), model_kwargs={"dtype": HALF})
     max_length = embedder.checkpoint.max_length
     encoded = embedder.tokenizer.encode_batch(texts)

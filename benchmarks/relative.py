@@ -21,11 +21,12 @@ import torch
 
 from benchmarks.cpu import mixed, padded
 from bertie import Batch, Checkpoint, Embedder
+from bertie.config import Precision
 from bertie.ops.native import encoder as native
 from bertie.text.batch import pack
 
 Read = Callable[[], np.ndarray]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 SIZES = (1, 4, 16)
 
 
@@ -44,8 +45,8 @@ def deberta() -> tuple[int, dict[str, Read]]:
     lengths = np.clip(draw.lognormal(np.log(87), 0.75, size=64).astype(int), 4, 512)
     ids = [draw.integers(10, 5000, n).tolist() for n in lengths]
 
-    def ours(folder: str, dtype: torch.dtype) -> Read:
-        model = Checkpoint.load(folder, dtype=dtype, head="none").model
+    def ours(folder: str, precision: Precision) -> Read:
+        model = Checkpoint.load(folder, precision=precision, head="none").model
 
         def read() -> np.ndarray:
             out = np.empty((len(ids), 768), np.float32)
@@ -73,7 +74,7 @@ def deberta() -> tuple[int, dict[str, Read]]:
 
     with tempfile.TemporaryDirectory() as folder:
         peer.save_pretrained(folder)
-        ways = {name: ours(folder, dtype) for name, dtype in DTYPES.items()}
+        ways = {name: ours(folder, name) for name in PRECISIONS}
     return len(ids), ways | {f"transformers, {size}": theirs(size) for size in SIZES}
 
 
@@ -82,14 +83,14 @@ def sentences(model: Path, data: Path) -> tuple[int, dict[str, Read]]:
 
     texts, peer = mixed(data, 96), SentenceTransformer(str(model), device="cpu")
 
-    def ours(dtype: torch.dtype) -> Read:
-        embedder = Embedder.load(model, dtype=dtype, overflow="truncate")
+    def ours(precision: Precision) -> Read:
+        embedder = Embedder.load(model, precision=precision, overflow="truncate")
         return lambda: embedder.embed(texts)
 
     def theirs(size: int) -> Read:
         return lambda: peer.encode(texts, batch_size=size, normalize_embeddings=True)
 
-    ways = {name: ours(dtype) for name, dtype in DTYPES.items()}
+    ways = {name: ours(name) for name in PRECISIONS}
     return len(texts), ways | {f"sentence-transformers, {size}": theirs(size) for size in SIZES}
 
 

@@ -186,7 +186,7 @@ def test_fresh_weights(tmp_path: Path) -> None:
     big_bird = Checkpoint.load(saved(tmp_path / "b", "big_bird")).with_head("answer").model.head("answer")
     assert torch.equal(big_bird.residual.norm.weight, torch.ones(16))
     assert not big_bird.residual.norm.bias.any()
-    half = Checkpoint.load(tmp_path, dtype=torch.bfloat16).with_head("tag", ["O", "X"])
+    half = Checkpoint.load(tmp_path, precision="bf16").with_head("tag", ["O", "X"])
     assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
     inspected = Checkpoint.inspect(tmp_path).with_head("tag", ["O", "X"])
     assert {p.device.type for p in inspected.model.parameters()} == {"meta"}
@@ -530,7 +530,7 @@ def test_named_heads_take_over_and_are_seeded(tmp_path: Path) -> None:
 
 
 def test_precision_and_inspection(named: Path) -> None:
-    half = Checkpoint.load(named, dtype=torch.bfloat16)
+    half = Checkpoint.load(named, precision="bf16")
     assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
     inspected = Checkpoint.inspect(named)
     assert inspected.heads == Checkpoint.load(named).heads

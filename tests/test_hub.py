@@ -61,7 +61,7 @@ def test_built_in_and_small(plain: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """As the package's own model comes: int8, by name, with a receipt beside it."""
     monkeypatch.setattr(hub, "BUILT_IN", tmp_path)
     first = Checkpoint.load(plain)
-    first.save(tmp_path / hub.DEFAULT, weights="int8")
+    first.save(tmp_path / hub.DEFAULT, precision="int8")
     (tmp_path / hub.DEFAULT / "receipt.json").write_text("{}")
     assert hub.built_in() == [hub.DEFAULT]
     model = bertie.load(hub.DEFAULT)

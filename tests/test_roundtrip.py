@@ -133,7 +133,7 @@ def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     half, full = Checkpoint.load(tmp_path / "half"), Checkpoint.load(tmp_path / "full")
     assert_same(parameters(half), parameters(full))
     # In its own precision, and back: the same bits.
-    Checkpoint.load(tmp_path / "half", dtype=dtype).save(tmp_path / "back")
+    Checkpoint.load(tmp_path / "half", precision="fp16" if dtype == torch.float16 else "bf16").save(tmp_path / "back")
     assert_same(weights(tmp_path / "back"), weights(tmp_path / "half"))
     # Widened, the config says so: others load what it says.
     half.save(tmp_path / "wide")
@@ -147,7 +147,7 @@ def test_overflow_in_half_precision_is_an_error(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path / "m")
     Checkpoint.load(tmp_path / "m")
     with pytest.raises(CheckpointError, match=r"word_embeddings.*not finite in torch\.float16"):
-        Checkpoint.load(tmp_path / "m", dtype=torch.float16)
+        Checkpoint.load(tmp_path / "m", precision="fp16")
 
 
 # --- tokenizer and sentence files ---

@@ -91,7 +91,7 @@ def test_numbers_that_cannot_be_kept(to: store.Weights, value: float, name: str,
     checkpoint = Checkpoint.load(tmp_path / "a")
     checkpoint.blueprint.plan.store(checkpoint.model)[name].view(-1)[3] = value
     with pytest.raises(CheckpointError, match=f"{name} holds numbers that are not finite in {to}"):
-        checkpoint.save(tmp_path / "b", weights=to)
+        checkpoint.save(tmp_path / "b", precision=to)
     assert not (tmp_path / "b").exists()
 
 
@@ -119,7 +119,7 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     suffix = TINY[name].heads[-1]
     build(name, suffix).save_pretrained(tmp_path / "a")
     first = Checkpoint.load(tmp_path / "a")
-    first.save(tmp_path / "b", weights="int8")
+    first.save(tmp_path / "b", precision="int8")
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert config.pop("bertie") == {"weights": "int8"}
     assert config == json.loads((tmp_path / "a" / "config.json").read_text())
@@ -135,7 +135,7 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     second = Checkpoint.load(tmp_path / "b")
     assert_same(second.blueprint.plan.store(second.model), expected)
     # The same bytes again; and as plain weights the same model, for others too.
-    second.save(tmp_path / "c", weights="int8")
+    second.save(tmp_path / "c", precision="int8")
     assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "b")
     second.save(tmp_path / "d")
     assert_same(parameters(Checkpoint.load(tmp_path / "d")), parameters(second))
@@ -145,16 +145,16 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     assert theirs
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_in_another_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_in_another_precision(precision: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     first = Checkpoint.load(with_tokenizer(tmp_path / "a"))
     first.model.encoder.embeddings.words.weight.data[3] = 0
-    first.save(tmp_path / "b", weights="int8")
+    first.save(tmp_path / "b", precision="int8")
     wide = parameters(Checkpoint.load(tmp_path / "b"))
     assert not wide["encoder.embeddings.words.weight"][3].any()
-    half = Checkpoint.load(tmp_path / "b", dtype=dtype)
+    half = Checkpoint.load(tmp_path / "b", precision=precision)
     assert_same(parameters(half), {name: x.to(dtype) for name, x in wide.items()})
-    half.save(tmp_path / "c", weights="int8")
+    half.save(tmp_path / "c", precision="int8")
     assert {p.dtype for p in Checkpoint.load(tmp_path / "c").model.parameters()} == {torch.float32}
 
 
@@ -162,14 +162,14 @@ def test_in_another_precision(dtype: torch.dtype, tmp_path: Path) -> None:
 def test_fp16(name: str, tmp_path: Path) -> None:
     build(name, "ForMaskedLM").save_pretrained(tmp_path / "a")
     first = Checkpoint.load(tmp_path / "a")
-    first.save(tmp_path / "b", weights="fp16")
+    first.save(tmp_path / "b", precision="fp16")
     expected = {key: x.half() for key, x in first.blueprint.plan.store(first.model).items()}
     assert_same(load_file(tmp_path / "b" / "model.safetensors"), expected)
     theirs = their_model(name, "ForMaskedLM", tmp_path / "b").state_dict()
     assert_same({key: theirs[key] for key in expected}, expected)
     assert "bertie" not in json.loads((tmp_path / "b" / "config.json").read_text())
     assert {p.dtype for p in first.model.parameters()} == {torch.float32}
-    Checkpoint.load(tmp_path / "b").save(tmp_path / "c", weights="fp16")
+    Checkpoint.load(tmp_path / "b").save(tmp_path / "c", precision="fp16")
     assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "b")
 
 
@@ -177,7 +177,7 @@ def test_what_is_not_known_is_not_saved(tmp_path: Path) -> None:
     checkpoint = Checkpoint.load(with_tokenizer(tmp_path / "a"))
     for wrong in ("int4", "", "fp32", 8):
         with pytest.raises(ConfigError, match=r"weights=.* must be one of fp16, int8, or None"):
-            checkpoint.save(tmp_path / "b", weights=wrong)  # type: ignore[arg-type]
+            checkpoint.save(tmp_path / "b", precision=wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "b").exists()
 
 
@@ -188,7 +188,7 @@ def test_all_in_one(transformer: str, tmp_path: Path) -> None:
 
     first = Checkpoint.load(sentence_folder(tmp_path / "a", transformer))
     first.add_head("topics", HeadInfo("classify", {0: "x", 1: "y", 2: "z"}))
-    first.save(tmp_path / "b", weights="int8")
+    first.save(tmp_path / "b", precision="int8")
     inner = tmp_path / "b" / transformer
     assert load_file(inner / "heads.safetensors")["topics.out.weight"].dtype == torch.int8
     second = Checkpoint.load(tmp_path / "b")
@@ -197,7 +197,7 @@ def test_all_in_one(transformer: str, tmp_path: Path) -> None:
     assert second.sentence is not None
     assert first.sentence is not None
     assert_same(second.sentence.state_dict(), first.sentence.state_dict())
-    second.save(tmp_path / "c", weights="int8")
+    second.save(tmp_path / "c", precision="int8")
     assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "b")
     assert list(Checkpoint.load(tmp_path / "b", ignore=["bertie"]).heads) == ["pooler"]
 
@@ -223,7 +223,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     checkpoint = Checkpoint.load(with_tokenizer(folder / "a"))
     checkpoint.add_head("topics", HeadInfo("classify", {0: "x", 1: "y"}))
-    checkpoint.save(folder / "b", weights="int8")
+    checkpoint.save(folder / "b", precision="int8")
     (folder / "b" / "checksums.json").unlink()
     return folder / "b"
 

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from bertie.checkpoints import storage as store
 from bertie.checkpoints.blueprint import blueprint
+from bertie.config import Precision
 from bertie.errors import ConfigError, InputError
-from bertie.nn.linear import check_fp8, loaded_as, to_fp8, to_int8
+from bertie.nn.linear import check_fp8, precision_of, to_fp8, to_int8
 from bertie.nn.model import Model
 from bertie.text.batch import Batch, pack
 from bertie.training.mfu import ceiling, encoder_weights
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 BUDGETS = {"cpu": (2048, 8192), "cuda": (16384, 65536, 131072)}  # tokens of a batch that are tried
 RECTANGLE = 32  # texts of a padded batch, as most libraries have it by default
+GEMM_DTYPES: dict[Precision, torch.dtype] = {  # of the operands of matrix multiplications
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,8 @@ def measure(
     if texts is not None and not texts:
         raise InputError("there are no texts to measure with")
     device = model.device
-    dtype = loaded_as(model.encoder) or model.dtype
-    top = ceiling(device, dtype, min(0.5, seconds / 10))
+    precision = precision_of(model.encoder)
+    top = ceiling(device, GEMM_DTYPES[precision], min(0.5, seconds / 10))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     max_length = model.config.max_length if embedder is None else embedder.checkpoint.max_length
@@ -110,7 +118,7 @@ def measure(
     pace = (read or from_ids).tokens_per_s
     return Speed(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        precision=str(dtype).removeprefix("torch."),
+        precision=precision,
         ceiling=top,
         texts=len(ids),
         tokens=tokens,
@@ -172,7 +180,7 @@ def _peak(device: torch.device) -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def random_model(shape: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Model:
+def random_model(shape: str, device: torch.device | str = "cpu", precision: Precision = "fp32") -> Model:
     """A model with random weights: of a config.json of any family, or BERT's make by layers and width: "12x768"."""
     said = re.fullmatch(r"(\d+)x(\d+)", shape)
     if said:
@@ -186,14 +194,14 @@ def random_model(shape: str, device: torch.device | str = "cpu", dtype: torch.dt
     else:
         raise ConfigError(f"shape={shape!r} must be layers x width, as in 12x768, or the path of a config.json")
     model = Model(blueprint(config, None, head="none").encoder, {}).eval()
-    if dtype == torch.float8_e4m3fn:
+    if precision == "fp8":
         check_fp8(device)
         to_fp8(model.to(device, torch.bfloat16).encoder)
         return model
-    if dtype != torch.int8:
-        return model.to(device, dtype)
-    to_int8(model.encoder)
-    return model.to(device)
+    if precision == "int8":
+        to_int8(model.encoder)
+        return model.to(device)
+    return model.to(device, GEMM_DTYPES[precision])
 
 
 # --- texts and clocks ---

@@ -15,6 +15,10 @@ from bertie.errors import ConfigError
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "identity")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "identity"]
 
+# int8: linear layers in int8, the rest in fp32 (CPU inference). fp8: linear layers in e4m3, the rest in bf16 (GPU inference).
+Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "int8", "fp8")
+
 
 def _positive(owner: object, *fields: str) -> None:
     for field in fields:

@@ -181,14 +181,14 @@ def test_single_precision_is_refused() -> None:
 
 def test_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = with_tokenizer(tmp_path / "m")
-    exact = Checkpoint.load(folder, device="cuda", dtype=torch.bfloat16)
-    embedder = Embedder.load(folder, device="cuda", dtype=torch.float8_e4m3fn)
+    exact = Checkpoint.load(folder, device="cuda", precision="bf16")
+    embedder = Embedder.load(folder, device="cuda", precision="fp8")
     assert (embedder.model.dtype, is_fp8(embedder.model.encoder)) == (torch.bfloat16, True)
     found = differences(exact, embedder.checkpoint, ["the cat sat on the mat", "a dog"])
     assert 0.95 < found["hidden"]["least_cosine"] <= 1
     assert main(["bench", "-m", str(folder), "--precision", "fp8", "--device", "cuda", "--seconds", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "float8_e4m3fn on " in shown
+    assert "fp8 on " in shown
     assert "beside bfloat16, on texts: built-in" in shown
-    speed = measure(random_model("2x64", "cuda", torch.float8_e4m3fn), seconds=0.5)
-    assert speed.precision == "float8_e4m3fn"
+    speed = measure(random_model("2x64", "cuda", "fp8"), seconds=0.5)
+    assert speed.precision == "fp8"

@@ -52,7 +52,7 @@ def test_a_product_equals_that_of_the_rounded_numbers(kind: str) -> None:
 def test_a_checkpoint_in_bytes(folder: Path, tmp_path: Path) -> None:
     texts = ["the cat sat on the mat", "a dog", "the cat " * 12]
     exact = Embedder.load(folder, overflow="truncate").embed(texts)
-    embedder = Embedder.load(folder, overflow="truncate", dtype=torch.int8)
+    embedder = Embedder.load(folder, overflow="truncate", precision="int8")
     assert is_int8(embedder.model.encoder)
     assert all(
         one.dtype == torch.int8 for name, one in embedder.model.named_parameters() if ".ff." in name and one.ndim > 1
@@ -65,12 +65,12 @@ def test_a_checkpoint_in_bytes(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"loaded with dtype=torch\.int8, for inference; load it without to train"):
         Classifier(embedder.checkpoint).fit(texts, ["a", "b", "a"])
     with pytest.raises(ConfigError, match="device='cuda': bytes are multiplied on a CPU only"):
-        Checkpoint.load(folder, dtype=torch.int8, device="cuda")
+        Checkpoint.load(folder, precision="int8", device="cuda")
 
 
 def test_without_the_compiled_part_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the cat sat on the mat", "a dog"]
-    embedder = Embedder.load(folder, dtype=torch.int8)
+    embedder = Embedder.load(folder, precision="int8")
     fast = embedder.embed(texts)
     monkeypatch.setattr(native, "enabled", False)
     assert_close(torch.from_numpy(embedder.embed(texts)), torch.from_numpy(fast), atol=0.1, rtol=0.1)
@@ -200,8 +200,8 @@ def test_which_norms_write_codes() -> None:
 
 def test_a_checkpoint_in_floats_of_eight_bits(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for refused in (
-        lambda: Checkpoint.load(folder, dtype=torch.float8_e4m3fn),
-        lambda: random_model("1x16", dtype=torch.float8_e4m3fn),
+        lambda: Checkpoint.load(folder, precision="fp8"),
+        lambda: random_model("1x16", precision="fp8"),
     ):
         with pytest.raises(ConfigError, match=r"device='cpu': only GPUs of compute capability 8\.9 and above"):
             refused()
@@ -209,7 +209,7 @@ def test_a_checkpoint_in_floats_of_eight_bits(folder: Path, tmp_path: Path, caps
     assert "compute capability 8.9" in capsys.readouterr().err
     embedder = Embedder.load(folder)
     to_fp8(embedder.model.encoder)
-    with pytest.raises(CheckpointError, match=r"loaded with dtype=torch\.float8_e4m3fn, for inference; load it"):
+    with pytest.raises(CheckpointError, match=r"loaded with precision='fp8', for inference; load it"):
         embedder.save(tmp_path / "again")
-    with pytest.raises(InputError, match=r"loaded with dtype=torch\.float8_e4m3fn, for inference; load it"):
+    with pytest.raises(InputError, match=r"loaded with precision='fp8', for inference; load it"):
         Classifier(embedder.checkpoint).fit(["a", "b"], ["a", "b"])

@@ -17,10 +17,10 @@ from bertie.checkpoints import storage as store
 from bertie.checkpoints.blueprint import LABELLED, Blueprint, blueprint, headed, recipe_for
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.splade import Splade
-from bertie.config import Calibration, HeadInfo, HeadName
+from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.nn.heads import Head
-from bertie.nn.linear import check_fp8, loaded_as, to_fp8, to_int8
+from bertie.nn.linear import check_fp8, precision_of, to_fp8, to_int8
 from bertie.nn.model import Model, Unfilled, with_memory
 from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.tokenizer import Tokenizer
@@ -38,6 +38,14 @@ _NAMES = (
 )
 _PATTERNS = [*_NAMES, *(f"[0-9]*_*/{name}" for name in _NAMES)]
 _PICKLES = "pytorch_model*.bin"  # wanted only where there are no safetensors
+# The dtype of the weights that are not quantized.
+_DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.float32,
+    "fp8": torch.bfloat16,
+}
 VOCABULARIES = ("vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -91,33 +99,40 @@ class Checkpoint:
     @classmethod
     def load(
         cls,
-        name: str | Path,
+        name: str | Path | None = None,
         *,
         revision: str | None = None,
         head: HeadName | Literal["none"] | None = None,
         ignore: Iterable[str] = (),
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        precision: Precision = "fp32",
     ) -> Checkpoint:
-        """Read a checkpoint, in evaluation mode. Whatever does not fit is an error that names it.
+        """Load a checkpoint in evaluation mode, by default the built-in model.
 
-        `head` says what the head is where config.json does not; `ignore` lists config keys, and tensors or their
-        leading names, known not to matter. `dtype=torch.int8` is for inference on a CPU: the layers' products are of
-        bytes, all else is float32; `dtype=torch.float8_e4m3fn` for inference on a GPU: the products are of floats of
-        eight bits, all else is bfloat16 (see `bertie.nn.linear`).
+        Whatever does not fit raises an error that names it. `head` says which head the checkpoint has where config.json
+        does not. `ignore` lists config keys, tensors and tensor name prefixes that are known not to matter.
+        `precision="int8"` runs the linear layers in int8, for inference on a CPU; `precision="fp8"` runs them in fp8
+        (e4m3), for inference on a GPU.
         """
-        if dtype == torch.float8_e4m3fn:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+        if precision == "fp8":
             check_fp8(device)
-            checkpoint = _read(name, revision, head, ignore, device, torch.bfloat16)
+        if precision == "int8" and torch.device(device).type != "cpu":
+            raise ConfigError(f"precision='int8' with device={str(device)!r}: int8 inference runs on a CPU only")
+        name = default_model() if name is None else name
+        checkpoint = _read(name, revision, head, ignore, device, _DTYPES[precision])
+        if precision == "int8":
+            to_int8(checkpoint.model.encoder)
+        if precision == "fp8":
             to_fp8(checkpoint.model.encoder)
-            return checkpoint
-        if dtype != torch.int8:
-            return _read(name, revision, head, ignore, device, dtype)
-        if torch.device(device).type != "cpu":
-            raise ConfigError(f"dtype=torch.int8 with device={str(device)!r}: bytes are multiplied on a CPU only")
-        checkpoint = _read(name, revision, head, ignore, device, torch.float32)
-        to_int8(checkpoint.model.encoder)
         return checkpoint
+
+    @property
+    def precision(self) -> Precision:
+        """The precision that the encoder computes in."""
+        precision: Precision = precision_of(self.model.encoder)
+        return precision
 
     @classmethod
     def inspect(
@@ -238,44 +253,47 @@ class Checkpoint:
         self.model.head(name)
         self.heads[name] = replace(self.heads[name], calibration=calibration)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False, weights: store.Weights | None = None) -> None:
+    def save(
+        self, folder: str | Path, *, overwrite: bool = False, precision: store.StoredPrecision | None = None
+    ) -> None:
         """Write a folder that Bertie, transformers and, where it applies, sentence-transformers load.
 
-        `weights` makes it smaller. "fp16" rounds all weights to half precision, for all of them to load. "int8" keeps
-        each matrix in bytes with one scale a row, for Bertie alone: transformers and sentence-transformers find no
-        weights in the folder, as these lie in model.int8.safetensors. Loaded in float32 and saved so again, it is the
-        same, byte for byte. Layers behind a sentence pooling stay as they are.
+        `precision` makes the weight file smaller. "fp16" casts all weights to half precision, in the usual layout.
+        "int8" quantizes each weight matrix with one scale per row, in model.int8.safetensors, which only Bertie
+        reads. Loaded in fp32 and saved as int8 again, a folder has the same bytes. Modules after the pooling are not
+        quantized.
         """
-        if weights not in (None, *get_args(store.Weights)):
-            raise ConfigError(f"weights={weights!r} must be one of {', '.join(get_args(store.Weights))}, or None")
-        if (dtype := loaded_as(self.model.encoder)) is not None:
+        if precision not in (None, *get_args(store.StoredPrecision)):
+            allowed = ", ".join(get_args(store.StoredPrecision))
+            raise ConfigError(f"precision={precision!r} must be one of {allowed}, or None")
+        if self.precision in ("int8", "fp8"):
             raise CheckpointError(
-                f"{self.source} was loaded with dtype={dtype}, for inference; load it without to save it "
-                "(with weights='int8' for a small file)"
+                f"{self.source} was loaded with precision={self.precision!r}, for inference; load it with "
+                "precision='fp32' to save it (save(precision='int8') writes a small file)"
             )
         if self.model.device.type == "meta":
             raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
         config = dict(self.config)
-        precision = next((key for key in ("dtype", "torch_dtype") if key in config), None)
-        if precision:  # others load in the one named here, whatever that of the weights is
-            dtype = torch.float16 if weights == "fp16" else self.model.dtype
-            config[precision] = str(dtype).removeprefix("torch.")
+        dtype_key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
+        if dtype_key:  # transformers loads the weights in the dtype named here, whatever the file holds
+            dtype = torch.float16 if precision == "fp16" else self.model.dtype
+            config[dtype_key] = str(dtype).removeprefix("torch.")
         if self.cross_encoder is not None:
             config |= self.cross_encoder.config_entries()
         named = {name: self.model.head(name).cfg for name in self.heads if name not in self.blueprint.heads}
-        if ours := heads.to_key(self.heads, named, weights):
+        if ours := heads.to_key(self.heads, named, precision):
             config[heads.KEY] = ours
         # The parts behind a transformer know where it lies, and give their files by paths from the top.
         parts = [part for part in (self.sentence, self.cross_encoder, self.splade) if part is not None]
         at = PurePosixPath(next((part.transformer_path for part in parts), ""))
         inner = {"config.json": store.to_json(config)} | self._tokenizer_files()
         if named:
-            inner[heads.FILE] = store.tensor_bytes(store.smaller(heads.tensors(self.model, list(named)), weights))
+            inner[heads.FILE] = store.tensor_bytes(store.smaller(heads.tensors(self.model, list(named)), precision))
         files = {str(at / name): data for name, data in inner.items()}
         for part in parts:
             files |= part.files()
-        tensors = store.smaller(self.blueprint.plan.store(self.model), weights)
-        file = str(at / (store.INT8 if weights == "int8" else store.SAFETENSORS))
+        tensors = store.smaller(self.blueprint.plan.store(self.model), precision)
+        file = str(at / (store.INT8 if precision == "int8" else store.SAFETENSORS))
         store.save_folder(Path(folder), files, tensors, weights=file, overwrite=overwrite)
 
     def _tokenizer_files(self) -> dict[str, bytes]:
@@ -317,6 +335,13 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
             raise NotFoundError(f"revision={revision!r} was asked of the built-in {name}; only hub ids have revisions")
         return BUILT_IN / text
     return _download(text, revision)
+
+
+def default_model() -> str:
+    """The name of the built-in model, the default wherever no model is named."""
+    if DEFAULT not in built_in():
+        raise NotFoundError("this installation has no built-in model; name a folder or a hub id")
+    return DEFAULT
 
 
 def built_in() -> list[str]:

@@ -140,7 +140,7 @@ def load(model: Model, named: Mapping[str, HeadConfig], folder: Path, *, packed:
 
 
 def to_key(
-    infos: Mapping[str, HeadInfo], named: Mapping[str, HeadConfig], weights: store.Weights | None = None
+    infos: Mapping[str, HeadInfo], named: Mapping[str, HeadConfig], weights: store.StoredPrecision | None = None
 ) -> dict[str, Any]:
     """What goes under the key; nothing where there is nothing to say."""
     own = {name: info.calibration for name, info in infos.items() if name not in named}

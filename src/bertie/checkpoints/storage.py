@@ -26,7 +26,7 @@ SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 # Under a name of its own: others do not look for it. From model.safetensors they would take the codes for the weights.
 INT8 = "model.int8.safetensors"
 
-Weights = Literal["fp16", "int8"]  # smaller than they are in memory
+StoredPrecision = Literal["fp16", "int8"]  # of weight files that are smaller than the weights in memory
 
 
 def is_file(path: Path) -> bool:
@@ -238,7 +238,7 @@ def _shards(folder: Path, index: Path, suffix: str) -> dict[Path, list[str] | No
         raise CheckpointError(f"{index.name}: weight_map={where!r:.80} must name a file for each tensor")
     files: dict[Path, list[str] | None] = {}
     for name, file in where.items():
-        # A shard is a plain name in the same folder: anything else could max_length files that are none of ours.
+        # A shard is a plain name in the same folder: anything else could reach files that are none of ours.
         if not isinstance(file, str) or Path(file).name != file or "\\" in file or not file.endswith(suffix):
             raise CheckpointError(f"{index.name}: {name} names the file {file!r:.80}; allowed: plain {suffix} names")
         path = folder / file
@@ -258,7 +258,7 @@ _LEVELS = 127  # on each side of zero
 _AT_ONCE = 1 << 18  # numbers
 
 
-def smaller(tensors: Mapping[str, Tensor], to: Weights | None) -> dict[str, Tensor]:
+def smaller(tensors: Mapping[str, Tensor], to: StoredPrecision | None) -> dict[str, Tensor]:
     """The same tensors in fewer bytes; what cannot be held so is an error that names it."""
     if to is None:
         return dict(tensors)
@@ -327,7 +327,7 @@ def _scale_of(name: str) -> str:
     return f"{name}.scale"
 
 
-def _finite(x: Tensor, name: str, to: Weights) -> None:
+def _finite(x: Tensor, name: str, to: StoredPrecision) -> None:
     # Below the largest of float32, so that a scale that is rounded up does not leave it.
     if not all(abs(float(end)) <= 2.0**127 for end in torch.aminmax(x)):  # nor is it nan
         raise CheckpointError(f"{name} holds numbers that are not finite in {to}; it cannot be saved so")

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bertie.cli.common import (
     UsageError,
@@ -21,7 +21,6 @@ from bertie.cli.common import (
     add_model,
     add_precision,
     device_of,
-    dtype_of,
     model_name,
     table_of,
     verb,
@@ -69,12 +68,11 @@ def run(args: argparse.Namespace) -> None:
     from bertie.bench import measure, random_model
     from bertie.tasks import Embedder
 
-    dtype = dtype_of(args)
     device = device_of(args.device)
     if args.shape:
-        found = measure(random_model(args.shape, device, dtype), seconds=args.seconds, price=args.price)
+        found = measure(random_model(args.shape, device, args.precision), seconds=args.seconds, price=args.price)
     else:
-        task = Embedder.load(model_name(args), revision=args.revision, device=device, dtype=dtype)
+        task = Embedder.load(model_name(args), revision=args.revision, device=device, precision=args.precision)
         found = measure(task.model, texts=texts, embedder=task, seconds=args.seconds, price=args.price)
     name = args.shape or task.checkpoint.source
     receipt = None if args.shape else _receipt(task, args, texts)
@@ -88,15 +86,15 @@ def _receipt(task: Embedder, args: argparse.Namespace, texts: list[str] | None) 
     """What eight bits cost, where there are such."""
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.compress.quantization_report import TEXTS, differences
-    from bertie.nn.linear import loaded_as
 
-    if loaded_as(task.model.encoder) is None:
+    if task.checkpoint.precision not in ("int8", "fp8"):
         return None
     said = [text for text in texts or TEXTS if text.strip()]
     model = task.model
-    before = Checkpoint.load(model_name(args), revision=args.revision, device=model.device, dtype=model.dtype)
+    unquantized: Literal["bf16", "fp32"] = "bf16" if task.checkpoint.precision == "fp8" else "fp32"
+    before = Checkpoint.load(model_name(args), revision=args.revision, device=model.device, precision=unquantized)
     return {
-        "against": str(model.dtype).removeprefix("torch."),
+        "against": unquantized,
         "texts": Path(args.texts).name if texts else "built-in",
         **differences(before, task.checkpoint, said[:: -(-len(said) // COMPARED)]),
     }

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from bertie.config import PRECISIONS
 from bertie.data.readers import STDIN, Table, from_texts, looks_like_data, open_table
 from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     Verbs = _SubParsersAction[argparse.ArgumentParser]
 
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp8": "float8_e4m3fn"}
 KINDS = ("text", "csv", "tsv", "jsonl", "parquet")
 
 
@@ -111,13 +111,6 @@ def new_folder(name: str, *, overwrite: bool) -> Path:
     return out
 
 
-def dtype_of(args: argparse.Namespace) -> Any:
-    """What --precision says, as torch names it."""
-    import torch
-
-    return getattr(torch, PRECISIONS[args.precision])
-
-
 def add_head(parser: argparse.ArgumentParser) -> None:
     """For verbs that read with a head."""
     parser.add_argument("--head", metavar="NAME", help="one of several heads of the model (the only one that fits)")
@@ -195,7 +188,7 @@ def model_name(args: argparse.Namespace) -> str:
     """The model that was asked for, or the built-in one."""
     if args.model is not None:
         return str(args.model)
-    from bertie.tasks.base import default_model
+    from bertie.checkpoints.checkpoint import default_model
 
     try:
         return default_model()
@@ -222,7 +215,7 @@ def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
     if getattr(args, "head", None) is not None:
         options["head"] = args.head
     try:
-        options |= {"device": device_of(args.device), "dtype": dtype_of(args)}
+        options |= {"device": device_of(args.device), "precision": args.precision}
         loaded: T = task.load(model_name(args), overflow=args.overflow, revision=args.revision, **options)  # type: ignore[attr-defined]
     except BertieError as error:
         error.args = (str(error).replace("pass head= with", "pass --head with"),)  # options are flags here

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import UsageError, add_model, add_weights, device_of, dtype_of, model_name, verb
+from bertie.cli.common import UsageError, add_model, add_weights, device_of, model_name, verb
 from bertie.cli.train import add_columns, add_draws, pairs, read, short_name, summary, table
 from bertie.config import HeadName
 from bertie.data.progress import Progress
@@ -113,7 +113,7 @@ def _labelled(args: argparse.Namespace, model: str) -> None:
     if args.baseline is not None:
         other, _ = _outline(args.baseline, task)
         asked.append((args.baseline, None, None, in_words_of(other, given)))
-    options = {"long": args.overflow, "device": device_of(args.device), "dtype": dtype_of(args)}
+    options = {"overflow": args.overflow, "device": device_of(args.device), "precision": args.precision}
     (_, learner, predictions), *others = (_judged(task, *one, options) for one in asked)
     made = study(
         learner,
@@ -164,7 +164,9 @@ def _similar(args: argparse.Namespace, model: str) -> None:
     device = device_of(args.device)
 
     def said(name: str, revision: str | None) -> Any:
-        embedder = Embedder.load(name, overflow=args.overflow, revision=revision, device=device, dtype=dtype_of(args))
+        embedder = Embedder.load(
+            name, overflow=args.overflow, revision=revision, device=device, precision=args.precision
+        )
         return similarity.alike(embedder, texts)
 
     found = said(model, args.revision)
@@ -237,14 +239,16 @@ def _runs(
 
     device, runs = device_of(args.device), {}
     if model is not None:
-        embedder = Embedder.load(model, overflow=args.overflow, revision=revision, device=device, dtype=dtype_of(args))
+        embedder = Embedder.load(
+            model, overflow=args.overflow, revision=revision, device=device, precision=args.precision
+        )
         with _progress("embed", len(collection.corpus)) as advance:
             runs["dense"] = beir.dense(collection, embedder, advance=advance)
     if words is not None:
         runs["lexical"] = words
     if args.rerank is not None:
         first = _joined(runs, None)
-        reranker = Reranker.load(args.rerank, overflow=args.overflow, device=device, dtype=dtype_of(args))
+        reranker = Reranker.load(args.rerank, overflow=args.overflow, device=device, precision=args.precision)
         pairs = sum(min(len(one), beir.RERANKED) for one in first.values())
         with _progress("rerank", pairs) as advance:
             runs["rerank"] = beir.reranked(collection, reranker, first, advance=advance)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     # What is compared is what was written; it gets its name once its receipt is in it.
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
         draft = Path(place) / out.name
-        before.save(draft, weights=args.to)
+        before.save(draft, precision=args.to)
         after = Checkpoint.load(draft)
         total = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
         receipt = {

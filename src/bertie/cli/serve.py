@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, add_precision, device_of, dtype_of, verb
+from bertie.cli.common import UsageError, add_precision, device_of, verb
 from bertie.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -173,9 +173,8 @@ def _loaded(args: argparse.Namespace, place: Place, metrics: Metrics) -> tuple[R
     """The models, each measured by a real pass; and the index over one of them."""
     import torch
 
-    from bertie.checkpoints.checkpoint import resolve
+    from bertie.checkpoints.checkpoint import default_model, resolve
     from bertie.serve.registry import Registry, named
-    from bertie.tasks.base import default_model
 
     device = device_of(args.device)
     if device == "cuda" and place.share > 1:  # a replica on each GPU
@@ -194,4 +193,4 @@ def _loaded(args: argparse.Namespace, place: Place, metrics: Metrics) -> tuple[R
         models.setdefault(name, source)
         index = opened, name
     settings = {"budget": args.batch_tokens, "max_wait": args.max_wait}
-    return Registry(models, devices=[device], dtype=dtype_of(args), watch=metrics.watch, **settings), index
+    return Registry(models, devices=[device], precision=args.precision, watch=metrics.watch, **settings), index

@@ -75,8 +75,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Do it."""
     start = time.perf_counter()
-    from bertie.checkpoints.checkpoint import Checkpoint
-    from bertie.tasks.base import default_model
+    from bertie.checkpoints.checkpoint import Checkpoint, default_model
 
     imported = time.perf_counter()
     try:

@@ -142,9 +142,8 @@ def _ids(shard: Shard) -> Any:
 
 def _checked(model: str | Path | None, prompt: str | None, options: dict[str, Any]) -> tuple[str, int]:
     """The model's name on all machines, and the length of its vectors; what is wrong with the options is said now."""
-    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.checkpoints.checkpoint import Checkpoint, default_model
     from bertie.tasks import Embedder
-    from bertie.tasks.base import default_model
 
     name = job.everywhere(default_model() if model is None else model)
     mine = {key: value for key, value in options.items() if key in ("overflow", "pooling", "normalize", "dimensions")}

@@ -51,8 +51,8 @@ My grandmother's house stood between the river and the railway.
 def differences(before: Checkpoint, after: Checkpoint, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
     """What two forms of a model say of the texts: hidden states, sentence vectors and each head.
 
-    >>> checkpoint = Checkpoint.load("path/to/folder", device="cuda", dtype=torch.bfloat16)         # doctest: +SKIP
-    >>> smaller = Checkpoint.load("path/to/folder", device="cuda", dtype=torch.float8_e4m3fn)       # doctest: +SKIP
+    >>> checkpoint = Checkpoint.load("path/to/folder", device="cuda", precision="bf16")         # doctest: +SKIP
+    >>> smaller = Checkpoint.load("path/to/folder", device="cuda", precision="fp8")       # doctest: +SKIP
     >>> differences(checkpoint, smaller)["hidden"]["least_cosine"] > 0.99                           # doctest: +SKIP
     True
     """

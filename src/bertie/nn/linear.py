@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertie.checkpoints.storage import quantize
+from bertie.config import Precision
 from bertie.errors import ConfigError
 from bertie.nn.attention import QKV, SelfAttention, by_heads
 from bertie.nn.blocks import Block
@@ -176,8 +177,8 @@ def check_fp8(device: torch.device | str) -> None:
     if not fp8.can(torch.device(device)):
         least = ".".join(map(str, fp8.CAPABILITY))
         raise ConfigError(
-            f"fp8 (torch.float8_e4m3fn) with device={str(device)!r}: only GPUs of compute capability {least} and above "
-            "multiply such numbers (Ada, Hopper and later)"
+            f"precision='fp8' with device={str(device)!r} needs a GPU of compute capability {least} or above "
+            "(Ada, Hopper or later)"
         )
 
 
@@ -202,6 +203,12 @@ def is_fp8(encoder: nn.Module) -> bool:
     return any(isinstance(module, Fp8Linear) for module in encoder.modules())
 
 
-def loaded_as(encoder: nn.Module) -> torch.dtype | None:
-    """The `dtype` to load a checkpoint with for such products; None if they are ordinary ones."""
-    return torch.int8 if is_int8(encoder) else torch.float8_e4m3fn if is_fp8(encoder) else None
+def precision_of(encoder: nn.Module) -> Precision:
+    """The precision that an encoder computes in."""
+    if is_int8(encoder):
+        return "int8"
+    if is_fp8(encoder):
+        return "fp8"
+    dtype = next(encoder.parameters()).dtype
+    names: dict[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return names.get(dtype, "fp32")

@@ -94,7 +94,7 @@ class _Recording:
 class Graphs:
     """Recordings of a model's passes: at most so many, of batches of at most so many tokens. Threads may share them.
 
-    >>> classifier = Classifier.load("path/to/folder", device="cuda", dtype=torch.bfloat16)         # doctest: +SKIP
+    >>> classifier = Classifier.load("path/to/folder", device="cuda", precision="bf16")         # doctest: +SKIP
     >>> classifier.model.graphs = Graphs()                                                          # doctest: +SKIP
     """
 

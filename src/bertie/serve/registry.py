@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.checkpoint import Checkpoint, default_model
+from bertie.config import Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
 from bertie.serve.engine import Engine, Ran, Stats
 from bertie.tasks import Embedder, MaskedLM, ZeroShot
-from bertie.tasks.base import Task, default_model
+from bertie.tasks.base import Task
 from bertie.tasks.multi_task import LEARNERS, task_of
 
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any, Any] | ZeroShot)
@@ -102,7 +103,7 @@ class Registry:
         models: Mapping[str, str | Path] | Sequence[str | Path] = (),
         *,
         devices: Sequence[str | torch.device] = (),
-        dtype: torch.dtype = torch.float32,
+        precision: Precision = "fp32",
         watch: Callable[[str, Ran], None] | None = None,
         **settings: Any,
     ) -> None:
@@ -110,7 +111,7 @@ class Registry:
         if not self._sources:
             raise ConfigError("models={} must name at least one model")
         self._devices = [torch.device(one) for one in devices] or [torch.device(_usual_device())]
-        self._dtype, self._watch, self._settings = dtype, watch, settings
+        self._precision, self._watch, self._settings = precision, watch, settings
         self._lock, self._reloading = Lock(), Lock()
         self._retiring: list[Thread] = []
         self._served: dict[str, Served] = {}
@@ -137,7 +138,7 @@ class Registry:
 
     def _load(self, name: str) -> Served:
         source = self._sources[name]
-        several = [Checkpoint.load(source, device=device, dtype=self._dtype) for device in self._devices]
+        several = [Checkpoint.load(source, device=device, precision=self._precision) for device in self._devices]
         watch = self._watch
         engine = Engine(
             several[0].model,

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.checkpoints import checkpoint as hub
-from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.checkpoint import Checkpoint, default_model
 from bertie.config import HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
@@ -259,13 +258,6 @@ class PendingCopy(Sequence[FloatArray]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._parts[index]
-
-
-def default_model() -> str:
-    """The name of the built-in model, which reads what no other was named for."""
-    if hub.DEFAULT not in hub.built_in():
-        raise NotFoundError("there is no built-in model in this installation; name a folder or a hub id")
-    return hub.DEFAULT
 
 
 def chunked(things: Iterable[Thing], characters: Callable[[Thing], int]) -> Iterator[list[Thing]]:

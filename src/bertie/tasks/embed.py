@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertie.checkpoints.blueprint import blueprint
-from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.checkpoint import Checkpoint, default_model
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
@@ -38,7 +38,6 @@ from bertie.tasks.base import (
     TaskInput,
     ahead,
     chunked,
-    default_model,
     listed,
     pooled,
     reading,

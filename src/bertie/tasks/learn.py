@@ -26,7 +26,7 @@ from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.evaluation import scores
 from bertie.evaluation.scores import Score
-from bertie.nn.linear import loaded_as
+from bertie.nn.linear import precision_of
 from bertie.tasks.base import ITEMS_AT_ONCE, OVERFLOW, Options, Output, Overflow, Result, Task, TaskInput
 from bertie.text.windows import Window
 from bertie.training.finetune.data import Example, Kind, Labelled, fingerprint, labelled, split
@@ -232,8 +232,11 @@ class Learner(Task[Options, Output, Result]):
         base = self._start()
         if base.tokenizer is None:
             raise InputError(f"{base.source} has no tokenizer, and reading texts needs one")
-        if (dtype := loaded_as(base.model.encoder)) is not None:
-            raise InputError(f"{base.source} was loaded with dtype={dtype}, for inference; load it without to train it")
+        if (precision := precision_of(base.model.encoder)) in ("int8", "fp8"):
+            raise InputError(
+                f"{base.source} was loaded with precision={precision!r}, for inference; load it with precision='fp32' to "
+                "train it"
+            )
         checkpoint = self._ready(base, data)
         if self.recipe.max_length is not None:
             checkpoint = checkpoint.with_max_length(self.recipe.max_length)

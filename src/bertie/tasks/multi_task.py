@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.checkpoint import Checkpoint, default_model
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import Overflow, Task, TaskInput, default_model, singles
+from bertie.tasks.base import Overflow, Task, TaskInput, singles
 from bertie.tasks.classify import Classifier, Regressor, entailing
 from bertie.tasks.embed import Embedder
 from bertie.tasks.learn import Learner, main_metric, run_fingerprint, start

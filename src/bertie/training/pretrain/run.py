@@ -200,8 +200,8 @@ class _Run:
     def _teacher(self, name: str) -> Checkpoint:
         if name not in self.teachers:
             half = precision(self.recipe.precision, self.device)
-            teacher = Checkpoint.load(self._named(name), dtype=half, device=self.device)
-            teacher.model.eval().requires_grad_(False)
+            teacher = Checkpoint.load(self._named(name), device=self.device)
+            teacher.model.to(half).eval().requires_grad_(False)
             if teacher.sentence is not None:
                 teacher.sentence.to(self.device)
             self.teachers[name] = teacher
