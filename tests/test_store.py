@@ -176,7 +176,7 @@ def test_fp16(name: str, tmp_path: Path) -> None:
 def test_what_is_not_known_is_not_saved(tmp_path: Path) -> None:
     checkpoint = Checkpoint.load(with_tokenizer(tmp_path / "a"))
     for wrong in ("int4", "", "fp32", 8):
-        with pytest.raises(ConfigError, match=r"weights=.* must be one of fp16, int8, or None"):
+        with pytest.raises(ConfigError, match=r"precision=.* must be one of fp16, int8, or None"):
             checkpoint.save(tmp_path / "b", precision=wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "b").exists()
 

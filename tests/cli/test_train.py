@@ -259,7 +259,7 @@ FLAGS = {
     "layer_decay": "0.9", "freeze": "encoder", "thaw": "1", "lora": "4", "lora_alpha": "8",
     "class_weights": "cat=2,dog=0.5", "label_smoothing": "0.1", "dropout": "0", "patience": "2",
     "evals_per_epoch": "3", "seed": "7",
-    "precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2", "dev_share": "0.2",
+    "mixed_precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2", "dev_share": "0.2",
     "metric": "f1", "abstain": "0.9", "loss": "triplet:margin=0.2", "matryoshka": "64,32", "pooling": "cls",
 }  # fmt: skip
 

@@ -614,8 +614,8 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
     with pytest.raises(ConfigError, match="metric='f2' must be one of accuracy, f1"):
         tiny.trainer(model, source, how, evaluate=lambda: {"accuracy": 0.5, "f1": 0.4}, metric="f2").run()
     for name in ("bf16", "fp16"):
-        with pytest.raises(ConfigError, match=f"precision='{name}' is for GPUs"):
-            tiny.trainer(model, source, how.replace(precision=name)).run()
+        with pytest.raises(ConfigError, match=f"mixed_precision='{name}' is for GPUs"):
+            tiny.trainer(model, source, how.replace(mixed_precision=name)).run()
 
 
 def test_it_says_how_far_it_is_unless_told_to_be_quiet(capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
         ("patience", (0, 1.5), "at least 1"),
         ("evals_per_epoch", (0, 0.5), "at least 1"),
         ("seed", (-1, 1 << 32, 0.5), "from 0 to 4294967295"),
-        ("precision", ("bfloat16", 16), "auto, fp32, bf16, fp16"),
+        ("mixed_precision", ("bfloat16", 16), "auto, fp32, bf16, fp16"),
         ("gradient_checkpointing", (1, "yes"), "true or false"),
         ("max_length", (0,), "at least 1"),
         ("train_windows", (0,), "at least 1"),

@@ -52,7 +52,7 @@ def add(verbs: Verbs) -> None:
     for name, (kind, told) in NUMBERS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=told)
     parser.add_argument("--schedule", choices=("linear", "cosine", "wsd", "constant"), help="of the learning rate")
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16", "fp16"), help="of the computation")
+    parser.add_argument("--mixed-precision", choices=("auto", "fp32", "bf16", "fp16"), help="of the computation")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
     parser.add_argument(
         "--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model (ddp)"
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.recipe is None and args.model is None:
         raise UsageError("give a RECIPE, or a model to go on with (-m)")
-    over: dict[str, Any] = {name: getattr(args, name) for name in (*NUMBERS, "schedule", "precision")}
+    over: dict[str, Any] = {name: getattr(args, name) for name in (*NUMBERS, "schedule", "mixed_precision")}
     over |= {name: getattr(args, name) for name in ("model", "corpus", "tokenizer")}
     if args.recipe is None:
         over = {"lr": 5e-5, "tokens": None if args.steps else 100_000_000} | {

@@ -74,7 +74,7 @@ HELP = {
     "patience": "evaluations without a better dev score before it stops",
     "evals_per_epoch": "evaluations on the dev data",
     "seed": "of all that is random",
-    "precision": "of the computation; auto: bf16 on GPUs that have it, else fp32",
+    "mixed_precision": "autocast dtype; auto: bf16 on GPUs that have it, else fp32",
     "gradient_checkpointing": "less memory, more time",
     "max_length": "tokens a window, fewer than the model could read",
     "train_windows": "windows of one long text that a step reads",

@@ -224,7 +224,7 @@ class Trainer:
 
     def _build(self) -> None:
         """Module, optimizer and stepper."""
-        dtype = precision(self.recipe.precision, self.device)
+        dtype = autocast_dtype(self.recipe.mixed_precision, self.device)
         clip = self.recipe.clip
         module = Loss(self._trained)
         self._module = self._spread(module)
@@ -406,7 +406,7 @@ class Trainer:
     def _diverged(self, what: str) -> TrainingError:
         return TrainingError(
             f"{what}: the learning rate ({self.recipe.lr:g}) may be too high for this data, or half precision too "
-            "coarse (precision='fp32'). The last state that was saved is whole"
+            "coarse (mixed_precision='fp32'). The last state that was saved is whole"
         )
 
     def _log_row(self) -> None:
@@ -522,7 +522,7 @@ class _Signals:
             signal.signal(number, handler)
 
 
-def precision(name: str, device: torch.device) -> torch.dtype:
+def autocast_dtype(name: str, device: torch.device) -> torch.dtype:
     """The precision to compute in: half on GPUs that have bf16, else single."""
     if name == "auto":
         half = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -530,7 +530,7 @@ def precision(name: str, device: torch.device) -> torch.dtype:
     found = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
     if found != torch.float32 and device.type == "cpu":
         # torch's bf16 kernels die without an exception on some CPUs; fp16 is slow on all.
-        raise ConfigError(f"precision={name!r} is for GPUs; on a CPU use 'fp32' or 'auto'")
+        raise ConfigError(f"mixed_precision={name!r} is for GPUs; on a CPU use 'fp32' or 'auto'")
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 from bertie.errors import ConfigError, NotFoundError
 
 ScheduleName = Literal["linear", "cosine", "wsd", "constant"]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+MixedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 TASKS = ("classify", "regress", "tag", "answer", "rerank")  # that have a head
 TRAINED = (*TASKS, "embed")
 POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
@@ -56,7 +56,7 @@ class Recipe:
     patience: int | None = None  # evaluations without a better dev score before it stops
     evals_per_epoch: int = 1
     seed: int = 0
-    precision: Precision = "auto"
+    mixed_precision: MixedPrecision = "auto"
     gradient_checkpointing: bool = False
     max_length: int | None = None  # tokens a window; None: the model's
     train_windows: int = 16  # windows of one long text that a step reads; more are drawn anew each epoch
@@ -72,7 +72,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, numbers.checked(name, value))
-        for name, choices in (("schedule", get_args(ScheduleName)), ("precision", get_args(Precision))):
+        for name, choices in (("schedule", get_args(ScheduleName)), ("mixed_precision", get_args(MixedPrecision))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
         if not isinstance(self.gradient_checkpointing, bool):

@@ -29,7 +29,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.distributed import Strategy
 from bertie.training.finetune.data import Labelled, labelled
-from bertie.training.loop import Row, Trainer, TrainingHistory, precision
+from bertie.training.loop import Row, Trainer, TrainingHistory, autocast_dtype
 from bertie.training.mfu import ceiling, flops_per_token
 from bertie.training.pretrain import initialization as begin
 from bertie.training.pretrain import monitoring as watch
@@ -108,7 +108,7 @@ class _Run:
         self.folder = state / "report"
         if strategy == "fsdp" and any(one["kind"] == "rtd" for one in self.asked.objectives):
             raise ConfigError("strategy='fsdp' cannot train kind='rtd', whose two models share weights; use 'ddp'")
-        half = precision(self.recipe.precision, self.device)
+        half = autocast_dtype(self.recipe.mixed_precision, self.device)
         trainer = Trainer(
             self.checkpoint.model,
             plan,
@@ -199,7 +199,7 @@ class _Run:
 
     def _teacher(self, name: str) -> Checkpoint:
         if name not in self.teachers:
-            half = precision(self.recipe.precision, self.device)
+            half = autocast_dtype(self.recipe.mixed_precision, self.device)
             teacher = Checkpoint.load(self._named(name), device=self.device)
             teacher.model.to(half).eval().requires_grad_(False)
             if teacher.sentence is not None:
@@ -374,7 +374,7 @@ class _Run:
             return None
         max_length = min(self.recipe.max_length or self.checkpoint.max_length, self.checkpoint.max_length)
         packed = Packed(corpus, max(16_384, max_length), max_length, seed=0)
-        dtype = precision(self.recipe.precision, self.device)
+        dtype = autocast_dtype(self.recipe.mixed_precision, self.device)
         return watch.HeldOutEvaluation(packed, self._tokenizer(), budget=max(16_384, max_length), dtype=dtype)
 
     def _evaluation(self, held: watch.HeldOutEvaluation | None) -> Callable[[], dict[str, float]]:
@@ -489,7 +489,7 @@ def _vectors(teacher: Checkpoint, student: Model, aligned: Aligned, recipe: Reci
     """(N, D) the teacher's vectors of some pieces, and (N, width) the student's."""
     assert teacher.sentence is not None
     chosen = np.sort(np.random.default_rng([recipe.seed, 0x62617369]).permutation(len(aligned))[:BASIS_TEXTS])
-    device, half = student.device, precision(recipe.precision, student.device)
+    device, half = student.device, autocast_dtype(recipe.mixed_precision, student.device)
     training = student.training
     student.eval()
     found: list[tuple[Tensor, Tensor]] = []
