@@ -32,9 +32,9 @@ import numpy as np
 
 from benchmarks.serve import _STYLE
 from bertie.evaluation.plots import Line, lines
-from bertie.search.embedded import EmbeddedStore
-from bertie.search.lexical import Words, current
-from bertie.search.passages import Document, Entry, Passage
+from bertie.search.bm25 import Analyzer, refresh_bm25
+from bertie.search.local_store import LocalStore
+from bertie.search.records import Document, EmbeddedDocument, Passage
 
 AT_ONCE = 16_384
 A_DOCUMENT = 16  # passages
@@ -47,7 +47,7 @@ def normalized(rows: Any) -> Any:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def entries(texts: list[str], vectors: Any, first: int) -> list[Entry]:
+def entries(texts: list[str], vectors: Any, first: int) -> list[EmbeddedDocument]:
     """Passages as documents of several each."""
     out = []
     for at in range(0, len(texts), A_DOCUMENT):
@@ -57,7 +57,7 @@ def entries(texts: list[str], vectors: Any, first: int) -> list[Entry]:
         for text in some:
             passages.append(Passage(name, place, place + len(text), text))
             place += len(text) + 1
-        out.append(Entry(Document(name, "\n".join(some)), passages, vectors[at : at + A_DOCUMENT]))
+        out.append(EmbeddedDocument(Document(name, "\n".join(some)), passages, vectors[at : at + A_DOCUMENT]))
     return out
 
 
@@ -107,7 +107,7 @@ def build(folder: Path, count: int) -> None:
         yield
         took[f"{name}_s"], took[f"{name}_cpu_s"] = time.perf_counter() - began, time.process_time() - cpu
 
-    store = EmbeddedStore.create(at, vectors.shape[1], {"model": "all-MiniLM-L6-v2"})
+    store = LocalStore.create(at, vectors.shape[1], {"model": "all-MiniLM-L6-v2"})
     with stage("commit"), open(folder / "passages.txt", encoding="utf-8") as file:
         for start in range(0, count, AT_ONCE):
             texts = [line.rstrip("\n") for line in islice(file, min(AT_ONCE, count - start))]
@@ -115,7 +115,7 @@ def build(folder: Path, count: int) -> None:
     with stage("graph"):
         store.optimize(whole=True)
     with stage("words"):
-        current(store, Words(), at / "lexical", None)
+        refresh_bm25(store, Analyzer(), at / "lexical", None)
     store.close()
     took["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     (folder / f"built-{count}.json").write_text(json.dumps(took))
@@ -130,7 +130,7 @@ def ask(folder: Path, count: int, asked: int) -> dict[str, Any]:
     row |= json.loads((folder / f"built-{count}.json").read_text())
     at = folder / f"index-{count}"
     began = time.perf_counter()
-    with EmbeddedStore.open(at) as store:
+    with LocalStore.open(at) as store:
         row["open_s"] = time.perf_counter() - began
         row["files_mb"] = {str(file.relative_to(at)): file.stat().st_size / 1e6 for file in at.rglob("*.*")}
         row["disk_mb"] = sum(row["files_mb"].values())
@@ -166,10 +166,10 @@ def ask(folder: Path, count: int, asked: int) -> dict[str, Any]:
     return row
 
 
-def by_words(store: EmbeddedStore, queries: list[str]) -> dict[str, float]:
+def by_words(store: LocalStore, queries: list[str]) -> dict[str, float]:
     """How long search by words takes, to open it, to ask it, and to ask it after a document was added."""
     began = time.perf_counter()
-    known = current(store, Words(), store.folder / "lexical", None)
+    known = refresh_bm25(store, Analyzer(), store.folder / "lexical", None)
     row = {"open_s": time.perf_counter() - began}
     took = []
     for query in queries:
@@ -177,14 +177,14 @@ def by_words(store: EmbeddedStore, queries: list[str]) -> dict[str, float]:
         known[1].nearest(query, 100)
         took.append(1e3 * (time.perf_counter() - began))
     row |= spread(took)
-    one = Entry(
+    one = EmbeddedDocument(
         Document("one more", "A zebra."),
         [Passage("one more", 0, 8, "A zebra.")],
         np.eye(1, store.dimension, dtype=np.float32),
     )
     store.commit([one])
     began = time.perf_counter()
-    found = current(store, Words(), store.folder / "lexical", known)[1].nearest("zebra", 100)
+    found = refresh_bm25(store, Analyzer(), store.folder / "lexical", known)[1].nearest("zebra", 100)
     row["after_one_more_s"] = time.perf_counter() - began
     assert len(found[0])
     store.commit([], ["one more"])

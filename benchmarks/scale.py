@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertie.cluster import ROWS_A_SHARD
-from bertie.search.segments import Limits
+from bertie.cluster import ROWS_PER_SHARD
+from bertie.search.segments import IndexThresholds
 
 BILLION = 1_000_000_000
 WIDTHS = (384, 768, 1024)
@@ -86,13 +86,13 @@ def flow() -> str:
         for count in (8, 64):
             total = rate * count
             carried = [f"{large(total * size)}/s" for size in (TEXT, 4 * WIDTHS[0])]
-            rows.append([f"{count} at {rate:,}/s", *carried, f"{total / ROWS_A_SHARD:,.0f}"])
+            rows.append([f"{count} at {rate:,}/s", *carried, f"{total / ROWS_PER_SHARD:,.0f}"])
     return table(["devices", "text in", "vectors out, 384 × fp32", "shards a second"], rows)
 
 
 def indexes() -> str:
     """Which index at which size, with vectors of 384 numbers."""
-    width, limits = WIDTHS[0], Limits()
+    width, limits = WIDTHS[0], IndexThresholds()
     rows = []
     for n in (10_000, 1_000_000, 10_000_000, 100_000_000, BILLION):
         stored = n * (4 * width + TEXT)

@@ -24,10 +24,10 @@ import pytest
 from benchmarks import scale as tables
 from bertie import cluster as scale
 from bertie.cli import main
-from bertie.cluster import cluster, job
-from bertie.cluster.embedding import Embed
-from bertie.cluster.folder import MANIFEST, Folder
-from bertie.cluster.shards import shards as read_shards
+from bertie.cluster import connection, ray_job
+from bertie.cluster.embed_job import EmbedActor
+from bertie.cluster.shard_folder import MANIFEST, ShardFolder
+from bertie.cluster.text_shards import read_shards
 from bertie.errors import BertieError, ExistsError, InputError, MissingPackageError, NotFoundError
 from bertie.search.index import Index
 from bertie.tasks import Embedder, base
@@ -79,7 +79,7 @@ class Tries:
 
     def __init__(self) -> None:
         self.begin = self
-        self._tries = job.Tries()
+        self._tries = ray_job.AttemptCounter()
 
     def remote(self, name: str) -> int:
         return self._tries.begin(name) + self.before
@@ -94,19 +94,19 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Iterator[Any]:
         made = worker(plan, Tries())
         for source in sources:
-            for row in job.reading({"cell": pickle.dumps(source)}, read, plan):
+            for row in ray_job.reading({"cell": pickle.dumps(source)}, read, plan):
                 one = pickle.loads(made(row)["cell"])
                 if isinstance(one, BertieError):
                     raise one
                 yield one
 
-    monkeypatch.setattr(cluster, "connected", lambda address: nullcontext(Nodes({"CPU": 1.0})))
-    monkeypatch.setattr(job, "run", run_here)
+    monkeypatch.setattr(connection, "connected", lambda address: nullcontext(Nodes({"CPU": 1.0})))
+    monkeypatch.setattr(ray_job, "run", run_here)
     monkeypatch.setattr(ray, "get", lambda one: one)
 
 
 def read(folder: Path) -> Any:
-    """All shards, in the order of their names."""
+    """All read_shards, in the order of their names."""
     import pyarrow as pa
 
     assert not list(folder.glob("*.part"))
@@ -342,9 +342,9 @@ def test_a_shard_that_kills_every_worker(
     alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is given up after some, and says which it is."""
-    monkeypatch.setattr(Tries, "before", job.RETRIES)
+    monkeypatch.setattr(Tries, "before", ray_job.RETRIES)
     scale.embed(sentences(20), tmp_path / "out", model, threads=1)
-    monkeypatch.setattr(Tries, "before", job.RETRIES + 1)
+    monkeypatch.setattr(Tries, "before", ray_job.RETRIES + 1)
     with pytest.raises(BertieError, match=r"texts\.jsonl, rows 1 to 20: 4 workers died"):
         scale.embed(sentences(20), tmp_path / "out", model, threads=1, overwrite=True)
 
@@ -370,7 +370,7 @@ def test_resume(alone: None, model: Path, tmp_path: Path) -> None:
         scale.embed(texts, out, model, rows=1024, threads=1)
     done = scale.embed(texts, out, model, rows=1024, threads=1, resume=True)
     assert (done.rows, done.shards) == (5000, 5)
-    assert [which(shard) == was for shard, was in zip(shards, before, strict=True)] == [1, 0, 1, 0, 1]
+    assert [which(shard) == was for shard, was in zip(read_shards, before, strict=True)] == [1, 0, 1, 0, 1]
     np.testing.assert_array_equal(vectors(read(out)), whole)
 
 
@@ -398,7 +398,7 @@ def test_the_folder_keeps_to_what_was_asked(alone: None, model: Path, tmp_path: 
 
 
 def test_one_process_at_a_time(alone: None, model: Path, tmp_path: Path) -> None:
-    with Folder(tmp_path / "out", resume=False, overwrite=False) as folder:
+    with ShardFolder(tmp_path / "out", resume=False, overwrite=False) as folder:
         begun = folder.path / f"00000-000000.parquet.{'0' * 32}.part"
         begun.write_bytes(b"half")
         with pytest.raises(InputError, match="another process"):
@@ -410,7 +410,7 @@ def test_one_process_at_a_time(alone: None, model: Path, tmp_path: Path) -> None
 def test_a_folder_that_the_workers_do_not_see(
     alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Embed, "_write", lambda self, shard: None)
+    monkeypatch.setattr(EmbedActor, "_write", lambda self, shard: None)
     with pytest.raises(BertieError, match="1 shards were made and 0 are in"):
         scale.embed(["a cat"], tmp_path / "out", model)
 
@@ -472,20 +472,20 @@ def test_no_ray(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody at the port; or someone who is not Ray, and says nothing."""
-    monkeypatch.setattr(cluster, "SECONDS_TO_JOIN", 3.0)
+    monkeypatch.setattr(connection, "SECONDS_TO_JOIN", 3.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
         with pytest.raises(NotFoundError, match=r"no Ray cluster answers at '127.*refused"):
-            cluster.reachable(f"127.0.0.1:{port}")
+            connection.reachable(f"127.0.0.1:{port}")
         other.listen()
         with pytest.raises(NotFoundError, match="no answer in 3 s"):
-            cluster.reachable(f"127.0.0.1:{port}")
+            connection.reachable(f"127.0.0.1:{port}")
     for address in ("nonsense", "host:port", ":1", "host:"):
         with pytest.raises(InputError, match="must be local, auto or host:port"):
-            cluster.reachable(address)
+            connection.reachable(address)
     with pytest.raises(InputError, match="does not run through Ray's client"):
-        cluster.reachable("ray://127.0.0.1:10001")
+        connection.reachable("ray://127.0.0.1:10001")
 
 
 def test_one_worker_a_device() -> None:
@@ -500,16 +500,16 @@ def test_one_worker_a_device() -> None:
         ((gpus,), ("cpu", None, 4), (4, 4)),
         ((gpus,), (None, 100, None), (8, None)),
     ):
-        assert cluster.devices(Nodes(*nodes), *asked) == wanted  # type: ignore[arg-type]
+        assert connection.devices(Nodes(*nodes), *asked) == wanted  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no machine of the cluster has a GPU"):
-        cluster.devices(Nodes(large), "cuda", None, None)
+        connection.devices(Nodes(large), "cuda", None, None)
     with pytest.raises(InputError, match="threads=10"):
-        cluster.devices(Nodes(large), None, None, 10)
+        connection.devices(Nodes(large), None, None, 10)
 
 
 def test_another_version_on_the_cluster() -> None:
-    plan = job.Plan(version="0.0.0", model="", options={}, threads=1)
-    (row,) = job.reading({"cell": b""}, read_shards, plan)
+    plan = ray_job.JobConfig(version="0.0.0", model="", options={}, threads=1)
+    (row,) = ray_job.reading({"cell": b""}, read_shards, plan)
     assert "install the same" in str(pickle.loads(row["cell"]))
 
 

@@ -16,8 +16,8 @@ import pytest
 import bertie
 from bertie.cli import main
 from bertie.cli.search import condition, shown
-from bertie.search.index import Hit, Index, Results
-from bertie.search.passages import meets
+from bertie.search.index import Index, SearchHit, SearchResults
+from bertie.search.records import matches_filters
 
 pytest.importorskip("bm25s")
 pytest.importorskip("Stemmer")
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_said(
 def test_a_damaged_index_is_rebuilt(
     docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertie.search.embedded.FULL", 2)
+    monkeypatch.setattr("bertie.search.local_store.FULL", 2)
     said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
     victim = next(Path("ix/segments").glob("*/vectors.npy"))
     victim.write_bytes(victim.read_bytes()[:-8])
@@ -141,15 +141,15 @@ def test_conditions_of_the_command_line_take_text_for_numbers_and_numbers_for_te
         ("path=a=b", [{"path": "a=b"}], [{"path": "a"}]),
         ("name<m", [{"name": "a"}], [{"name": "z"}]),
     ):
-        assert all(meets(one, condition(text)) for one in met)
-        assert not any(meets(one, condition(text)) for one in not_met)
+        assert all(matches_filters(one, condition(text)) for one in met)
+        assert not any(matches_filters(one, condition(text)) for one in not_met)
 
 
 def test_words_are_lit_and_terminals_are_left_alone() -> None:
     text = "x " * 300 + "The \x1b[2Jcat\nsat." + " y" * 300
     at = text.index("cat")
-    hit = Hit("a\x1bb", text, 0, len(text), ("Top",), 0.5, {"dense": 0.5}, ((at, at + 3),), {}, None)
-    results = Results("cat", (hit,), {"dense": 0.0012})
+    hit = SearchHit("a\x1bb", text, 0, len(text), ("Top",), 0.5, {"dense": 0.5}, ((at, at + 3),), {}, None)
+    results = SearchResults("cat", (hit,), {"dense": 0.0012})
     lit = shown(results, 1000, color=True)
     assert "The  [2J\x1b[1;33mcat\x1b[0m sat. y" in lit
     assert lit.count("\x1b") == 4
@@ -166,7 +166,7 @@ def test_words_are_lit_and_terminals_are_left_alone() -> None:
 KILLED = """
 import sys
 import bertie.search.index as module
-import bertie.search.embedded as embedded
+import bertie.search.local_store as embedded
 from bertie.cli import main
 module.AT_ONCE, module.CHARACTERS, embedded.FULL = 4, 100, 16
 sys.exit(main(sys.argv[1:]))

@@ -130,7 +130,7 @@ import os, random, signal, sys, time
 import torch, bertie.tasks
 from bertie.cli import main, stream
 from bertie.data import journal
-stream.ROWS_A_CHUNK, journal.EVERY = 64, 0
+stream.ROWS_A_CHUNK, journal.COMMIT_INTERVAL = 64, 0
 torch.set_num_threads(1)
 seed, kills, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 draw, count = random.Random(seed), 0
@@ -194,7 +194,7 @@ def test_a_full_disk_keeps_what_is_safe(models: dict[str, str], here: Path) -> N
     Path("in.txt").write_text("".join(f"the cat sat {i}\n" for i in range(6000)))
     argv = ["tokenize", "in.txt", "-m", models["tokenize"], "-o", "out.jsonl"]
     code = (
-        "import resource, sys; from bertie.data import journal; from bertie.cli import main; journal.EVERY = 0; "
+        "import resource, sys; from bertie.data import journal; from bertie.cli import main; journal.COMMIT_INTERVAL = 0; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000)); sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)

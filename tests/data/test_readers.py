@@ -17,7 +17,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from bertie.data.readers import Table, chunks, open_table, text_of
+from bertie.data.readers import Table, chunk_rows, open_table, text_cell
 from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
 
 TEXTS = ["the cat", "", 'with "quotes", commas\tand tabs', "zwei\nZeilen — ü 😀", "last"]
@@ -48,7 +48,7 @@ def as_bytes(kind: str, rows: list[dict[str, Any]]) -> bytes:
 
 
 def texts(table: Table, column: str = "text") -> list[str]:
-    return [text_of(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
+    return [text_cell(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
 
 
 @pytest.mark.parametrize("packed", PACK)
@@ -202,7 +202,7 @@ def test_few_rows_are_held(tmp_path: Path, name: str) -> None:
     tracemalloc.start()
     table = open_table(str(tmp_path / name))
     count = arrow = 0
-    for chunk in chunks(((i, row, row["text"]) for i, row in enumerate(table.rows(["text"]))), 1024, 1 << 20):
+    for chunk in chunk_rows(((i, row, row["text"]) for i, row in enumerate(table.rows(["text"]))), 1024, 1 << 20):
         count += len(chunk)
         arrow = max(arrow, pa.total_allocated_bytes() - before)
     peak = tracemalloc.get_traced_memory()[1]
@@ -213,12 +213,12 @@ def test_few_rows_are_held(tmp_path: Path, name: str) -> None:
 
 def test_chunks_depend_on_the_rows_alone() -> None:
     rows: list[tuple[int, dict[str, Any], str]] = [(i, {}, "x" * (i * 7919 % 400)) for i in range(1000)]
-    whole = list(chunks(rows, 64, 5000))
+    whole = list(chunk_rows(rows, 64, 5000))
     assert [one for chunk in whole for one in chunk] == rows
     assert all(len(chunk) <= 64 for chunk in whole)
     for cut in range(len(whole)):
         done = sum(map(len, whole[:cut]))
-        assert list(chunks(rows[done:], 64, 5000)) == whole[cut:]
+        assert list(chunk_rows(rows[done:], 64, 5000)) == whole[cut:]
 
 
 def test_errors_are_ours() -> None:

@@ -17,9 +17,9 @@ import zstandard
 from pyarrow import parquet
 
 from bertie.data import journal
-from bertie.data.journal import Complete, Part
+from bertie.data.journal import AlreadyComplete, ResumableFile
 from bertie.data.progress import Progress
-from bertie.data.writers import JsonlWriter, Schema, TableWriter, check_ending, writer_for
+from bertie.data.writers import JsonlWriter, Schema, TableWriter, check_output_name, make_writer
 from bertie.errors import ExistsError, InputError
 
 SCHEMA: Schema = {
@@ -45,8 +45,8 @@ ASKED = {"model": "m", "input": "x"}
 
 
 def written(folder: Path, name: str) -> Path:
-    writer = writer_for(name, SCHEMA, 4)
-    with Part(folder / name, ASKED, resume=False, overwrite=False) as part:
+    writer = make_writer(name, SCHEMA, 4)
+    with ResumableFile(folder / name, ASKED, resume=False, overwrite=False) as part:
         part.start(writer)
         part.append(writer.body(RECORDS[:2]), 2)
         part.append(writer.body(RECORDS[2:]), 3)
@@ -109,24 +109,24 @@ def test_npy_is_what_numpy_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["out", "out.json", "out.gz", "out.xz", "out.npy", "out.parquet.gz", "out.txt"])
 def test_endings_that_say_nothing(name: str) -> None:
     with pytest.raises(InputError):
-        check_ending(name, vectors=False)
-    check_ending("out.npy", vectors=True)
+        check_output_name(name, vectors=False)
+    check_output_name("out.npy", vectors=True)
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv.gz", "out.jsonl.xz", "out.tsv.zst", "out.npy", "out.parquet"])
 @pytest.mark.parametrize("cut", range(5))
 def test_it_goes_on_wherever_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cut: int) -> None:
     """Stopped after each chunk, with half a chunk behind what is safe, as a kill leaves it."""
-    monkeypatch.setattr(journal, "EVERY", 0)
+    monkeypatch.setattr(journal, "COMMIT_INTERVAL", 0)
     (tmp_path / "whole").mkdir()
-    writer = writer_for(name, SCHEMA, 4)
+    writer = make_writer(name, SCHEMA, 4)
     bodies = [writer.body([record]) for record in RECORDS]
-    with Part(tmp_path / "whole" / name, ASKED, resume=False, overwrite=False) as part:
+    with ResumableFile(tmp_path / "whole" / name, ASKED, resume=False, overwrite=False) as part:
         part.start(writer)
         for body in bodies:
             part.append(body, 1)
         part.finish()
-    first = Part(tmp_path / name, ASKED, resume=False, overwrite=False)
+    first = ResumableFile(tmp_path / name, ASKED, resume=False, overwrite=False)
     first.start(writer)
     for body in bodies[:cut]:
         first.append(body, 1)
@@ -134,7 +134,7 @@ def test_it_goes_on_wherever_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     first._file.write(b"half")
     first._file.close()
     assert not (tmp_path / name).exists()
-    with Part(tmp_path / name, ASKED, resume=True, overwrite=False) as part:
+    with ResumableFile(tmp_path / name, ASKED, resume=True, overwrite=False) as part:
         assert part.rows == cut
         part.start(writer)
         for body in bodies[cut:]:
@@ -145,7 +145,7 @@ def test_it_goes_on_wherever_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def stopped(folder: Path) -> Path:
-    part = Part(folder / "out.jsonl", ASKED, resume=False, overwrite=False)
+    part = ResumableFile(folder / "out.jsonl", ASKED, resume=False, overwrite=False)
     part.start(JsonlWriter())
     part.append(b"{}\n", 1)
     part.commit()
@@ -157,17 +157,17 @@ def stopped(folder: Path) -> Path:
 def test_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
     final = stopped(tmp_path)
     with pytest.raises(InputError, match="made with model='m', and now it is 'other'"):
-        Part(final, ASKED | {"model": "other"}, resume=True, overwrite=False)
+        ResumableFile(final, ASKED | {"model": "other"}, resume=True, overwrite=False)
     with pytest.raises(InputError, match="made with more=None, and now it is 1"):
-        Part(final, ASKED | {"more": 1}, resume=True, overwrite=False)
-    assert Part(final, dict(ASKED), resume=True, overwrite=False).rows == 1
+        ResumableFile(final, ASKED | {"more": 1}, resume=True, overwrite=False)
+    assert ResumableFile(final, dict(ASKED), resume=True, overwrite=False).rows == 1
 
 
 def test_a_stopped_run_is_not_lost_by_mistake(tmp_path: Path) -> None:
     final = stopped(tmp_path)
     with pytest.raises(ExistsError, match="1 rows of a run that was stopped; pass --resume"):
-        Part(final, ASKED, resume=False, overwrite=False)
-    with Part(final, {"model": "other"}, resume=False, overwrite=True) as part:
+        ResumableFile(final, ASKED, resume=False, overwrite=False)
+    with ResumableFile(final, {"model": "other"}, resume=False, overwrite=True) as part:
         assert part.rows == 0
         part.start(JsonlWriter())
         part.finish()
@@ -177,41 +177,41 @@ def test_a_stopped_run_is_not_lost_by_mistake(tmp_path: Path) -> None:
 def test_a_new_run_leaves_no_old_journal(tmp_path: Path) -> None:
     """Else the old one would vouch for the new part's bytes."""
     final = stopped(tmp_path)
-    part = Part(final, ASKED, resume=False, overwrite=True)
+    part = ResumableFile(final, ASKED, resume=False, overwrite=True)
     part.start(JsonlWriter())
     assert part._file is not None
     part._file.write(b"new and longer\n")
     part._file.close()
-    assert Part(final, ASKED, resume=True, overwrite=False).rows == 0
+    assert ResumableFile(final, ASKED, resume=True, overwrite=False).rows == 0
 
 
 def test_a_finished_output(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("{}\n")
     with pytest.raises(ExistsError, match="--overwrite"):
-        Part(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False)
-    with pytest.raises(Complete):
-        Part(tmp_path / "out.jsonl", ASKED, resume=True, overwrite=False)
+        ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False)
+    with pytest.raises(AlreadyComplete):
+        ResumableFile(tmp_path / "out.jsonl", ASKED, resume=True, overwrite=False)
     # Killed between the naming of the file and the end of the journal.
     (tmp_path / "out.jsonl.part.json").write_text("{}")
-    with pytest.raises(Complete):
-        Part(tmp_path / "out.jsonl", ASKED, resume=True, overwrite=False)
+    with pytest.raises(AlreadyComplete):
+        ResumableFile(tmp_path / "out.jsonl", ASKED, resume=True, overwrite=False)
 
 
 def test_damage_is_said(tmp_path: Path) -> None:
     final = stopped(tmp_path)
     os.truncate(tmp_path / "out.jsonl.part", 1)
     with pytest.raises(InputError, match="shorter than its journal says"):
-        Part(final, ASKED, resume=True, overwrite=False)
+        ResumableFile(final, ASKED, resume=True, overwrite=False)
     (tmp_path / "out.jsonl.part.json").write_text("{")
     with pytest.raises(InputError, match="is damaged"):
-        Part(final, ASKED, resume=True, overwrite=False)
+        ResumableFile(final, ASKED, resume=True, overwrite=False)
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
-    with Part(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as one:
+    with ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as one:
         one.start(JsonlWriter())
         one.append(b"{}\n", 1)
-        two = Part(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False)
+        two = ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False)
         with pytest.raises(InputError, match="another process"), two:
             two.start(JsonlWriter())
         one.finish()
@@ -220,10 +220,10 @@ def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [InputError("x"), KeyboardInterrupt(), RuntimeError("bug")])
 def test_an_error_keeps_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    monkeypatch.setattr(journal, "EVERY", 0)
+    monkeypatch.setattr(journal, "COMMIT_INTERVAL", 0)
 
     def fail() -> None:
-        with Part(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as part:
+        with ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as part:
             part.start(JsonlWriter())
             part.append(b"{}\n", 1)
             assert part._file is not None
@@ -239,7 +239,7 @@ def test_an_error_keeps_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_error_before_anything_leaves_nothing(tmp_path: Path) -> None:
 
     def fail() -> None:
-        with Part(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as part:
+        with ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as part:
             part.start(JsonlWriter())
             raise InputError("x")
 

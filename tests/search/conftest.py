@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bertie.search.passages import Store
+from bertie.search.records import VectorStore
 
 KINDS = ("embedded", "postgres", "lance")
 _names = itertools.count()
@@ -26,19 +26,19 @@ class Place:
     kind: str
     at: str
     name: str = "bertie"
-    opened: list[Store] = field(default_factory=list)
+    opened: list[VectorStore] = field(default_factory=list)
 
-    def create(self, dimension: int, about: Mapping[str, Any] | None = None) -> Store:
+    def create(self, dimension: int, about: Mapping[str, Any] | None = None) -> VectorStore:
         return self._keep(self._class.create(self.at, dimension, about or {}, **self._named))
 
-    def open(self) -> Store:
+    def open(self) -> VectorStore:
         return self._keep(self._class.open(self.at, **self._named))
 
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
 
-    def _keep(self, store: Store) -> Store:
+    def _keep(self, store: VectorStore) -> VectorStore:
         self.opened.append(store)
         return store
 
@@ -49,16 +49,16 @@ class Place:
     @property
     def _class(self) -> Any:
         if self.kind == "postgres":
-            from bertie.search.postgres import PostgresStore
+            from bertie.search.postgres_store import PostgresStore
 
             return PostgresStore
         if self.kind == "lance":
-            from bertie.search.lance import LanceStore
+            from bertie.search.lance_store import LanceStore
 
             return LanceStore
-        from bertie.search.embedded import EmbeddedStore
+        from bertie.search.local_store import LocalStore
 
-        return EmbeddedStore
+        return LocalStore
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bertie.errors import InputError
 from bertie.search.chunking import Chunker
-from bertie.search.passages import Document, Passage
+from bertie.search.records import Document, Passage
 from bertie.text.tokenizer import Tokenizer
 from tests.tasks.tiny import document, sentences, tokenizer
 

@@ -15,8 +15,9 @@ import pytest
 import bertie
 from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
 from bertie.search import index as module
-from bertie.search.index import Changed, Index, fingerprint
-from bertie.search.passages import Document
+from bertie.search import local_store
+from bertie.search.index import Index, IndexUpdate, fingerprint
+from bertie.search.records import Document
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
 from tests.checkpoints.sentence.tiny import save_bert
@@ -190,7 +191,7 @@ def test_several_queries_give_what_each_gives_alone(index: Index, reranker: Rera
 def test_long_documents_are_cut(tmp_path: Path, embedder: Embedder) -> None:
     with Index.create(tmp_path / "i", embedder, size=20, overlap=4) as index:
         counts = index.add([Document("long", LONG), "the dog ran."])
-        assert counts == Changed(added=2, passages=len(index))
+        assert counts == IndexUpdate(added=2, passages=len(index))
         assert len(index) > 20
         hit = index.search("mat 37", mode="lexical", k=1)[0]
         assert "37" in hit.text
@@ -200,13 +201,13 @@ def test_long_documents_are_cut(tmp_path: Path, embedder: Embedder) -> None:
 
 def test_add_updates_what_is_there(index: Index, counted: list[str]) -> None:
     same = Document("cats", TEXTS["cats"], {"letter": "c", "n": 0})
-    assert index.add([same]) == Changed(unchanged=1)
+    assert index.add([same]) == IndexUpdate(unchanged=1)
     assert counted == []
-    assert index.add([Document("cats", "a zebra."), "a text", "a text"]) == Changed(1, 1, 1, 0, 2)
+    assert index.add([Document("cats", "a zebra."), "a text", "a text"]) == IndexUpdate(1, 1, 1, 0, 2)
     assert counted == ["a zebra.", "a text"]
     assert {hit.document for hit in index.search("zebras", mode="lexical")} == {"cats", "none"}
     assert "cats" not in {hit.document for hit in index.search("the cat sat", mode="lexical")}
-    assert index.delete(["cats", "nobody"]) == Changed(deleted=1)
+    assert index.delete(["cats", "nobody"]) == IndexUpdate(deleted=1)
     assert {hit.document for hit in index.search("zebras")} >= {"none"}
     assert "cats" not in {hit.document for hit in index.search("zebras")}
 
@@ -219,15 +220,15 @@ def test_refresh_embeds_only_what_has_changed(tmp_path: Path, embedder: Embedder
     (folder / "rows.jsonl").write_text('{"text": "a dog", "year": 1999}\n{"text": "a cat", "year": 2001}\n')
     with Index.create(tmp_path / "i", embedder) as index:
         index.add([Document("elsewhere", "a mat ran")])
-        assert index.refresh(folder) == Changed(added=6, passages=6)
+        assert index.refresh(folder) == IndexUpdate(added=6, passages=6)
         counted.clear()
-        assert index.refresh(folder) == Changed(unchanged=6)
+        assert index.refresh(folder) == IndexUpdate(unchanged=6)
         assert counted == []
         (folder / "cats.txt").write_text("a lion.")
         (folder / "new.txt").write_text("a tiger.")
         (folder / "dogs.txt").unlink()
         (folder / "rows.jsonl").write_text('{"text": "a dog", "year": 1999}\n{"text": "a fox", "year": 2001}\n')
-        assert index.refresh(folder) == Changed(1, 2, 3, 1, 3)
+        assert index.refresh(folder) == IndexUpdate(1, 2, 3, 1, 3)
         assert sorted(counted) == ["a fox", "a lion.", "a tiger."]
         assert {one for one, _, _ in index.store.documents()} == {
             *("elsewhere", "cats.txt", "mats.txt", "none.txt", "new.txt", "rows.jsonl#1", "rows.jsonl#2"),
@@ -259,7 +260,7 @@ def test_what_is_interrupted_goes_on(
         assert len(index) == 6
     counted.clear()
     with Index.open(tmp_path / "i", embedder) as index:
-        assert index.add(documents) == Changed(added=3, unchanged=6, passages=3)
+        assert index.add(documents) == IndexUpdate(added=3, unchanged=6, passages=3)
         assert len(counted) == 3
 
 
@@ -336,11 +337,11 @@ def test_servers_answer_as_a_folder_does(
         place = request.getfixturevalue("postgres_url") + "#by its name"
     documents = [Document(name, text, {"letter": name[0], "n": i}) for i, (name, text) in enumerate(TEXTS.items())]
     with Index.create(place, embedder) as other:
-        assert other.add([*documents, Document("more", "the dog")]) == Changed(added=5, passages=5)
-        assert other.delete(["more"]) == Changed(deleted=1)
+        assert other.add([*documents, Document("more", "the dog")]) == IndexUpdate(added=5, passages=5)
+        assert other.delete(["more"]) == IndexUpdate(deleted=1)
     with Index.open(place) as other:
         assert dict(other.about) == dict(index.about)
-        assert other.add(documents) == Changed(unchanged=4)
+        assert other.add(documents) == IndexUpdate(unchanged=4)
         for query in ("the cat sat", "dogs ran", "rivers"):
             for options in ({}, {"mode": "dense"}, {"mode": "lexical"}, {"where": {"n >=": 1, "letter": ["d", "n"]}}):
                 one, two = (each.search(query, **options) for each in (other, index))  # type: ignore[arg-type]
@@ -363,9 +364,8 @@ def test_smaller_vectors_find_nearly_the_same(vectors: Any, tmp_path: Path, embe
 def test_damage_is_repaired_from_the_passages(
     tmp_path: Path, embedder: Embedder, counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertie.search import embedded
 
-    monkeypatch.setattr(embedded, "FULL", 4)
+    monkeypatch.setattr(local_store, "FULL", 4)
     with Index.create(tmp_path / "i", embedder) as index:
         index.add(f"the cat sat on mat {i}" for i in range(8))
         before = index.search("mat 3")

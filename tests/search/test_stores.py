@@ -20,13 +20,23 @@ import numpy as np
 import pytest
 
 from bertie.errors import BertieError, CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
-from bertie.search.passages import Document, Entry, Passage, Store, Value, Vectors, Where, meets
+from bertie.search import lance_store, postgres_store
+from bertie.search.records import (
+    Document,
+    EmbeddedDocument,
+    FloatArray,
+    MetadataFilter,
+    MetadataValue,
+    Passage,
+    VectorStore,
+    matches_filters,
+)
 from tests.search.conftest import Place
 
 D = 8
 
 
-def units(n: int, seed: int = 0, dimension: int = D) -> Vectors:
+def units(n: int, seed: int = 0, dimension: int = D) -> FloatArray:
     x = np.random.default_rng(seed).normal(size=(n, dimension)).astype(np.float32)
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
@@ -35,19 +45,21 @@ def entry(
     id: str,
     passages: int = 1,
     *,
-    metadata: Mapping[str, Value] | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
     source: str | None = None,
     version: str = "1",
     seed: int | None = None,
-) -> Entry:
+) -> EmbeddedDocument:
     """A document of so many passages of six characters each."""
     pieces = [f"{version[:3]:>3}{i:3}" for i in range(passages)]
     document = Document(id, "".join(pieces), metadata or {}, source, version)
     cut = [Passage(id, 6 * i, 6 * i + 6, piece, ("Top", f"Part {i}")) for i, piece in enumerate(pieces)]
-    return Entry(document, cut, units(passages, zlib.crc32(f"{id} {version}".encode()) if seed is None else seed))
+    return EmbeddedDocument(
+        document, cut, units(passages, zlib.crc32(f"{id} {version}".encode()) if seed is None else seed)
+    )
 
 
-def everything(store: Store) -> dict[str, tuple[str | None, str, list[str]]]:
+def everything(store: VectorStore) -> dict[str, tuple[str | None, str, list[str]]]:
     """Of each document its source, its version and the texts of its passages, in their order."""
     held: dict[str, tuple[str | None, str, list[str]]] = {id: (s, v, []) for id, s, v in store.documents()}
     for found in store.fetch([key for key, _ in store.texts()]):
@@ -55,7 +67,7 @@ def everything(store: Store) -> dict[str, tuple[str | None, str, list[str]]]:
     return held
 
 
-def expected(entries: Sequence[Entry]) -> dict[str, tuple[str | None, str, list[str]]]:
+def expected(entries: Sequence[EmbeddedDocument]) -> dict[str, tuple[str | None, str, list[str]]]:
     return {e.document.id: (e.document.source, e.document.version, [p.text for p in e.passages]) for e in entries}
 
 
@@ -66,7 +78,7 @@ def test_empty(place: Place) -> None:
     store = place.create(D)
     assert (len(store), store.generation, store.dimension) == (0, 0, D)
     assert list(store.documents()) == list(store.texts()) == store.fetch([]) == store.fetch([1, 2]) == []
-    assert len(store.allowed([])) == len(store.allowed([Where("x", "!=", 1)])) == 0
+    assert len(store.allowed([])) == len(store.allowed([MetadataFilter("x", "!=", 1)])) == 0
     keys, scores = store.nearest(units(1), 5)[0]
     assert (keys.dtype, scores.dtype, len(keys), len(scores)) == (np.int64, np.float32, 0, 0)
     assert store.nearest(np.empty((0, D), np.float32), 5) == []
@@ -106,13 +118,27 @@ def test_what_comes_back_is_what_was_put(place: Place) -> None:
         "a\nb\tc",
     ]
     names = ["it's", 'a"b', "a.b", "$.x", "0", "日本", "back\\slash", " ", "", "[0]"]
-    values: list[Value] = ["it's", 'say "hi"', "", "🎈\n\t\\", 0, -1, 2**63 - 1, 0.1, 1e16, 1e23, 5e-324, True, False]
+    values: list[MetadataValue] = [
+        "it's",
+        'say "hi"',
+        "",
+        "🎈\n\t\\",
+        0,
+        -1,
+        2**63 - 1,
+        0.1,
+        1e16,
+        1e23,
+        5e-324,
+        True,
+        False,
+    ]
     entries = []
     for i, id in enumerate(ids):
         metadata = {name: values[(i + j) % len(values)] for j, name in enumerate(names)}
         text = f"{id} — {id}"
         passage = Passage(id, 0, len(text), text, (id, "{a,b}", 'x"', "", "NULL"))
-        entries.append(Entry(Document(id, text, metadata, f"/tmp/{id}", id), [passage], units(1, i)))
+        entries.append(EmbeddedDocument(Document(id, text, metadata, f"/tmp/{id}", id), [passage], units(1, i)))
     place.create(D, {"model": "it's", "a": {"b": [1, 2.5, None, True, "🎈"]}}).commit(entries)
     place.close()
     store = place.open()
@@ -126,18 +152,18 @@ def test_what_comes_back_is_what_was_put(place: Place) -> None:
         )
         assert [type(found.metadata[name]) for name in names] == [type(put.document.metadata[name]) for name in names]
         for name, value in put.document.metadata.items():
-            assert found.key in store.allowed([Where(name, "=", value)])
+            assert found.key in store.allowed([MetadataFilter(name, "=", value)])
     store.commit([], delete=ids)
     assert everything(store) == {}
 
 
 def test_documents_without_passages(place: Place) -> None:
     store = place.create(D)
-    empty = Entry(Document("empty", "", {"x": 1}), [], np.empty((0, D), np.float32))
+    empty = EmbeddedDocument(Document("empty", "", {"x": 1}), [], np.empty((0, D), np.float32))
     store.commit([empty, entry("a", 2)])
     assert (len(store), [id for id, _, _ in store.documents()]) == (2, ["empty", "a"])
     assert len(store.allowed([])) == len(list(store.texts())) == len(store.nearest(units(1), 9)[0][0]) == 2
-    assert len(store.allowed([Where("x", "=", 1)])) == 0
+    assert len(store.allowed([MetadataFilter("x", "=", 1)])) == 0
     store.commit([entry("empty", 1)], delete=["a"])
     assert (len(store), [id for id, _, _ in store.documents()]) == (1, ["empty"])
 
@@ -185,10 +211,10 @@ def test_bad_entries_change_nothing(place: Place) -> None:
     store = place.create(D)
     store.commit([entry("a", 2)])
     good = entry("b", 1)
-    wrong = Entry(good.document, good.passages, units(1, dimension=D + 1))
-    nan = Entry(good.document, good.passages, np.full((1, D), np.nan, np.float32))
-    half = Entry(Document("b", "\ud800"), [Passage("b", 0, 1, "\ud800")], units(1))
-    odd = Entry(Document("b", "x", {"list": [1]}), [], np.empty((0, D), np.float32))  # type: ignore[dict-item]
+    wrong = EmbeddedDocument(good.document, good.passages, units(1, dimension=D + 1))
+    nan = EmbeddedDocument(good.document, good.passages, np.full((1, D), np.nan, np.float32))
+    half = EmbeddedDocument(Document("b", "\ud800"), [Passage("b", 0, 1, "\ud800")], units(1))
+    odd = EmbeddedDocument(Document("b", "x", {"list": [1]}), [], np.empty((0, D), np.float32))  # type: ignore[dict-item]
     for bad, message in ((wrong, f"{D} numbers"), (nan, "finite"), (half, "b"), (odd, "list")):
         with pytest.raises(InputError, match=message):
             store.commit([entry("a", 1, version="2"), entry("c"), bad], delete=["a"])
@@ -277,14 +303,14 @@ def test_create_and_open_refuse(place: Place) -> None:
 # --- search ---
 
 
-def brute(vectors: Mapping[int, Vectors], query: Vectors, k: int) -> tuple[list[int], Vectors]:
+def brute(vectors: Mapping[int, FloatArray], query: FloatArray, k: int) -> tuple[list[int], FloatArray]:
     keys = sorted(vectors)
     scores = np.array([float(vectors[key].astype(np.float64) @ query.astype(np.float64)) for key in keys])
     order = np.argsort(-scores, kind="stable")[:k]
     return [keys[i] for i in order], scores[order]
 
 
-def by_key(store: Store, entries: Sequence[Entry]) -> dict[int, Vectors]:
+def by_key(store: VectorStore, entries: Sequence[EmbeddedDocument]) -> dict[int, FloatArray]:
     """The vector of each passage that is there."""
     mine = {(e.document.id, p.start): e.vectors[i] for e in entries for i, p in enumerate(e.passages)}
     found = store.fetch([key for key, _ in store.texts()])
@@ -302,11 +328,11 @@ def test_nearest_is_exact(place: Place) -> None:
     queries = units(8, 77)
     for where in (
         [],
-        [Where("even", "=", True)],
-        [Where("i", "<", 3)],
-        [Where("even", "=", False), Where("i", ">", 90)],
+        [MetadataFilter("even", "=", True)],
+        [MetadataFilter("i", "<", 3)],
+        [MetadataFilter("even", "=", False), MetadataFilter("i", ">", 90)],
     ):
-        left = {e.document.id for e in gone if meets(e.document.metadata, where)}
+        left = {e.document.id for e in gone if matches_filters(e.document.metadata, where)}
         some = {f.key: vectors[f.key] for f in store.fetch(sorted(vectors)) if f.passage.document in left}
         assert store.allowed(where).tolist() == sorted(some)
         for k in (1, 10, 1000):
@@ -322,7 +348,7 @@ def test_nearest_is_exact(place: Place) -> None:
         assert old[0].tolist() == new[0].tolist()
 
 
-VALUES: list[Value] = [
+VALUES: list[MetadataValue] = [
     0, 1, -1, 5, 5.0, 5.5, -0.0, 1e300, -1e300, 5e-324, 2**53, 2**53 + 1, float(2**53), -(2**53) - 1, 2**63 - 1,
     -(2**63), True, False, "", "0", "1", "5", "a", "A", "b", "ab", "ä", "z", "Z", "日本", "🎈", "\uffff", "true",
     "it's", 'a"b', "a\\b", "%",
@@ -338,19 +364,19 @@ def test_every_condition_on_every_value(place: Place) -> None:
         for value in VALUES:
             self_made = [i for i, mine in enumerate(VALUES) if holds(mine, op, value)]
             right = sorted(keys[str(i)] for i in self_made) + ([keys["none"]] if op == "!=" else [])
-            assert store.allowed([Where("x", op, value)]).tolist() == right, (op, value)
+            assert store.allowed([MetadataFilter("x", op, value)]).tolist() == right, (op, value)
     for _ in range(10):
         some = tuple(rng.sample(VALUES, rng.randrange(4)))
         right = sorted(keys[str(i)] for i, mine in enumerate(VALUES) if any(holds(mine, "=", v) for v in some))
-        assert store.allowed([Where("x", "in", some)]).tolist() == right, some
-    both = [Where("x", ">=", 1), Where("x", "<", 5.5), Where("y", "!=", 0)]
+        assert store.allowed([MetadataFilter("x", "in", some)]).tolist() == right, some
+    both = [MetadataFilter("x", ">=", 1), MetadataFilter("x", "<", 5.5), MetadataFilter("y", "!=", 0)]
     assert [f.metadata["x"] for f in store.fetch(store.allowed(both).tolist())] == [1, 5, 5.0]
     for op in ("=", "<", "in"):
-        assert len(store.allowed([Where("y", op, (1,) if op == "in" else 1)])) == 0
+        assert len(store.allowed([MetadataFilter("y", op, (1,) if op == "in" else 1)])) == 0
 
 
-def holds(mine: Value, op: str, value: Value) -> bool:
-    """By the words of `Where`, and apart from `meets`: within a kind as Python compares, across kinds only != holds."""
+def holds(mine: MetadataValue, op: str, value: MetadataValue) -> bool:
+    """By the words of `MetadataFilter`, and apart from `meets`: within a kind as Python compares, across kinds only != holds."""
     letters = [bool if isinstance(v, bool) else str if isinstance(v, str) else float for v in (mine, value)]
     if letters[0] is not letters[1]:
         return op == "!="
@@ -365,8 +391,8 @@ def test_conditions_are_not_code(place: Place) -> None:
     store = place.create(D)
     store.commit([entry("a", metadata={"x": "1"}), entry("b", metadata={"y' OR '1'='1": "z"})])
     for name, value in (("x", "' OR '1'='1"), ("x' OR '1'='1", "1"), ("x\\", "1"), ("x", "1'--"), ('x"', 'x"')):
-        assert len(store.allowed([Where(name, "=", value)])) == 0
-    assert len(store.allowed([Where("y' OR '1'='1", "=", "z")])) == 1
+        assert len(store.allowed([MetadataFilter(name, "=", value)])) == 0
+    assert len(store.allowed([MetadataFilter("y' OR '1'='1", "=", "z")])) == 1
     assert len(store) == 2
 
 
@@ -383,7 +409,7 @@ def server(postgres_url: str) -> Any:
 
 @pytest.mark.parametrize("place", ["postgres"], indirect=True)
 def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.postgres.EXACT", 100)
+    monkeypatch.setattr("bertie.search.postgres_store.EXACT", 100)
     store = place.create(D)
     entries = [entry(f"d{i}", 1, metadata={"i": i, "odd": i % 2 == 1}, seed=i) for i in range(1000)]
     store.commit(entries[:800])
@@ -392,8 +418,10 @@ def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> No
     vectors = by_key(store, entries)
     documents = {f.key: int(f.passage.document[1:]) for f in store.fetch(sorted(vectors))}
     queries = units(30, 7)
-    for where, least in (([], 0.95), ([Where("odd", "=", True)], 0.95), ([Where("i", "<", 3)], 1.0)):
-        some = {key: vectors[key] for key in vectors if meets(entries[documents[key]].document.metadata, where)}
+    for where, least in (([], 0.95), ([MetadataFilter("odd", "=", True)], 0.95), ([MetadataFilter("i", "<", 3)], 1.0)):
+        some = {
+            key: vectors[key] for key in vectors if matches_filters(entries[documents[key]].document.metadata, where)
+        }
         right = 0
         for query, (keys, scores) in zip(queries, store.nearest(queries, 10, where), strict=True):
             best, _ = brute(some, query, 10)
@@ -409,18 +437,17 @@ def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("place", ["postgres"], indirect=True)
 def test_a_transaction_that_fails_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertie.search import postgres
 
     store = place.create(D)
     store.commit([entry("a", 2)])
-    copy = postgres._copy
+    copy = postgres_store._copy
 
     def fail(*given: Any) -> None:
         copy(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(postgres, "_copy", fail)
+        patch.setattr(postgres_store, "_copy", fail)
         with pytest.raises(KeyboardInterrupt):
             store.commit([entry("a", 1, version="2"), entry("b")])
     assert (everything(store), store.generation) == (expected([entry("a", 2)]), 1)
@@ -444,7 +471,7 @@ def test_a_connection_that_is_lost(place: Place, server: Any) -> None:
 
 
 def test_words_about_servers(postgres_url: str, server: Any) -> None:
-    from bertie.search.postgres import PostgresStore
+    from bertie.search.postgres_store import PostgresStore
 
     with pytest.raises(NotFoundError, match="running") as refused:
         PostgresStore.open("postgresql://me:secret@127.0.0.1:1/texts")
@@ -470,7 +497,7 @@ def test_words_about_servers(postgres_url: str, server: Any) -> None:
 def test_a_database_without_pgvector(postgres_url: str, server: Any) -> None:
     from psycopg.conninfo import make_conninfo
 
-    from bertie.search.postgres import PostgresStore
+    from bertie.search.postgres_store import PostgresStore
 
     server.execute("CREATE DATABASE bare")
     server.execute("CREATE ROLE guest LOGIN")
@@ -505,7 +532,7 @@ def test_pgvector_in_another_schema(place: Place, server: Any) -> None:
 def test_characters_that_postgresql_has_no_place_for(place: Place) -> None:
     store = place.create(D)
     with pytest.raises(InputError, match=r"U\+0000"):
-        store.commit([Entry(Document("a", "x\0y"), [Passage("a", 0, 3, "x\0y")], units(1))])
+        store.commit([EmbeddedDocument(Document("a", "x\0y"), [Passage("a", 0, 3, "x\0y")], units(1))])
     assert len(store) == 0
 
 
@@ -515,13 +542,13 @@ def test_characters_that_postgresql_has_no_place_for(place: Place) -> None:
 @pytest.mark.parametrize("place", ["lance"], indirect=True)
 @pytest.mark.parametrize("dimension", [16, 6])
 def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.lance.EXACT", 100)
+    monkeypatch.setattr("bertie.search.lance_store.EXACT", 100)
     vectors = units(1000, 1, dimension)
     store = place.create(dimension)
     entries = []
     for i, vector in enumerate(vectors):
         document = Document(f"d{i}", "", {"i": i, "odd": i % 2 == 1})
-        entries.append(Entry(document, [Passage(f"d{i}", 0, 0, "")], vector[None]))
+        entries.append(EmbeddedDocument(document, [Passage(f"d{i}", 0, 0, "")], vector[None]))
     store.commit(entries[:800])
     store.optimize()
     assert {index.name for index in store._look()[1].list_indices()} >= {"vector_idx", "key_idx", "document_idx"}  # type: ignore[attr-defined]
@@ -530,8 +557,8 @@ def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) ->
         held = by_key(store, entries)
         documents = {f.key: int(f.passage.document[1:]) for f in store.fetch(sorted(held))}
         assert sorted(documents.values()) == [i for i in range(1000) if i != 5]
-        for where in ([], [Where("odd", "=", True)], [Where("i", "<", 3)]):
-            some = {key: held[key] for key in held if meets(entries[documents[key]].document.metadata, where)}
+        for where in ([], [MetadataFilter("odd", "=", True)], [MetadataFilter("i", "<", 3)]):
+            some = {key: held[key] for key in held if matches_filters(entries[documents[key]].document.metadata, where)}
             right = 0
             queries = units(20, 7, dimension)
             for query, (keys, scores) in zip(queries, store.nearest(queries, 10, where), strict=True):
@@ -546,7 +573,6 @@ def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("place", ["lance"], indirect=True)
 def test_what_was_not_published_is_not_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertie.search import lance
 
     store = place.create(D)
     store.commit([entry("a", 2)])
@@ -556,7 +582,7 @@ def test_what_was_not_published_is_not_there(place: Place, monkeypatch: pytest.M
 
     for act in (lambda: store.commit([entry("a", 1, version="2"), entry("b")]), store.optimize):
         with monkeypatch.context() as patch:
-            patch.setattr(lance, "_publish", fail)
+            patch.setattr(lance_store, "_publish", fail)
             with pytest.raises(KeyboardInterrupt):
                 act()
         assert (everything(store), everything(place.open())) == (expected([entry("a", 2)]),) * 2
@@ -566,20 +592,19 @@ def test_what_was_not_published_is_not_there(place: Place, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("place", ["lance"], indirect=True)
 def test_old_versions_never_go_before_new_ones_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertie.search import lance
 
-    monkeypatch.setattr(lance, "KEEP", lance.timedelta(0))
-    monkeypatch.setattr(lance, "FEW", 3)
+    monkeypatch.setattr(lance_store, "KEEP", lance_store.timedelta(0))
+    monkeypatch.setattr(lance_store, "FEW", 3)
     store = place.create(D)
-    publish, seen = lance._publish, []
+    publish, seen = lance_store._publish, []
 
     def look(folder: Path, *given: Any) -> None:
         """As somebody would who comes in before a new version counts."""
-        if (folder / lance.STATE).exists():
-            seen.append(everything(lance.LanceStore.open(folder)))
+        if (folder / lance_store.STATE).exists():
+            seen.append(everything(lance_store.LanceStore.open(folder)))
         publish(folder, *given)
 
-    monkeypatch.setattr(lance, "_publish", look)
+    monkeypatch.setattr(lance_store, "_publish", look)
     for i in range(7):
         store.commit([entry(f"d{i}", 2)], delete=[f"d{i - 2}"])
         assert len(store) == len(everything(store)) * 2 == min(i + 1, 2) * 2
@@ -592,9 +617,8 @@ def test_old_versions_never_go_before_new_ones_count(place: Place, monkeypatch: 
 @pytest.mark.parametrize("place", ["lance"], indirect=True)
 def test_readers_of_an_old_version(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its age, a version that counted until now is not taken from those who read it."""
-    from bertie.search import lance
 
-    monkeypatch.setattr(lance, "KEEP", lance.timedelta(seconds=1))
+    monkeypatch.setattr(lance_store, "KEEP", lance_store.timedelta(seconds=1))
     store = place.create(D)
     store.commit([entry(f"d{i}") for i in range(30)])
     time.sleep(1.2)
@@ -649,7 +673,7 @@ def test_files_that_are_not_as_they_were(place: Place) -> None:
 # --- kills ---
 
 
-def commits(number: int) -> tuple[list[Entry], list[str]]:
+def commits(number: int) -> tuple[list[EmbeddedDocument], list[str]]:
     """What the commit of that number puts and deletes: it builds, and it changes what was built."""
     rng = random.Random(number)
     ids = rng.sample(range(40), 12)
@@ -657,9 +681,9 @@ def commits(number: int) -> tuple[list[Entry], list[str]]:
     return put, [f"d{id}" for id in ids[8:]]
 
 
-def after(number: int) -> dict[str, Entry]:
+def after(number: int) -> dict[str, EmbeddedDocument]:
     """The documents that there must be after so many commits."""
-    held: dict[str, Entry] = {}
+    held: dict[str, EmbeddedDocument] = {}
     for i in range(1, number + 1):
         put, delete = commits(i)
         for id in delete:
@@ -670,7 +694,7 @@ def after(number: int) -> dict[str, Entry]:
 
 def write_until_killed(kind: str, at: str, name: str) -> None:
     """Commit after commit, each said when it is done; files are put in order now and then."""
-    importlib.import_module(f"bertie.search.{kind}").EXACT = 20  # so that there are graphs and lists to build
+    importlib.import_module(f"bertie.search.{kind}_store").EXACT = 20  # so that there are graphs and lists to build
     store = Place(kind, at, name).open()
     for number in itertools.count(store.generation + 1):
         put, delete = commits(number)
@@ -713,7 +737,7 @@ def kill_and_look(place: Place, kills: int) -> int:
     return said
 
 
-def settled(store: Store) -> int:
+def settled(store: VectorStore) -> int:
     """The generation, once a server has seen that its client is gone and dealt with what it had been sent."""
     number, quiet = store.generation, 0
     while quiet < 3:

@@ -16,7 +16,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertie.data.journal import Complete
+from bertie.data.journal import AlreadyComplete
 from bertie.errors import CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.pretrain import cleaning as clean
@@ -455,7 +455,7 @@ def test_a_shard_that_was_lost_is_made_again(tokenizer: Tokenizer, stopped: tupl
     build([source], tokenizer, out, Settings(shard_tokens=400), resume=True)
     build([source], tokenizer, tmp_path / "whole", Settings(shard_tokens=400))
     assert files(out) == files(tmp_path / "whole")
-    with pytest.raises(Complete, match="nothing to resume"):
+    with pytest.raises(AlreadyComplete, match="nothing to resume"):
         build([source], tokenizer, out, Settings(shard_tokens=400), resume=True)
     with pytest.raises(ExistsError, match="holds a corpus already"):
         build([source], tokenizer, out, Settings(shard_tokens=400))

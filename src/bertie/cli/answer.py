@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import UsageError, absolute, add_head, add_input, add_model, add_output, load, table_of, verb
 from bertie.cli.stream import READ, Stream, read_cells, schema_of
-from bertie.data.readers import FORMATS, STDIN, kind_of, read_whole, text_of
+from bertie.data.readers import FORMATS, STDIN, data_suffix, read_text_file, text_cell
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -94,11 +94,11 @@ def _documents(args: argparse.Namespace) -> list[str]:
     if args.context == STDIN:
         if STDIN in args.items:
             raise UsageError("the questions and the context cannot both come from standard input")
-        return [read_whole(STDIN)]
+        return [read_text_file(STDIN)]
     table = table_of([args.context])
     if table.direct:
         return [args.context]
-    if FORMATS.get(kind_of(args.context) or "", "text") == "text":
-        return [read_whole(args.context)]
+    if FORMATS.get(data_suffix(args.context) or "", "text") == "text":
+        return [read_text_file(args.context)]
     column = table.column(["context", "text"], args.context_column, "--context-column", only=True)
-    return [text_of(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
+    return [text_cell(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]

@@ -25,7 +25,7 @@ from bertie.cli.common import (
     table_of,
     verb,
 )
-from bertie.data.readers import text_of
+from bertie.data.readers import text_cell
 
 if TYPE_CHECKING:
     from bertie.bench import Rate, Speed
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     if args.texts:
         table = table_of([args.texts])
         column = table.column(["text"], args.column, "--column", only=True)
-        texts = [text_of(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
+        texts = [text_cell(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
 
     from bertie.bench import measure, random_model
     from bertie.tasks import Embedder

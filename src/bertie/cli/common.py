@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from bertie.config import PRECISIONS
-from bertie.data.readers import STDIN, Table, from_texts, looks_like_data, open_table
+from bertie.data.readers import STDIN, Table, is_data_file, open_table, table_from_texts
 from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -158,12 +158,12 @@ def table_of(items: list[str], kind: Any = None, column: str = "text") -> Table:
         raise UsageError(f"{(paths or [STDIN])[0]} is a file among {len(items)} arguments; give one file, or texts")
     if items == [STDIN] or paths:
         return open_table(items[0], kind)
-    missing = next((item for item in items if looks_like_data(item)), None)
+    missing = next((item for item in items if is_data_file(item)), None)
     if missing is not None:
         raise NotFoundError(f"there is no file {missing!r}; a text that ends so must come through standard input (-)")
     if kind is not None:
         raise UsageError(f"--format {kind} is for a file or standard input, and {items[0][:60]!r} is neither")
-    return from_texts(items, column)
+    return table_from_texts(items, column)
 
 
 def pair_or_text(args: argparse.Namespace, table: Table) -> list[str]:

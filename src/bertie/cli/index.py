@@ -22,7 +22,7 @@ from bertie.errors import ExistsError, NotFoundError
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
-    from bertie.search.documents import Options
+    from bertie.search.document_reader import ReadOptions
     from bertie.search.index import Index
 
 EXAMPLE = """  bertie index docs/ --out my-index
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     with index:
         index.progress = True
         try:
-            options: Options = {
+            options: ReadOptions = {
                 "text": args.column,
                 "id": args.id_column,
                 "encoding": args.encoding,
@@ -148,23 +148,23 @@ def _index(args: argparse.Namespace) -> tuple[Index, bool]:
 
 def _say(skipped: Sequence[tuple[str, str]]) -> None:
     """What was left out: what cannot be read, and how many files of other kinds."""
-    from bertie.data.readers import kind_of
-    from bertie.search.documents import ENDINGS
+    from bertie.data.readers import data_suffix
+    from bertie.search.document_reader import DOCUMENT_SUFFIXES
 
-    others = {path for path, _ in skipped if kind_of(path) not in ENDINGS and not os.path.isdir(path)}
+    others = {path for path, _ in skipped if data_suffix(path) not in DOCUMENT_SUFFIXES and not os.path.isdir(path)}
     bad = [f"{path}: {reason}" for path, reason in skipped if path not in others]
     lines = bad[:SHOWN]
     if len(bad) > SHOWN:
         lines.append(f"{len(bad) - SHOWN:,} more that cannot be read")
     if others:
-        kinds = sorted({kind_of(path) or "without an ending" for path in others})
+        kinds = sorted({data_suffix(path) or "without an ending" for path in others})
         lines.append(f"{len(others):,} files of other kinds: {', '.join(kinds[:SHOWN])}")
     for line in lines:
         print(f"bertie: left out {line}", file=sys.stderr)
 
 
 def _remove(index: Index) -> None:
-    from bertie.search.embedded import EmbeddedStore
+    from bertie.search.local_store import LocalStore
 
-    if isinstance(index.store, EmbeddedStore):
+    if isinstance(index.store, LocalStore):
         shutil.rmtree(index.store.folder, ignore_errors=True)

@@ -36,7 +36,7 @@ from bertie.cli import (
 from bertie.cli import quantize as shrink
 from bertie.cli import similarity as similar
 from bertie.cli.common import Parser, UsageError
-from bertie.data.journal import Complete
+from bertie.data.journal import AlreadyComplete
 from bertie.errors import BertieError
 
 VERBS = (
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(2) from None
     try:
         args.run(args)
-    except Complete as note:
+    except AlreadyComplete as note:
         print(f"bertie: {note}", file=sys.stderr)
     except UsageError as error:
         _report(error, as_json)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bertie._version import __version__
 from bertie.cli.common import UsageError, add_column, new_folder, verb
 from bertie.cli.train import short_name
-from bertie.data.readers import open_table, text_of
+from bertie.data.readers import open_table, text_cell
 from bertie.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
 def _texts(name: str, column: str | None) -> list[str]:
     table = open_table(name)
     asked = table.column(["text"], column, "--column", only=True)
-    found = [text_of(table, number, row, asked) for number, row in enumerate(table.rows([asked]), 1)]
+    found = [text_cell(table, number, row, asked) for number, row in enumerate(table.rows([asked]), 1)]
     texts = [text for text in found if text.strip()]
     if not texts:
         raise InputError(f"{table.name}: column {asked!r} holds no text to compare the models on")

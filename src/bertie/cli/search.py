@@ -14,8 +14,8 @@ from bertie.cli.common import UsageError, add_model, add_weights, load, verb
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
-    from bertie.search.index import Hit, Results
-    from bertie.search.passages import Value, Where
+    from bertie.search.index import SearchHit, SearchResults
+    from bertie.search.records import MetadataFilter, MetadataValue
 
 EXAMPLE = """  bertie search my-index "how are texts cut into passages?"
   bertie search my-index "zinc batteries" -k 3 --mode lexical --where "year>=1990" --where lang=en
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
             print(shown(results, total, color=sys.stdout.isatty()))
 
 
-def condition(text: str) -> list[Where]:
+def condition(text: str) -> list[MetadataFilter]:
     """A condition as it is written on the command line. What may be a number may also be text that looks like one.
 
     >>> [(one.name, one.op, one.value) for one in condition("year>=1990")]
@@ -96,7 +96,7 @@ def condition(text: str) -> list[Where]:
     >>> [(one.name, one.op, one.value) for one in condition("year = 1990")]
     [('year', 'in', ('1990', 1990))]
     """
-    from bertie.search.passages import Where
+    from bertie.search.records import MetadataFilter
 
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -104,13 +104,13 @@ def condition(text: str) -> list[Where]:
     name, op, value = match.groups()
     values = (value, *_typed(value))
     if op == "=":
-        return [Where(name, "in", values)]
+        return [MetadataFilter(name, "in", values)]
     if op == "!=":
-        return [Where(name, op, one) for one in values]
-    return [Where(name, op, values[-1])]
+        return [MetadataFilter(name, op, one) for one in values]
+    return [MetadataFilter(name, op, values[-1])]
 
 
-def _typed(text: str) -> list[Value]:
+def _typed(text: str) -> list[MetadataValue]:
     """What a value may be beside text."""
     if text in ("true", "false"):
         return [text == "true"]
@@ -122,7 +122,7 @@ def _typed(text: str) -> list[Value]:
     return []
 
 
-def shown(results: Results, total: int, *, color: bool) -> str:
+def shown(results: SearchResults, total: int, *, color: bool) -> str:
     """For people: each passage with its place, its scores and the words of the query; and how long it took."""
     lines = []
     for number, hit in enumerate(results, 1):
@@ -134,7 +134,7 @@ def shown(results: Results, total: int, *, color: bool) -> str:
     return "\n".join(lines)
 
 
-def _passage(hit: Hit, color: bool) -> str:
+def _passage(hit: SearchHit, color: bool) -> str:
     """The stretch with the most words of the query, these lit up."""
     start, end = _stretch(len(hit.text), hit.highlights)
     while start and not hit.text[start - 1].isspace() and hit.text[start - 1 : start + 1].isalnum():

@@ -16,10 +16,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from bertie._version import __version__
 from bertie.cli.common import UsageError, absolute
-from bertie.data.journal import Part
+from bertie.data.journal import ResumableFile
 from bertie.data.progress import Progress
-from bertie.data.readers import STDIN, Row, Table, chunks, text_of
-from bertie.data.writers import JsonlWriter, Kind, Record, Schema, TableWriter, check_ending, writer_for
+from bertie.data.readers import STDIN, Row, Table, chunk_rows, text_cell
+from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWriter, check_output_name, make_writer
 from bertie.errors import InputError
 
 # A chunk is one call of the task. The batches within it depend on it alone, and a run can only be gone on with between
@@ -45,11 +45,11 @@ class Stream:
     ) -> None:
         self._args, self._table, self._columns = args, table, columns
         self._extra = ["id"] if "id" in table.columns and "id" not in columns else []
-        self._part: Part | None = None
+        self._part: ResumableFile | None = None
         name = args.output if args.output != STDIN else None
         if name is not None:
-            check_ending(name, vectors=vectors)
-            self._part = Part(Path(name), self._asked(), resume=args.resume, overwrite=args.overwrite)
+            check_output_name(name, vectors=vectors)
+            self._part = ResumableFile(Path(name), self._asked(), resume=args.resume, overwrite=args.overwrite)
         elif args.resume or args.overwrite:
             raise UsageError("--resume and --overwrite are about an output file; name it with -o")
         rows = table.rows([*columns, *self._extra])
@@ -83,7 +83,7 @@ class Stream:
         watched = self._part is None and sys.stdout.isatty()  # the results themselves show how far it is
         progress = Progress(self._args.verb, self._table.fraction, before=skip)
         with nullcontext() if watched else progress:
-            for chunk in chunks(islice(rows, skip, None), ROWS_A_CHUNK, CHARACTERS_A_CHUNK):
+            for chunk in chunk_rows(islice(rows, skip, None), ROWS_A_CHUNK, CHARACTERS_A_CHUNK):
                 try:
                     done = list(work([item for _, _, item in chunk]))
                 except InputError as error:
@@ -108,7 +108,7 @@ class Stream:
         if self._part is None:
             self._print(results, titles, show)
             return
-        writer = writer_for(self._part.final.name, self._whole(schema), dimension)
+        writer = make_writer(self._part.final.name, self._whole(schema), dimension)
         with self._part as part:
             part.start(writer)
             for some in results:
@@ -127,7 +127,7 @@ class Stream:
 
     def _items(self) -> Iterator[tuple[int, Row, Item]]:
         for number, row in enumerate(self._rows, 1):
-            texts = tuple(text_of(self._table, number, row, column) for column in self._columns)
+            texts = tuple(text_cell(self._table, number, row, column) for column in self._columns)
             yield number, row, texts if len(texts) > 1 else texts[0]
 
     def _whole(self, schema: Schema) -> Schema:
@@ -165,13 +165,13 @@ def _stamp(model: str | None) -> str | None:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def schema_of(result: type, **given: Kind) -> Schema:
+def schema_of(result: type, **given: FieldType) -> Schema:
     """The fields of a result and their kinds, from its annotations; `given` are those that these do not tell."""
     hints = get_type_hints(result)
     return {one.name: given.get(one.name) or _kind(hints[one.name]) for one in fields(result)}
 
 
-def _kind(hint: Any) -> Kind:
+def _kind(hint: Any) -> FieldType:
     inner = [one for one in get_args(hint) if one not in (NoneType, Ellipsis)]
     if is_dataclass(hint) and isinstance(hint, type):
         return schema_of(hint)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bertie.cli.common import KINDS as FORMATS
 from bertie.cli.common import Parser, UsageError, add_column, verb
 from bertie.data.progress import Progress
-from bertie.data.readers import STDIN, looks_like_data, open_table, text_of
+from bertie.data.readers import STDIN, is_data_file, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Corpus:
                 table = open_table(file, self._kind)
                 column = table.column(["text"], self._column, "--column", only=True)
                 for number, row in enumerate(table.rows([column]), 1):
-                    text = text_of(table, number, row, column)
+                    text = text_cell(table, number, row, column)
                     if self._limit is not None:
                         text = text[: self._limit - self.characters]
                     progress.update(1)
@@ -177,7 +177,7 @@ def _files(name: str, kind: Format | None) -> list[str]:
     if name == STDIN or not folder.is_dir():
         return [name]
     found = sorted(str(file) for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
-    found = [file for file in found if kind is not None or looks_like_data(file)]
+    found = [file for file in found if kind is not None or is_data_file(file)]
     if not found:
         raise InputError(f"the folder {name} holds no file that ends as texts do; say what they hold with --format")
     return found

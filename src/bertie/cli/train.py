@@ -27,7 +27,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
-from bertie.data.journal import Complete
+from bertie.data.journal import AlreadyComplete
 from bertie.data.writers import TableWriter
 from bertie.errors import BertieError, InputError
 from bertie.training.recipe import TRAINED, Recipe, RecipeFile, read_recipe
@@ -226,7 +226,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         asked = _asked(args)
         job = _job(args, asked, first)
-    except (BertieError, Complete) as error:
+    except (BertieError, AlreadyComplete) as error:
         if first:
             raise
         raise SystemExit(isinstance(error, BertieError)) from None  # the first process says why

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bertie.cli.common import add_column, add_model, new_folder, verb
 from bertie.data.progress import Progress
-from bertie.data.readers import open_table, text_of
+from bertie.data.readers import open_table, text_cell
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         for table, column in zip(tables, columns, strict=True):
             with Progress("weight-tokens", table.fraction) as progress:
                 for number, row in enumerate(table.rows([column]), 1):
-                    yield text_of(table, number, row, column)
+                    yield text_cell(table, number, row, column)
                     progress.update(1)
                     count += 1
 

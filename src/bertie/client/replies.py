@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bertie.search.index import Results
+    from bertie.search.index import SearchResults
     from bertie.tasks.answer import Answers
     from bertie.tasks.classify import Classification, ZeroShotClassification
     from bertie.tasks.embed import Embedding
@@ -106,15 +106,15 @@ def ranked(scored: Iterable[tuple[float, dict[str, int]]], texts: Sequence[str],
     return sorted(found, key=lambda one: (-one.score, one.index))[:top_k]
 
 
-def results(reply: Any) -> list[Results]:
+def results(reply: Any) -> list[SearchResults]:
     """Of `search`."""
-    from bertie.search.index import Hit, Results
+    from bertie.search.index import SearchHit, SearchResults
 
     return [
-        Results(
+        SearchResults(
             one["query"],
             tuple(
-                Hit(
+                SearchHit(
                     **hit
                     | {
                         "headings": tuple(hit["headings"]),

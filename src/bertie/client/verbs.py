@@ -18,7 +18,7 @@ from bertie.text.tokenizer import checked_text
 
 if TYPE_CHECKING:
     from bertie.client.clients import AsyncClient, Client
-    from bertie.search.index import Results
+    from bertie.search.index import SearchResults
     from bertie.tasks.answer import Answers
     from bertie.tasks.classify import Classification, ZeroShotClassification
     from bertie.tasks.fill_mask import Filled
@@ -177,7 +177,7 @@ class Verbs:
         where: Mapping[str, Any] | None = None,
         depth: int = 100,
         weights: Mapping[str, float] | None = None,
-    ) -> Call[Results, Results]:
+    ) -> Call[SearchResults, SearchResults]:
         """The k passages of the server's index that answer a query best, as `Index.search`."""
         how = {"mode": mode, "rerank": rerank, "where": where, "depth": depth, "weights": weights}
         return Call(_search([query], k=k, **how), itemgetter(0))
@@ -193,7 +193,7 @@ class Verbs:
         where: Mapping[str, Any] | None = None,
         depth: int = 100,
         weights: Mapping[str, float] | None = None,
-    ) -> Listed[Results]:
+    ) -> Listed[SearchResults]:
         """As `search`, of several queries."""
         how = {"mode": mode, "rerank": rerank, "where": where, "depth": depth, "weights": weights}
         return Call(_search(queries, k=k, **how), list)
@@ -214,5 +214,5 @@ class Verbs:
         return Call(calls.split(path, name, things, read, model=self.model, **options), list)
 
 
-def _search(queries: Iterable[str], **options: Any) -> Iterator[Request[Results]]:
+def _search(queries: Iterable[str], **options: Any) -> Iterator[Request[SearchResults]]:
     return calls.split("/search", "queries", calls.texts(queries, "search_each", "query"), replies.results, **options)

@@ -10,9 +10,9 @@ is on the disk, so that it is there whole or not at all; a shard that is made tw
 same file. A few tens of shards are on their way at a time, however large the input is: readers wait for workers.
 """
 
-from bertie.cluster.embedding import embed
-from bertie.cluster.folder import Shards
-from bertie.cluster.indexing import index
-from bertie.cluster.shards import ROWS_A_SHARD
+from bertie.cluster.embed_job import embed
+from bertie.cluster.index_job import index
+from bertie.cluster.shard_folder import ShardedEmbeddings
+from bertie.cluster.text_shards import ROWS_PER_SHARD
 
-__all__ = ["ROWS_A_SHARD", "Shards", "embed", "index"]
+__all__ = ["ROWS_PER_SHARD", "ShardedEmbeddings", "embed", "index"]

@@ -15,18 +15,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from bertie.data.files import lock
+from bertie.data.atomic import lock_file
 from bertie.data.writers import Writer
 from bertie.errors import BertieError, ExistsError, InputError
 
-EVERY = 0.25  # seconds between two entries: what a kill may cost
+COMMIT_INTERVAL = 0.25  # seconds between two entries: what a kill may cost
 
 
-class Complete(Exception):
+class AlreadyComplete(Exception):
     """There is nothing left to do."""
 
 
-def agree(path: Path, before: dict[str, Any], asked: dict[str, Any], instead: str) -> None:
+def check_same_settings(path: Path, before: dict[str, Any], asked: dict[str, Any], instead: str) -> None:
     """Going on with something else than was begun would mix two results."""
     now = json.loads(json.dumps(asked))
     for key in {**now, **before}:
@@ -37,7 +37,7 @@ def agree(path: Path, before: dict[str, Any], asked: dict[str, Any], instead: st
             )
 
 
-class Part:
+class ResumableFile:
     """What there is of an output so far.
 
     Opening it only looks; `start` makes the file. Leaving the `with` by an error keeps what is safe.
@@ -63,12 +63,16 @@ class Part:
             raise InputError(f"{self.final} cannot be written: no permission in {self.final.parent.absolute()}")
         before = self._read()
         if self._resume and before is not None:
-            agree(self.path, before["asked"], self.asked, "pass --overwrite without --resume to begin anew")
+            check_same_settings(
+                self.path, before["asked"], self.asked, "pass --overwrite without --resume to begin anew"
+            )
             self.rows, self._size = before["rows"], before["bytes"]
             return
         if self.final.exists() and not overwrite:
             if self._resume:
-                raise Complete(f"{self.final} is there, and nothing that was stopped: there is nothing to resume")
+                raise AlreadyComplete(
+                    f"{self.final} is there, and nothing that was stopped: there is nothing to resume"
+                )
             raise ExistsError(f"{self.final} is there already; pass --overwrite, or another name")
         if before is not None and not overwrite:
             raise ExistsError(
@@ -97,7 +101,7 @@ class Part:
             file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
-        lock(file, self.path)
+        lock_file(file, self.path)
         self._file = file
         if not self._size:  # an old journal must not vouch for a new part
             self.journal.unlink(missing_ok=True)
@@ -112,7 +116,7 @@ class Part:
         assert self._file is not None
         self._file.write(data)
         self._written += rows
-        if time.monotonic() - self._at >= EVERY:
+        if time.monotonic() - self._at >= COMMIT_INTERVAL:
             self.commit()
 
     def commit(self) -> None:

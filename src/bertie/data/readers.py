@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from bertie.data.codecs import ENDINGS, decompressing, opened
+from bertie.data.compression import COMPRESSED_SUFFIXES, decompression_errors, open_decompressed
 from bertie.errors import InputError, MissingPackageError, NotFoundError
 
 Row = dict[str, Any]
@@ -65,7 +65,7 @@ class Table:
         return f"only {', '.join(map(repr, self.columns[:20]))}"
 
 
-def text_of(table: Table, number: int, row: Row, column: str) -> str:
+def text_cell(table: Table, number: int, row: Row, column: str) -> str:
     """The text in a column. Whatever is not there, or no text, is an error that says where."""
     value = row.get(column)
     if isinstance(value, str):
@@ -74,20 +74,20 @@ def text_of(table: Table, number: int, row: Row, column: str) -> str:
     raise InputError(f"{table.name}, row {number}: {what} in column {column!r}; fill it in or leave the row out")
 
 
-def kind_of(name: str) -> str | None:
+def data_suffix(name: str) -> str | None:
     """The ending that says what a file holds, without that of its compression."""
     path = Path(name.lower())
-    if path.suffix in ENDINGS:
+    if path.suffix in COMPRESSED_SUFFIXES:
         path = path.with_suffix("")
     return path.suffix or None
 
 
-def looks_like_data(name: str) -> bool:
+def is_data_file(name: str) -> bool:
     """Does it end as the files that can be read?"""
-    return kind_of(name) in FORMATS
+    return data_suffix(name) in FORMATS
 
 
-def from_texts(texts: Sequence[str], column: str = "text") -> Table:
+def table_from_texts(texts: Sequence[str], column: str = "text") -> Table:
     """Texts given directly."""
     rows = ({column: text} for text in texts)
     return Table("the command line", (column,), (column,), lambda _: rows, lambda: None, direct=True)
@@ -98,7 +98,7 @@ def open_table(name: str, kind: Format | None = None) -> Table:
     if kind is None:
         kind = _kind(name)
     raw, size = _open(name)
-    data = opened(raw, name)
+    data = open_decompressed(raw, name)
     title = "standard input" if name == STDIN else name
 
     def fraction() -> float | None:
@@ -120,15 +120,15 @@ def open_table(name: str, kind: Format | None = None) -> Table:
     return Table(title, tuple(first), textual, lambda _: chain([first], rows), fraction, size)
 
 
-def read_whole(name: str) -> str:
+def read_text_file(name: str) -> str:
     """All of a text file, as one text."""
     raw, _ = _open(name)
-    with decompressing(name):
-        return "".join(line for _, line in _lines(name, opened(raw, name)))
+    with decompression_errors(name):
+        return "".join(line for _, line in _lines(name, open_decompressed(raw, name)))
 
 
 def _kind(name: str) -> Format:
-    ending = kind_of(name)
+    ending = data_suffix(name)
     if ending == ".json":
         raise InputError(f"{name} is JSON; make it JSONL, one object a line (jq -c '.[]'), or pass --format jsonl")
     return FORMATS.get(ending or "", "text")
@@ -153,7 +153,7 @@ def _open(name: str) -> tuple[io.BufferedReader, int | None]:
 def _lines(name: str, data: BinaryIO) -> Iterator[tuple[int, str]]:
     """Lines with their ends, decoded one by one, so that an error can say where."""
     number = 0
-    with decompressing(name):
+    with decompression_errors(name):
         while line := data.readline(LONGEST_LINE):
             number += 1
             if len(line) == LONGEST_LINE:
@@ -223,7 +223,7 @@ def _parquet(name: str, data: BinaryIO, size: int | None) -> Table:
         raise MissingPackageError("Parquet needs the package pyarrow: pip install 'bertie[data]'") from None
     if not (isinstance(data, io.BufferedReader) and data.seekable() and size is not None):
         spool: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  (it goes when the command ends)
-        with decompressing(name):
+        with decompression_errors(name):
             shutil.copyfileobj(data, spool, 1 << 20)
         spool.seek(0)
         data = spool
@@ -268,7 +268,9 @@ def _is_text(value: object) -> bool:
     return False
 
 
-def chunks(rows: Iterable[tuple[int, Row, Any]], items: int, characters: int) -> Iterator[list[tuple[int, Row, Any]]]:
+def chunk_rows(
+    rows: Iterable[tuple[int, Row, Any]], items: int, characters: int
+) -> Iterator[list[tuple[int, Row, Any]]]:
     """Rows in chunks that depend on nothing but the rows, and end at a number of items or of characters."""
     chunk: list[tuple[int, Row, Any]] = []
     size = 0

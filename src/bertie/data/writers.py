@@ -17,14 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bertie.data.codecs import ENDINGS, check, compress
-from bertie.data.readers import kind_of
+from bertie.data.compression import COMPRESSED_SUFFIXES, check_codec, compress
+from bertie.data.readers import data_suffix
 from bertie.errors import InputError, MissingPackageError
 
 Record = dict[str, Any]
-Kind = Any  # int, float, str, np.float32, [Kind] or {name: Kind}
-Schema = dict[str, Kind]
-KINDS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".npy")
+FieldType = Any  # int, float, str, np.float32, [FieldType] or {name: FieldType}
+Schema = dict[str, FieldType]
+OUTPUT_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".npy")
 
 
 class Writer(ABC):
@@ -43,25 +43,25 @@ class Writer(ABC):
         return part
 
 
-def check_ending(name: str, *, vectors: bool) -> None:
+def check_output_name(name: str, *, vectors: bool) -> None:
     """Fail before any work if a file of this name could not be written."""
-    kind = kind_of(name)
-    known = [one for one in KINDS if vectors or one != ".npy"]
+    kind = data_suffix(name)
+    known = [one for one in OUTPUT_SUFFIXES if vectors or one != ".npy"]
     if kind not in known:
         raise InputError(
             f"{name}: the ending must say what to write: {', '.join(known)}, the text ones also with .gz, .xz or .zst"
         )
     packed = Path(name.lower()).suffix
-    if packed in ENDINGS and kind in (".parquet", ".npy"):
+    if packed in COMPRESSED_SUFFIXES and kind in (".parquet", ".npy"):
         raise InputError(f"{name}: {kind} is not written as {packed}; leave that off")
-    check(packed)
+    check_codec(packed)
     if kind == ".parquet":
         _arrow()
 
 
-def writer_for(name: str, schema: Schema, dimension: int | None = None) -> Writer:
+def make_writer(name: str, schema: Schema, dimension: int | None = None) -> Writer:
     """By the ending of a file; a name without any is JSONL."""
-    kind, packed = kind_of(name), Path(name.lower()).suffix
+    kind, packed = data_suffix(name), Path(name.lower()).suffix
     if kind == ".npy":
         assert dimension is not None
         return NpyWriter(dimension)
@@ -173,7 +173,7 @@ class ParquetWriter(Writer):
             os.fsync(file.fileno())
         return whole
 
-    def _type(self, kind: Kind) -> Any:
+    def _type(self, kind: FieldType) -> Any:
         pa = self._pa
         if isinstance(kind, list):
             return pa.list_(self._type(kind[0]))

@@ -1,5 +1,5 @@
 """Documents in, passages out: chunking, indexes, and search over them."""
 
-from bertie.search.passages import Document, Where
+from bertie.search.records import Document, MetadataFilter
 
-__all__ = ["Document", "Where"]
+__all__ = ["Document", "MetadataFilter"]

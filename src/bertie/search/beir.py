@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bertie.data.codecs import ENDINGS
-from bertie.data.readers import Row, Table, open_table, text_of
+from bertie.data.compression import COMPRESSED_SUFFIXES
+from bertie.data.readers import Row, Table, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 from bertie.evaluation.retrieval import Qrels, Run, each_query
 
@@ -80,7 +80,7 @@ def read(folder: str | Path, split: str = "test") -> Collection:
     for name, number, row in _by_id(asked_by):
         if name not in qrels:
             continue
-        text = text_of(asked_by, number, row, "text")
+        text = text_cell(asked_by, number, row, "text")
         if name in queries or not text.strip():
             what = "stands in an earlier row, too" if name in queries else "is empty; fill it in, or leave it out"
             raise InputError(f"{asked_by.name}, row {number}: the query {name!r} {what}")
@@ -116,7 +116,7 @@ def _judgements(top: Path, split: str) -> Table:
 
 def _table(top: Path, names: Sequence[str]) -> Table:
     for name in names:
-        for ending in ("", *ENDINGS):
+        for ending in ("", *COMPRESSED_SUFFIXES):
             if (path := top / f"{name}{ending}").is_file():
                 return open_table(str(path))
     raise NotFoundError(f"{top} has no {' or '.join(names)}, plain or compressed")
@@ -158,8 +158,8 @@ def _by_id(table: Table) -> Iterator[tuple[str, int, Row]]:
 
 
 def _joined(table: Table, number: int, row: Row) -> str:
-    title = text_of(table, number, row, "title") if row.get("title") else ""
-    return f"{title} {text_of(table, number, row, 'text')}".strip()
+    title = text_cell(table, number, row, "title") if row.get("title") else ""
+    return f"{title} {text_cell(table, number, row, 'text')}".strip()
 
 
 # --- searching ---
@@ -216,10 +216,10 @@ def lexical(collection: Collection) -> Run:
 
     What shares no word with a query is not found.
     """
-    from bertie.search.lexical import Lexical, Words
+    from bertie.search.bm25 import Analyzer, BM25Index
 
     names = list(collection.corpus)
-    index = Lexical.build(enumerate(collection.corpus.values()), Words())
+    index = BM25Index.build(enumerate(collection.corpus.values()), Analyzer())
     found = {}
     for query, text in collection.queries.items():
         places, scores = index.nearest(text, DEPTH)

@@ -16,7 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from bertie.errors import InputError
-from bertie.search.passages import Document, Passage
+from bertie.search.records import Document, Passage
 from bertie.text.tokenizer import Tokenizer, checked_text
 
 ENOUGH = 0.25  # of a passage: with less before it, a heading begins no new one

@@ -17,12 +17,22 @@ import numpy as np
 from bertie._version import __version__
 from bertie.data.progress import Progress
 from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
-from bertie.search.documents import Changes, Options, Paths
-from bertie.search.embedded import EmbeddedStore
+from bertie.search.bm25 import Analyzer, BM25Index, refresh_bm25
+from bertie.search.document_reader import FileChanges, Paths, ReadOptions
 from bertie.search.fusion import check_weights, reciprocal, weighted
-from bertie.search.lexical import Lexical, Words, current
-from bertie.search.passages import Document, Entry, Found, Keys, Store, Value, Vectors, Where, conditions
-from bertie.search.segments import Kind
+from bertie.search.local_store import LocalStore
+from bertie.search.records import (
+    Document,
+    EmbeddedDocument,
+    FloatArray,
+    Keys,
+    MetadataFilter,
+    MetadataValue,
+    StoredPassage,
+    VectorStore,
+    parse_filters,
+)
+from bertie.search.segments import EmbeddingPrecision
 
 if TYPE_CHECKING:
     from bertie.search.chunking import Chunker
@@ -42,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class SearchHit:
     """A passage that was found. `score` is that of the last stage, and `scores` are those of each that named it."""
 
     document: str  # its id
@@ -53,16 +63,16 @@ class Hit:
     score: float
     scores: Mapping[str, float]  # dense: cosine; lexical: BM25; fused: of reciprocal ranks; rerank: the model's
     highlights: tuple[tuple[int, int], ...]  # of words of the query, in `text`
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, MetadataValue]
     source: str | None  # the file that the document was read from
 
 
 @dataclass(frozen=True, slots=True)
-class Results(Sequence[Hit]):
+class SearchResults(Sequence[SearchHit]):
     """What was found for a query, best first, and how many seconds each stage took of it."""
 
     query: str
-    hits: tuple[Hit, ...]
+    hits: tuple[SearchHit, ...]
     timings: Mapping[str, float]
 
     def __len__(self) -> int:
@@ -73,7 +83,7 @@ class Results(Sequence[Hit]):
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class IndexUpdate:
     """What became of documents: how many of each, and how many passages were embedded."""
 
     added: int = 0
@@ -91,7 +101,7 @@ class Index:
 
     >>> index = Index.create("my-index")                                                     # doctest: +SKIP
     >>> index.refresh("docs/")                   # files; again, to take up what has changed # doctest: +SKIP
-    Changed(added=120, changed=0, unchanged=0, deleted=0, passages=913)
+    IndexUpdate(added=120, changed=0, unchanged=0, deleted=0, passages=913)
     >>> index.add(["A text of its own."])                                                    # doctest: +SKIP
     >>> for hit in index.search("how are texts cut?", k=3, where={"path": "docs/search.md"}):  # doctest: +SKIP
     ...     print(hit.score, hit.document, hit.text[:60])
@@ -102,10 +112,10 @@ class Index:
 
     progress = False  # whether long work shows how far it is
 
-    def __init__(self, store: Store, embedder: Embedder | None = None) -> None:
+    def __init__(self, store: VectorStore, embedder: Embedder | None = None) -> None:
         self.store, self._embedder = store, embedder
-        self._lexical: tuple[int, Lexical] | None = None
-        self._words: Words | None = None
+        self._lexical: tuple[int, BM25Index] | None = None
+        self._words: Analyzer | None = None
         self._chunker: Chunker | None = None
         self._versions: tuple[int, dict[str, str]] | None = None  # and the generation they are of
         if embedder is not None:
@@ -119,7 +129,7 @@ class Index:
         *,
         size: int | None = None,
         overlap: int | None = None,
-        vectors: Kind = "fp32",
+        vectors: EmbeddingPrecision = "fp32",
         language: str | None = "english",
         query_prompt: str | None = None,
         passage_prompt: str | None = None,
@@ -138,7 +148,7 @@ class Index:
         query_prompt = query_prompt or next((name for name in ("query",) if name in known), None)
         passage_prompt = passage_prompt or next((name for name in ("passage", "document") if name in known), None)
         _cutter(embedder, size, overlap)
-        Words(language)
+        Analyzer(language)
         folder = Path(embedder.checkpoint.source)
         about = {
             "bertie": __version__,
@@ -153,36 +163,36 @@ class Index:
         kind, rest = _place(place)
         if kind != "folder" and vectors != "fp32":
             raise InputError(f"vectors={vectors!r} is for an index in a folder; {place} keeps fp32")
-        store: Store
+        store: VectorStore
         if kind == "postgres":
-            from bertie.search.postgres import PostgresStore
+            from bertie.search.postgres_store import PostgresStore
 
             url, _, name = rest.partition("#")
             store = PostgresStore.create(url, embedder.dimension, about, name=name or NAME)
         elif kind == "lance":
-            from bertie.search.lance import LanceStore
+            from bertie.search.lance_store import LanceStore
 
             store = LanceStore.create(rest, embedder.dimension, about)
         else:
-            store = EmbeddedStore.create(rest, embedder.dimension, about, vectors=vectors)
+            store = LocalStore.create(rest, embedder.dimension, about, vectors=vectors)
         return cls(store, embedder)
 
     @classmethod
     def open(cls, place: str | Path, model: str | Path | Embedder | None = None) -> Self:
         """One that is there. Without a model, the one it was made with is loaded when it is needed; no other fits."""
         kind, rest = _place(place)
-        store: Store
+        store: VectorStore
         if kind == "postgres":
-            from bertie.search.postgres import PostgresStore
+            from bertie.search.postgres_store import PostgresStore
 
             url, _, name = rest.partition("#")
             store = PostgresStore.open(url, name=name or NAME)
         elif kind == "lance":
-            from bertie.search.lance import LanceStore
+            from bertie.search.lance_store import LanceStore
 
             store = LanceStore.open(rest)
         else:
-            store = EmbeddedStore.open(rest)
+            store = LocalStore.open(rest)
         try:
             return cls(store, None if model is None else _load(model))
         except BaseException:
@@ -192,8 +202,8 @@ class Index:
     @classmethod
     def rebuild(cls, folder: str | Path, model: str | Path | Embedder | None = None) -> int:
         """Make the damaged files of an index anew from its passages, and say how many had to be embedded again."""
-        with cls(EmbeddedStore(Path(folder), look=False), None if model is None else _load(model)) as index:
-            assert isinstance(index.store, EmbeddedStore)
+        with cls(LocalStore(Path(folder), look=False), None if model is None else _load(model)) as index:
+            assert isinstance(index.store, LocalStore)
             return index.store.repair(index.embed)
 
     def close(self) -> None:
@@ -253,21 +263,21 @@ class Index:
         return self._chunker
 
     @property
-    def words(self) -> Words:
+    def words(self) -> Analyzer:
         """What finds words."""
         if self._words is None:
-            self._words = Words(self.about["language"])
+            self._words = Analyzer(self.about["language"])
         return self._words
 
-    def embed(self, texts: Sequence[str], prompt: Literal["query", "passage"] = "passage") -> Vectors:
+    def embed(self, texts: Sequence[str], prompt: Literal["query", "passage"] = "passage") -> FloatArray:
         """(n, D) vectors of length 1."""
         found = self.embedder.embed(texts, prompt=self.about[f"{prompt}_prompt"])
-        unit: Vectors = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        unit: FloatArray = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         return unit
 
     # --- writing ---
 
-    def add(self, documents: Iterable[Document | str]) -> Changed:
+    def add(self, documents: Iterable[Document | str]) -> IndexUpdate:
         """Add documents, or texts, which get ids from what they say; those of an id that is there are updated."""
         known = self._known()
         same = 0
@@ -285,7 +295,7 @@ class Index:
                 seen.add(document.id)
                 yield document
 
-        counts = self.put(map(self.entries, groups(fresh())), known)
+        counts = self.put(map(self.entries, group_documents(fresh())), known)
         return replace(counts, unchanged=same)
 
     def _known(self) -> dict[str, str]:
@@ -295,7 +305,7 @@ class Index:
             self._versions = generation, {id: version for id, _, version in self.store.documents()}
         return self._versions[1]
 
-    def _commit(self, put: Sequence[Entry], delete: Sequence[str] = ()) -> None:
+    def _commit(self, put: Sequence[EmbeddedDocument], delete: Sequence[str] = ()) -> None:
         self.store.commit(put, delete)
         if self._versions is not None:
             before, known = self._versions
@@ -304,7 +314,7 @@ class Index:
             known |= {entry.document.id: entry.document.version for entry in put}
             self._versions = before + 1, known
 
-    def delete(self, ids: Iterable[str]) -> Changed:
+    def delete(self, ids: Iterable[str]) -> IndexUpdate:
         """Delete documents; ids that are not there are left alone, and not counted."""
         if isinstance(ids, str):
             raise InputError(f"delete takes a list of ids, not {ids!r:.80}; put a single one into a list")
@@ -313,30 +323,30 @@ class Index:
         if there:
             self._commit([], there)
             self.store.optimize()
-        return Changed(deleted=len(there))
+        return IndexUpdate(deleted=len(there))
 
-    def refresh(self, paths: Paths, **options: Unpack[Options]) -> Changed:
+    def refresh(self, paths: Paths, **options: Unpack[ReadOptions]) -> IndexUpdate:
         """Make the index what the files below some paths are: only what is new or has changed is embedded.
 
         Documents of files that are gone are deleted, those from elsewhere are kept. `options` are those of
-        `bertie.search.documents.documents`.
+        `bertie.search.document_reader.documents`.
         """
-        changes = Changes(paths, self.store.documents(), **options)
-        counts = self.put(map(self.entries, groups(changes)), gone=lambda: changes.gone)
+        changes = FileChanges(paths, self.store.documents(), **options)
+        counts = self.put(map(self.entries, group_documents(changes)), gone=lambda: changes.gone)
         return replace(counts, added=changes.added, changed=changes.changed, unchanged=changes.unchanged)
 
     def put(
         self,
-        made: Iterable[Sequence[Entry]],
+        made: Iterable[Sequence[EmbeddedDocument]],
         known: Collection[str] = (),
         gone: Callable[[], Sequence[str]] = lambda: (),
-    ) -> Changed:
+    ) -> IndexUpdate:
         """Commit what `entries` makes, here or on another machine, and then delete what is `gone`.
 
         Documents of `known` ids count as changed. If `made` fails, what it gave before is committed all the same.
         """
         added = changed = passages = safe = 0
-        waiting: list[Entry] = []
+        waiting: list[EmbeddedDocument] = []
         self._watch()
         with Progress("index", lambda: None) if self.progress else nullcontext() as progress:
             try:
@@ -365,20 +375,20 @@ class Index:
                 self._commit(waiting, deleted)
         if passages or deleted:
             self.store.optimize()
-        return Changed(added, changed, 0, len(deleted), passages)
+        return IndexUpdate(added, changed, 0, len(deleted), passages)
 
-    def entries(self, documents: Sequence[Document]) -> list[Entry]:
+    def entries(self, documents: Sequence[Document]) -> list[EmbeddedDocument]:
         """Documents with their passages and vectors: what `put` commits."""
         cut = self.chunker.batch(documents)
         rows = self.embed([passage.text for passages in cut for passage in passages])
         entries, at = [], 0
         for document, passages in zip(documents, cut, strict=True):
-            entries.append(Entry(document, passages, rows[at : at + len(passages)]))
+            entries.append(EmbeddedDocument(document, passages, rows[at : at + len(passages)]))
             at += len(passages)
         return entries
 
     def _watch(self) -> None:
-        if isinstance(self.store, EmbeddedStore):
+        if isinstance(self.store, LocalStore):
             self.store.progress = self.progress
 
     def optimize(self) -> None:
@@ -395,10 +405,10 @@ class Index:
         *,
         mode: Mode = "hybrid",
         rerank: Reranker | None = None,
-        where: Mapping[str, Any] | Sequence[Where] = (),
+        where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
         depth: int = DEPTH,
         weights: Mapping[str, float] | None = None,
-    ) -> Results:
+    ) -> SearchResults:
         """The k passages that answer a query best.
 
         `mode` is by meaning ("dense"), by words ("lexical"), or both, put together by their ranks ("hybrid"). With
@@ -417,10 +427,10 @@ class Index:
         *,
         mode: Mode = "hybrid",
         rerank: Reranker | None = None,
-        where: Mapping[str, Any] | Sequence[Where] = (),
+        where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
         depth: int = DEPTH,
         weights: Mapping[str, float] | None = None,
-    ) -> list[Results]:
+    ) -> list[SearchResults]:
         """As `search`, of several queries: the same answers, sooner."""
         if isinstance(queries, str):
             raise InputError("search_each takes a list of queries; pass a single one to search")
@@ -436,9 +446,9 @@ class Index:
             return []
         many, depth = len(queries), max(k, depth)
         needed = depth if rerank is not None or mode == "hybrid" else k
-        asked = conditions(where)
+        asked = parse_filters(where)
         clock = _Clock(many)
-        stages: dict[str, list[tuple[Keys, Vectors]]] = {}
+        stages: dict[str, list[tuple[Keys, FloatArray]]] = {}
         if mode != "lexical":
             vectors = clock("encode", lambda: self.embed(queries, "query"))
             stages["dense"] = clock("dense", lambda: self.store.nearest(vectors, needed, asked))
@@ -476,11 +486,14 @@ class Index:
                         some.sort(key=lambda hit, one=one: -one["fused"][hit.key])  # type: ignore[misc]
         with clock.of("highlight"):
             hits = [self._hits(query, ranked[i][:k], scores[i], last) for i, query in enumerate(queries)]
-        return [Results(query, these, clock.seconds) for query, these in zip(queries, hits, strict=True)]
+        return [SearchResults(query, these, clock.seconds) for query, these in zip(queries, hits, strict=True)]
 
     @staticmethod
     def _rerank(
-        model: Reranker, queries: Queries, ranked: list[list[Found]], scores: Sequence[dict[str, dict[int, float]]]
+        model: Reranker,
+        queries: Queries,
+        ranked: list[list[StoredPassage]],
+        scores: Sequence[dict[str, dict[int, float]]],
     ) -> None:
         """Put what was found into the order that a cross-encoder gives it; equals stay as they were."""
         pairs = [(query, one.passage.text) for query, some in zip(queries, ranked, strict=True) for one in some]
@@ -489,26 +502,26 @@ class Index:
             each = mine["rerank"] = {one.key: next(said) for one in some}
             some.sort(key=lambda one, each=each: -each[one.key])  # type: ignore[misc]
 
-    def load_words(self) -> Lexical:
+    def load_words(self) -> BM25Index:
         """The index of words, made anew if something has changed: what the next search by words would do first."""
         folder = getattr(self.store, "folder", None)  # a server has none, and for it words are kept in memory
         at = None if folder is None else folder / "lexical"
-        self._lexical = current(self.store, self.words, at, self._lexical, progress=self.progress)
+        self._lexical = refresh_bm25(self.store, self.words, at, self._lexical, progress=self.progress)
         return self._lexical[1]
 
-    def _fetch(self, order: Sequence[Sequence[int]]) -> dict[int, Found]:
+    def _fetch(self, order: Sequence[Sequence[int]]) -> dict[int, StoredPassage]:
         return {found.key: found for found in self.store.fetch(list(dict.fromkeys(chain.from_iterable(order))))}
 
     def _hits(
-        self, query: str, found: Sequence[Found], scores: Mapping[str, Mapping[int, float]], last: str
-    ) -> tuple[Hit, ...]:
+        self, query: str, found: Sequence[StoredPassage], scores: Mapping[str, Mapping[int, float]], last: str
+    ) -> tuple[SearchHit, ...]:
         try:
             words = self.words
         except MissingPackageError:  # which search by meaning does not need
-            words = Words(None)
+            words = Analyzer(None)
         stems = set(words.stems(query))
         return tuple(
-            Hit(
+            SearchHit(
                 document=one.passage.document,
                 text=one.passage.text,
                 start=one.passage.start,
@@ -594,7 +607,7 @@ def _versioned(one: Document | str) -> Document:
     return replace(one, version=hashlib.sha256(data).hexdigest()[:32])
 
 
-def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def group_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Some at a time: enough for batches of like lengths, few enough for memory."""
     some: list[Document] = []
     size = 0

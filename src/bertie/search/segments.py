@@ -23,11 +23,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bertie.data.files import sync
+from bertie.data.atomic import fsync
 from bertie.errors import CheckpointError, MissingPackageError
-from bertie.search.passages import Keys, Vectors
+from bertie.search.records import FloatArray, Keys
 
-Kind = Literal["fp32", "int8", "binary"]
+EmbeddingPrecision = Literal["fp32", "int8", "binary"]
 Rows = NDArray[np.int64]  # places in a segment
 Mask = NDArray[np.bool_]
 Sums = Mapping[str, tuple[int, int]]  # of each file, its size and checksum
@@ -43,7 +43,7 @@ LEVELS = 127  # of int8 on each side of zero
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class IndexThresholds:
     """How many rows are searched in which way."""
 
     flat: int = 50_000
@@ -51,14 +51,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class VectorBlock:
     """Vectors as they are stored: float32 (n, D), or int8 (n, D) with the scale of each (n,)."""
 
     codes: NDArray[Any]
     scales: NDArray[np.float32] | None
 
     @classmethod
-    def of(cls, vectors: Vectors, kind: Kind) -> Block:
+    def of(cls, vectors: FloatArray, kind: EmbeddingPrecision) -> VectorBlock:
         """Round vectors to what is stored."""
         if kind == "fp32":
             return cls(np.ascontiguousarray(vectors, dtype=np.float32), None)
@@ -66,7 +66,7 @@ class Block:
         return cls(np.rint(vectors / scales[:, None]).astype(np.int8), scales.astype(np.float32))
 
     @classmethod
-    def join(cls, blocks: Sequence[Block]) -> Block:
+    def join(cls, blocks: Sequence[VectorBlock]) -> VectorBlock:
         """One after the other; there must be one."""
         scales = [block.scales for block in blocks if block.scales is not None]
         return cls(np.concatenate([block.codes for block in blocks]), np.concatenate(scales) if scales else None)
@@ -74,32 +74,32 @@ class Block:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, rows: Any) -> Block:
-        return Block(self.codes[rows], None if self.scales is None else self.scales[rows])
+    def __getitem__(self, rows: Any) -> VectorBlock:
+        return VectorBlock(self.codes[rows], None if self.scales is None else self.scales[rows])
 
-    def vectors(self) -> Vectors:
+    def vectors(self) -> FloatArray:
         """(n, D) as they count."""
-        plain: Vectors = np.asarray(self.codes, dtype=np.float32)
+        plain: FloatArray = np.asarray(self.codes, dtype=np.float32)
         return plain if self.scales is None else plain * self.scales[:, None]
 
-    def estimates(self, queries: Vectors) -> Vectors:
+    def estimates(self, queries: FloatArray) -> FloatArray:
         """(Q, D) -> (Q, n) scores, nearly: their last bits depend on the others in the block."""
-        plain: Vectors = queries @ np.asarray(self.codes, dtype=np.float32).T
+        plain: FloatArray = queries @ np.asarray(self.codes, dtype=np.float32).T
         return plain if self.scales is None else plain * self.scales
 
-    def scores(self, query: Vectors) -> Vectors:
+    def scores(self, query: FloatArray) -> FloatArray:
         """(D,) -> (n,) scores, worked out in float64 and rounded once."""
-        exact: Vectors = (self.vectors().astype(np.float64) @ query.astype(np.float64)).astype(np.float32)
+        exact: FloatArray = (self.vectors().astype(np.float64) @ query.astype(np.float64)).astype(np.float32)
         return exact
 
 
-def best(keys: Keys, scores: Vectors, k: int) -> tuple[Keys, Vectors]:
+def best(keys: Keys, scores: FloatArray, k: int) -> tuple[Keys, FloatArray]:
     """The k highest, best first; of equals the lower key."""
     order = np.lexsort((keys, -scores))[:k]
     return keys[order], scores[order]
 
 
-def scan(block: Block, queries: Vectors, k: int, mask: Mask | None) -> list[Rows]:
+def scan(block: VectorBlock, queries: FloatArray, k: int, mask: Mask | None) -> list[Rows]:
     """Of each query, the rows that may be among its k nearest, by comparing all that count."""
     rows = np.arange(len(block)) if mask is None else np.flatnonzero(mask)
     found = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
@@ -115,10 +115,10 @@ def scan(block: Block, queries: Vectors, k: int, mask: Mask | None) -> list[Rows
     return [each for each, _ in found]
 
 
-class Segment:
+class VectorSegment:
     """A folder of vectors that never changes: `keys` (n,) in order, `block` (n, D), and what finds them."""
 
-    def __init__(self, folder: Path, effort: int, limits: Limits) -> None:
+    def __init__(self, folder: Path, effort: int, limits: IndexThresholds) -> None:
         self.folder, self.effort, self.limits = folder, effort, limits
         self.keys, self.block = stored(folder)
         bits = folder / "bits.npy"
@@ -137,7 +137,7 @@ class Segment:
         found: Rows = at[self.keys[at] == keys]
         return found
 
-    def nearest(self, queries: Vectors, k: int, mask: Mask | None = None) -> list[tuple[Keys, Vectors]]:
+    def nearest(self, queries: FloatArray, k: int, mask: Mask | None = None) -> list[tuple[Keys, FloatArray]]:
         """Of each query, keys and scores of its k nearest rows; `mask` (n,) says which count."""
         allowed = len(self) if mask is None else int(mask.sum())
         share = allowed / max(len(self), 1)
@@ -147,7 +147,7 @@ class Segment:
         proposed = self._proposals(queries, wanted, int((wanted + SPARE) * 1.5 / share), allowed, mask)
         return [self._exact(query, rows, wanted) for query, rows in zip(queries, proposed, strict=True)]
 
-    def _proposals(self, queries: Vectors, wanted: int, many: int, allowed: int, mask: Mask | None) -> list[Rows]:
+    def _proposals(self, queries: FloatArray, wanted: int, many: int, allowed: int, mask: Mask | None) -> list[Rows]:
         """Rows that count: of `many` that the index proposes, or of more; if that takes too many, by comparing all."""
         if (self.index is None and self.bits is None) or many > MOST or allowed <= PRICE * many:
             return scan(self.block, queries, wanted, mask)
@@ -161,7 +161,7 @@ class Segment:
                 found[i] = rows
         return found
 
-    def _exact(self, query: Vectors, rows: Rows, k: int) -> tuple[Keys, Vectors]:
+    def _exact(self, query: FloatArray, rows: Rows, k: int) -> tuple[Keys, FloatArray]:
         """The k nearest of the rows, and how near they are."""
         rows = np.sort(rows)  # disks are read faster in order
         part = self.block[rows]
@@ -170,7 +170,7 @@ class Segment:
             rows, part = rows[near], part[near]
         return best(self.keys[rows], part.scores(query), k)
 
-    def propose(self, queries: Vectors, many: int, effort: int) -> list[Rows]:
+    def propose(self, queries: FloatArray, many: int, effort: int) -> list[Rows]:
         """Of each query, rows that are near, most of them the nearest."""
         faiss, more = _faiss(), min(many * effort, len(self))  # coarse codes need more, for exact scores to choose from
         if self.index is None:
@@ -185,11 +185,11 @@ class Segment:
         return [rows[rows >= 0] for rows in found]
 
 
-def stored(folder: Path) -> tuple[Keys, Block]:
+def stored(folder: Path) -> tuple[Keys, VectorBlock]:
     """Keys and vectors of a segment, without what finds them."""
     scales = folder / "scales.npy"
     codes = np.load(folder / "vectors.npy", mmap_mode="r")
-    return np.load(folder / "keys.npy"), Block(codes, np.load(scales) if scales.exists() else None)
+    return np.load(folder / "keys.npy"), VectorBlock(codes, np.load(scales) if scales.exists() else None)
 
 
 # --- writing ---
@@ -198,10 +198,10 @@ def stored(folder: Path) -> tuple[Keys, Block]:
 def write(
     folder: Path,
     keys: Keys,
-    blocks: Iterator[Block],
-    kind: Kind,
+    blocks: Iterator[VectorBlock],
+    kind: EmbeddingPrecision,
     dimension: int,
-    limits: Limits,
+    limits: IndexThresholds,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> tuple[int, Sums]:
     """Make a segment that is on the disk when this returns: its effort, and its files with their checksums.
@@ -232,9 +232,9 @@ def write(
     effort = _build(fresh, limits, progress)
     sums = checksums(fresh)
     for file in [*fresh.iterdir(), fresh]:
-        sync(file)
+        fsync(file)
     os.rename(fresh, folder)
-    sync(folder.parent)
+    fsync(folder.parent)
     return effort, sums
 
 
@@ -242,9 +242,9 @@ def _array(file: Path, dtype: Any, *shape: int) -> np.memmap[Any, Any]:
     return np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
 
 
-def _build(folder: Path, limits: Limits, progress: Callable[[int], None]) -> int:
+def _build(folder: Path, limits: IndexThresholds, progress: Callable[[int], None]) -> int:
     """Write the index that fits the size, and say how hard it must search."""
-    segment = Segment(folder, 1, limits)
+    segment = VectorSegment(folder, 1, limits)
     n = len(segment)
     if n <= limits.flat:
         return SPARE if segment.bits is not None else 1
@@ -260,14 +260,14 @@ def _build(folder: Path, limits: Limits, progress: Callable[[int], None]) -> int
     return _effort(segment, most)
 
 
-def _graph(faiss: Any, segment: Segment) -> Any:
+def _graph(faiss: Any, segment: VectorSegment) -> Any:
     dimension = segment.block.codes.shape[1]
     index = faiss.IndexHNSWSQ(dimension, faiss.ScalarQuantizer.QT_8bit, 32, faiss.METRIC_INNER_PRODUCT)
     index.train(_sample(segment, 20_000))
     return index
 
 
-def _lists(faiss: Any, segment: Segment) -> Any:
+def _lists(faiss: Any, segment: VectorSegment) -> Any:
     dimension, n = segment.block.codes.shape[1], len(segment)
     lists = max(1, min(4 * int(n**0.5), n // 40))
     # A byte for every eight numbers, or as near to that as divides them. `np`: training each polysemous code would
@@ -285,14 +285,14 @@ def _read(file: Path, *, lists: bool) -> Any:
     return faiss.read_index(str(file), faiss.IO_FLAG_MMAP if lists else faiss.IO_FLAG_MMAP_IFC)
 
 
-def _sample(segment: Segment, many: int) -> Vectors:
+def _sample(segment: VectorSegment, many: int) -> FloatArray:
     """Vectors from all over it, the same ones each time."""
     n = len(segment)
     rows = np.arange(n) if n <= many else np.sort(np.random.default_rng(0).choice(n, many, replace=False))
     return segment.block[rows].vectors()
 
 
-def _effort(segment: Segment, most: int) -> int:
+def _effort(segment: VectorSegment, most: int) -> int:
     """The least effort at which queries find their ten nearest.
 
     A stored vector is too easy a query: its like lie all around it, where the graph was made to lead. Halfway between

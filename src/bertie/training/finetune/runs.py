@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
-from bertie.data.files import write_file
-from bertie.data.journal import Complete
+from bertie.data.atomic import atomic_write
+from bertie.data.journal import AlreadyComplete
 from bertie.errors import CheckpointError, ExistsError, InputError
 from bertie.training.finetune.data import Labelled, fingerprint
 from bertie.training.recipe import Recipe
@@ -109,7 +109,7 @@ def claim(out: Path, *, resume: bool, overwrite: bool) -> None:
         return
     if there and resume and not overwrite:
         _remove(state)
-        raise Complete(f"{out} is there, and nothing that was stopped: there is nothing to resume")
+        raise AlreadyComplete(f"{out} is there, and nothing that was stopped: there is nothing to resume")
     if there and not overwrite:
         raise ExistsError(f"{out} holds a model already; pass --overwrite, or another name")
     if state.exists() and not overwrite:
@@ -146,7 +146,7 @@ class Runs:
             return
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir(parents=True)
-        write_file(self.state / ASKED, json.dumps(asked).encode())
+        atomic_write(self.state / ASKED, json.dumps(asked).encode())
 
     def _agree(self, asked: dict[str, Any]) -> None:
         before = _read_json(self.state / ASKED)
@@ -219,7 +219,7 @@ class Runs:
         self._judged[seed] = predictions
         if self.world.first:
             task.save(self._model(seed), overwrite=True)
-            write_file(folder / DONE, json.dumps(asdict(done)).encode())
+            atomic_write(folder / DONE, json.dumps(asdict(done)).encode())
             for state in (*folder.glob("*.pt"), folder / "log.csv"):
                 state.unlink(missing_ok=True)
         self._forget_worse()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertie.data.files import write_file
+from bertie.data.atomic import atomic_write
 from bertie.errors import MissingPackageError
 from bertie.evaluation.pages import Plot, Section, Table, to_html
 from bertie.evaluation.plots import Line, lines
@@ -67,9 +67,9 @@ class Curves:
 
     def write(self) -> None:
         """Write the files, each whole or not at all."""
-        write_file(self.folder / "curve.csv", _csv(self.rows))
-        write_file(self.folder / "evaluations.csv", _csv(self.evaluations))
-        write_file(self.folder / "curve.html", _page(self.rows, self.evaluations).encode("utf-8"))
+        atomic_write(self.folder / "curve.csv", _csv(self.rows))
+        atomic_write(self.folder / "evaluations.csv", _csv(self.evaluations))
+        atomic_write(self.folder / "curve.html", _page(self.rows, self.evaluations).encode("utf-8"))
         if self._events is not None:
             self._events.flush()
 

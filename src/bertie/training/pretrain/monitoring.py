@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertie.data.files import write_file
+from bertie.data.atomic import atomic_write
 from bertie.errors import ConfigError, InputError
 from bertie.evaluation.intervals import DRAWS, FloatArray, Score, bootstrap, linear, number
 from bertie.nn.model import Model
@@ -211,7 +211,7 @@ def write_samples(folder: Path, step: int, found: Sequence[Mapping[str, Any]]) -
     lines = [line for line in lines if line and json.loads(line)["step"] < step]
     lines += [json.dumps({"step": step, **one}, ensure_ascii=False) for one in found]
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+    atomic_write(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
 
 
 # --- alarms ---

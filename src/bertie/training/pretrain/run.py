@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bertie._version import __version__
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo, HeadName
-from bertie.data.files import write_file
+from bertie.data.atomic import atomic_write
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.nn.sentence_modules import SentenceModules
@@ -412,8 +412,8 @@ class _Run:
         if self.folder.is_dir():
             shutil.copytree(self.folder, report)  # a kill after this finds all of it once more
         report.mkdir(exist_ok=True)
-        write_file(report / "recipe.json", json.dumps(self.asked.as_dict(), indent=1).encode())
-        write_file(report / "run.json", json.dumps(run, indent=1).encode())
+        atomic_write(report / "recipe.json", json.dumps(self.asked.as_dict(), indent=1).encode())
+        atomic_write(report / "run.json", json.dumps(run, indent=1).encode())
 
 
 class _Watcher:

@@ -17,8 +17,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertie._version import __version__
-from bertie.data.files import write_file
-from bertie.data.journal import Complete, agree
+from bertie.data.atomic import atomic_write
+from bertie.data.journal import AlreadyComplete, check_same_settings
 from bertie.data.progress import Progress
 from bertie.errors import CheckpointError, ExistsError, InputError
 from bertie.text.tokenizer import Tokenizer
@@ -194,7 +194,7 @@ class _Journal:
         if (folder / MANIFEST).exists():
             if resume:
                 self.file.unlink(missing_ok=True)
-                raise Complete(f"{folder} is whole: there is nothing to resume")
+                raise AlreadyComplete(f"{folder} is whole: there is nothing to resume")
             raise ExistsError(f"{folder} holds a corpus already; choose another folder, or remove it")
         if self.file.exists():
             if resume:
@@ -211,7 +211,7 @@ class _Journal:
 
     def _read(self) -> None:
         found = read_json(self.file)
-        agree(self.folder, _flat(found.get("asked", {})), _flat(self.asked), "choose another folder")
+        check_same_settings(self.folder, _flat(found.get("asked", {})), _flat(self.asked), "choose another folder")
         for part, shards in self.shards.items():
             for number, shard in enumerate(found["shards"][part]):
                 sizes = [path.stat().st_size if path.exists() else -1 for path in paths(self.folder / part, number)]
@@ -221,7 +221,7 @@ class _Journal:
 
     def write(self) -> None:
         """After the files that it lists."""
-        write_file(self.file, _json({"asked": self.asked, "shards": self.shards}))
+        atomic_write(self.file, _json({"asked": self.asked, "shards": self.shards}))
 
     def stop(self, error: BaseException) -> None:
         """Say what is safe; if nothing is, leave nothing behind."""
@@ -320,7 +320,7 @@ class _Writer:
         self._folder.mkdir(exist_ok=True)
         contents = (ids.tobytes(), index)
         for path, content in zip(paths(self._folder, len(self._shards)), contents, strict=True):
-            write_file(path, content)
+            atomic_write(path, content)
         self._shards.append(
             {
                 "documents": len(lengths),
@@ -348,7 +348,7 @@ class _Writer:
         self._folder.mkdir(exist_ok=True)
         totals = {key: sum(shard[key] for shard in self._shards) for key in ("documents", "tokens", "words", "lines")}
         made = self._journal.asked | totals | {"dtype": self._dtype.name} | more | {"shards": self._shards}
-        write_file(self._folder / MANIFEST, _json(made))
+        atomic_write(self._folder / MANIFEST, _json(made))
         return made
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bertie.data.readers import FORMATS, STDIN, Table, kind_of, looks_like_data, open_table, text_of
+from bertie.data.readers import FORMATS, STDIN, Table, data_suffix, is_data_file, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 
 LONGEST = 1 << 24  # characters of a document; what is longer goes on as the next one
@@ -30,7 +30,7 @@ def files_of(sources: Sequence[str]) -> list[str]:
             path
             for path in folder.rglob("*")
             if path.is_file()
-            and looks_like_data(path.name)
+            and is_data_file(path.name)
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         )
         if not inside:
@@ -69,7 +69,7 @@ class Documents:
             else:
                 column = table.column(["text"], self._column, "--column", only=True)
                 for number, row in enumerate(table.rows([column]), 1):
-                    yield f"{table.name}, row {number}", text_of(table, number, row, column)
+                    yield f"{table.name}, row {number}", text_cell(table, number, row, column)
             self._before += size
 
 
@@ -91,7 +91,7 @@ def _paragraphs(table: Table) -> Iterator[tuple[str, str]]:
 
 
 def _is_plain(name: str) -> bool:
-    return FORMATS.get(kind_of(name) or "", "text") == "text"
+    return FORMATS.get(data_suffix(name) or "", "text") == "text"
 
 
 def read_titles(file: str) -> list[str]:

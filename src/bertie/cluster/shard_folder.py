@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bertie.cluster.shards import Report, Source, look_into
-from bertie.data.files import lock, publish
-from bertie.data.journal import agree
+from bertie.cluster.text_shards import InputFile, ShardReport, inspect_files
+from bertie.data.atomic import atomic_rename, lock_file
+from bertie.data.journal import check_same_settings
 from bertie.data.progress import Progress
-from bertie.data.readers import Format, looks_like_data
+from bertie.data.readers import Format, is_data_file
 from bertie.errors import BertieError, ExistsError, InputError
 
 MANIFEST, TEXTS, PART = "manifest.json", "texts.jsonl", ".part"
@@ -26,7 +26,7 @@ BEGUN = re.compile(rf"({MANIFEST}|{TEXTS}|{SHARD.pattern}\.[0-9a-f]{{32}}){PART}
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class ShardedEmbeddings:
     """A folder of Parquet files, whose names are in the order of the input."""
 
     folder: Path
@@ -34,7 +34,7 @@ class Shards:
     shards: int
 
 
-class Folder:
+class ShardFolder:
     """Shards, and a manifest that says what was asked and, at the end, that all are there. One process at a time."""
 
     def __init__(self, path: Path, *, resume: bool, overwrite: bool) -> None:
@@ -54,7 +54,7 @@ class Folder:
         except OSError as error:
             raise InputError(f"{self.path} cannot be made: {error.strerror}") from None
         try:
-            lock(self._lock, self.path)
+            lock_file(self._lock, self.path)
         except InputError:
             os.close(self._lock)
             raise
@@ -94,7 +94,9 @@ class Folder:
                 "begin anew"
             )
 
-    def sources(self, texts: Iterable[Path] | Iterable[str], column: str | None, kind: Format | None) -> list[Source]:
+    def sources(
+        self, texts: Iterable[Path] | Iterable[str], column: str | None, kind: Format | None
+    ) -> list[InputFile]:
         """The files to read, each looked into; texts are put into one."""
         if isinstance(texts, str | bytes | Path):
             raise InputError(f"embed takes a list of files or of texts, not {type(texts).__name__}; put it into a list")
@@ -102,11 +104,11 @@ class Folder:
         if not given:
             raise InputError("no file and no text was given: there is nothing to do")
         if all(isinstance(one, Path) for one in given):
-            return look_into([str(Path(one).resolve()) for one in given], column, kind)
+            return inspect_files([str(Path(one).resolve()) for one in given], column, kind)
         for one in given:
             if not isinstance(one, str):
                 raise InputError(f"{one!r:.60} is neither a text nor a Path; give only texts, or only files as Path")
-            if len(one) < 4096 and looks_like_data(one) and os.path.exists(one):
+            if len(one) < 4096 and is_data_file(one) and os.path.exists(one):
                 raise InputError(f"{one!r} is a text here, and there is a file of this name; give it as Path({one!r})")
         part = self.path / f"{TEXTS}{PART}"
         digest = hashlib.sha256()
@@ -116,17 +118,17 @@ class Folder:
                 digest.update(line.encode())
                 file.write(line)
         size = part.stat().st_size
-        return [Source(0, str(self.path / TEXTS), size, digest.hexdigest()[:16], "jsonl", "text", None)]
+        return [InputFile(0, str(self.path / TEXTS), size, digest.hexdigest()[:16], "jsonl", "text", None)]
 
-    def agree(self, asked: dict[str, Any]) -> Shards | None:
+    def agree(self, asked: dict[str, Any]) -> ShardedEmbeddings | None:
         """Check that what is there, if it is gone on with, is what is asked for; and return it, if it is all of it."""
         self._asked = asked
         if self._before is None or not self._resume:
             return None
-        agree(self.path, self._before["asked"], asked, "name another folder")
+        check_same_settings(self.path, self._before["asked"], asked, "name another folder")
         if self._before["shards"] is None:
             return None
-        return Shards(self.path, self._before["rows"], self._before["shards"])
+        return ShardedEmbeddings(self.path, self._before["rows"], self._before["shards"])
 
     def begin(self) -> None:
         """From here on it is the folder of what is asked."""
@@ -137,7 +139,7 @@ class Folder:
                     (self.path / name).unlink()
         texts = self.path / f"{TEXTS}{PART}"
         if texts.exists():
-            publish(texts, self.path / TEXTS)
+            atomic_rename(texts, self.path / TEXTS)
         self._tidy()
         self._enter(None, None)
 
@@ -147,7 +149,7 @@ class Folder:
             if BEGUN.fullmatch(name):
                 (self.path / name).unlink(missing_ok=True)
 
-    def end(self, reports: Iterable[Report], sizes: Sequence[int]) -> Shards:
+    def end(self, reports: Iterable[ShardReport], sizes: Sequence[int]) -> ShardedEmbeddings:
         """Wait until all is there."""
         read = [0.0] * len(sizes)
         rows = shards = 0
@@ -166,7 +168,7 @@ class Folder:
                 f"{shards} shards were made and {self._count()} are in {self.path}; do all machines see it?"
             )
         self._enter(rows, shards)
-        return Shards(self.path, rows, shards)
+        return ShardedEmbeddings(self.path, rows, shards)
 
     def _count(self) -> int:
         return sum(SHARD.fullmatch(name) is not None for name in os.listdir(self.path))
@@ -174,4 +176,4 @@ class Folder:
     def _enter(self, rows: int | None, shards: int | None) -> None:
         part = self._manifest.with_name(MANIFEST + PART)
         part.write_text(json.dumps({"asked": self._asked, "rows": rows, "shards": shards}, indent=1), "utf-8")
-        publish(part, self._manifest)
+        atomic_rename(part, self._manifest)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bertie.errors import InputError, MissingPackageError, NotFoundError
-from bertie.search.documents import Changes, documents
-from bertie.search.passages import Document
+from bertie.search.document_reader import FileChanges, read_documents
+from bertie.search.records import Document
 
 
 def write(folder: Path, files: dict[str, str | bytes]) -> Path:
@@ -25,7 +25,7 @@ def write(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 
 def read(*paths: Path, **options: Any) -> dict[str, Document]:
-    found = list(documents(paths, **options))
+    found = list(read_documents(paths, **options))
     assert len({one.id for one in found}) == len(found)
     return {one.id: one for one in found}
 
@@ -33,9 +33,9 @@ def read(*paths: Path, **options: Any) -> dict[str, Document]:
 def refused(path: Path, message: str, **options: Any) -> None:
     """Reading it is an error with these words; or it is skipped with the same words."""
     with pytest.raises(InputError, match=message):
-        list(documents(path, **options))
+        list(read_documents(path, **options))
     skips: list[tuple[str, str]] = []
-    assert not list(documents(path, **options, on_error="skip", skipped=lambda *one: skips.append(one)))
+    assert not list(read_documents(path, **options, on_error="skip", skipped=lambda *one: skips.append(one)))
     ((name, reason),) = skips
     assert name == str(path)
     with pytest.raises(InputError, match=message):
@@ -51,7 +51,7 @@ def test_folder(tmp_path: Path) -> None:
     )
     write(tmp_path, {".git/x.txt": "no", "a/x.py": "no", "B.TXT": "upper", "empty.txt": ""})
     skips: list[tuple[str, str]] = []
-    found = list(documents(tmp_path, skipped=lambda *one: skips.append(one)))
+    found = list(read_documents(tmp_path, skipped=lambda *one: skips.append(one)))
     assert [one.id for one in found] == ["B.TXT", "a/b/c.rst", "a/z.md", "b.txt", "empty.txt"]
     assert [one.metadata.get("title") for one in found] == [None, "Deep", "One", None, None]
     assert [one.text for one in found][-2:] == ["two", ""]
@@ -84,19 +84,19 @@ def test_links(tmp_path: Path) -> None:
 
 def test_wrong_paths(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"there is no file or folder .*nowhere"):
-        documents(tmp_path / "nowhere", on_error="skip")
+        read_documents(tmp_path / "nowhere", on_error="skip")
     for folder in (tmp_path / "empty", tmp_path / "useless"):
         folder.mkdir()
     write(tmp_path, {"useless/x.py": ""})
     for name in ("empty", "useless"):
         with pytest.raises(InputError, match=rf"the folder .*{name} holds no file that can be read; endings: \.txt"):
-            list(documents(tmp_path / name, on_error="skip"))
+            list(read_documents(tmp_path / name, on_error="skip"))
     os.mkfifo(tmp_path / "pipe.txt")
     refused(tmp_path / "pipe.txt", "is no regular file")
     with pytest.raises(InputError, match=r"is JSON; make it JSONL"):
-        list(documents(write(tmp_path, {"a.json": "[]"}) / "a.json"))
+        list(read_documents(write(tmp_path, {"a.json": "[]"}) / "a.json"))
     with pytest.raises(InputError, match="paths is empty"):
-        documents([])
+        read_documents([])
 
 
 def test_wrong_options(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_wrong_options(tmp_path: Path) -> None:
         ({"metadata": "year"}, "metadata='year' must be a list of columns"),
     ):
         with pytest.raises(InputError, match=message):
-            documents(tmp_path, **options)  # type: ignore[arg-type]
+            read_documents(tmp_path, **options)  # type: ignore[arg-type]
 
 
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +466,7 @@ class Memory:
 
     def refresh(self, *paths: Path, stop: int | None = None, **options: Any) -> tuple[list[str], list[str], int]:
         known = [(one.id, one.source, one.version) for one in self.held.values()]
-        changes = Changes(paths, known, **options)
+        changes = FileChanges(paths, known, **options)
         done = []
         for document in changes:
             if len(done) == stop:

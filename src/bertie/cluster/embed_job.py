@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
-from bertie.cluster import cluster, job
-from bertie.cluster.folder import PART, Folder, Shards
-from bertie.cluster.shards import ROWS_A_SHARD, EmbedPlan, Report, Shard, shards
-from bertie.data.files import publish
-from bertie.data.readers import Format, Row, chunks
+from bertie.cluster import connection, ray_job
+from bertie.cluster.shard_folder import PART, ShardedEmbeddings, ShardFolder
+from bertie.cluster.text_shards import ROWS_PER_SHARD, EmbedJobConfig, ShardReport, TextShard, read_shards
+from bertie.data.atomic import atomic_rename
+from bertie.data.readers import Format, Row, chunk_rows
 from bertie.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def embed(
     prompt: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    rows: int = ROWS_A_SHARD,
+    rows: int = ROWS_PER_SHARD,
     device: str | None = None,
     workers: int | None = None,
     threads: int | None = None,
     **options: Any,
-) -> Shards:
+) -> ShardedEmbeddings:
     """Embed files, or texts, on a Ray cluster: into a folder of Parquet files of about `rows` rows each.
 
     >>> done = embed([Path("a.jsonl"), Path("b.csv.gz")], "vectors", column="review")       # doctest: +SKIP
@@ -54,18 +54,18 @@ def embed(
     """
     from bertie.tasks.base import CHARACTERS_AT_ONCE, ITEMS_AT_ONCE
 
-    cluster.check(device, rows=rows, workers=workers, threads=threads)
+    connection.check(device, rows=rows, workers=workers, threads=threads)
     model, dimension = _checked(model, prompt, options)
-    with Folder(Path(out), resume=resume, overwrite=overwrite) as folder:
+    with ShardFolder(Path(out), resume=resume, overwrite=overwrite) as folder:
         sources = folder.sources(texts, column, format)
         asked = {"bertie": __version__, "model": model, "model_files": _digest(model), "prompt": prompt, "rows": rows}
         asked |= options | {"dimension": dimension}
         if (done := folder.agree(asked | {"input": [asdict(source) for source in sources]})) is not None:
             return done
-        with cluster.connected(address) as ray:
-            workers, threads = cluster.devices(ray, device, workers, threads)
+        with connection.connected(address) as ray:
+            workers, threads = connection.devices(ray, device, workers, threads)
             folder.begin()
-            plan = EmbedPlan(
+            plan = EmbedJobConfig(
                 model=model,
                 options=options,
                 threads=threads,
@@ -74,26 +74,26 @@ def embed(
                 rows=rows,
                 chunk=(ITEMS_AT_ONCE, CHARACTERS_AT_ONCE),
             )
-            reports = job.run(ray, sources, shards, Embed, plan, workers)
+            reports = ray_job.run(ray, sources, read_shards, EmbedActor, plan, workers)
             return folder.end(reports, [source.size for source in sources])
 
 
-class Embed(job.Worker[EmbedPlan]):
+class EmbedActor(ray_job.EmbedderActor[EmbedJobConfig]):
     """A shard in, a Parquet file on the disk and a report out."""
 
-    def work(self, one: Shard) -> Report:
+    def work(self, one: TextShard) -> ShardReport:
         """Nothing, of a shard whose file is there."""
         if one.texts:
             self._write(one)
-        return Report(one.source.number, one.rows, one.read)
+        return ShardReport(one.source.number, one.rows, one.read)
 
-    def _write(self, shard: Shard) -> None:
+    def _write(self, shard: TextShard) -> None:
         import numpy as np
         import pyarrow as pa
         from pyarrow import parquet
 
         found: list[Embedding] = []
-        for chunk in chunks(((i, {}, text) for i, text in enumerate(shard.texts, shard.first)), *self.plan.chunk):
+        for chunk in chunk_rows(((i, {}, text) for i, text in enumerate(shard.texts, shard.first)), *self.plan.chunk):
             try:
                 found += self.task.embed_each([text for _, _, text in chunk], prompt=self.plan.prompt)
             except InputError as error:
@@ -113,9 +113,9 @@ class Embed(job.Worker[EmbedPlan]):
         part = final.with_name(f"{shard.name}.{uuid.uuid4().hex}{PART}")
         # Numbers of vectors hardly ever repeat: neither compression nor a dictionary pays.
         parquet.write_table(table, part, compression="none", use_dictionary=["file"])
-        publish(part, final)
+        atomic_rename(part, final)
 
-    def _blamed(self, shard: Shard, chunk: Sequence[tuple[int, Row, str]], error: InputError) -> InputError:
+    def _blamed(self, shard: TextShard, chunk: Sequence[tuple[int, Row, str]], error: InputError) -> InputError:
         """The same error with the row that it comes from."""
         for number, _, text in chunk:
             try:
@@ -125,7 +125,7 @@ class Embed(job.Worker[EmbedPlan]):
         return error
 
 
-def _ids(shard: Shard) -> Any:
+def _ids(shard: TextShard) -> Any:
     import pyarrow as pa
 
     kind = shard.source.id
@@ -145,7 +145,7 @@ def _checked(model: str | Path | None, prompt: str | None, options: dict[str, An
     from bertie.checkpoints.checkpoint import Checkpoint, default_model
     from bertie.tasks import Embedder
 
-    name = job.everywhere(default_model() if model is None else model)
+    name = ray_job.everywhere(default_model() if model is None else model)
     mine = {key: value for key, value in options.items() if key in ("overflow", "pooling", "normalize", "dimensions")}
     rest = {key: value for key, value in options.items() if key not in mine}
     task = Embedder(Checkpoint.inspect(name, **rest), **mine)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertie.cluster.job import Plan
-from bertie.data.readers import Format, Row, chunks, open_table, text_of
+from bertie.cluster.ray_job import JobConfig
+from bertie.data.readers import Format, Row, chunk_rows, open_table, text_cell
 from bertie.errors import InputError
 
-ROWS_A_SHARD = 16_384
+ROWS_PER_SHARD = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputFile:
     """A file that is read."""
 
     number: int
@@ -29,8 +29,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedPlan(Plan):
-    """As `Plan`, to embed."""
+class EmbedJobConfig(JobConfig):
+    """As `JobConfig`, to embed."""
 
     prompt: str | None
     folder: str
@@ -39,10 +39,10 @@ class EmbedPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class TextShard:
     """Some rows of a file, on their way to a worker; without texts if their vectors are there already."""
 
-    source: Source
+    source: InputFile
     name: str
     first: int
     rows: int
@@ -57,7 +57,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ShardReport:
     """A shard is there."""
 
     source: int
@@ -65,7 +65,7 @@ class Report:
     read: float | None
 
 
-def look_into(names: Sequence[str], column: str | None, kind: Format | None) -> list[Source]:
+def inspect_files(names: Sequence[str], column: str | None, kind: Format | None) -> list[InputFile]:
     """Every file can be read and has the column: known before any work is done."""
     found = []
     for number, name in enumerate(names):
@@ -77,25 +77,25 @@ def look_into(names: Sequence[str], column: str | None, kind: Format | None) -> 
         if "id" in table.columns and text != "id":
             ids = "int" if isinstance(next(iter(table.rows(["id"])))["id"], int) else "str"
         version = str(os.stat(name).st_mtime_ns)
-        found.append(Source(number, name, table.size, version, kind, text, ids))
+        found.append(InputFile(number, name, table.size, version, kind, text, ids))
     kinds = {source.id for source in found} - {None}
     ids = "str" if "str" in kinds else next(iter(kinds), None)
     return [replace(one, id=ids) for one in found]
 
 
-def shards(source: Source, plan: EmbedPlan) -> Iterator[Shard]:
+def read_shards(source: InputFile, plan: EmbedJobConfig) -> Iterator[TextShard]:
     """A file, cut where chunks end: the chunks are those of one machine that reads all of it."""
     table = open_table(source.name, source.kind)
     extra = ["id"] if "id" in table.columns and source.column != "id" else []
     rows = enumerate(table.rows([source.column, *extra]), 1)
-    items = ((number, row, text_of(table, number, row, source.column)) for number, row in rows)
+    items = ((number, row, text_cell(table, number, row, source.column)) for number, row in rows)
     some: list[tuple[int, Row, Any]] = []
     count = 0
 
-    def shard() -> Shard:
+    def shard() -> TextShard:
         name = f"{source.number:05}-{count:06}.parquet"
         there = _is_whole(Path(plan.folder, name), len(some))
-        return Shard(
+        return TextShard(
             source,
             name,
             some[0][0],
@@ -105,7 +105,7 @@ def shards(source: Source, plan: EmbedPlan) -> Iterator[Shard]:
             table.fraction(),
         )
 
-    for chunk in chunks(items, *plan.chunk):
+    for chunk in chunk_rows(items, *plan.chunk):
         some += chunk
         if len(some) >= plan.rows:
             yield shard()

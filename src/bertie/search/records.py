@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from bertie.errors import InputError
 
-Value = str | int | float | bool
-Vectors = NDArray[np.float32]  # (n, D)
+MetadataValue = str | int | float | bool
+FloatArray = NDArray[np.float32]  # (n, D)
 Keys = NDArray[np.int64]  # (n,) passages, by the numbers that their store gave them
 OPS = ("=", "!=", "<", "<=", ">", ">=", "in")
 
@@ -25,7 +25,7 @@ class Document:
 
     id: str
     text: str
-    metadata: Mapping[str, Value] = field(default_factory=dict)
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
     source: str | None = None  # the file it was read from
     version: str = ""  # of its content: another one means that it has changed
 
@@ -42,38 +42,38 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EmbeddedDocument:
     """A document as it is put into a store: whole, with its passages and their vectors."""
 
     document: Document
     passages: Sequence[Passage]
-    vectors: Vectors  # (passages, D) of length 1
+    vectors: FloatArray  # (passages, D) of length 1
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredPassage:
     """A passage that a store gives back."""
 
     key: int
     passage: Passage
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, MetadataValue]
     source: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class MetadataFilter:
     """A condition on a document's metadata: `name op value`, and all of several must hold.
 
     `op` is one of =, !=, <, <=, >, >=, in. A document without the name meets none but !=. Values are compared within
-    their kind, which is text (by code points), number or truth: "1", 1 and True differ, and none is below another.
+    their value_type, which is text (by code points), number or truth: "1", 1 and True differ, and none is below another.
 
-    >>> meets({"year": 1999}, [Where("year", ">=", 1990), Where("lang", "!=", "de")])
+    >>> matches_filters({"year": 1999}, [MetadataFilter("year", ">=", 1990), MetadataFilter("lang", "!=", "de")])
     True
     """
 
     name: str
     op: str
-    value: Value | tuple[Value, ...]
+    value: MetadataValue | tuple[MetadataValue, ...]
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
@@ -83,18 +83,18 @@ class Where:
                 f"where: {self.name} {self.op} {self.value!r:.80}: several values go with in, one with all else"
             )
         for value in self.values:
-            kind(value, f"where: {self.name}")
+            value_type(value, f"where: {self.name}")
 
     @property
-    def values(self) -> tuple[Value, ...]:
+    def values(self) -> tuple[MetadataValue, ...]:
         """One, or several of `in`."""
         return self.value if isinstance(self.value, tuple) else (self.value,)
 
 
-def conditions(where: Mapping[str, Any] | Sequence[Where]) -> tuple[Where, ...]:
+def parse_filters(where: Mapping[str, Any] | Sequence[MetadataFilter]) -> tuple[MetadataFilter, ...]:
     """Conditions as people write them: a name, with an operator behind it if it is not =; several values are `in`.
 
-    >>> [(one.name, one.op, one.value) for one in conditions({"year >=": 1990, "lang": ["en", "fr"]})]
+    >>> [(one.name, one.op, one.value) for one in parse_filters({"year >=": 1990, "lang": ["en", "fr"]})]
     [('year', '>=', 1990), ('lang', 'in', ('en', 'fr'))]
     """
     if not isinstance(where, Mapping):
@@ -103,13 +103,13 @@ def conditions(where: Mapping[str, Any] | Sequence[Where]) -> tuple[Where, ...]:
     for key, value in where.items():
         name, op = re.fullmatch(r"(.*?)\s*(!=|<=|>=|=|<|>)?", key.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
         if isinstance(value, list | tuple | set | frozenset) and op in (None, "="):
-            made.append(Where(name, "in", tuple(value)))
+            made.append(MetadataFilter(name, "in", tuple(value)))
         else:
-            made.append(Where(name, op or "=", value))
+            made.append(MetadataFilter(name, op or "=", value))
     return tuple(made)
 
 
-def kind(value: object, name: str) -> str:
+def value_type(value: object, name: str) -> str:
     """Text, number or truth; whatever cannot be compared is refused."""
     if isinstance(value, bool):
         return "truth"
@@ -126,14 +126,14 @@ def kind(value: object, name: str) -> str:
     raise InputError(f"{name}={value!r:.80} must be text, a number or a truth value, not {type(value).__name__}")
 
 
-def meets(metadata: Mapping[str, Value], where: Sequence[Where]) -> bool:
+def matches_filters(metadata: Mapping[str, MetadataValue], where: Sequence[MetadataFilter]) -> bool:
     """Whether all conditions hold: what every store must agree with."""
     return all(_holds(metadata, one) for one in where)
 
 
-def _holds(metadata: Mapping[str, Value], one: Where) -> bool:
+def _holds(metadata: Mapping[str, MetadataValue], one: MetadataFilter) -> bool:
     mine = metadata.get(one.name)
-    same = [value for value in one.values if mine is not None and kind(mine, "") == kind(value, "")]
+    same = [value for value in one.values if mine is not None and value_type(mine, "") == value_type(value, "")]
     if one.op == "!=":
         return mine not in same
     if not same or mine is None:
@@ -144,7 +144,7 @@ def _holds(metadata: Mapping[str, Value], one: Where) -> bool:
     return {"<": below, "<=": below or equal, ">": not below and not equal, ">=": not below}[one.op]
 
 
-def check(put: Sequence[Entry], dimension: int) -> None:
+def check_documents(put: Sequence[EmbeddedDocument], dimension: int) -> None:
     """Refuse, before anything is written, entries that a store cannot hold."""
     seen = set()
     for entry in put:
@@ -155,7 +155,7 @@ def check(put: Sequence[Entry], dimension: int) -> None:
             raise InputError(f"the document {document.id!r} is there twice; ids must differ")
         seen.add(document.id)
         for name, value in document.metadata.items():
-            kind(value, f"document {document.id!r}: metadata: {name}")
+            value_type(value, f"document {document.id!r}: metadata: {name}")
         if entry.vectors.shape != (len(entry.passages), dimension):
             raise InputError(
                 f"document {document.id!r}: vectors of shape {entry.vectors.shape} for {len(entry.passages)} passages; "
@@ -168,7 +168,7 @@ def check(put: Sequence[Entry], dimension: int) -> None:
                 raise InputError(f"document {document.id!r} comes with a passage of {passage.document!r}")
 
 
-def check_queries(queries: Vectors, k: int, dimension: int) -> None:
+def check_queries(queries: FloatArray, k: int, dimension: int) -> None:
     """Refuse queries that cannot be compared with what a store holds."""
     if queries.ndim != 2 or queries.shape[1] != dimension:
         raise InputError(f"queries of shape {queries.shape}: this index holds vectors of {dimension} numbers")
@@ -178,7 +178,7 @@ def check_queries(queries: Vectors, k: int, dimension: int) -> None:
         raise InputError(f"k={k} must be at least 1")
 
 
-class Store(Protocol):
+class VectorStore(Protocol):
     """Where passages and vectors lie. What `commit` returned from is there after a crash; nothing else is.
 
     Passages have numbers that grow and are never used again. One process writes, any number read.
@@ -187,7 +187,7 @@ class Store(Protocol):
     dimension: int
     about: Mapping[str, Any]  # what the index was made with: the model, its fingerprint, how texts are cut
 
-    def commit(self, put: Sequence[Entry], delete: Sequence[str] = ()) -> None:
+    def commit(self, put: Sequence[EmbeddedDocument], delete: Sequence[str] = ()) -> None:
         """Add or replace documents and delete others by id, all at once or not at all."""
 
     def documents(self) -> Iterator[tuple[str, str | None, str]]:
@@ -196,13 +196,15 @@ class Store(Protocol):
     def __len__(self) -> int:
         """How many passages there are."""
 
-    def nearest(self, queries: Vectors, k: int, where: Sequence[Where] = ()) -> list[tuple[Keys, Vectors]]:
+    def nearest(
+        self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
+    ) -> list[tuple[Keys, FloatArray]]:
         """Of each query, the keys of its k nearest passages by inner product, best first, and how near they are."""
 
-    def fetch(self, keys: Sequence[int]) -> list[Found]:
+    def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
         """Passages by their keys, in that order. Those that are gone, as while others write, are left out."""
 
-    def allowed(self, where: Sequence[Where]) -> Keys:
+    def allowed(self, where: Sequence[MetadataFilter]) -> Keys:
         """The keys of all passages whose document meets the conditions."""
 
     def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from bertie.errors import InputError, MissingPackageError
 
 # UTF-32's little-endian mark begins with UTF-16's.
-MARKS = (
+BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -27,9 +27,9 @@ _CHARSET = re.compile(rb"<(?:meta[^>]+charset|\?xml[^>]+encoding)\s*=\s*[\"']?\s
 # --- encodings ---
 
 
-def decoded(data: bytes, name: str, encoding: str | None, declared: str | None = None) -> str:
+def decode(data: bytes, name: str, encoding: str | None, declared: str | None = None) -> str:
     """Text by its byte order mark, as UTF-8, as what it declares, or else as `encoding`, and never by a guess."""
-    marked = next((kind for mark, kind in MARKS if data.startswith(mark)), None)
+    marked = next((kind for mark, kind in BYTE_ORDER_MARKS if data.startswith(mark)), None)
     others = [] if marked else [one for one in (_meant(declared), encoding) if one]
     # 7-bit encodings such as ISO-2022-JP look like UTF-8 but for their escapes, and UTF-16 of English but for its NULs.
     tries = [*others, "utf-8"] if others and (b"\x1b" in data or b"\0" in data) else [marked or "utf-8", *others]
@@ -77,7 +77,7 @@ def charset_of(page: bytes) -> str | None:
 # --- PDF ---
 
 
-def pdf_text(data: bytes, name: str) -> tuple[str, str | None, int]:
+def extract_pdf(data: bytes, name: str) -> tuple[str, str | None, int]:
     """The text, pages apart by form feeds; the title; the number of pages."""
     try:
         import pypdf
@@ -131,7 +131,7 @@ def _quiet(logger: str) -> Iterator[None]:
 # --- HTML ---
 
 
-def html_text(page: str, name: str) -> tuple[str, str | None]:
+def extract_html(page: str, name: str) -> tuple[str, str | None]:
     """What a reader of the page sees, with headings, lists and code as Markdown writes them; and its title."""
     parser = _parsed(page, name, all_=False)
     if parser.inside not in (None, "script", "style"):  # it has no end, and all behind it would be lost

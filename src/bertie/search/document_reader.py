@@ -2,7 +2,7 @@
 
 A document is told from an older one of the same id by its version, a hash of its text and metadata. The version of a
 file's last document ends in `@` and a stamp of the file: its size and time, and how it was read. A store that has it
-has all of that file, so that a file with the same stamp is not read again (`Changes`).
+has all of that file, so that a file with the same stamp is not read again (`FileChanges`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from datetime import time as clock
 from pathlib import Path
 from typing import BinaryIO, Literal, TypedDict, Unpack
 
-from bertie.data.codecs import decompressing, opened
-from bertie.data.readers import Row, Table, kind_of, open_table, text_of
+from bertie.data.compression import decompression_errors, open_decompressed
+from bertie.data.readers import Row, Table, data_suffix, open_table, text_cell
 from bertie.errors import BertieError, InputError, NotFoundError
-from bertie.search.formats import MARKS, charset_of, decoded, html_text, is_encoding, pdf_text
-from bertie.search.passages import Document, Value
+from bertie.search.records import Document, MetadataValue
+from bertie.search.text_extraction import BYTE_ORDER_MARKS, charset_of, decode, extract_html, extract_pdf, is_encoding
 from bertie.text.tokenizer import checked_text
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -39,13 +39,13 @@ LARGEST = 1 << 30  # bytes of a file that becomes one document, decompressed
 TEXT = (".txt", ".text", ".md", ".markdown", ".rst")
 HTML = (".html", ".htm", ".xhtml")
 ROWS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-ENDINGS = (*TEXT, *HTML, ".pdf", *ROWS)
+DOCUMENT_SUFFIXES = (*TEXT, *HTML, ".pdf", *ROWS)
 
 _TITLE = re.compile(r"^(?:# +(\S[^\n]*?)[ \t#\r]*|(\S[^\n]*?)[ \t\r]*\n(?:={3,}|-{3,})[ \t\r]*)$", re.MULTILINE)
 _TICK = 20_000_000  # ns: clocks of file systems go on by up to 10 ms at once
 
 
-class Options(TypedDict, total=False):
+class ReadOptions(TypedDict, total=False):
     """How files are read: see `documents`."""
 
     text: str
@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
     skipped: Skipped | None
 
 
-def documents(paths: Paths, **options: Unpack[Options]) -> Iterator[Document]:
+def read_documents(paths: Paths, **options: Unpack[ReadOptions]) -> Iterator[Document]:
     """Read files and folders, one document a file, or one a row of JSONL, CSV, TSV and Parquet.
 
     Folders are read with all below them, in the order of names, without hidden files; files may be compressed. A
@@ -73,7 +73,7 @@ def documents(paths: Paths, **options: Unpack[Options]) -> Iterator[Document]:
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.md").write_text("# Rivers\\n\\nThe Rhine is long.")
     >>> _ = (folder / "b.csv").write_text("id,text,year\\nx,The Elbe is long too.,1999\\n")
-    >>> for one in documents(folder):
+    >>> for one in read_documents(folder):
     ...     print(one.id, one.metadata)
     a.md {'path': 'a.md', 'title': 'Rivers'}
     b.csv#x {'path': 'b.csv', 'year': '1999'}
@@ -81,7 +81,7 @@ def documents(paths: Paths, **options: Unpack[Options]) -> Iterator[Document]:
     return _Reader(paths, **options).documents()
 
 
-class Changes:
+class FileChanges:
     """What differs between files and the documents that a store has of them.
 
     `known` is what `Store.documents` gives. Iterating yields the documents that are new or have another content; files
@@ -91,15 +91,17 @@ class Changes:
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one"), (folder / "b.txt").write_text("two")
-    >>> known = [(one.id, one.source, one.version) for one in documents(folder)]
+    >>> known = [(one.id, one.source, one.version) for one in read_documents(folder)]
     >>> (folder / "a.txt").unlink()
     >>> _ = (folder / "c.txt").write_text("three")
-    >>> changes = Changes(folder, known)
+    >>> changes = FileChanges(folder, known)
     >>> [one.id for one in changes], changes.gone, changes.unchanged
     (['c.txt'], ['a.txt'], 1)
     """
 
-    def __init__(self, paths: Paths, known: Iterable[tuple[str, str | None, str]], **options: Unpack[Options]) -> None:
+    def __init__(
+        self, paths: Paths, known: Iterable[tuple[str, str | None, str]], **options: Unpack[ReadOptions]
+    ) -> None:
         self.added = self.changed = self.unchanged = 0
         self.gone: list[str] = []
         roots = [os.path.abspath(root) for root in _several(paths)]
@@ -238,16 +240,18 @@ class _Reader:
                     )
                 yield file
             if not count and not self.failed:
-                raise InputError(f"the folder {root} holds no file that can be read; endings: {', '.join(ENDINGS)}")
+                raise InputError(
+                    f"the folder {root} holds no file that can be read; endings: {', '.join(DOCUMENT_SUFFIXES)}"
+                )
 
     def _below(self, root: str) -> Iterator[_File]:
         path = os.path.abspath(root)
         if not os.path.isdir(path):
-            own = kind_of(path)
+            own = data_suffix(path)
             if own == ".json":
                 raise InputError(f"{root} is JSON; make it JSONL, one object a line: jq -c '.[]'")
             # What is given by name and has no known ending is text.
-            yield _File(path, os.path.basename(path), own if own in ENDINGS else ".txt")
+            yield _File(path, os.path.basename(path), own if own in DOCUMENT_SUFFIXES else ".txt")
             return
         folders: set[tuple[int, int]] = set()  # a link may lead back to one that was seen
         waiting = [path]
@@ -264,9 +268,9 @@ class _Reader:
                     folders.add((status.st_dev, status.st_ino))
                     waiting += [os.path.join(one, name) for name in reversed(below)]
                 continue
-            kind = kind_of(one)
-            if kind not in ENDINGS:
-                self._leave(one, f"its ending is none of {', '.join(ENDINGS)}")
+            kind = data_suffix(one)
+            if kind not in DOCUMENT_SUFFIXES:
+                self._leave(one, f"its ending is none of {', '.join(DOCUMENT_SUFFIXES)}")
                 continue
             yield _File(one, Path(one).relative_to(path).as_posix(), kind)
 
@@ -322,24 +326,24 @@ class _Reader:
             status = os.stat(path)
         return f"{status.st_size}-{status.st_mtime_ns}-{self._how}"
 
-    def _document(self, file: _File, suffix: str, text: str, metadata: dict[str, Value]) -> Document:
+    def _document(self, file: _File, suffix: str, text: str, metadata: dict[str, MetadataValue]) -> Document:
         version = hashlib.sha256(text.encode("utf-8"))
         version.update(b"\0" + json.dumps(metadata, sort_keys=True).encode("utf-8"))
         return Document(file.name + suffix, text, metadata, file.path, version.hexdigest()[:32])
 
     def _whole(self, file: _File) -> Iterator[Document]:
-        with open(file.path, "rb") as raw, decompressing(file.path):
-            data = opened(raw, file.path).read(LARGEST + 1)
+        with open(file.path, "rb") as raw, decompression_errors(file.path):
+            data = open_decompressed(raw, file.path).read(LARGEST + 1)
         if len(data) > LARGEST:
             raise InputError(f"{file.path} has over {LARGEST >> 30} GiB, too much for one document; split it")
-        metadata: dict[str, Value] = {"path": file.name}
+        metadata: dict[str, MetadataValue] = {"path": file.name}
         title: str | None
         if file.kind == ".pdf":
-            text, title, metadata["pages"] = pdf_text(data, file.path)
+            text, title, metadata["pages"] = extract_pdf(data, file.path)
         elif file.kind in HTML:
-            text, title = html_text(decoded(data, file.path, self._encoding, charset_of(data)), file.path)
+            text, title = extract_html(decode(data, file.path, self._encoding, charset_of(data)), file.path)
         else:
-            text = decoded(data, file.path, self._encoding)
+            text = decode(data, file.path, self._encoding)
             heading = _TITLE.search(text, 0, 4096) if file.kind != ".txt" else None
             title = (heading[1] or heading[2]) if heading else None
         if title:
@@ -354,9 +358,9 @@ class _Reader:
             seen: set[str] = set()
             for number, row in enumerate(table.rows(tuple(wanted)), 1):
                 try:
-                    text = checked_text(text_of(table, number, row, column), f"{file.path}, row {number}")
+                    text = checked_text(text_cell(table, number, row, column), f"{file.path}, row {number}")
                     suffix = str(number) if own is None else _key(row, own, f"{file.path}, row {number}", seen)
-                    metadata: dict[str, Value] = {"path": file.name}
+                    metadata: dict[str, MetadataValue] = {"path": file.name}
                     for key in row if picked is None else picked:
                         if key not in (column, own):
                             self._put(metadata, key, row, f"{file.path}, row {number}")
@@ -378,10 +382,10 @@ class _Reader:
         title = () if self._title is None else (self._title,)
         return column, own, tuple(dict.fromkeys((*title, *self._metadata)))
 
-    def _put(self, metadata: dict[str, Value], key: str, row: Row, where: str) -> None:
+    def _put(self, metadata: dict[str, MetadataValue], key: str, row: Row, where: str) -> None:
         value = _scalar(row.get(key))
         name = "title" if key == self._title else key
-        if isinstance(value, Value):
+        if isinstance(value, MetadataValue):
             metadata[name] = value
         elif value is not None and self._metadata is not None:
             raise InputError(f"{where}: column {key!r} holds {type(value).__name__}; metadata must be single values")
@@ -416,16 +420,16 @@ def _utf8(file: _File, encoding: str | None) -> Iterator[str]:
     if file.kind == ".parquet":
         yield file.path
         return
-    with open(file.path, "rb") as raw, decompressing(file.path):
-        begin = opened(raw, file.path).read(4)
-        marked = next((kind for mark, kind in MARKS if begin.startswith(mark) and kind != "utf-8-sig"), None)
+    with open(file.path, "rb") as raw, decompression_errors(file.path):
+        begin = open_decompressed(raw, file.path).read(4)
+        marked = next((kind for mark, kind in BYTE_ORDER_MARKS if begin.startswith(mark) and kind != "utf-8-sig"), None)
     if marked is None and (encoding is None or _is_utf8(file.path)):
         yield file.path
         return
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=file.kind) as copy:
-        with open(file.path, "rb") as raw, decompressing(file.path):
+        with open(file.path, "rb") as raw, decompression_errors(file.path):
             try:
-                for piece in _pieces(opened(raw, file.path), marked or encoding or ""):
+                for piece in _pieces(open_decompressed(raw, file.path), marked or encoding or ""):
                     copy.write(piece)
             except UnicodeDecodeError as error:
                 raise InputError(
@@ -438,8 +442,8 @@ def _utf8(file: _File, encoding: str | None) -> Iterator[str]:
 
 def _is_utf8(path: str) -> bool:
     try:
-        with open(path, "rb") as raw, decompressing(path):
-            for piece in _pieces(opened(raw, path), "utf-8"):
+        with open(path, "rb") as raw, decompression_errors(path):
+            for piece in _pieces(open_decompressed(raw, path), "utf-8"):
                 if "\0" in piece or "\x1b" in piece:
                     return False
     except UnicodeDecodeError:

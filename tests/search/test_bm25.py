@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bertie.errors import InputError
-from bertie.search.lexical import Lexical, Words, current
+from bertie.search.bm25 import Analyzer, BM25Index, refresh_bm25
 
 bm25s = pytest.importorskip("bm25s")
 Stemmer = pytest.importorskip("Stemmer")
@@ -24,8 +24,8 @@ KEYS = [3 * i + 5 for i in range(200)]
 QUERY = "The cat and the dogs run to a river, in ZÜRICH"
 
 
-def index() -> Lexical:
-    return Lexical.build(zip(KEYS, TEXTS, strict=True), Words())
+def index() -> BM25Index:
+    return BM25Index.build(zip(KEYS, TEXTS, strict=True), Analyzer())
 
 
 def test_scores_are_those_of_bm25s_from_texts() -> None:
@@ -41,7 +41,7 @@ def test_scores_are_those_of_bm25s_from_texts() -> None:
 
 
 def test_scores_are_those_of_the_formula() -> None:
-    words = Words()
+    words = Analyzer()
     stems = [words.stems(text) for text in TEXTS]
     mean = sum(map(len, stems)) / len(stems)
     expected = {}
@@ -70,20 +70,20 @@ def test_only_what_is_allowed_is_found() -> None:
 def test_nothing_is_found_of_unknown_words_stop_words_and_nothing() -> None:
     for query in ("unknown", "the of and", "", "?!"):
         assert len(index().nearest(query, 5)[0]) == 0
-    empty = Lexical.build([], Words())
+    empty = BM25Index.build([], Analyzer())
     assert len(empty.nearest("cat", 5)[0]) == 0
 
 
 def test_other_languages_and_none() -> None:
-    assert Words("german").stems("Die Häuser der Stadt") == ["haus", "stadt"]
-    assert Words(None).stems("The cats") == ["the", "cats"]
+    assert Analyzer("german").stems("Die Häuser der Stadt") == ["haus", "stadt"]
+    assert Analyzer(None).stems("The cats") == ["the", "cats"]
     with pytest.raises(InputError, match="language='klingon'"):
-        Words("klingon")
+        Analyzer("klingon")
 
 
 def test_spans_are_of_words_with_the_stems() -> None:
     text = "Running dogs ran; a dog's run."
-    assert [text[a:b] for a, b in Words().spans(text, {"run", "dog"})] == ["Running", "dogs", "dog", "run"]
+    assert [text[a:b] for a, b in Analyzer().spans(text, {"run", "dog"})] == ["Running", "dogs", "dog", "run"]
 
 
 class Toy:
@@ -118,20 +118,20 @@ def names(folder: Path) -> list[str]:
 
 def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     store: Any = Toy()
-    folder, words = tmp_path / "lexical", Words()
-    first = current(store, words, folder, None, progress=True)
-    assert current(store, words, folder, first) is first
-    again = current(store, words, folder, None)
+    folder, words = tmp_path / "lexical", Analyzer()
+    first = refresh_bm25(store, words, folder, None, progress=True)
+    assert refresh_bm25(store, words, folder, first) is first
+    again = refresh_bm25(store, words, folder, None)
     assert (store.read, names(folder)) == (200, ["0-602"])
     assert [one.tolist() for one in again[1].nearest(QUERY, 9)] == [one.tolist() for one in first[1].nearest(QUERY, 9)]
     store.change(3, slice(1, 2))
-    changed = current(store, words, folder, again)
+    changed = refresh_bm25(store, words, folder, again)
     assert (store.read, names(folder)) == (203, ["0-602", "602-1002"])
     store.change(1, slice(0))
-    current(store, words, folder, changed)
+    refresh_bm25(store, words, folder, changed)
     assert (store.read, names(folder)) == (204, ["0-602", "1002-1003", "602-1002"])
     store.change(0, slice(20, 100))  # of the first, too many are dead
-    current(store, words, folder, None)
+    refresh_bm25(store, words, folder, None)
     assert (store.read, names(folder)) == (204 + len(store.rows), ["0-1003"])
 
 
@@ -140,14 +140,14 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
 def test_after_any_changes_scores_are_those_of_bm25s_made_anew(
     full: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertie.search.lexical.FULL", full)
+    monkeypatch.setattr("bertie.search.bm25.FULL", full)
     store: Any = Toy()
-    rng, words, now = random.Random(seed), Words(), None
+    rng, words, now = random.Random(seed), Analyzer(), None
     for step in range(40):
         at = rng.randrange(len(store.rows))
         store.change(rng.choice([0, 1, 1, 2, 30]), slice(at, at + rng.choice([0, 1, 5, 20])))
         folder = None if seed == 0 else tmp_path / "lexical"
-        now = current(store, words, folder, now if folder is None or step % 3 else None)
+        now = refresh_bm25(store, words, folder, now if folder is None or step % 3 else None)
         keys, scores = now[1].nearest(QUERY, 500)
         theirs = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
         theirs.index([words.stems(text) for _, text in store.rows], show_progress=False)
@@ -163,7 +163,7 @@ def test_texts_without_words_are_kept_too(tmp_path: Path) -> None:
     store: Any = Toy()
     store.rows = [(1, "?"), (2, "the")]
     for _ in range(2):
-        assert len(current(store, Words(), tmp_path / "lexical", None)[1].nearest(QUERY, 9)[0]) == 0
+        assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical", None)[1].nearest(QUERY, 9)[0]) == 0
     assert store.read == 2
 
 
@@ -177,10 +177,10 @@ def test_what_changes_meanwhile_is_looked_at_again() -> None:
         return plain(after)
 
     store.texts = texts
-    generation, meanwhile = current(store, Words(), None, None)
+    generation, meanwhile = refresh_bm25(store, Analyzer(), None, None)
     assert generation != store.generation
     store.texts = plain
-    now = current(store, Words(), None, (generation, meanwhile))
+    now = refresh_bm25(store, Analyzer(), None, (generation, meanwhile))
     assert now[0] == 2
     assert [one.tolist() for one in now[1].nearest(QUERY, 9)] == [one.tolist() for one in index().nearest(QUERY, 9)]
 
@@ -189,7 +189,7 @@ def test_what_changes_meanwhile_is_looked_at_again() -> None:
 def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
     store: Any = Toy()
     folder = tmp_path / "lexical"
-    whole = current(store, Words(), folder, None)[1].nearest(QUERY, 9)
+    whole = refresh_bm25(store, Analyzer(), folder, None)[1].nearest(QUERY, 9)
     for file in sorted((folder / "0-602").iterdir()):
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
@@ -197,7 +197,7 @@ def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
         if harm != "lose":
             file.write_bytes(data if harm == "flip" else data[:-1])
         before = store.read
-        found = current(store, Words(), folder, None)[1].nearest(QUERY, 9)
+        found = refresh_bm25(store, Analyzer(), folder, None)[1].nearest(QUERY, 9)
         assert store.read == before + 200
         assert [one.tolist() for one in found] == [one.tolist() for one in whole]
 
@@ -205,4 +205,4 @@ def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
     store: Any = Toy()
     (tmp_path / "lexical").write_text("a file")
-    assert len(current(store, Words(), tmp_path / "lexical" / "x", None)[1].nearest(QUERY, 9)[0]) == 9
+    assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical" / "x", None)[1].nearest(QUERY, 9)[0]) == 9

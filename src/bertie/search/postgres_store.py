@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertie.errors import BertieError, ConfigError, ExistsError, InputError, MissingPackageError, NotFoundError
-from bertie.search.passages import (
-    Entry,
-    Found,
+from bertie.search.records import (
+    EmbeddedDocument,
+    FloatArray,
     Keys,
+    MetadataFilter,
+    MetadataValue,
     Passage,
-    Value,
-    Vectors,
-    Where,
-    check,
+    StoredPassage,
+    check_documents,
     check_queries,
-    kind,
+    value_type,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PostgresStore:
     `maintenance_work_mem`.
 
         store = PostgresStore.create("postgresql://me@localhost/texts", dimension=384, about={"model": "…"})
-        store.commit([Entry(document, passages, vectors)])
+        store.commit([EmbeddedDocument(document, passages, vectors)])
         PostgresStore.open("postgresql://me@localhost/texts").nearest(queries, k=10)
     """
 
@@ -113,9 +113,9 @@ class PostgresStore:
         """The index of that name."""
         return cls(url, name)
 
-    def commit(self, put: Sequence[Entry], delete: Sequence[str] = ()) -> None:
+    def commit(self, put: Sequence[EmbeddedDocument], delete: Sequence[str] = ()) -> None:
         """Add or replace documents and delete others by id, all at once or not at all."""
-        check(put, self.dimension)
+        check_documents(put, self.dimension)
         for entry in put:
             _check_text(entry)
         old = [*(entry.document.id for entry in put), *delete]
@@ -147,7 +147,9 @@ class PostgresStore:
         with self._session() as connection:
             return int(_row(connection, "SELECT passages FROM bertie_index")[0])
 
-    def nearest(self, queries: Vectors, k: int, where: Sequence[Where] = ()) -> list[tuple[Keys, Vectors]]:
+    def nearest(
+        self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
+    ) -> list[tuple[Keys, FloatArray]]:
         """Of each query, the keys of its k nearest passages by inner product, best first, and how near they are."""
         from psycopg import sql
 
@@ -182,7 +184,7 @@ class PostgresStore:
                 result.append((keys, -np.array([away for _, away in rows], np.float32)))
         return result
 
-    def fetch(self, keys: Sequence[int]) -> list[Found]:
+    def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
         """Passages by their keys, in that order. Those that are gone, as while others write, are left out."""
         wanted = [int(key) for key in keys]
         with self._session() as connection:
@@ -192,12 +194,12 @@ class PostgresStore:
                 (wanted,),
             ).fetchall()
         found = {
-            key: Found(key, Passage(document, start, end, text, tuple(headings)), metadata, source)
+            key: StoredPassage(key, Passage(document, start, end, text, tuple(headings)), metadata, source)
             for key, document, start, end, text, headings, metadata, source in rows
         }
         return [found[key] for key in wanted if key in found]
 
-    def allowed(self, where: Sequence[Where]) -> Keys:
+    def allowed(self, where: Sequence[MetadataFilter]) -> Keys:
         """The keys of all passages whose document meets the conditions."""
         from psycopg import sql
 
@@ -378,7 +380,7 @@ def _extension(connection: Connection[Any], create: bool = False) -> str:
     return str(row[0])
 
 
-def _check_text(entry: Entry) -> None:
+def _check_text(entry: EmbeddedDocument) -> None:
     """Refuse characters that PostgreSQL has no place for: NUL, and halves of pairs."""
     document = entry.document
     texts = [document.id, document.source or "", document.version, *document.metadata]
@@ -393,7 +395,7 @@ def _check_text(entry: Entry) -> None:
             )
 
 
-def _copy(connection: Connection[Any], put: Sequence[Entry], numbers: Sequence[int]) -> None:
+def _copy(connection: Connection[Any], put: Sequence[EmbeddedDocument], numbers: Sequence[int]) -> None:
     """Write new documents and their passages."""
     cursor = connection.cursor()
     with cursor.copy("COPY documents (number, id, source, version, metadata) FROM STDIN") as copy:
@@ -415,17 +417,17 @@ def _copy(connection: Connection[Any], put: Sequence[Entry], numbers: Sequence[i
 # --- metadata ---
 
 
-def _object(metadata: Mapping[str, Value]) -> str:
+def _object(metadata: Mapping[str, MetadataValue]) -> str:
     """As JSON that comes back as it was: jsonb writes 1e16 as an integer, unless it has a decimal place."""
     parts = (f"{json.dumps(name)}: {_scalar(value)}" for name, value in metadata.items())
     return "{" + ", ".join(parts) + "}"
 
 
-def _scalar(value: Value) -> str:
+def _scalar(value: MetadataValue) -> str:
     return f"{value:.1f}" if isinstance(value, float) and abs(value) >= 1e16 else json.dumps(value)
 
 
-def _table(where: Sequence[Where]) -> tuple[SQL | Composed, list[Any]]:
+def _table(where: Sequence[MetadataFilter]) -> tuple[SQL | Composed, list[Any]]:
     """The passages whose documents meet the conditions, as what comes after FROM, and its values."""
     from psycopg import sql
 
@@ -437,7 +439,7 @@ def _table(where: Sequence[Where]) -> tuple[SQL | Composed, list[Any]]:
     return table, [value for _, values in made for value in values]
 
 
-def _condition(one: Where) -> tuple[SQL | Composed, list[Any]]:
+def _condition(one: MetadataFilter) -> tuple[SQL | Composed, list[Any]]:
     from psycopg import sql
 
     if one.op in ("=", "in"):  # through the index on metadata
@@ -448,7 +450,7 @@ def _condition(one: Where) -> tuple[SQL | Composed, list[Any]]:
     if one.op == "!=":
         return sql.SQL("metadata -> %s IS DISTINCT FROM %s::jsonb"), [one.name, _scalar(value)]
     op = sql.SQL(one.op)
-    if kind(value, one.name) == "text":  # jsonb would compare in the order of the database's language
+    if value_type(value, one.name) == "text":  # jsonb would compare in the order of the database's language
         text = sql.SQL("(jsonb_typeof(metadata -> %s) = 'string' AND (metadata ->> %s) COLLATE \"C\" {} %s)")
         return text.format(op), [one.name, one.name, value]
     other = sql.SQL("(jsonb_typeof(metadata -> %s) = jsonb_typeof(%s::jsonb) AND metadata -> %s {} %s::jsonb)")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
-from bertie.cluster import cluster, job
-from bertie.cluster.job import Plan, Worker
+from bertie.cluster import connection, ray_job
+from bertie.cluster.ray_job import EmbedderActor, JobConfig
 
 if TYPE_CHECKING:
-    from bertie.search.documents import Options, Paths
-    from bertie.search.index import Changed, Index
-    from bertie.search.passages import Document, Entry
+    from bertie.search.document_reader import Paths, ReadOptions
+    from bertie.search.index import Index, IndexUpdate
+    from bertie.search.records import Document, EmbeddedDocument
 
 
 def index(
@@ -25,32 +25,32 @@ def index(
     device: str | None = None,
     workers: int | None = None,
     threads: int | None = None,
-    **options: Unpack[Options],
-) -> Changed:
+    **options: Unpack[ReadOptions],
+) -> IndexUpdate:
     """As `Index.refresh`, with a Ray cluster to cut and embed: the same passages, vectors and order of commits.
 
     >>> index(Index.open("my-index"), "docs/", address="auto")                              # doctest: +SKIP
-    Changed(added=120, changed=0, unchanged=0, deleted=0, passages=913)
+    IndexUpdate(added=120, changed=0, unchanged=0, deleted=0, passages=913)
 
     This process is the one that writes, so that a kill leaves what was committed. Cluster and workers are as in
     `embed`. Files and model must have the same names on every machine; where the index is matters to this one alone.
     """
-    from bertie.search.documents import Changes
+    from bertie.search.document_reader import FileChanges
 
-    cluster.check(device, workers=workers, threads=threads)
+    connection.check(device, workers=workers, threads=threads)
     skipped = options.pop("skipped", None)
     known = list(into.store.documents())
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
     paths = [os.path.abspath(path) for path in several]  # a worker is somewhere else
-    Changes(paths, known, **options)  # what is wrong with the options is said now
+    FileChanges(paths, known, **options)  # what is wrong with the options is said now
     model, given = into.about["model"], {}
     if (task := into.loaded) is not None:
         model = task.checkpoint.source
         given = {"long": task.overflow, "normalize": task.normalize, "dimensions": task.dimensions}
-    with cluster.connected(address) as ray:
-        workers, threads = cluster.devices(ray, device, workers, threads)
+    with connection.connected(address) as ray:
+        workers, threads = connection.devices(ray, device, workers, threads)
         plan = IndexPlan(
-            model=job.everywhere(model),
+            model=ray_job.everywhere(model),
             options=given,
             threads=threads,
             about=dict(into.about),
@@ -58,9 +58,9 @@ def index(
         )
         tail = Tail()
 
-        def made() -> Iterator[list[Entry]]:
+        def made() -> Iterator[list[EmbeddedDocument]]:
             nonlocal tail
-            for one in job.run(ray, [Files(paths, known, options)], read, Cut, plan, workers, ordered=True):
+            for one in ray_job.run(ray, [Files(paths, known, options)], read, Cut, plan, workers, ordered=True):
                 if isinstance(one, Tail):
                     tail = one
                 else:
@@ -74,8 +74,8 @@ def index(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexPlan(Plan):
-    """As `Plan`, and of the index what its vectors depend on."""
+class IndexPlan(JobConfig):
+    """As `JobConfig`, and of the index what its vectors depend on."""
 
     about: dict[str, Any]
     dimension: int
@@ -87,7 +87,7 @@ class Files:
 
     paths: Paths
     known: list[tuple[str, str | None, str]]
-    options: Options
+    options: ReadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +118,21 @@ class Tail:
 
 def read(files: Files, plan: IndexPlan) -> Iterator[Group | Tail]:
     """What is new or has changed, in the groups that one machine would make."""
-    from bertie.search.documents import Changes
-    from bertie.search.index import groups
+    from bertie.search.document_reader import FileChanges
+    from bertie.search.index import group_documents
 
     skipped: list[tuple[str, str]] = []
-    options: Options = {**files.options, "skipped": lambda *why: skipped.append(why)}
-    changes = Changes(files.paths, files.known, **options)
-    for number, documents in enumerate(groups(changes)):
+    options: ReadOptions = {**files.options, "skipped": lambda *why: skipped.append(why)}
+    changes = FileChanges(files.paths, files.known, **options)
+    for number, documents in enumerate(group_documents(changes)):
         yield Group(str(number), documents)
     yield Tail(changes.added, changes.changed, changes.unchanged, changes.gone, skipped)
 
 
-class Cut(Worker[IndexPlan]):
+class Cut(EmbedderActor[IndexPlan]):
     """Documents in, their passages and vectors out."""
 
-    def work(self, one: Group | Tail) -> list[Entry] | Tail:
+    def work(self, one: Group | Tail) -> list[EmbeddedDocument] | Tail:
         """The tail passes through."""
         if isinstance(one, Tail):
             return one

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bertie.data.files import publish, sync
+from bertie.data.atomic import atomic_rename, fsync
 from bertie.errors import (
     BertieError,
     CheckpointError,
@@ -36,7 +36,18 @@ from bertie.errors import (
     MissingPackageError,
     NotFoundError,
 )
-from bertie.search.passages import Entry, Found, Keys, Passage, Value, Vectors, Where, check, check_queries, kind
+from bertie.search.records import (
+    EmbeddedDocument,
+    FloatArray,
+    Keys,
+    MetadataFilter,
+    MetadataValue,
+    Passage,
+    StoredPassage,
+    check_documents,
+    check_queries,
+    value_type,
+)
 
 FORMAT = 2  # of the folder
 EXACT = 50_000  # passages, of all or of those that a filter leaves: up to here, every vector is looked at
@@ -66,7 +77,7 @@ class LanceStore:
     codes, whose candidates are compared by their full vectors. Writers wait for each other, and readers for nobody.
 
         store = LanceStore.create("texts.lance", dimension=384, about={"model": "…"})
-        store.commit([Entry(document, passages, vectors)])
+        store.commit([EmbeddedDocument(document, passages, vectors)])
         LanceStore.open("texts.lance").nearest(queries, k=10)
     """
 
@@ -141,7 +152,7 @@ class LanceStore:
                 rows = rows.select(["key", "text"]).to_arrow().sort_by("key")
                 yield from zip(rows["key"].to_pylist(), rows["text"].to_pylist(), strict=True)
 
-    def fetch(self, keys: Sequence[int]) -> list[Found]:
+    def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
         """Passages by their keys, in that order. Those that are gone, as while others write, are left out."""
         wanted = [int(key) for key in keys]
         if not wanted:
@@ -159,14 +170,16 @@ class LanceStore:
                     f"the index in {self.folder} is damaged: a passage of {passage.document!r} is not what was "
                     "written; put back a copy of the folder, or make it anew from its documents"
                 )
-            found[row["key"]] = Found(row["key"], passage, json.loads(row["metadata"]), row["source"])
+            found[row["key"]] = StoredPassage(row["key"], passage, json.loads(row["metadata"]), row["source"])
         return [found[key] for key in wanted if key in found]
 
-    def allowed(self, where: Sequence[Where]) -> Keys:
+    def allowed(self, where: Sequence[MetadataFilter]) -> Keys:
         """The keys of all passages whose document meets the conditions."""
         return self._keys(self._look()[1], _sql(where))
 
-    def nearest(self, queries: Vectors, k: int, where: Sequence[Where] = ()) -> list[tuple[Keys, Vectors]]:
+    def nearest(
+        self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
+    ) -> list[tuple[Keys, FloatArray]]:
         """Of each query, the keys of its k nearest passages by inner product, best first, and how near they are."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_queries(queries, k, self.dimension)
@@ -176,7 +189,9 @@ class LanceStore:
             count = table.count_rows(condition) if where else state.passages
             return [self._nearest(table, query, min(k, count), condition, count <= EXACT) for query in queries]
 
-    def _nearest(self, table: Any, query: Vectors, k: int, condition: str | None, exact: bool) -> tuple[Keys, Vectors]:
+    def _nearest(
+        self, table: Any, query: FloatArray, k: int, condition: str | None, exact: bool
+    ) -> tuple[Keys, FloatArray]:
         if not k:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         search = table.search(query, vector_column_name="vector").distance_type("dot")
@@ -191,9 +206,9 @@ class LanceStore:
         order = np.lexsort((keys, -scores))
         return keys[order], scores[order]
 
-    def _vectors(self, rows: Any) -> Vectors:
+    def _vectors(self, rows: Any) -> FloatArray:
         """(n, D) of a result."""
-        flat: Vectors = rows["vector"].combine_chunks().flatten().to_numpy()
+        flat: FloatArray = rows["vector"].combine_chunks().flatten().to_numpy()
         return flat.reshape(len(rows), self.dimension)
 
     def _keys(self, table: Any, condition: str) -> Keys:
@@ -215,9 +230,9 @@ class LanceStore:
 
     # --- writing ---
 
-    def commit(self, put: Sequence[Entry], delete: Sequence[str] = ()) -> None:
+    def commit(self, put: Sequence[EmbeddedDocument], delete: Sequence[str] = ()) -> None:
         """Add or replace documents and delete others by id, all at once or not at all."""
-        check(put, self.dimension)
+        check_documents(put, self.dimension)
         ids = [*(entry.document.id for entry in put), *delete]
         with self._writing() as (state, table):
             since = time.time()
@@ -331,11 +346,11 @@ def _publish(folder: Path, state: _State, since: float) -> None:
     """Make a version of the table the one that counts, once all that was written for it is on the disk."""
     for file in (folder / f"{TABLE}.lance").rglob("*"):
         if file.stat().st_mtime >= since - 2:
-            sync(file)
+            fsync(file)
     fresh = folder / f"{STATE}.new"
     values = asdict(state)
     fresh.write_text(json.dumps(values | {"checksum": _checksum(values)}))
-    publish(fresh, folder / STATE)
+    atomic_rename(fresh, folder / STATE)
 
 
 @contextmanager
@@ -399,7 +414,7 @@ def _lists(passages: int, dimension: int) -> Any:
     return IvfRq(num_bits=4, **lists) if dimension % 8 == 0 else IvfFlat(**lists)  # codes go by the byte
 
 
-def _rows(put: Sequence[Entry], key: int, dimension: int) -> Any:
+def _rows(put: Sequence[EmbeddedDocument], key: int, dimension: int) -> Any:
     """New rows as a table, with keys from `key` on."""
     _, pa = _packages()
     rows: list[tuple[Any, ...]] = []
@@ -427,7 +442,7 @@ def _rows(put: Sequence[Entry], key: int, dimension: int) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _row_sum(passage: Passage, vector: Vectors) -> int:
+def _row_sum(passage: Passage, vector: FloatArray) -> int:
     words = repr((passage.text, passage.headings)).encode("utf-8", "surrogatepass")
     return zlib.crc32(np.asarray(vector, np.float32).tobytes(), zlib.crc32(words))
 
@@ -435,9 +450,9 @@ def _row_sum(passage: Passage, vector: Vectors) -> int:
 # --- metadata ---
 
 
-def _fact(value: Value) -> str:
+def _fact(value: MetadataValue) -> str:
     """As text that has the order of values, after a letter that is its kind's."""
-    this = kind(value, "")
+    this = value_type(value, "")
     if this == "text":
         return f"t{value}"
     if this == "truth":
@@ -453,12 +468,12 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _sql(where: Sequence[Where]) -> str:
+def _sql(where: Sequence[MetadataFilter]) -> str:
     """The passages whose documents meet the conditions."""
     return " AND ".join(["place >= 0", *map(_condition, where)])
 
 
-def _condition(one: Where) -> str:
+def _condition(one: MetadataFilter) -> str:
     fact = f"json_get_string(facts, {_quoted(one.name)})"
     values = [_quoted(_fact(value)) for value in one.values]
     if one.op in ("=", "in"):

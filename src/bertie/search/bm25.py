@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from bertie.data.progress import Progress
 from bertie.errors import InputError, MissingPackageError
-from bertie.search.passages import Keys, Store, Vectors
+from bertie.search.records import FloatArray, Keys, VectorStore
 from bertie.search.segments import best, checksums, damaged
 
 # As bm25s finds words by default: of two letters or more.
@@ -41,12 +41,12 @@ FULL = 1 << 18  # passages of a part
 DEAD = 0.3  # of a part, at which it is made anew
 
 
-class Words:
+class Analyzer:
     """Texts to stems: words in lower case, without stop words, cut to their stems by Snowball's rules.
 
     `language` is one that Snowball knows, or None to take words as they are.
 
-    >>> words = Words("english")
+    >>> words = Analyzer("english")
     >>> words.stems("The cats were running, and running")
     ['cat', 'were', 'run', 'run']
     >>> words.spans("Cats run.", {"run"})
@@ -91,7 +91,7 @@ class _Part:
         self.keys, self.lengths = arrays["keys"], arrays["lengths"]  # (n,) how many stems there are
 
     @classmethod
-    def build(cls, texts: Iterable[tuple[int, str]], words: Words) -> _Part:
+    def build(cls, texts: Iterable[tuple[int, str]], words: Analyzer) -> _Part:
         numbers = _Numbers(words)
         keys, ends, found = array("q"), array("q"), array("i")
         for key, text in texts:
@@ -111,7 +111,7 @@ class _Part:
         }
         return cls(numbers.stems, arrays)
 
-    def find(self, stem: str, alive: NDArray[np.bool_] | None) -> tuple[NDArray[np.int32], Vectors]:
+    def find(self, stem: str, alive: NDArray[np.bool_] | None) -> tuple[NDArray[np.int32], FloatArray]:
         """The rows that have it, and how often."""
         number = self.numbers.get(stem)
         start, end = (0, 0) if number is None else self.arrays["starts"][number : number + 2]
@@ -147,7 +147,7 @@ class _Part:
 class _Numbers(dict[str, int]):
     """The number of each word's stem, as words come; -1 of a stop word."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Analyzer) -> None:
         self.words, self.stems = words, dict[str, int]()
 
     def __missing__(self, word: str) -> int:
@@ -156,15 +156,15 @@ class _Numbers(dict[str, int]):
         return number
 
 
-class Lexical:
+class BM25Index:
     """A BM25 index of passages, by Lucene's formula. Of what parts have, only the keys that are `alive` count.
 
-    >>> index = Lexical.build([(3, "Cats eat fish."), (8, "Bread is baked.")], Words())
+    >>> index = BM25Index.build([(3, "Cats eat fish."), (8, "Bread is baked.")], Analyzer())
     >>> index.nearest("what does a cat eat?", 5)[0].tolist()
     [3]
     """
 
-    def __init__(self, words: Words, parts: Sequence[_Part], alive: Keys | None = None) -> None:
+    def __init__(self, words: Analyzer, parts: Sequence[_Part], alive: Keys | None = None) -> None:
         self.words, self.parts = words, parts
         masks = [None if alive is None else np.isin(part.keys, alive, assume_unique=True) for part in parts]
         self._alive = [None if mask is None or mask.all() else mask for mask in masks]
@@ -177,11 +177,11 @@ class Lexical:
         self._norms = [(K1 * (1 - B + B * part.lengths / mean)).astype(np.float32) for part in parts]
 
     @classmethod
-    def build(cls, texts: Iterable[tuple[int, str]], words: Words) -> Lexical:
+    def build(cls, texts: Iterable[tuple[int, str]], words: Analyzer) -> BM25Index:
         """From keys, which must grow, and texts."""
         return cls(words, list(_parts(texts, words)))
 
-    def nearest(self, query: str, k: int, allowed: Keys | None = None) -> tuple[Keys, Vectors]:
+    def nearest(self, query: str, k: int, allowed: Keys | None = None) -> tuple[Keys, FloatArray]:
         """The k passages that fit the query best, best first, and their scores; only those with a word of it."""
         scores = [np.zeros(len(part.keys), np.float32) for part in self.parts]
         for stem, times in Counter(self.words.stems(query)).items():
@@ -203,15 +203,20 @@ class Lexical:
         return best(every, values, k)
 
 
-def _parts(texts: Iterable[tuple[int, str]], words: Words) -> Iterator[_Part]:
+def _parts(texts: Iterable[tuple[int, str]], words: Analyzer) -> Iterator[_Part]:
     rest = iter(texts)
     while len((part := _Part.build(islice(rest, FULL), words)).keys):
         yield part
 
 
-def current(
-    store: Store, words: Words, folder: Path | None, before: tuple[int, Lexical] | None, *, progress: bool = False
-) -> tuple[int, Lexical]:
+def refresh_bm25(
+    store: VectorStore,
+    words: Analyzer,
+    folder: Path | None,
+    before: tuple[int, BM25Index] | None,
+    *,
+    progress: bool = False,
+) -> tuple[int, BM25Index]:
     """The lexical index of what the store holds now, with its generation.
 
     It is `before` if that is still right. Else its parts, or those in `folder`, are kept, and what is new is added.
@@ -233,7 +238,7 @@ def current(
         with suppress(OSError):
             _tidy(folder, parts)
     # A commit that came meanwhile may be in it in part: then it is for this once.
-    return generation if store.generation == generation else -1, Lexical(words, parts, alive)
+    return generation if store.generation == generation else -1, BM25Index(words, parts, alive)
 
 
 def _last(parts: Sequence[_Part]) -> int:

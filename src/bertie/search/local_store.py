@@ -27,27 +27,27 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
-from bertie.data.files import sync
+from bertie.data.atomic import fsync
 from bertie.data.progress import Progress
 from bertie.errors import BertieError, CheckpointError, ExistsError, InputError, NotFoundError
-from bertie.search.passages import (
-    Entry,
-    Found,
+from bertie.search.records import (
+    EmbeddedDocument,
+    FloatArray,
     Keys,
+    MetadataFilter,
     Passage,
-    Vectors,
-    Where,
-    check,
+    StoredPassage,
+    check_documents,
     check_queries,
-    kind,
+    value_type,
 )
 from bertie.search.segments import (
     AT_ONCE,
-    Block,
-    Kind,
-    Limits,
+    EmbeddingPrecision,
+    IndexThresholds,
     Mask,
-    Segment,
+    VectorBlock,
+    VectorSegment,
     best,
     damaged,
     refuse,
@@ -90,23 +90,23 @@ class _View:
     """What there is to search, as of one moment."""
 
     at: tuple[int, int]  # generation and layout
-    segments: Mapping[int, Segment]
+    segments: Mapping[int, VectorSegment]
     dead: Keys  # in segments, in order
     keys: Keys  # of the newest
-    newest: Block | None
+    newest: VectorBlock | None
 
 
-class EmbeddedStore:
+class LocalStore:
     """Passages and vectors in a folder.
 
     `vectors` says how these are kept: "fp32"; "int8", a byte a number; or "binary", where a bit a number finds and a
     byte a number scores. `limits` are the sizes from which they are searched by a graph and by inverted lists.
 
     >>> import tempfile
-    >>> from bertie.search.passages import Document
-    >>> with tempfile.TemporaryDirectory() as folder, EmbeddedStore.create(folder, 2, {"model": "toy"}) as store:
+    >>> from bertie.search.records import Document
+    >>> with tempfile.TemporaryDirectory() as folder, LocalStore.create(folder, 2, {"model": "toy"}) as store:
     ...     cat = Document("a", "A cat.")
-    ...     store.commit([Entry(cat, [Passage("a", 0, 6, "A cat.")], np.array([[0.6, 0.8]], np.float32))])
+    ...     store.commit([EmbeddedDocument(cat, [Passage("a", 0, 6, "A cat.")], np.array([[0.6, 0.8]], np.float32))])
     ...     keys, scores = store.nearest(np.array([[1, 0]], np.float32), k=1)[0]
     ...     store.fetch(keys.tolist())[0].passage.text, float(scores[0])
     ('A cat.', 0.6000000238418579)
@@ -122,7 +122,7 @@ class EmbeddedStore:
         self._pen: tuple[int, sqlite3.Connection] | None = None  # the writer's lock and connection
         self._next = 0  # number of the next segment
         self._done = 0.0
-        self._sound: set[int] = set()  # segments that need no check
+        self._sound: set[int] = set()  # segments that need no check_documents
         self._view: _View | None = None
         self._allowed: tuple[int, dict[str, Keys]] = (-1, {})
         if not self._file.is_file():
@@ -137,8 +137,8 @@ class EmbeddedStore:
             raise CheckpointError(f"{self._file} is of format {facts.get('format')!r}; this Bertie reads {FORMAT}")
         self.dimension: int = facts["dimension"]
         self.about: Mapping[str, Any] = json.loads(facts["about"])
-        self.vectors: Kind = facts["vectors"]
-        self.limits = Limits(facts["flat"], facts["graph"])
+        self.vectors: EmbeddingPrecision = facts["vectors"]
+        self.limits = IndexThresholds(facts["flat"], facts["graph"])
         if look:
             self._look()
 
@@ -149,13 +149,13 @@ class EmbeddedStore:
         dimension: int,
         about: Mapping[str, Any],
         *,
-        vectors: Kind = "fp32",
-        limits: Limits | None = None,
+        vectors: EmbeddingPrecision = "fp32",
+        limits: IndexThresholds | None = None,
     ) -> Self:
         """Make an empty one. The folder must be empty, or not there."""
-        folder, limits = Path(folder), limits or Limits()
-        if vectors not in get_args(Kind):
-            raise InputError(f"vectors={vectors!r} must be one of {', '.join(get_args(Kind))}")
+        folder, limits = Path(folder), limits or IndexThresholds()
+        if vectors not in get_args(EmbeddingPrecision):
+            raise InputError(f"vectors={vectors!r} must be one of {', '.join(get_args(EmbeddingPrecision))}")
         if dimension < 1 or (vectors == "binary" and dimension % 8):
             raise InputError(f"dimension={dimension} must be at least 1, and a multiple of 8 for vectors='binary'")
         if folder.is_file() or (folder.is_dir() and (folder / "index.sqlite").exists()):
@@ -172,7 +172,7 @@ class EmbeddedStore:
             db.executescript(SCHEMA)
             db.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         os.rename(fresh, folder / "index.sqlite")
-        sync(folder)
+        fsync(folder)
         return cls(folder)
 
     @classmethod
@@ -218,10 +218,10 @@ class EmbeddedStore:
         """Key and text of each passage, in the order of keys, of those above `after`."""
         yield from self._stream("SELECT key, text FROM passages WHERE key > ? ORDER BY key", (after,))
 
-    def fetch(self, keys: Sequence[int]) -> list[Found]:
+    def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
         """Passages by their keys, in that order. Those that are gone are left out."""
         wanted = [int(key) for key in keys]
-        found: dict[int, Found] = {}
+        found: dict[int, StoredPassage] = {}
         with self._reading() as db:
             for start in range(0, len(wanted), 500):  # variables of a statement are limited
                 some = wanted[start : start + 500]
@@ -235,10 +235,10 @@ class EmbeddedStore:
                     if _checksum(text, headings) != checksum:
                         raise self._broken(f"passage {key} of {id!r} is not what was written")
                     passage = Passage(id, first, last, text, tuple(json.loads(headings)))
-                    found[key] = Found(key, passage, json.loads(metadata), source)
+                    found[key] = StoredPassage(key, passage, json.loads(metadata), source)
         return [found[key] for key in wanted if key in found]
 
-    def allowed(self, where: Sequence[Where]) -> Keys:
+    def allowed(self, where: Sequence[MetadataFilter]) -> Keys:
         """The keys of all passages whose document meets the conditions."""
         if not where:  # vectors tell, and are read already
             view = self._look()
@@ -258,13 +258,15 @@ class EmbeddedStore:
                     del known[next(iter(known))]
             return known[asked]
 
-    def nearest(self, queries: Vectors, k: int, where: Sequence[Where] = ()) -> list[tuple[Keys, Vectors]]:
+    def nearest(
+        self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
+    ) -> list[tuple[Keys, FloatArray]]:
         """Of each query, the keys of its k nearest passages by inner product, best first, and how near they are."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_queries(queries, k, self.dimension)
         view = self._look()
         only = self.allowed(where) if where else None
-        parts: list[list[tuple[Keys, Vectors]]] = []
+        parts: list[list[tuple[Keys, FloatArray]]] = []
         for segment in view.segments.values():
             parts.append(segment.nearest(queries, k, _mask(segment, view.dead, only)))
         if view.newest is not None:
@@ -281,11 +283,11 @@ class EmbeddedStore:
 
     # --- writing ---
 
-    def commit(self, put: Sequence[Entry], delete: Sequence[str] = ()) -> None:
+    def commit(self, put: Sequence[EmbeddedDocument], delete: Sequence[str] = ()) -> None:
         """Add or replace documents and delete others by id, all at once or not at all."""
-        check(put, self.dimension)
+        check_documents(put, self.dimension)
         none = np.empty((0, self.dimension), np.float32)
-        block = Block.of(np.concatenate([none, *(entry.vectors for entry in put)]), self.vectors)
+        block = VectorBlock.of(np.concatenate([none, *(entry.vectors for entry in put)]), self.vectors)
         with self._writing() as db:
             first = _fact(db, "next")
             keys = np.arange(first, first + len(block))
@@ -318,7 +320,7 @@ class EmbeddedStore:
             while chosen := self._worthwhile(whole):
                 self._join(db, chosen)
 
-    def repair(self, embed: Callable[[list[str]], Vectors]) -> int:
+    def repair(self, embed: Callable[[list[str]], FloatArray]) -> int:
         """Make damaged files anew. Returns how many passages had to be embedded again, by `embed`, from their texts."""
         with self._writing() as db:
             lost = {key for (key,) in db.execute("SELECT key FROM passages")}
@@ -338,14 +340,14 @@ class EmbeddedStore:
             for start in range(0, len(order), AT_ONCE):
                 some = order[start : start + AT_ONCE]
                 texts = [found.passage.text for found in self.fetch(some)]
-                made.append(self._write(np.array(some), iter([Block.of(embed(texts), self.vectors)])))
+                made.append(self._write(np.array(some), iter([VectorBlock.of(embed(texts), self.vectors)])))
             if old:
                 with _transaction(db):
                     _name(db, made, old)
                 self._tidy(db)
             return len(order)
 
-    def _write(self, keys: Keys, blocks: Iterator[Block]) -> tuple[int, int, str]:
+    def _write(self, keys: Keys, blocks: Iterator[VectorBlock]) -> tuple[int, int, str]:
         """A segment, on the disk and not yet named: its number, effort and checksums."""
         number = self._next
         self._next += 1
@@ -392,7 +394,7 @@ class EmbeddedStore:
         where = np.concatenate([np.full(len(rows), number) for number, rows in enumerate(alive)])
         rows, order = np.concatenate(alive), np.argsort(keys)
 
-        def blocks() -> Iterator[Block]:
+        def blocks() -> Iterator[VectorBlock]:
             for start in range(0, len(order), AT_ONCE):
                 some = order[start : start + AT_ONCE]
                 codes = np.empty((len(some), self.dimension), parts[0].block.codes.dtype)
@@ -403,7 +405,7 @@ class EmbeddedStore:
                     codes[mine] = block.codes
                     if scales is not None:
                         scales[mine] = block.scales
-                yield Block(codes, scales)
+                yield VectorBlock(codes, scales)
 
         made = [self._write(keys[order], blocks())] if len(order) else []
         with _transaction(db):
@@ -438,15 +440,15 @@ class EmbeddedStore:
                 self._view = _View(at, segments, dead, *newest)
                 return self._view
 
-    def _segment(self, number: int, effort: int, sums: str) -> Segment:
+    def _segment(self, number: int, effort: int, sums: str) -> VectorSegment:
         if self._view is not None and number in self._view.segments:
             return self._view.segments[number]
         if number not in self._sound and (names := damaged(self._at(number), json.loads(sums))):
             raise refuse(self._at(number), names)
         self._sound.add(number)
-        return Segment(self._at(number), effort, self.limits)
+        return VectorSegment(self._at(number), effort, self.limits)
 
-    def _newest(self, db: sqlite3.Connection, known: _View | None = None) -> tuple[Keys, Block | None]:
+    def _newest(self, db: sqlite3.Connection, known: _View | None = None) -> tuple[Keys, VectorBlock | None]:
         """Those not yet in segments. Of `known` ones only the keys are read, to see which are left."""
         old, parts = np.empty(0, np.int64), []
         if known is not None and known.newest is not None:
@@ -459,8 +461,8 @@ class EmbeddedStore:
             keys, codes, scales = zip(*rows, strict=True)
             plain = np.frombuffer(b"".join(codes), np.float32 if self.vectors == "fp32" else np.int8)
             own = None if self.vectors == "fp32" else np.array(scales, np.float32)
-            old, parts = np.append(old, keys), [*parts, Block(plain.reshape(len(keys), self.dimension), own)]
-        return old, Block.join(parts) if len(old) else None
+            old, parts = np.append(old, keys), [*parts, VectorBlock(plain.reshape(len(keys), self.dimension), own)]
+        return old, VectorBlock.join(parts) if len(old) else None
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -544,7 +546,7 @@ def _any(db: sqlite3.Connection, table: str) -> bool:
     return db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None
 
 
-def _insert(db: sqlite3.Connection, entry: Entry, key: int) -> int:
+def _insert(db: sqlite3.Connection, entry: EmbeddedDocument, key: int) -> int:
     """A document and its passages, from `key` on; the key after them."""
     document = entry.document
     try:
@@ -554,7 +556,7 @@ def _insert(db: sqlite3.Connection, entry: Entry, key: int) -> int:
         ).lastrowid
         db.executemany(
             "INSERT INTO metadata VALUES (?, ?, ?, ?)",
-            ((number, name, kind(value, name), value) for name, value in document.metadata.items()),
+            ((number, name, value_type(value, name), value) for name, value in document.metadata.items()),
         )
         rows = []
         for at, one in enumerate(entry.passages, key):
@@ -583,14 +585,14 @@ def _name(db: sqlite3.Connection, made: Iterable[tuple[int, int, str]], old: Ite
     db.execute("UPDATE facts SET value = value + 1 WHERE name = 'layout'")
 
 
-def _sql(where: Sequence[Where]) -> tuple[str, list[Any]]:
+def _sql(where: Sequence[MetadataFilter]) -> tuple[str, list[Any]]:
     """The documents that meet the conditions; what is given only ever fills in the marks."""
     tests, values = ["1"], []
     for one in where:
         some = " OR ".join([f"(kind = ? AND value {COMPARISONS.get(one.op, '= ?')})"] * len(one.values)) or "0"
         member = "NOT IN" if one.op == "!=" else "IN"
         tests.append(f"document {member} (SELECT document FROM metadata WHERE name = ? AND ({some}))")
-        values += [one.name, *(part for value in one.values for part in (kind(value, one.name), value))]
+        values += [one.name, *(part for value in one.values for part in (value_type(value, one.name), value))]
     return " AND ".join(tests), values
 
 
@@ -598,7 +600,7 @@ def _checksum(text: str, headings: str) -> int:
     return zlib.crc32(f"{headings}{text}".encode())
 
 
-def _mask(segment: Segment, dead: Keys, only: Keys | None) -> Mask | None:
+def _mask(segment: VectorSegment, dead: Keys, only: Keys | None) -> Mask | None:
     """The rows that count, if not all do."""
     gone = segment.rows_of(dead)
     if only is None and not len(gone):

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from bertie.errors import InputError
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Make sure that a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -18,14 +18,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def publish(draft: Path, path: Path) -> None:
+def atomic_rename(draft: Path, path: Path) -> None:
     """Give a file its name when all of it is on the disk."""
-    sync(draft)
+    fsync(draft)
     os.replace(draft, path)
-    sync(path.parent)
+    fsync(path.parent)
 
 
-def write_file(path: Path, content: bytes) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("wb") as file:
@@ -35,7 +35,7 @@ def write_file(path: Path, content: bytes) -> None:
     os.replace(draft, path)
 
 
-def lock(file: BinaryIO | int, path: Path) -> None:
+def lock_file(file: BinaryIO | int, path: Path) -> None:
     """Keep other processes from writing to a path. The lock goes with the process, however that ends."""
     try:
         import fcntl

@@ -16,15 +16,23 @@ import numpy as np
 import pytest
 
 from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
-from bertie.search import embedded, segments
-from bertie.search.embedded import EmbeddedStore
-from bertie.search.passages import Document, Entry, Passage, Vectors, Where, conditions, meets
-from bertie.search.segments import Block, Kind, Limits
+from bertie.search import local_store, segments
+from bertie.search.local_store import LocalStore
+from bertie.search.records import (
+    Document,
+    EmbeddedDocument,
+    FloatArray,
+    MetadataFilter,
+    Passage,
+    matches_filters,
+    parse_filters,
+)
+from bertie.search.segments import EmbeddingPrecision, IndexThresholds, VectorBlock
 
 D = 16
 
 
-def vectors(n: int, seed: int = 0, dimension: int = D) -> Vectors:
+def vectors(n: int, seed: int = 0, dimension: int = D) -> FloatArray:
     """Unit vectors in bunches, as those of texts are."""
     draw = np.random.default_rng(seed)
     bunches = draw.normal(size=(40, dimension))
@@ -32,13 +40,13 @@ def vectors(n: int, seed: int = 0, dimension: int = D) -> Vectors:
     return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
 
 
-def entry(name: str, rows: Vectors, **metadata: Any) -> Entry:
+def entry(name: str, rows: FloatArray, **metadata: Any) -> EmbeddedDocument:
     passages = [Passage(name, i, i + 4, f"{name}-{i}", ("Top", "Ünder")) for i in range(len(rows))]
-    return Entry(Document(name, "text", metadata, f"/{name}.txt", "v1"), passages, rows)
+    return EmbeddedDocument(Document(name, "text", metadata, f"/{name}.txt", "v1"), passages, rows)
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch, full: int = 64) -> None:
-    monkeypatch.setattr(embedded, "FULL", full)
+    monkeypatch.setattr(local_store, "FULL", full)
     monkeypatch.setattr(segments, "AT_ONCE", 50)
 
 
@@ -46,25 +54,27 @@ class Twin:
     """What a store should say, worked out plainly."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, tuple[Entry, Vectors]] = {}
+        self.rows: dict[str, tuple[EmbeddedDocument, FloatArray]] = {}
 
-    def commit(self, put: list[Entry], delete: list[str] | tuple[str, ...] = (), kind: Kind = "fp32") -> None:
+    def commit(
+        self, put: list[EmbeddedDocument], delete: list[str] | tuple[str, ...] = (), kind: EmbeddingPrecision = "fp32"
+    ) -> None:
         for name in delete:
             self.rows.pop(name, None)
         for one in put:
-            self.rows[one.document.id] = (one, Block.of(one.vectors, kind).vectors())
+            self.rows[one.document.id] = (one, VectorBlock.of(one.vectors, kind).vectors())
 
-    def nearest(self, query: Vectors, k: int, where: tuple[Where, ...] = ()) -> list[tuple[str, float]]:
+    def nearest(self, query: FloatArray, k: int, where: tuple[MetadataFilter, ...] = ()) -> list[tuple[str, float]]:
         scored = [
             (passage.text, float(row.astype(np.float64) @ query.astype(np.float64)))
             for one, rows in self.rows.values()
-            if meets(one.document.metadata, where)
+            if matches_filters(one.document.metadata, where)
             for passage, row in zip(one.passages, rows, strict=True)
         ]
         return sorted(scored, key=lambda one: -one[1])[:k]
 
 
-def said(store: EmbeddedStore, query: Vectors, k: int, where: Any = ()) -> list[tuple[str, float]]:
+def said(store: LocalStore, query: FloatArray, k: int, where: Any = ()) -> list[tuple[str, float]]:
     keys, scores = store.nearest(query[None], k, where)[0]
     return [(one.passage.text, float(score)) for one, score in zip(store.fetch(keys.tolist()), scores, strict=True)]
 
@@ -76,11 +86,11 @@ def same(one: list[tuple[str, float]], two: list[tuple[str, float]]) -> None:
 
 @pytest.mark.parametrize("kind", ["fp32", "int8"])
 def test_small_ones_are_exact_through_all_that_may_happen(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: EmbeddingPrecision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shrink(monkeypatch)
     draw, twin = random.Random(1), Twin()
-    store = EmbeddedStore.create(tmp_path / "index", D, {"model": "toy"}, vectors=kind)
+    store = LocalStore.create(tmp_path / "index", D, {"model": "toy"}, vectors=kind)
     for step in range(40):
         names = [f"d{draw.randrange(40)}" for _ in range(draw.randrange(1, 4))]
         put = [
@@ -98,12 +108,12 @@ def test_small_ones_are_exact_through_all_that_may_happen(
             store.optimize(whole=True)
         if step % 10 == 9:
             store.close()
-            store = EmbeddedStore.open(tmp_path / "index")
+            store = LocalStore.open(tmp_path / "index")
         assert store.generation == step + 1
         assert len(store) == sum(len(one.passages) for one, _ in twin.rows.values())
         query = vectors(1, seed=10_000 + step)[0]
         same(said(store, query, 10), twin.nearest(query, 10))
-        where = conditions({"year >=": 2, "odd": True})
+        where = parse_filters({"year >=": 2, "odd": True})
         same(said(store, query, 7, where), twin.nearest(query, 7, where))
     assert sorted(one for one, _, _ in store.documents()) == sorted(twin.rows)
     assert [text for _, text in store.texts()] == [
@@ -112,7 +122,7 @@ def test_small_ones_are_exact_through_all_that_may_happen(
 
 
 def test_a_query_alone_and_among_others_gives_the_same_bits(tmp_path: Path) -> None:
-    store = EmbeddedStore.create(tmp_path, D, {})
+    store = LocalStore.create(tmp_path, D, {})
     rows = vectors(500)
     store.commit([entry("d", rows)])
     together = store.nearest(rows[:40], 10)
@@ -125,29 +135,31 @@ def test_a_query_alone_and_among_others_gives_the_same_bits(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "limits"),
     [
-        ("fp32", Limits(flat=500)),
-        ("int8", Limits(flat=500)),
-        ("binary", Limits(flat=500)),
-        ("fp32", Limits(flat=200, graph=500)),
-        ("binary", Limits(flat=200, graph=500)),
+        ("fp32", IndexThresholds(flat=500)),
+        ("int8", IndexThresholds(flat=500)),
+        ("binary", IndexThresholds(flat=500)),
+        ("fp32", IndexThresholds(flat=200, graph=500)),
+        ("binary", IndexThresholds(flat=200, graph=500)),
     ],
 )
-def test_graphs_bits_and_lists_find_nearly_all(kind: Kind, limits: Limits, tmp_path: Path) -> None:
+def test_graphs_bits_and_lists_find_nearly_all(
+    kind: EmbeddingPrecision, limits: IndexThresholds, tmp_path: Path
+) -> None:
     pytest.importorskip("faiss")
     n, dimension = 4000, 32
     rows, queries = vectors(n, dimension=dimension), vectors(50, seed=0, dimension=dimension)
     queries = queries + np.random.default_rng(5).normal(size=queries.shape).astype(np.float32) * 0.05
-    store = EmbeddedStore.create(tmp_path, dimension, {}, vectors=kind, limits=limits)
+    store = LocalStore.create(tmp_path, dimension, {}, vectors=kind, limits=limits)
     for part in range(4):
         mine = rows[part * 1000 : part * 1000 + 1000]
         store.commit([entry(f"d{part}-{i}", mine[i * 10 : i * 10 + 10], tenth=i % 10, part=part) for i in range(100)])
     store.optimize(whole=True)
     store.close()
-    store = EmbeddedStore.open(tmp_path)
+    store = LocalStore.open(tmp_path)
     (segment,) = store._look().segments.values()
     by_bits = kind == "binary" and n <= limits.graph
     assert (segment.index is None, segment.bits is None) == (by_bits, not by_bits)
-    exact = Block.of(rows, kind).vectors().astype(np.float64)
+    exact = VectorBlock.of(rows, kind).vectors().astype(np.float64)
     # Among all rows, half of them, a tenth, and a fortieth.
     for where in ({}, {"part": [0, 1]}, {"tenth": 3}, {"tenth": 3, "part": 2}):
         parts, tenths = np.arange(n) // 1000, np.arange(n) // 10 % 100 % 10
@@ -155,7 +167,7 @@ def test_graphs_bits_and_lists_find_nearly_all(kind: Kind, limits: Limits, tmp_p
         for name, value in where.items():
             ok &= np.isin({"part": parts, "tenth": tenths}[name], value)
         hits = 0
-        for query, (keys, scores) in zip(queries, store.nearest(queries, 10, conditions(where)), strict=True):
+        for query, (keys, scores) in zip(queries, store.nearest(queries, 10, parse_filters(where)), strict=True):
             truth = np.where(ok, exact @ query.astype(np.float64), -np.inf)
             assert len(keys) == 10
             assert ok[keys - 1].all()
@@ -169,38 +181,41 @@ def test_a_filter_whose_passages_are_all_far_is_met(tmp_path: Path) -> None:
     near, far = vectors(3000, 1), vectors(40, 2)
     query = near[0]
     far = far - np.outer(far @ query + np.linspace(0.2, 0.9, 40), query)  # none is on the query's side
-    store = EmbeddedStore.create(tmp_path, D, {}, limits=Limits(flat=100))
+    store = LocalStore.create(tmp_path, D, {}, limits=IndexThresholds(flat=100))
     store.commit([entry("near", near, lang="en"), entry("far", far.astype(np.float32), lang="de")])
     store.optimize(whole=True)
-    keys, _ = store.nearest(query[None], 10, conditions({"lang": "de"}))[0]
+    keys, _ = store.nearest(query[None], 10, parse_filters({"lang": "de"}))[0]
     assert keys.tolist() == (3001 + np.argsort(-(far.astype(np.float64) @ query))[:10]).tolist()
 
 
 @pytest.mark.parametrize("op", ["=", "!=", "<", "<=", ">", ">="])
 def test_conditions_hold_as_said(op: str, tmp_path: Path) -> None:
     values = [None, "", "1", "2", "Ä", "'; DROP TABLE passages; --", 1, 2, 1.5, -3, 2**62, True, False, 0]
-    store = EmbeddedStore.create(tmp_path, D, {})
+    store = LocalStore.create(tmp_path, D, {})
     rows = vectors(1)
     documents = {f"d{i}": {} if value is None else {"n'ame": value} for i, value in enumerate(values)}
     store.commit(
-        [Entry(Document(name, "", data), [Passage(name, 0, 1, name)], rows) for name, data in documents.items()]
+        [
+            EmbeddedDocument(Document(name, "", data), [Passage(name, 0, 1, name)], rows)
+            for name, data in documents.items()
+        ]
     )
     for value in values[1:]:
-        where = (Where("n'ame", op, value),)
-        expected = {name for name, data in documents.items() if meets(data, where)}
+        where = (MetadataFilter("n'ame", op, value),)
+        expected = {name for name, data in documents.items() if matches_filters(data, where)}
         assert {one.passage.document for one in store.fetch(store.allowed(where).tolist())} == expected
     for some in ((), (1, "1"), (True, 1.5, "Ä")):
-        where = (Where("n'ame", "in", some),)
-        expected = {name for name, data in documents.items() if meets(data, where)}
+        where = (MetadataFilter("n'ame", "in", some),)
+        expected = {name for name, data in documents.items() if matches_filters(data, where)}
         assert {one.passage.document for one in store.fetch(store.allowed(where).tolist())} == expected
 
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:
-    with EmbeddedStore.create(tmp_path, D, {"model": "m", "size": 256}) as store:
+    with LocalStore.create(tmp_path, D, {"model": "m", "size": 256}) as store:
         document = Document("a/ä'\".md", "Ein Text", {"year": 1999, "pi": 3.0, "ok": True, "t": "ü"}, None, "v7")
         passage = Passage(document.id, 3, 8, "T\n€xt", ("A", "B"))
-        store.commit([Entry(document, [passage], vectors(1))])
-    with EmbeddedStore.open(tmp_path) as store:
+        store.commit([EmbeddedDocument(document, [passage], vectors(1))])
+    with LocalStore.open(tmp_path) as store:
         assert (store.dimension, store.about) == (D, {"model": "m", "size": 256})
         (found,) = store.fetch([1])
         assert (found.key, found.passage, found.metadata, found.source) == (1, passage, document.metadata, None)
@@ -208,19 +223,19 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
         assert list(store.documents()) == [(document.id, None, "v7")]
         store.commit([], [document.id])
         assert (len(store), store.generation, store.fetch([1])) == (0, 2, [])
-        store.commit([Entry(document, [passage], vectors(1))])
+        store.commit([EmbeddedDocument(document, [passage], vectors(1))])
         assert next(store.texts()) == (2, passage.text)  # keys are never used again
 
 
 def test_an_empty_one_answers(tmp_path: Path) -> None:
-    store = EmbeddedStore.create(tmp_path, D, {})
+    store = LocalStore.create(tmp_path, D, {})
     keys, scores = store.nearest(vectors(1), 5)[0]
     assert (len(keys), len(scores), len(store)) == (0, 0, 0)
     store.optimize(whole=True)
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    store = EmbeddedStore.create(tmp_path / "index", D, {})
+    store = LocalStore.create(tmp_path / "index", D, {})
     good = entry("good", vectors(2))
     bad = vectors(2).copy()
     bad[1, 0] = np.nan
@@ -230,8 +245,8 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         ([good, good], "twice"),
         ([good, entry("", vectors(1))], "id="),
         ([good, entry("x", vectors(1), tags=["a"])], "tags"),
-        ([good, Entry(Document("x", ""), [Passage("x", 0, 1, "\ud800")], vectors(1))], "half a character"),
-        ([good, Entry(Document("x", ""), [Passage("y", 0, 1, "a")], vectors(1))], "'y'"),
+        ([good, EmbeddedDocument(Document("x", ""), [Passage("x", 0, 1, "\ud800")], vectors(1))], "half a character"),
+        ([good, EmbeddedDocument(Document("x", ""), [Passage("y", 0, 1, "a")], vectors(1))], "'y'"),
     ):
         with pytest.raises(InputError, match=message):
             store.commit(put)
@@ -241,20 +256,20 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="k=0"):
         store.nearest(vectors(1), 0)
     with pytest.raises(ExistsError, match="there already"):
-        EmbeddedStore.create(tmp_path / "index", D, {})
+        LocalStore.create(tmp_path / "index", D, {})
     with pytest.raises(ExistsError, match="other files"):
-        EmbeddedStore.create(tmp_path, D, {})
+        LocalStore.create(tmp_path, D, {})
     with pytest.raises(NotFoundError, match="no index"):
-        EmbeddedStore.open(tmp_path)
+        LocalStore.open(tmp_path)
     with pytest.raises(InputError, match="multiple of 8"):
-        EmbeddedStore.create(tmp_path / "other", 12, {}, vectors="binary")
+        LocalStore.create(tmp_path / "other", 12, {}, vectors="binary")
 
 
 def test_one_writes_and_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
-    writer = EmbeddedStore.create(tmp_path, D, {})
+    writer = LocalStore.create(tmp_path, D, {})
     writer.commit([entry("a", vectors(3))])
-    reader = EmbeddedStore.open(tmp_path)
+    reader = LocalStore.open(tmp_path)
     with pytest.raises(InputError, match="another process"):
         reader.commit([entry("b", vectors(1))])
     stop, problems, seen = threading.Event(), [], [0]
@@ -290,10 +305,10 @@ def test_a_segment_that_is_joined_while_it_is_opened_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shrink(monkeypatch)
-    writer = EmbeddedStore.create(tmp_path, D, {})
+    writer = LocalStore.create(tmp_path, D, {})
     for i in range(3):
         writer.commit([entry(f"d{i}", vectors(70, i))])
-    plain, calls = embedded.damaged, []
+    plain, calls = local_store.damaged, []
 
     def slow(folder: Path, sums: Any) -> list[str]:
         calls.append(folder.name)
@@ -301,15 +316,15 @@ def test_a_segment_that_is_joined_while_it_is_opened_is_no_damage(
             writer.optimize(whole=True)
         return plain(folder, sums)
 
-    monkeypatch.setattr(embedded, "damaged", slow)
-    reader = EmbeddedStore.open(tmp_path)
+    monkeypatch.setattr(local_store, "damaged", slow)
+    reader = LocalStore.open(tmp_path)
     assert calls == ["1", "2", "4"]
     same(said(reader, vectors(1)[0], 10), said(writer, vectors(1)[0], 10))
 
 
 def test_small_commits_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "FULL", 8)
-    store = EmbeddedStore.create(tmp_path, D, {})
+    monkeypatch.setattr(local_store, "FULL", 8)
+    store = LocalStore.create(tmp_path, D, {})
     for i in range(300):
         store.commit([entry(f"d{i}", vectors(1, i))])
         store.optimize()
@@ -324,8 +339,8 @@ def test_small_commits_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [len(one) for one in store._look().segments.values()] == [100]
 
 
-def filled(folder: Path) -> tuple[EmbeddedStore, list[tuple[str, float]]]:
-    store = EmbeddedStore.create(folder, D, {}, vectors="int8", limits=Limits(flat=100))
+def filled(folder: Path) -> tuple[LocalStore, list[tuple[str, float]]]:
+    store = LocalStore.create(folder, D, {}, vectors="int8", limits=IndexThresholds(flat=100))
     store.commit([entry("a", vectors(200, 1)), entry("b", vectors(100, 2))])
     store.commit([entry("c", vectors(150, 3))])
     store.commit([entry("new", vectors(5, 4))], ["b"])
@@ -355,40 +370,40 @@ def test_damage_is_named_and_can_be_repaired(
             one.unlink()
         victim.parent.rmdir()
     with pytest.raises(CheckpointError, match=r"is damaged.*bertie index --rebuild") as caught:
-        EmbeddedStore.open(tmp_path / "i")
+        LocalStore.open(tmp_path / "i")
     assert str(victim.parent) in str(caught.value)
-    store = EmbeddedStore(tmp_path / "i", look=False)
+    store = LocalStore(tmp_path / "i", look=False)
     by_text = {f"{n}-{i}": row for n, s, m in (("a", 1, 200), ("c", 3, 150)) for i, row in enumerate(vectors(m, s))}
     again = store.repair(lambda texts: np.stack([by_text[text] for text in texts]))
     assert again == (0 if file == "index.faiss" and harm != "whole" else 200)
     same(said(store, vectors(1, 9)[0], 12), before)
     store.close()
-    with EmbeddedStore.open(tmp_path / "i") as store:
+    with LocalStore.open(tmp_path / "i") as store:
         assert store.repair(lambda texts: np.empty((0, D), np.float32)) == 0
         same(said(store, vectors(1, 9)[0], 12), before)
 
 
 def test_damage_to_the_database_is_named(tmp_path: Path) -> None:
-    store = EmbeddedStore.create(tmp_path, D, {})
+    store = LocalStore.create(tmp_path, D, {})
     store.commit([entry("name", vectors(3))])
     store.close()
     file = tmp_path / "index.sqlite"
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b"name-1", b"nbme-1"))
-    store = EmbeddedStore.open(tmp_path)
+    store = LocalStore.open(tmp_path)
     with pytest.raises(CheckpointError, match="passage 2 of 'name'"):
         store.fetch([1, 2, 3])
     store.close()
     for broken in (whole[: len(whole) // 2], b"nonsense" * 1000):
         file.write_bytes(broken)
         with pytest.raises(CheckpointError, match="damaged"):
-            list(EmbeddedStore.open(tmp_path).texts())
+            list(LocalStore.open(tmp_path).texts())
     file.unlink()
     with pytest.raises(NotFoundError):  # as if a kill had left the folder
-        EmbeddedStore.open(tmp_path)
+        LocalStore.open(tmp_path)
     (tmp_path / "segments" / "1").mkdir()
     with pytest.raises(CheckpointError, match="not there"):
-        EmbeddedStore.open(tmp_path)
+        LocalStore.open(tmp_path)
 
 
 # --- kills ---
@@ -397,12 +412,12 @@ CHILD = """
 import itertools, random, sys
 import numpy as np
 from pathlib import Path
-from bertie.search import embedded
-from bertie.search.embedded import EmbeddedStore
-from tests.search.test_embedded import step, D
-embedded.FULL = 40
+from bertie.search import local_store
+from bertie.search.local_store import LocalStore
+from tests.search.test_local_store import step, D
+local_store.FULL = 40
 folder, start = Path(sys.argv[1]), int(sys.argv[2])
-store = EmbeddedStore.open(folder)
+store = LocalStore.open(folder)
 print("open", flush=True)
 for number in itertools.count(start):
     put, delete = step(number)
@@ -413,7 +428,7 @@ for number in itertools.count(start):
 """
 
 
-def step(number: int) -> tuple[list[Entry], list[str]]:
+def step(number: int) -> tuple[list[EmbeddedDocument], list[str]]:
     """What the child commits as its n-th: adds, replaces and deletes, from nothing but its number."""
     draw = random.Random(number)
     names = {f"d{draw.randrange(60)}" for _ in range(draw.randrange(1, 5))}
@@ -424,7 +439,7 @@ def step(number: int) -> tuple[list[Entry], list[str]]:
     return put, [f"d{draw.randrange(60)}" for _ in range(draw.randrange(3))]
 
 
-def state(store: EmbeddedStore) -> dict[str, list[bytes]]:
+def state(store: LocalStore) -> dict[str, list[bytes]]:
     """All that is there: every document with the vector of each passage, as searching for it finds it."""
     found: dict[str, list[bytes]] = {}
     view = store._look()
@@ -437,7 +452,7 @@ def state(store: EmbeddedStore) -> dict[str, list[bytes]]:
 
 
 def expected(steps: int) -> dict[str, list[bytes]]:
-    twin: dict[str, tuple[int, Vectors]] = {}
+    twin: dict[str, tuple[int, FloatArray]] = {}
     for number in range(steps):
         put, delete = step(number)
         for name in delete:
@@ -451,7 +466,7 @@ def kill_and_look(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
     """Kill a writer again and again: how many commits there are, how many of them were whole but not acknowledged, and
     how often files were left that nothing names.
     """
-    EmbeddedStore.create(folder, D, {}).close()
+    LocalStore.create(folder, D, {}).close()
     root = Path(__file__).parents[2]
     draw, done, extra, left = random.Random(seed), 0, 0, 0
     env = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
@@ -467,7 +482,7 @@ def kill_and_look(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
         child.wait()
         assert acknowledged == list(range(done, done + len(acknowledged)))
         done += len(acknowledged)
-        with EmbeddedStore.open(folder) as store:
+        with LocalStore.open(folder) as store:
             assert store.generation in (done, done + 1)
             extra += store.generation - done
             done = store.generation

@@ -17,7 +17,7 @@ RETRIES = 3  # of a shard whose worker died, or could not write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class JobConfig:
     """What readers and workers are told."""
 
     version: str = __version__
@@ -26,7 +26,7 @@ class Plan:
     threads: int | None  # None: on a GPU
 
 
-P = TypeVar("P", bound=Plan)
+ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 
 def everywhere(model: str | Path) -> str:
@@ -37,9 +37,9 @@ def everywhere(model: str | Path) -> str:
 def run(
     ray: Any,
     sources: Sequence[Any],
-    read: Callable[[Any, P], Iterator[Any]],
-    worker: type[Worker[P]],
-    plan: P,
+    read: Callable[[Any, ConfigT], Iterator[Any]],
+    worker: type[EmbedderActor[ConfigT]],
+    plan: ConfigT,
     workers: int,
     *,
     ordered: bool = False,
@@ -53,7 +53,7 @@ def run(
     context.max_consecutive_actor_init_deaths = RETRIES
     context.execution_options.preserve_order = ordered
     # Ray gives what a worker had when it died to the next one, however often that happens: so we count.
-    tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Tries).remote()
+    tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(AttemptCounter).remote()
     device = {"num_gpus": 1} if plan.threads is None else {"num_cpus": plan.threads}
     with ray.data.DataContext.current(context):
         rows = (
@@ -88,7 +88,7 @@ def run(
             ray.kill(tries)
 
 
-def reading(row: dict[str, bytes], read: Callable[[Any, P], Iterator[Any]], plan: P) -> Iterator[Any]:
+def reading(row: dict[str, bytes], read: Callable[[Any, ConfigT], Iterator[Any]], plan: ConfigT) -> Iterator[Any]:
     """A reader: in one cell each, what it read, or the error that ended it."""
     try:
         if plan.version != __version__:
@@ -101,7 +101,7 @@ def reading(row: dict[str, bytes], read: Callable[[Any, P], Iterator[Any]], plan
         yield {"cell": pickle.dumps(error)}
 
 
-class Tries:
+class AttemptCounter:
     """How often each shard was begun, all workers together."""
 
     def __init__(self) -> None:
@@ -113,10 +113,10 @@ class Tries:
         return self._begun[name]
 
 
-class Worker(ABC, Generic[P]):
+class EmbedderActor(ABC, Generic[ConfigT]):
     """What was read in, what was made of it out; or the error of either, which tells more than a worker that died."""
 
-    def __init__(self, plan: P, tries: Any) -> None:
+    def __init__(self, plan: ConfigT, tries: Any) -> None:
         import torch
 
         from bertie.tasks import Embedder

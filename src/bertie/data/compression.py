@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 from bertie.errors import InputError, MissingPackageError
 
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"  # none is the beginning of UTF-8
-ENDINGS = (".gz", ".xz", ".zst")
+COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 # A few bytes of xz or zstd may stand for megabytes, so that little is taken at a time.
 _BITE = 1024
 
 
-def opened(raw: io.BufferedReader, name: str) -> BinaryIO:
+def open_decompressed(raw: io.BufferedReader, name: str) -> BinaryIO:
     """What is in a file, decompressed if it is compressed."""
     begin = raw.peek(6)[:6]
     if begin.startswith(GZIP):
@@ -32,7 +32,7 @@ def opened(raw: io.BufferedReader, name: str) -> BinaryIO:
     if begin.startswith(ZSTD):
         zstd = _zstd()
         return io.BufferedReader(_Frames(raw, zstd.ZstdDecompressor, zstd.ZstdError), 1 << 16)
-    if begin and name.endswith(ENDINGS):
+    if begin and name.endswith(COMPRESSED_SUFFIXES):
         raise InputError(f"{name} does not hold what its ending {name[name.rindex('.') :]} says")
     return raw
 
@@ -50,7 +50,7 @@ def compress(data: bytes, ending: str) -> bytes:
 
 
 @contextmanager
-def decompressing(name: str) -> Iterator[None]:
+def decompression_errors(name: str) -> Iterator[None]:
     """Damage is one error, whoever finds it."""
     try:
         yield
@@ -58,7 +58,7 @@ def decompressing(name: str) -> Iterator[None]:
         raise InputError(f"{name} cannot be decompressed, it is damaged or cut short: {error}") from None
 
 
-def check(ending: str) -> None:
+def check_codec(ending: str) -> None:
     """Fail now rather than at the first chunk."""
     if ending == ".xz":
         _lzma()
