@@ -34,7 +34,7 @@ from bertie.text.batch import Batch
 from bertie.training import lora
 
 built = native.library()
-LEVELS = range(built.bertie_level() + 1) if built is not None else range(0)
+LEVELS = range(built.bertie_encoder_isa_level() + 1) if built is not None else range(0)
 needs_it = pytest.mark.skipif(built is None, reason="no compiler was here when the package was built")
 HALVES = native.bf16_is_faster()
 LENGTHS = (
@@ -222,7 +222,7 @@ def test_bf16_is_tried_in_another_process(command: str, monkeypatch: pytest.Monk
         _name = "none"
 
         @staticmethod
-        def bertie_halves() -> int:
+        def bertie_encoder_has_bf16() -> int:
             return 1
 
     native.bf16_is_faster.cache_clear()

@@ -23,7 +23,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 enabled = True  # whether the library is used where it can be
-CALLS = 1  # counted up here and in wordpiece.cpp when what is called changes
+ABI_VERSION = 2  # increment here and in wordpiece.cpp when the C interface changes
 NORMALIZER = {"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"}
 LETTER, SPACE, PUNCTUATION, DROPPED = 0, 1, 2, 255
 MAX_ADDED = 1 << 14  # characters of added tokens: each takes up to half a kilobyte
@@ -37,17 +37,17 @@ def library() -> ctypes.CDLL | None:
     if found is None:
         return None
     lib = ctypes.CDLL(str(found))
-    if not hasattr(lib, f"bertie_wordpiece_{CALLS}"):  # left over from an older installation
+    if not hasattr(lib, f"bertie_wordpiece_abi_{ABI_VERSION}"):  # left over from an older installation
         return None
     text, pointer, wide = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
-    lib.bertie_wordpiece_new.restype = pointer
-    lib.bertie_wordpiece_new.argtypes = [
+    lib.bertie_wordpiece_create.restype = pointer
+    lib.bertie_wordpiece_create.argtypes = [
         *(text, text, text, pointer, pointer, wide, text, wide, text, pointer, wide),
         *(pointer, wide, wide, wide, wide),
     ]
-    lib.bertie_wordpiece_run.restype = wide
-    lib.bertie_wordpiece_run.argtypes = [pointer, text, wide, pointer, wide, pointer, wide, pointer]
-    lib.bertie_wordpiece_free.argtypes = [pointer]
+    lib.bertie_wordpiece_encode.restype = wide
+    lib.bertie_wordpiece_encode.argtypes = [pointer, text, wide, pointer, wide, pointer, wide, pointer]
+    lib.bertie_wordpiece_destroy.argtypes = [pointer]
     return lib
 
 
@@ -88,7 +88,7 @@ class WordPiece:
         letters: tuple[bytes, bytes],
         added: list[str],
     ) -> None:
-        self._backend, self._run, self._free = backend, lib.bertie_wordpiece_run, lib.bertie_wordpiece_free
+        self._backend, self._run, self._free = backend, lib.bertie_wordpiece_encode, lib.bertie_wordpiece_destroy
         self._around = sum(map(len, around))
         pieces = [piece for piece in vocab if piece.isascii()]
         ids = np.array([vocab[piece] for piece in pieces], np.int64)
@@ -96,7 +96,7 @@ class WordPiece:
         (raw, ends), (special, special_ends) = _joined(pieces), _joined(added)
         model: Any = backend.model
         prefix = model.continuing_subword_prefix.encode()
-        self._handle = lib.bertie_wordpiece_new(
+        self._handle = lib.bertie_wordpiece_create(
             *(*letters, raw, ends.ctypes.data, ids.ctypes.data, len(pieces), prefix, len(prefix)),
             *(special, special_ends.ctypes.data, len(added), template.ctypes.data, len(around[0]), len(around[1])),
             *(vocab[model.unk_token], min(model.max_input_chars_per_word, 1 << 62)),

@@ -37,7 +37,7 @@ level: int | None = (
     None  # of its instructions: 0 plain, 1 AVX2, 2 AVX-512, 3 with VNNI; None: the chip's highest above 0
 )
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in its order
-CALLS = 4  # counted up here and in encoder.cpp when what is called changes
+ABI_VERSION = 5  # increment here and in encoder.cpp when the C interface changes
 KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of matrices, in its order
 BYTES_FROM = 1  # the level from which it multiplies bytes
 SECONDS_TO_TRY, WIN = 20, 1.1  # for products of bf16, and how many times as fast they must be
@@ -52,24 +52,24 @@ def library() -> ctypes.CDLL | None:
     if found is None:
         return None
     lib = ctypes.CDLL(str(found))
-    if not hasattr(lib, f"bertie_calls_{CALLS}"):  # left over from an older installation
+    if not hasattr(lib, f"bertie_encoder_abi_{ABI_VERSION}"):  # left over from an older installation
         return None
     pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-    lib.bertie_new.restype = pointer
-    lib.bertie_new.argtypes = [number, pointer, ctypes.c_double]
-    lib.bertie_layer.argtypes = [pointer, number, wide, number]
-    lib.bertie_matrix.argtypes = [pointer, number, number, wide, wide, *[pointer] * 5]
-    lib.bertie_norm.argtypes = [pointer, number, number, pointer, pointer, number, ctypes.c_double]
-    lib.bertie_embeddings.argtypes = [pointer, pointer, pointer, pointer, pointer, ctypes.c_double]
-    lib.bertie_relative.argtypes = [pointer, number, wide, pointer, pointer]
-    lib.bertie_run.argtypes = [pointer, wide, *[pointer] * 9, wide, wide, number]
-    lib.bertie_watch.argtypes = [pointer, pointer, wide]
-    lib.bertie_same.argtypes = lib.bertie_free.argtypes = [pointer]
-    lib.bertie_threads.argtypes = [pointer, pointer, pointer]
+    lib.bertie_encoder_create.restype = pointer
+    lib.bertie_encoder_create.argtypes = [number, pointer, ctypes.c_double]
+    lib.bertie_encoder_add_layer.argtypes = [pointer, number, wide, number]
+    lib.bertie_encoder_set_linear.argtypes = [pointer, number, number, wide, wide, *[pointer] * 5]
+    lib.bertie_encoder_set_norm.argtypes = [pointer, number, number, pointer, pointer, number, ctypes.c_double]
+    lib.bertie_encoder_set_embeddings.argtypes = [pointer, pointer, pointer, pointer, pointer, ctypes.c_double]
+    lib.bertie_encoder_set_relative_tables.argtypes = [pointer, number, wide, pointer, pointer]
+    lib.bertie_encoder_forward.argtypes = [pointer, wide, *[pointer] * 9, wide, wide, number]
+    lib.bertie_encoder_sample_weight.argtypes = [pointer, pointer, wide]
+    lib.bertie_encoder_is_current.argtypes = lib.bertie_encoder_destroy.argtypes = [pointer]
+    lib.bertie_encoder_set_openmp.argtypes = [pointer, pointer, pointer]
     try:
         mine = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        lib.bertie_threads(*(ctypes.cast(mine[name], pointer) for name in names))
+        lib.bertie_encoder_set_openmp(*(ctypes.cast(mine[name], pointer) for name in names))
     except (StopIteration, OSError, AttributeError):  # a torch without OpenMP: one thread
         pass
     return lib
@@ -110,7 +110,7 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
     cos, sin = ((ctypes.c_void_p * len(turned))(*(pair[i].data_ptr() for pair in turned)) for i in range(2))
     bias, met = (None, None) if encoder.relative is None else _by_distance(encoder.relative, batch.max_len)
     far = [None if one is None else one.data_ptr() for one in (bias, met)]
-    lib.bertie_run(
+    lib.bertie_encoder_forward(
         *(packed.handle, len(batch), batch.cu_seqlens.data_ptr(), *given, x.data_ptr(), cos, sin),
         *(*far, 2 * batch.max_len - 1 + ROOM, batch.max_len - 1, torch.get_num_threads()),
     )
@@ -131,7 +131,7 @@ def bf16_is_faster() -> bool:
     """Whether products of bf16 work on this chip and are faster than those of float32: tried in another process, as a
     machine may say that it has such instructions and then end whoever uses them."""
     lib = library()
-    if lib is None or not lib.bertie_halves() or not sys.executable:
+    if lib is None or not lib.bertie_encoder_has_bf16() or not sys.executable:
         return False
     command = [sys.executable, "-I", "-S", "-c", _TRIAL, lib._name]
     try:
@@ -143,7 +143,7 @@ def bf16_is_faster() -> bool:
 
 _TRIAL = """
 import ctypes, sys
-trial = ctypes.CDLL(sys.argv[1]).bertie_trial
+trial = ctypes.CDLL(sys.argv[1]).bertie_encoder_bf16_speedup
 trial.restype = ctypes.c_double
 print(trial())
 """
@@ -169,7 +169,7 @@ def _packed(encoder: Encoder, lib: ctypes.CDLL) -> _Packed | None:
     """An encoder's packed weights; None if the library does not know its kind, or if its layers do more than they say:
     somebody listens to what passes through them, or their weights are computed anew each time (LoRA).
     """
-    instructions = int(lib.bertie_level()) if level is None else level
+    instructions = int(lib.bertie_encoder_isa_level()) if level is None else level
     if level is None and instructions == 0:  # torch is faster there
         return None
     packed = _kept.get(encoder)
@@ -230,7 +230,7 @@ class _Packed:
         self._places = list(map(Tensor.data_ptr, self._weights))
         self._counted = [weight for weight in self._weights if not weight.is_inference()]
         self._versions = list(map(_version, self._counted))
-        self._free, self._same = lib.bertie_free, lib.bertie_same
+        self._free, self._same = lib.bertie_encoder_destroy, lib.bertie_encoder_is_current
         shape = (
             *(cfg.width, cfg.heads, cfg.kv_heads, cfg.head_width, cfg.ff_width, ACTIVATIONS.index(cfg.activation)),
             *(int(cfg.gated), cfg.blocks),
@@ -239,11 +239,11 @@ class _Packed:
         disentangled = any(isinstance(one, Disentangled) for one in cfg.positions)
         relative = encoder.places(Batch.from_ids([[0]])) if disentangled else None
         scale = blocks[0].attention.scale
-        self.handle = lib.bertie_new(instructions, (ctypes.c_int64 * len(shape))(*shape), scale)
+        self.handle = lib.bertie_encoder_create(instructions, (ctypes.c_int64 * len(shape))(*shape), scale)
         for layer, number in enumerate(cfg.layer_map):
             pattern = cfg.patterns[layer]
             rotation = self.bases.index(rotary.bases[layer]) if rotary is not None else -1
-            lib.bertie_layer(self.handle, number, pattern.window if isinstance(pattern, Sliding) else -1, rotation)
+            lib.bertie_encoder_add_layer(self.handle, number, pattern.window if isinstance(pattern, Sliding) else -1, rotation)
         for number, block in enumerate(blocks):
             attention, ff, cut = block.attention, block.ff, cfg.ff_width
             self._matrix(lib, number, 0, attention.qkv, slice(None))
@@ -262,11 +262,11 @@ class _Packed:
             self._norm(lib, -1, 0, embeddings.norm)
         tables = (embeddings.words, embeddings.segments, embeddings.positions, embeddings.tasks)
         at = (None if one is None else one.weight.data_ptr() for one in tables)
-        lib.bertie_embeddings(self.handle, *at, cfg.embeddings.scale)
+        lib.bertie_encoder_set_embeddings(self.handle, *at, cfg.embeddings.scale)
         for weight, place in zip(self._weights, self._places, strict=True):
             floats = weight.numel() * weight.element_size() // 4  # two of bf16 count as one
             if weight.is_floating_point() and weight.is_contiguous() and floats:
-                lib.bertie_watch(self.handle, place, floats)
+                lib.bertie_encoder_sample_weight(self.handle, place, floats)
 
     def current(self) -> bool:
         """Whether nothing has changed, and nobody listens. Asked in every pass: no loop here is Python's own."""
@@ -285,7 +285,7 @@ class _Packed:
         held = [None if one is None else cast(Tensor, one)[rows].detach().float().contiguous() for one in (scale, bias)]
         places = [weight.data_ptr() if weight.dtype == kind else None for kind in KINDS]
         added = [None if one is None else one.data_ptr() for one in held]
-        lib.bertie_matrix(self.handle, block, which, *weight.shape, *places, *added)
+        lib.bertie_encoder_set_linear(self.handle, block, which, *weight.shape, *places, *added)
 
     def _relative(self, lib: ctypes.CDLL, block: int, relative: Relative | None) -> None:
         """What a block makes of the table of relative positions, which no text changes."""
@@ -293,7 +293,7 @@ class _Packed:
         met = (relative.keys, relative.queries)
         held = [None if one is None else one.detach().float().contiguous() for one in met]
         rows = next(len(one) for one in held if one is not None)
-        lib.bertie_relative(self.handle, block, rows, *(None if one is None else one.data_ptr() for one in held))
+        lib.bertie_encoder_set_relative_tables(self.handle, block, rows, *(None if one is None else one.data_ptr() for one in held))
 
     def _norm(self, lib: ctypes.CDLL, block: int, slot: int, norm: nn.Module | None) -> None:
         if isinstance(norm, nn.LayerNorm | RMSNorm):
@@ -302,7 +302,7 @@ class _Packed:
             if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
                 bias = norm.bias.detach().float()
             at = None if bias is None else bias.data_ptr()
-            lib.bertie_norm(self.handle, block, slot, weight.data_ptr(), at, int(rms), norm.eps)
+            lib.bertie_encoder_set_norm(self.handle, block, slot, weight.data_ptr(), at, int(rms), norm.eps)
 
     def __del__(self) -> None:
         self._free(self.handle)

@@ -1,9 +1,8 @@
-// BERT's WordPiece for ASCII texts: many texts in, their ids out. text/wordpiece.py is its only caller.
+// BERT's WordPiece tokenizer for batches of ASCII texts. text/wordpiece.py is the only caller.
 //
-// A text is written anew as the normalizer would (letters in lower case, control characters left out, ...), cut at
-// white space and around punctuation, and each word is looked up: whole, and if it is not there, its longest beginning,
-// then the longest beginning of what is left. What one character becomes is the caller's to say; nothing here depends
-// on neighbours. Nothing changes after the vocabulary is read, so threads may share it.
+// A text is normalized (lower case, control characters removed, ...), split at whitespace and around punctuation, and
+// each word is matched greedily against the vocabulary, longest piece first. The caller supplies the normalization of
+// each character as a table. A WordPiece object is immutable once created, so threads may share it.
 
 #include <algorithm>
 #include <array>
@@ -17,131 +16,132 @@ namespace {
 
 using Byte = uint8_t;
 
-enum Kind : Byte { LETTER, SPACE, PUNCTUATION };
-constexpr Byte DROPPED = 255;
-constexpr uint64_t MULTIPLIER = 0x9E3779B97F4A7C15;  // 2^64 over the golden ratio: mixes well in the upper bits
+enum CharClass : Byte { LETTER, SPACE, PUNCTUATION };
+constexpr Byte REMOVED = 255;
+constexpr uint64_t MULTIPLIER = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio: mixes well into the upper bits
 
-// The hash of a piece, letter by letter; pieces that begin a word and those that go on with one are told apart.
-uint64_t start(bool goes_on) { return goes_on ? 0x2545F4914F6CDD1D : 0x6A09E667F3BCC909; }
-uint64_t step(uint64_t hash, Byte letter) { return (hash ^ letter) * MULTIPLIER; }
+// Rolling hash of a piece; the seed separates word-initial pieces from continuations (##piece).
+uint64_t hash_seed(bool continuation) { return continuation ? 0x2545F4914F6CDD1D : 0x6A09E667F3BCC909; }
+uint64_t hash_step(uint64_t hash, Byte letter) { return (hash ^ letter) * MULTIPLIER; }
 
-struct Slot {
+struct Slot {  // of an open-addressing hash table
     uint64_t hash;
-    uint32_t at, shape;  // where its letters lie; length * 2 + goes_on, 0: free
+    uint32_t offset, key;  // offset into `letters`; length * 2 + continuation, 0: free
     int64_t id;
 };
 
 struct WordPiece {
-    std::array<Byte, 256> becomes{};  // DROPPED: nothing
-    std::array<Byte, 256> kinds{};    // of what it became
-    std::array<Byte, 256> opens{};    // whether an added token begins with it
-    std::vector<Byte> letters;        // of all pieces
-    std::vector<Slot> slots;          // at least twice as many as pieces, a power of two
+    std::array<Byte, 256> normalized{};          // per character; REMOVED: none
+    std::array<Byte, 256> classes{};             // CharClass per normalized character
+    std::array<Byte, 256> starts_added_token{};  // whether an added token starts with the character
+    std::vector<Byte> letters;                   // all pieces, concatenated
+    std::vector<Slot> slots;                     // at least twice the number of pieces, a power of two
     int shift = 0;
-    size_t longest[2] = {0, 0};
-    // Added tokens in lower case: 0 none goes on like that, -1 one ends here, else the next row.
-    std::vector<std::array<int32_t, 128>> added;
-    std::vector<int64_t> before, after;
-    int64_t unknown = 0;
-    size_t longest_word = 0;
+    size_t longest_piece[2] = {0, 0};            // word-initial, continuation
+    // Trie of the added tokens in lower case. Entries: 0 no match, -1 a token ends here, otherwise the next node.
+    std::vector<std::array<int32_t, 128>> added_tokens;
+    std::vector<int64_t> prefix_ids, suffix_ids;  // e.g. [CLS] and [SEP]
+    int64_t unknown_id = 0;
+    size_t max_word_length = 0;
 
-    const Slot *find(uint64_t hash, const Byte *word, size_t length, bool goes_on) const {
-        uint32_t shape = (uint32_t)(length * 2 + goes_on);
+    const Slot *find(uint64_t hash, const Byte *piece, size_t length, bool continuation) const {
+        uint32_t key = (uint32_t)(length * 2 + continuation);
         for (size_t i = hash >> shift;; i = (i + 1) & (slots.size() - 1)) {
             const Slot &slot = slots[i];
-            if (!slot.shape) return nullptr;
-            if (slot.hash == hash && slot.shape == shape && !memcmp(&letters[slot.at], word, length)) return &slot;
+            if (!slot.key) return nullptr;
+            if (slot.hash == hash && slot.key == key && !memcmp(&letters[slot.offset], piece, length)) return &slot;
         }
     }
 
-    void put(size_t at, size_t length, bool goes_on, int64_t id) {
+    void insert(size_t offset, size_t length, bool continuation, int64_t id) {
         if (!length) return;
-        uint64_t hash = start(goes_on);
-        for (size_t i = 0; i < length; ++i) hash = step(hash, letters[at + i]);
+        uint64_t hash = hash_seed(continuation);
+        for (size_t i = 0; i < length; ++i) hash = hash_step(hash, letters[offset + i]);
         size_t i = hash >> shift;
-        while (slots[i].shape) i = (i + 1) & (slots.size() - 1);
-        slots[i] = {hash, (uint32_t)at, (uint32_t)(length * 2 + goes_on), id};
-        longest[goes_on] = std::max(longest[goes_on], length);
+        while (slots[i].key) i = (i + 1) & (slots.size() - 1);
+        slots[i] = {hash, (uint32_t)offset, (uint32_t)(length * 2 + continuation), id};
+        longest_piece[continuation] = std::max(longest_piece[continuation], length);
     }
 
-    void add(const Byte *token, size_t length) {
-        int32_t row = 0;
+    void insert_added_token(const Byte *token, size_t length) {
+        int32_t node = 0;
         for (size_t i = 0; i < length; ++i) {
-            int32_t next = added[row][token[i] & 127];
-            if (next < 0) return;  // a shorter one is found before it
+            int32_t next = added_tokens[node][token[i] & 127];
+            if (next < 0) return;  // a prefix of this token is a token, and matches first
             if (i + 1 == length) {
-                added[row][token[i] & 127] = -1;
+                added_tokens[node][token[i] & 127] = -1;
             } else if (!next) {
-                next = (int32_t)added.size();
-                added[row][token[i] & 127] = next;
-                added.push_back({});
+                next = (int32_t)added_tokens.size();
+                added_tokens[node][token[i] & 127] = next;
+                added_tokens.push_back({});
             }
-            row = next;
+            node = next;
         }
     }
 
-    bool begins_added(const Byte *at, const Byte *end) const {
-        for (int32_t row = 0; at < end; ++at) {
-            Byte lower = *at >= 'A' && *at <= 'Z' ? *at + 32 : *at;
-            row = added[row][lower & 127];
-            if (row <= 0) return row < 0;
+    bool matches_added_token(const Byte *text, const Byte *end) const {
+        for (int32_t node = 0; text < end; ++text) {
+            Byte lower = *text >= 'A' && *text <= 'Z' ? *text + 32 : *text;
+            node = added_tokens[node][lower & 127];
+            if (node <= 0) return node < 0;
         }
         return false;
     }
 
-    // The pieces of a word that is not one itself; `hashes` has room for the longest piece.
-    int64_t *split(const Byte *word, size_t length, uint64_t *hashes, int64_t *out) const {
+    // Greedy longest-match-first pieces of a word; `hashes` has room for the longest piece.
+    int64_t *split_word(const Byte *word, size_t length, uint64_t *hashes, int64_t *out) const {
         int64_t *first = out;
-        for (size_t at = 0; at < length;) {
-            bool goes_on = at > 0;
-            size_t most = std::min(length - at, longest[goes_on]);
-            uint64_t hash = start(goes_on);
-            for (size_t i = 0; i < most; ++i) hashes[i] = hash = step(hash, word[at + i]);
-            const Slot *found = nullptr;
-            for (; most && !(found = find(hashes[most - 1], word + at, most, goes_on)); --most) {}
-            if (!found) {
-                *first = unknown;
+        for (size_t start = 0; start < length;) {
+            bool continuation = start > 0;
+            size_t size = std::min(length - start, longest_piece[continuation]);
+            uint64_t hash = hash_seed(continuation);
+            for (size_t i = 0; i < size; ++i) hashes[i] = hash = hash_step(hash, word[start + i]);
+            const Slot *slot = nullptr;
+            for (; size && !(slot = find(hashes[size - 1], word + start, size, continuation)); --size) {}
+            if (!slot) {
+                *first = unknown_id;
                 return first + 1;
             }
-            *out++ = found->id;
-            at += most;
+            *out++ = slot->id;
+            start += size;
         }
         return out;
     }
 
-    // Never more ids than characters, beside `before` and `after`; null: the text is not ASCII, or has an added token.
+    // Writes at most one id per character, plus prefix and suffix, and returns the end of the ids. Returns null if the
+    // text is not ASCII or contains an added token. `clean` has room for the normalized text.
     int64_t *encode(const Byte *text, size_t length, Byte *clean, uint64_t *hashes, int64_t *out) const {
         Byte *end = clean, high = 0;
         for (size_t i = 0; i < length; ++i) {
-            Byte now = becomes[text[i]];
+            Byte c = normalized[text[i]];
             high |= text[i];
-            *end = now;
-            end += now != DROPPED;
+            *end = c;
+            end += c != REMOVED;
         }
         if (high & 128) return nullptr;
-        out = std::copy(before.begin(), before.end(), out);
-        for (const Byte *at = clean; at < end;) {
-            const Byte *word = at;
-            uint64_t hash = start(false);
-            for (; at < end && kinds[*at] == LETTER; ++at) {
-                if (opens[*at] && begins_added(at, end)) return nullptr;
-                hash = step(hash, *at);
+        out = std::copy(prefix_ids.begin(), prefix_ids.end(), out);
+        for (const Byte *c = clean; c < end;) {
+            const Byte *word = c;
+            uint64_t hash = hash_seed(false);
+            for (; c < end && classes[*c] == LETTER; ++c) {
+                if (starts_added_token[*c] && matches_added_token(c, end)) return nullptr;
+                hash = hash_step(hash, *c);
             }
-            if (at == word) {  // no letter: white space, or punctuation, which is a word by itself
-                if (opens[*at] && begins_added(at, end)) return nullptr;
-                hash = step(hash, *at++);
-                if (kinds[*word] == SPACE) continue;
+            if (c == word) {  // whitespace, or punctuation, which is a word of its own
+                if (starts_added_token[*c] && matches_added_token(c, end)) return nullptr;
+                hash = hash_step(hash, *c++);
+                if (classes[*word] == SPACE) continue;
             }
-            size_t n = at - word;
-            if (n > longest_word) {
-                *out++ = unknown;
-            } else if (const Slot *found = n <= longest[0] ? find(hash, word, n, false) : nullptr) {
-                *out++ = found->id;
+            size_t n = c - word;
+            if (n > max_word_length) {
+                *out++ = unknown_id;
+            } else if (const Slot *slot = n <= longest_piece[0] ? find(hash, word, n, false) : nullptr) {
+                *out++ = slot->id;
             } else {
-                out = split(word, n, hashes, out);
+                out = split_word(word, n, hashes, out);
             }
         }
-        return std::copy(after.begin(), after.end(), out);
+        return std::copy(suffix_ids.begin(), suffix_ids.end(), out);
     }
 };
 
@@ -149,64 +149,66 @@ struct WordPiece {
 
 extern "C" {
 
-void bertie_wordpiece_1() {}  // CALLS in fast.py
+void bertie_wordpiece_abi_2() {}  // ABI_VERSION in text/wordpiece.py
 
-// `tokens` lie one behind the other, with their `ends` and `ids`; those that begin with `prefix` go on with a word.
-// `specials` are added tokens, cleaned and in lower case. Null: no memory.
-void *bertie_wordpiece_new(const Byte *becomes, const Byte *kinds, const Byte *tokens, const int64_t *ends,
-                           const int64_t *ids, int64_t n, const Byte *prefix, int64_t prefix_length,
-                           const Byte *specials, const int64_t *special_ends, int64_t n_specials,
-                           const int64_t *template_ids, int64_t n_before, int64_t n_after, int64_t unknown,
-                           int64_t longest_word) try {
-    if (n && ends[n - 1] > INT32_MAX) return nullptr;
+// `tokens` is the concatenated vocabulary, with the end offset and id of each token; those that start with
+// `continuation_prefix` continue a word. `added_tokens` are normalized and in lower case. `template_ids` are `n_prefix`
+// ids before and `n_suffix` ids after each text. Returns null if out of memory.
+void *bertie_wordpiece_create(const Byte *normalized, const Byte *classes, const Byte *tokens, const int64_t *token_ends,
+                              const int64_t *ids, int64_t n_tokens, const Byte *continuation_prefix,
+                              int64_t prefix_length, const Byte *added_tokens, const int64_t *added_ends,
+                              int64_t n_added, const int64_t *template_ids, int64_t n_prefix, int64_t n_suffix,
+                              int64_t unknown_id, int64_t max_word_length) try {
+    if (n_tokens && token_ends[n_tokens - 1] > INT32_MAX) return nullptr;
     auto self = std::make_unique<WordPiece>();
-    std::copy(becomes, becomes + 256, self->becomes.begin());
-    std::copy(kinds, kinds + 256, self->kinds.begin());
-    self->letters.assign(tokens, tokens + (n ? ends[n - 1] : 0));
+    std::copy(normalized, normalized + 256, self->normalized.begin());
+    std::copy(classes, classes + 256, self->classes.begin());
+    self->letters.assign(tokens, tokens + (n_tokens ? token_ends[n_tokens - 1] : 0));
     int bits = 4;
-    while ((int64_t(1) << bits) < 4 * n) ++bits;
+    while ((int64_t(1) << bits) < 4 * n_tokens) ++bits;
     self->shift = 64 - bits;
     self->slots.assign(size_t(1) << bits, Slot{0, 0, 0, 0});
-    for (int64_t i = 0, at = 0; i < n; at = ends[i++]) {
-        int64_t length = ends[i] - at;
-        self->put(at, length, false, ids[i]);
-        if (length > prefix_length && !memcmp(tokens + at, prefix, prefix_length))
-            self->put(at + prefix_length, length - prefix_length, true, ids[i]);
+    for (int64_t i = 0, start = 0; i < n_tokens; start = token_ends[i++]) {
+        int64_t length = token_ends[i] - start;
+        self->insert(start, length, false, ids[i]);
+        if (length > prefix_length && !memcmp(tokens + start, continuation_prefix, prefix_length))
+            self->insert(start + prefix_length, length - prefix_length, true, ids[i]);
     }
-    self->added.push_back({});
-    for (int64_t i = 0, at = 0; i < n_specials; at = special_ends[i++]) self->add(specials + at, special_ends[i] - at);
+    self->added_tokens.push_back({});
+    for (int64_t i = 0, start = 0; i < n_added; start = added_ends[i++])
+        self->insert_added_token(added_tokens + start, added_ends[i] - start);
     for (int c = 0; c < 128; ++c) {
-        if (!self->added[0][c]) continue;
-        self->opens[c] = 1;
-        if (c >= 'a' && c <= 'z') self->opens[c - 32] = 1;
+        if (!self->added_tokens[0][c]) continue;
+        self->starts_added_token[c] = 1;
+        if (c >= 'a' && c <= 'z') self->starts_added_token[c - 32] = 1;
     }
-    self->before.assign(template_ids, template_ids + n_before);
-    self->after.assign(template_ids + n_before, template_ids + n_before + n_after);
-    self->unknown = unknown;
-    self->longest_word = (size_t)longest_word;
+    self->prefix_ids.assign(template_ids, template_ids + n_prefix);
+    self->suffix_ids.assign(template_ids + n_prefix, template_ids + n_prefix + n_suffix);
+    self->unknown_id = unknown_id;
+    self->max_word_length = (size_t)max_word_length;
     return self.release();
 } catch (const std::bad_alloc &) {
     return nullptr;
 }
 
-// The ids of all texts that are taken, one behind the other, and how many each has: -1 where it is not taken. Returns
-// how many ids there are; -1: no memory, or not enough room, or ends that are none.
-int64_t bertie_wordpiece_run(const void *handle, const Byte *texts, int64_t size, const int64_t *ends, int64_t n,
-                             int64_t *ids, int64_t room, int64_t *lengths) try {
+// Writes the concatenated ids of all texts, and each text's length: -1 where it is not ASCII or contains an added token.
+// Returns the number of ids; -1 if out of memory, if `capacity` is too small, or if `ends` is invalid.
+int64_t bertie_wordpiece_encode(const void *handle, const Byte *texts, int64_t size, const int64_t *ends,
+                                int64_t n_texts, int64_t *ids, int64_t capacity, int64_t *lengths) try {
     const auto &self = *(const WordPiece *)handle;
-    int64_t longest = 0, at = 0;
-    for (int64_t i = 0; i < n; at = ends[i++]) {
-        if (ends[i] < at || ends[i] > size) return -1;
-        longest = std::max(longest, ends[i] - at);
+    int64_t longest_text = 0, start = 0;
+    for (int64_t i = 0; i < n_texts; start = ends[i++]) {
+        if (ends[i] < start || ends[i] > size) return -1;
+        longest_text = std::max(longest_text, ends[i] - start);
     }
-    int64_t around = self.before.size() + self.after.size();
-    if (room < at || (n && (room - at) / n < around)) return -1;
-    std::vector<Byte> clean(longest);
-    std::vector<uint64_t> hashes(std::max(self.longest[0], self.longest[1]));
+    int64_t template_length = self.prefix_ids.size() + self.suffix_ids.size();
+    if (capacity < start || (n_texts && (capacity - start) / n_texts < template_length)) return -1;
+    std::vector<Byte> clean(longest_text);
+    std::vector<uint64_t> hashes(std::max(self.longest_piece[0], self.longest_piece[1]));
     int64_t *out = ids;
-    at = 0;
-    for (int64_t i = 0; i < n; at = ends[i++]) {
-        int64_t *next = self.encode(texts + at, ends[i] - at, clean.data(), hashes.data(), out);
+    start = 0;
+    for (int64_t i = 0; i < n_texts; start = ends[i++]) {
+        int64_t *next = self.encode(texts + start, ends[i] - start, clean.data(), hashes.data(), out);
         lengths[i] = next ? next - out : -1;
         if (next) out = next;
     }
@@ -215,5 +217,5 @@ int64_t bertie_wordpiece_run(const void *handle, const Byte *texts, int64_t size
     return -1;
 }
 
-void bertie_wordpiece_free(void *handle) { delete (WordPiece *)handle; }
+void bertie_wordpiece_destroy(void *handle) { delete (WordPiece *)handle; }
 }
