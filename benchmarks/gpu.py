@@ -62,8 +62,8 @@ from bertie.bench import (
     seconds,
     settled,
 )
-from bertie.checkpoints.blueprint import blueprint
 from bertie.checkpoints.checkpoint import build
+from bertie.checkpoints.model_spec import model_spec
 from bertie.nn.linear import to_fp8
 from bertie.nn.model import Model
 from bertie.ops.cuda_graphs import Graphs
@@ -168,7 +168,7 @@ def ours_of(peer: Any, dtype: torch.dtype) -> Model:
     """Bertie's model with the weights of the peer's."""
     source = Tensors(peer)
     config = json.loads(peer.config.to_json_string()) | {"architectures": [type(peer).__name__]}
-    plan = blueprint(config, source.shapes())
+    plan = model_spec(config, source.shapes())
     model = build(plan)
     plan.plan.check(model, source.shapes(), plan.family.dropped)
     model = model.to(dtype).to_empty(device=HERE)

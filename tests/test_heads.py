@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers.models.auto import modeling_auto
 
-from bertie.checkpoints.blueprint import FAMILIES
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
+from bertie.checkpoints.model_spec import FAMILIES
 from bertie.config import Calibration, HeadInfo, HeadName
 from bertie.errors import BertieError, CheckpointError, ConfigError, NotFoundError
 from bertie.nn.model import Model
@@ -165,7 +165,7 @@ def test_what_is_taken_over(name: str, source: str, head: HeadName, expected: se
     common = [key for key in theirs.state_dict() if key not in unlike and not key.startswith("bert.pooler.")]
     common += [key for key in named if key.startswith("bert.pooler.") and key not in unlike]
     assert all(torch.equal(theirs.state_dict()[key], named[key]) for key in common)
-    rules = {rule.ours.removeprefix(f"heads.{head}."): rule.theirs[0] for rule in made.blueprint.plan.rules}
+    rules = {rule.ours.removeprefix(f"heads.{head}."): rule.theirs[0] for rule in made.spec.weight_map.rules}
     assert {part for part in parts if rules[part] in common} == expected
     assert_same(parameters(first), before)
 
@@ -198,7 +198,7 @@ def test_kept(tmp_path: Path) -> None:
 
     def kept(*arguments: Any, **options: Any) -> bool:
         made = first.with_head(*arguments, **options)
-        assert made.blueprint.heads[arguments[0]].outputs == made.model.head(arguments[0]).cfg.outputs
+        assert made.spec.heads[arguments[0]].outputs == made.model.head(arguments[0]).cfg.outputs
         return made.model.head(arguments[0]) is head
 
     assert kept("classify")
@@ -359,16 +359,16 @@ def test_calibration_is_kept(tmp_path: Path) -> None:
     first = Checkpoint.load(saved(tmp_path / "a", "bert", "ForSequenceClassification"))
     first.save(tmp_path / "plain")
     assert "bertie" not in read(tmp_path / "plain")
-    first.calibrated("classify", calibration)
+    first.set_calibration("classify", calibration)
     with pytest.raises(NotFoundError, match="'tag'"):
-        first.calibrated("tag", calibration)
+        first.set_calibration("tag", calibration)
     first.save(tmp_path / "b")
     assert set(read(tmp_path / "b")["bertie"]) == {"calibration"}
     back = Checkpoint.load(tmp_path / "b")
     assert back.heads == first.heads
     assert back.heads["classify"].calibration == calibration
     assert "bertie" not in back.config
-    back.calibrated("classify", Calibration())
+    back.set_calibration("classify", Calibration())
     back.save(tmp_path / "c")
     assert "bertie" not in read(tmp_path / "c")
     # transformers carries it along.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from transformers import AutoConfig
 
-from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.config import HeadConfig, HeadName
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
@@ -26,7 +26,7 @@ def fresh(name: str) -> Model:
     """A random model with every head of its family."""
     tiny = TINY[name]
     raw = json.loads(AutoConfig.for_model(tiny.model_type, **tiny.config).to_json_string())
-    plan = blueprint(raw, None)
+    plan = model_spec(raw, None)
     torch.manual_seed(0)
     model = Model(
         plan.encoder, {"classify": _text_head(plan.encoder.width), "tag": HeadConfig(kind="token", outputs=3)}

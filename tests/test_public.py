@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bertie
-from bertie.checkpoints.blueprint import FAMILIES
+from bertie.checkpoints.model_spec import FAMILIES
 
 SOURCE = Path(bertie.__file__).parent
 

@@ -89,7 +89,7 @@ def test_other_memory(x: Tensor) -> None:
 def test_numbers_that_cannot_be_kept(to: store.Weights, value: float, name: str, tmp_path: Path) -> None:
     build("bert", "Model").save_pretrained(tmp_path / "a")
     checkpoint = Checkpoint.load(tmp_path / "a")
-    checkpoint.blueprint.plan.store(checkpoint.model)[name].view(-1)[3] = value
+    checkpoint.spec.weight_map.store(checkpoint.model)[name].view(-1)[3] = value
     with pytest.raises(CheckpointError, match=f"{name} holds numbers that are not finite in {to}"):
         checkpoint.save(tmp_path / "b", precision=to)
     assert not (tmp_path / "b").exists()
@@ -123,7 +123,7 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert config.pop("bertie") == {"weights": "int8"}
     assert config == json.loads((tmp_path / "a" / "config.json").read_text())
-    packed, plain = load_file(tmp_path / "b" / INT8), first.blueprint.plan.store(first.model)
+    packed, plain = load_file(tmp_path / "b" / INT8), first.spec.weight_map.store(first.model)
     assert {n: x.dtype for n, x in packed.items() if not n.endswith(".scale")} == {
         n: torch.int8 if x.ndim > 1 else torch.float32 for n, x in plain.items()
     }
@@ -133,7 +133,7 @@ def test_every_family(name: str, tmp_path: Path) -> None:
         assert ((x.double() - expected[key].double()).abs() <= room).all(), key
 
     second = Checkpoint.load(tmp_path / "b")
-    assert_same(second.blueprint.plan.store(second.model), expected)
+    assert_same(second.spec.weight_map.store(second.model), expected)
     # The same bytes again; and as plain weights the same model, for others too.
     second.save(tmp_path / "c", precision="int8")
     assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "b")
@@ -163,7 +163,7 @@ def test_fp16(name: str, tmp_path: Path) -> None:
     build(name, "ForMaskedLM").save_pretrained(tmp_path / "a")
     first = Checkpoint.load(tmp_path / "a")
     first.save(tmp_path / "b", precision="fp16")
-    expected = {key: x.half() for key, x in first.blueprint.plan.store(first.model).items()}
+    expected = {key: x.half() for key, x in first.spec.weight_map.store(first.model).items()}
     assert_same(load_file(tmp_path / "b" / "model.safetensors"), expected)
     theirs = their_model(name, "ForMaskedLM", tmp_path / "b").state_dict()
     assert_same({key: theirs[key] for key in expected}, expected)

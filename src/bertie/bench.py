@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertie.checkpoints import storage as store
-from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.config import Precision
 from bertie.errors import ConfigError, InputError
 from bertie.nn.linear import check_fp8, precision_of, to_fp8, to_int8
@@ -193,7 +193,7 @@ def random_model(shape: str, device: torch.device | str = "cpu", precision: Prec
         config = store.read_json(Path(shape))
     else:
         raise ConfigError(f"shape={shape!r} must be layers x width, as in 12x768, or the path of a config.json")
-    model = Model(blueprint(config, None, head="none").encoder, {}).eval()
+    model = Model(model_spec(config, None, head="none").encoder, {}).eval()
     if precision == "fp8":
         check_fp8(device)
         to_fp8(model.to(device, torch.bfloat16).encoder)

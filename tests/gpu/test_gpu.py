@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.config import (
     BlockSparse,
     Disentangled,
@@ -304,7 +304,7 @@ def test_encoders(name: str) -> None:
         raw = json.loads(AutoConfig.for_model(tiny.model_type, **tiny.config).to_json_string())
     except ValueError as error:
         pytest.skip(f"this transformers does not know it: {error}")
-    plan = blueprint(raw, None)
+    plan = model_spec(raw, None)
     torch.manual_seed(0)
     model = Model(plan.encoder, {}).eval()
     for parameter in model.parameters():

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from bertie import Classifier, Embedder
 from bertie.bench import random_model
-from bertie.checkpoints.blueprint import blueprint
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.checkpoints.storage import dequantize, quantize
 from bertie.cli import main
 from bertie.errors import CheckpointError, ConfigError, InputError
@@ -100,7 +100,7 @@ def made(family: str, **changes: Any) -> Model:
     torch.manual_seed(0)
     special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
     config = SMALL | (special if family in ("modernbert", "eurobert") else {}) | FAMILIES[family] | changes
-    model = Model(blueprint(config, None, head="none").encoder, {}).eval()
+    model = Model(model_spec(config, None, head="none").encoder, {}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

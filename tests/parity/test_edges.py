@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoTokenizer
 
 import bertie
-from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.config import Full
 from bertie.errors import ConfigError
 from bertie.nn.heads import mean
@@ -48,7 +48,7 @@ def test_deberta_counts_the_terms_it_finds(terms: Any, relative: bool) -> None:
     """transformers divides the scores by their number, repeated and empty ones among them."""
     config = TINY["deberta"].config | {"pos_att_type": terms, "relative_attention": relative}
     with pytest.raises(ConfigError, match="pos_att_type"):
-        blueprint({"model_type": "deberta", **config}, None)
+        model_spec({"model_type": "deberta", **config}, None)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_keys_of_published_checkpoints(tmp_path: Path, name: str, keys: dict[str
 )
 def test_the_same_keys_with_values_that_would_matter(name: str, keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(keys))):
-        blueprint({"model_type": TINY[name].model_type, **TINY[name].config, **keys}, None)
+        model_spec({"model_type": TINY[name].model_type, **TINY[name].config, **keys}, None)
 
 
 def test_transformers_5_feeds_no_segments_with_its_generic_tokenizer(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_nomics_published_spelling() -> None:
         "max_position_embeddings": 2048,
         "rope_theta": 1000,
     }
-    assert blueprint(published, None).encoder == blueprint(present, None).encoder
+    assert model_spec(published, None).encoder == model_spec(present, None).encoder
     for key, value in {
         "prenorm": True,
         "activation_function": "gelu",
@@ -188,4 +188,4 @@ def test_nomics_published_spelling() -> None:
         "novel": 1,
     }.items():
         with pytest.raises(ConfigError, match=key):
-            blueprint(published | {key: value}, None)
+            model_spec(published | {key: value}, None)

@@ -64,13 +64,13 @@ def check_gradients(theirs: Any, model: Model, plan: Any) -> None:
     )
     parameters = {name.replace("parametrizations.weight.original", "weight"): p for name, p in model.named_parameters()}
     moved = 0
-    for rule in plan.plan.rules:
-        wanted = rule.read([gradients[plan.plan.rename(key)] for key in rule.theirs])
+    for rule in plan.weight_map.rules:
+        wanted = rule.read([gradients[plan.weight_map.rename(key)] for key in rule.theirs])
         got = parameters[rule.ours].grad
         got = torch.zeros_like(wanted) if got is None else got
         assert_close(got, wanted, atol=1e-4, rtol=0, msg=lambda m, rule=rule: f"{rule.ours}: {m}")
         moved += int(wanted.abs().max() > 1e-3)
-    assert moved > len(plan.plan.rules) / 2, "too few parameters had a gradient to compare"
+    assert moved > len(plan.weight_map.rules) / 2, "too few parameters had a gradient to compare"
 
 
 @pytest.mark.parametrize(

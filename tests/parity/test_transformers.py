@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 from transformers.core_model_loading import revert_weight_conversion
 
-from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from tests.parity.tiny import CASES, TINY, build, texts
@@ -39,10 +39,10 @@ def as_saved(theirs: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.T
 def ours(theirs: Any) -> tuple[Model, Any]:
     config = json.loads(theirs.config.to_json_string()) | {"architectures": [type(theirs).__name__]}
     source = Memory(as_saved(theirs, theirs.state_dict()))
-    plan = blueprint(config, source.shapes())
+    plan = model_spec(config, source.shapes())
     model = Model(plan.encoder, plan.heads).eval()
-    plan.plan.check(model, source.shapes(), plan.family.dropped)
-    plan.plan.load(model, source)
+    plan.weight_map.check(model, source.shapes(), plan.family.dropped)
+    plan.weight_map.load(model, source)
     return model, plan
 
 
@@ -133,19 +133,19 @@ def check_gradients(theirs: Any, model: Model, plan: Any) -> None:
     gradients = as_saved(theirs, gradients)
     parameters = dict(model.named_parameters())
     moved = 0
-    for rule in plan.plan.rules:
-        wanted = rule.read([gradients[plan.plan.rename(key)] for key in rule.theirs])
+    for rule in plan.weight_map.rules:
+        wanted = rule.read([gradients[plan.weight_map.rename(key)] for key in rule.theirs])
         got = parameters[rule.ours].grad
         got = torch.zeros_like(wanted) if got is None else got
         # Of a gradient of 9, float32 has a digit less behind the point than of one of 1.
         atol = 1e-5 * max(1.0, float(wanted.abs().max()))
         assert_close(got, wanted, atol=atol, rtol=0, msg=lambda m, rule=rule: f"{rule.ours}: {m}")
         moved += int(wanted.abs().max() > 1e-4)
-    assert moved > len(plan.plan.rules) / 2, "too few parameters had a gradient to compare"
+    assert moved > len(plan.weight_map.rules) / 2, "too few parameters had a gradient to compare"
 
 
 def test_every_family_is_here() -> None:
-    from bertie.checkpoints.blueprint import FAMILIES
+    from bertie.checkpoints.model_spec import FAMILIES
 
     assert {tiny.model_type for tiny in TINY.values()} == set(FAMILIES)
 

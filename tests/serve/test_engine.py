@@ -18,8 +18,8 @@ import torch
 from numpy.testing import assert_allclose
 from transformers import AutoConfig
 
-from bertie.checkpoints.blueprint import blueprint
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.config import HeadConfig, HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
@@ -431,7 +431,7 @@ def test_heads_with_wishes_of_their_own_have_their_own_pass(monkeypatch: pytest.
     """A model with global tokens, where each head wants others to be global."""
     tiny = TINY["longformer"]
     raw = json.loads(AutoConfig.for_model(tiny.model_type, **tiny.config).to_json_string())
-    encoder = blueprint(raw, None).encoder
+    encoder = model_spec(raw, None).encoder
     torch.manual_seed(0)
     first = HeadConfig(kind="text", outputs=3, pooling="first", globals="first")
     model = Model(encoder, {"first": first, "plain": HeadConfig(kind="text", outputs=3, pooling="mean")}).eval()

@@ -126,7 +126,7 @@ def test_classifier(encoder: Path, tmp_path: Path) -> None:
 def test_probabilities_are_divided_by_the_temperature(encoder: Path) -> None:
     task = bertie.Classifier(encoder, **FAST).fit(TEXTS, MOODS, quiet=True)
     plain = task.predict_proba(TEXTS[:5])
-    task.checkpoint.calibrated("classify", Calibration(temperature=3.0))
+    task.checkpoint.set_calibration("classify", Calibration(temperature=3.0))
     expected = plain ** (1 / 3)
     assert task.predict_proba(TEXTS[:5]) == pytest.approx(expected / expected.sum(1, keepdims=True), abs=1e-5)
     assert task.predict(TEXTS[:5]).tolist() == [task.classes_[i] for i in plain.argmax(1)]

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 from transformers.convert_slow_tokenizer import DebertaConverter, DebertaV2Converter
 
-from bertie.checkpoints.blueprint import recipe_for
+from bertie.checkpoints.model_spec import recipe_for
 from bertie.errors import BertieError, CheckpointError, ConfigError
 from bertie.text.sentencepiece import read_sentencepiece
 from bertie.text.tokenizer import Tokenizer

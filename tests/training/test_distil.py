@@ -324,13 +324,13 @@ def test_attention_is_transformers(name: str, layer: int) -> None:
     assert_close(found, wanted, atol=1e-4, rtol=1e-5)
     (found / len(ids)).backward()
     (wanted / len(ids)).backward()
-    rules = {rule.ours: rule for rule in plan.plan.rules}
+    rules = {rule.ours: rule for rule in plan.weight_map.rules}
     at = f"encoder.blocks.{layer % student.config.depth}.attention.qkv.weight"
     named = {
         key: torch.zeros_like(p) if p.grad is None else p.grad
         for key, p in theirs[1].named_parameters(remove_duplicate=False)
     }
-    of_theirs = rules[at].read([named[plan.plan.rename(key)] for key in rules[at].theirs])
+    of_theirs = rules[at].read([named[plan.weight_map.rename(key)] for key in rules[at].theirs])
     assert of_theirs.abs().max() > 1e-3
     assert_close(dict(student.named_parameters())[at].grad, of_theirs, atol=1e-5, rtol=1e-4)
 

@@ -143,9 +143,9 @@ def test_from_the_tokenizer_to_the_tour(
     language = Checkpoint.load("language").model.state_dict()
     moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(language.get(name, tensor))]
     assert any("blocks.0" in name for name in moved)
-    headed = Checkpoint.load("headed").model.state_dict()  # the last step goes on with all of it
-    assert headed.keys() == made.model.state_dict().keys()
-    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(headed[name])]
+    config_with_head = Checkpoint.load("config_with_head").model.state_dict()  # the last step goes on with all of it
+    assert config_with_head.keys() == made.model.state_dict().keys()
+    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(config_with_head[name])]
     assert {name.split(".")[1] for name in moved if name.startswith("heads.")} == set(made.heads)
 
     run("weight-tokens", "sentences.txt", "-m", "bertie-small", "-o", "weighted")

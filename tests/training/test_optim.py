@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.checkpoints.blueprint import blueprint
+from bertie.checkpoints.model_spec import model_spec
 from bertie.errors import ConfigError, NotFoundError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
@@ -38,7 +38,7 @@ def tiny(name: str, suffix: str = "ForSequenceClassification", *, layers: int = 
     shape = TINY[name]
     depth = {} if "layer_types" in shape.config else {"num_hidden_layers": layers}
     raw = {"model_type": shape.model_type, "architectures": [shape.stem + suffix], **shape.config, **depth}
-    plan = blueprint(raw, None)
+    plan = model_spec(raw, None)
     model = Model(plan.encoder, dict(plan.heads))
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -73,7 +73,7 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
         data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
         assert task.problem == "multi"
     plain = task.scores(task.predict_labelled(data), draws=50)
-    task.checkpoint.calibrated("classify", Calibration(temperature=2.5))
+    task.checkpoint.set_calibration("classify", Calibration(temperature=2.5))
     predictions = task.predict_labelled(data)
     found = calibration(task, predictions, "test", draws=50)
     assert found is not None
@@ -81,12 +81,12 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
         assert [one.value, one.low, one.high] == pytest.approx([wanted.value, wanted.low, wanted.high], abs=1e-4)
     assert found.before.value > found.after.value + 0.05
     assert sum(one.count for one in found.bins_before) == len(data.examples) * (3 if several else 1)
-    task.checkpoint.calibrated("classify", Calibration())
+    task.checkpoint.set_calibration("classify", Calibration())
     assert calibration(task, task.predict_labelled(data), "test") is None
 
 
 def test_abstention(task: Classifier, data: Labelled) -> None:
-    task.checkpoint.calibrated("classify", Calibration(temperature=2.0, abstain_below=0.6, precision=0.9))
+    task.checkpoint.set_calibration("classify", Calibration(temperature=2.0, abstain_below=0.6, precision=0.9))
     predictions = task.predict_labelled(data)
     assert predictions.confidence is not None
     held = predictions.confidence >= 0.6
@@ -210,7 +210,7 @@ def test_words_of_a_model(task: Classifier) -> None:
 
 
 def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None:
-    task.checkpoint.calibrated("classify", Calibration(temperature=2.0))
+    task.checkpoint.set_calibration("classify", Calibration(temperature=2.0))
     task.save(tmp_path / "model")
     predictions = task.predict_labelled(data)
     runs = [

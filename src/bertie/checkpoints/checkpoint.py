@@ -14,8 +14,8 @@ import torch
 
 from bertie.checkpoints import named_heads as heads
 from bertie.checkpoints import storage as store
-from bertie.checkpoints.blueprint import LABELLED, Blueprint, blueprint, headed, recipe_for
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
+from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, model_spec, recipe_for
 from bertie.checkpoints.splade import Splade
 from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
@@ -62,7 +62,7 @@ class Checkpoint:
 
     model: Model
     config: dict[str, Any]  # config.json as it was read, without the key of our own
-    blueprint: Blueprint
+    spec: ModelSpec
     tokenizer: Tokenizer | None = None
     sentence: SentenceModules | None = None
     cross_encoder: CrossEncoderConfig | None = None
@@ -72,15 +72,15 @@ class Checkpoint:
     heads: dict[str, HeadInfo] = field(default_factory=dict)  # what each head of the model is for
 
     def __post_init__(self) -> None:
-        for name in self.blueprint.heads:
+        for name in self.spec.heads:
             if name not in self.heads:
-                problem = self.blueprint.problem if name == "classify" else None
+                problem = self.spec.problem if name == "classify" else None
                 self.heads[name] = HeadInfo(name, self.labels if name in LABELLED else {}, problem)
 
     @property
     def labels(self) -> dict[int, str]:
         """The names of the classes."""
-        return self.blueprint.labels
+        return self.spec.labels
 
     @property
     def max_length(self) -> int:
@@ -162,7 +162,7 @@ class Checkpoint:
 
         The encoder is shared, not copied: do not use the old checkpoint once the new one is being trained.
         """
-        old = self.heads.get(head) if head in self.blueprint.heads else None
+        old = self.heads.get(head) if head in self.spec.heads else None
         if labels is None and old is not None:
             labels, problem = list(old.labels.values()), problem or old.problem
         elif labels is None and problem == "regression":
@@ -171,14 +171,14 @@ class Checkpoint:
         made = None
         if old is not None and list(labels or ()) == list(old.labels.values()) and _agree(old, problem):
             made, problem = self.model.head(head), problem or old.problem
-            config |= self.blueprint.layout(head).says
-        config = headed(config, head, labels, problem)
-        plan = blueprint(config, None, ignore=self.blueprint.ignored)
+            config |= self.spec.layout(head).says
+        config = config_with_head(config, head, labels, problem)
+        spec = model_spec(config, None, ignore=self.spec.ignored)
         if made is None:
-            made = self._fresh(head, plan, seed)
+            made = self._fresh(head, spec, seed)
         model = Model.over(self.model.encoder, {head: made}).eval()
         bare = replace(self, sentence=None, cross_encoder=None, splade=None)
-        return replace(bare, model=model, config=config, blueprint=plan, heads={})
+        return replace(bare, model=model, config=config, spec=spec, heads={})
 
     def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
         """Add one more head, of the family's layout for `info.kind`, under a name of its own.
@@ -196,10 +196,10 @@ class Checkpoint:
         self.model.heads[name] = head.train(self.model.training)
         self.heads[name] = info
 
-    def _alone(self, info: HeadInfo) -> Blueprint:
+    def _alone(self, info: HeadInfo) -> ModelSpec:
         """The blueprint of a model with such a head alone."""
-        config = headed(self.config, info.kind, list(info.labels.values()), info.problem)
-        return blueprint(config, None, ignore=self.blueprint.ignored)
+        config = config_with_head(self.config, info.kind, list(info.labels.values()), info.problem)
+        return model_spec(config, None, ignore=self.spec.ignored)
 
     def _read_ours(self, raw: Any, folder: Path) -> None:
         """What stands under the key of our own in config.json, and the weights of named heads."""
@@ -210,7 +210,7 @@ class Checkpoint:
                     f"config.json: {heads.KEY}.calibration is for a head {name!r:.80} that the model does not have; "
                     f"it has: {', '.join(self.heads) or 'none'}"
                 )
-            self.calibrated(name, calibration)
+            self.set_calibration(name, calibration)
         for name, (info, cfg) in named.items():
             try:
                 heads.check_name(name, info, self.model)
@@ -226,10 +226,10 @@ class Checkpoint:
         heads.load(self.model, configs, folder, packed=heads.is_packed(raw))
         self.heads |= {name: info for name, (info, _) in named.items()}
 
-    def _fresh(self, kind: HeadName, plan: Blueprint, seed: int) -> Head:
-        """A fresh head; `plan` is that of a model with this head alone."""
-        head = heads.fresh(plan.heads[kind], self.model, seed)
-        heads.take_over(head, plan.plan, self.model, self.blueprint.plan)
+    def _fresh(self, kind: HeadName, spec: ModelSpec, seed: int) -> Head:
+        """A fresh head; `spec` is that of a model with this head alone."""
+        head = heads.fresh(spec.heads[kind], self.model, seed)
+        heads.take_over(head, spec.weight_map, self.model, self.spec.weight_map)
         return head
 
     def with_max_length(self, max_length: int) -> Checkpoint:
@@ -248,7 +248,7 @@ class Checkpoint:
         held = dict(self.heads)
         return replace(self, limit=max_length, sentence=sentence, cross_encoder=pairs, splade=splade, heads=held)
 
-    def calibrated(self, name: str, calibration: Calibration) -> None:
+    def set_calibration(self, name: str, calibration: Calibration) -> None:
         """Set how a head's scores are to be read; `save` keeps it."""
         self.model.head(name)
         self.heads[name] = replace(self.heads[name], calibration=calibration)
@@ -280,7 +280,7 @@ class Checkpoint:
             config[dtype_key] = str(dtype).removeprefix("torch.")
         if self.cross_encoder is not None:
             config |= self.cross_encoder.config_entries()
-        named = {name: self.model.head(name).cfg for name in self.heads if name not in self.blueprint.heads}
+        named = {name: self.model.head(name).cfg for name in self.heads if name not in self.spec.heads}
         if ours := heads.to_key(self.heads, named, precision):
             config[heads.KEY] = ours
         # The parts behind a transformer know where it lies, and give their files by paths from the top.
@@ -292,7 +292,7 @@ class Checkpoint:
         files = {str(at / name): data for name, data in inner.items()}
         for part in parts:
             files |= part.files()
-        tensors = store.smaller(self.blueprint.plan.store(self.model), precision)
+        tensors = store.smaller(self.spec.weight_map.store(self.model), precision)
         file = str(at / (store.INT8 if precision == "int8" else store.SAFETENSORS))
         store.save_folder(Path(folder), files, tensors, weights=file, overwrite=overwrite)
 
@@ -406,22 +406,22 @@ def _read(
     if head is None and cross_encoder is None and splade is None and is_sentence:
         # Sentence models often name the class they were made from, whose head they left behind.
         head = "none"
-    plan = blueprint(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
-    model = build(plan)
+    spec = model_spec(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
+    model = build(spec)
     asked = [rf"^{re.escape(one)}(\.|$)" for one in ignore]
-    plan.plan.check(model, shapes, [*plan.family.dropped, *asked])
+    spec.weight_map.check(model, shapes, [*spec.family.dropped, *asked])
     if device is not None:
         try:
             model = with_memory(model.to(dtype), device)
         except RuntimeError as error:
             raise CheckpointError(f"there is no room for the model on {device}: {error}") from None
-        plan.plan.load(model, weights)
+        spec.weight_map.load(model, weights)
     checkpoint = Checkpoint(
         model=model.eval(),
         config=config,
-        blueprint=plan,
-        tokenizer=_tokenizer(at, plan),
-        sentence=SentenceModules.from_folder(folder, plan.encoder.width, plan.encoder.vocab),
+        spec=spec,
+        tokenizer=_tokenizer(at, spec),
+        sentence=SentenceModules.from_folder(folder, spec.encoder.width, spec.encoder.vocab),
         cross_encoder=cross_encoder,
         splade=splade,
         source=str(name),
@@ -431,28 +431,28 @@ def _read(
     return checkpoint
 
 
-def build(plan: Blueprint) -> Model:
+def build(spec: ModelSpec) -> Model:
     """The model of a blueprint, with shapes but without memory."""
     try:
         with torch.device("meta"), Unfilled():
-            return Model(plan.encoder, plan.heads)
+            return Model(spec.encoder, spec.heads)
     except RuntimeError as error:
         raise ConfigError(f"config.json describes a model that no machine can hold: {error}") from None
 
 
-def _tokenizer(folder: Path, plan: Blueprint) -> Tokenizer | None:
+def _tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
     """The folder's tokenizer; None if it has no vocabulary at all, as some encoders of proteins or genes."""
     settings = folder / "tokenizer_config.json"
     named = store.read_json(settings).get("tokenizer_class") if store.is_file(settings) else None
     if not isinstance(named, str | None):
         raise CheckpointError(f"tokenizer_config.json: tokenizer_class={named!r:.80} must be a name")
-    recipe = recipe_for(plan.family.model_type, named)
+    recipe = recipe_for(spec.family.model_type, named)
     if not any(store.is_file(folder / file) for file in ("tokenizer.json", *VOCABULARIES)):
         return None
     tokenizer = Tokenizer.from_folder(folder, recipe)
-    if tokenizer.vocab_size > plan.encoder.vocab:
+    if tokenizer.vocab_size > spec.encoder.vocab:
         raise CheckpointError(
-            f"the tokenizer knows {tokenizer.vocab_size} tokens, the model only {plan.encoder.vocab}: they do not "
+            f"the tokenizer knows {tokenizer.vocab_size} tokens, the model only {spec.encoder.vocab}: they do not "
             "belong together"
         )
     return tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 from bertie.config import Activation
 from bertie.errors import ConfigError
 
-# Keys that any checkpoint may carry and that change no number an encoder computes.
+# ConfigKeys that any checkpoint may carry and that change no number an encoder computes.
 IGNORED = frozenset(
     # where it came from and how it was run
     "_name_or_path name_or_path transformers_version tokenizer_class finetuning_task task_specific_params torch_dtype "
@@ -61,7 +61,7 @@ MOST_LAYERS = 1024  # the deepest known encoder has 48; a number from a broken f
 _NONE = object()
 
 
-class Keys:
+class ConfigKeys:
     """A config.json of which each key must be used up; `finish` names those that were not.
 
     `file` is what the messages call it; `common` are keys that such a file may always carry.
@@ -246,7 +246,7 @@ class Keys:
         """The base frequency of a plain rotary embedding; scaled variants are refused."""
         if not isinstance(raw, dict) or None in raw.values():
             raise self._refuse(name, raw, "an object without nulls")
-        part = Keys(raw, file=f"{self.file}: {name}", common=())
+        part = ConfigKeys(raw, file=f"{self.file}: {name}", common=())
         part.must("rope_type", "default")
         part.must("type", "default")
         part.must("partial_rotary_factor", 1.0, 1)

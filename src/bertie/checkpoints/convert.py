@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
+class TensorAlias:
     """Another name under which some checkpoints hold the same tensor."""
 
     name: str
@@ -24,13 +24,13 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TensorRule:
     """Our tensor `ours` is their tensors `theirs`, one below the other."""
 
     ours: str
     theirs: tuple[str, ...]
     sizes: tuple[int, ...] = ()  # rows of each of `theirs`, if they are several
-    aliases: tuple[Alias, ...] = ()
+    aliases: tuple[TensorAlias, ...] = ()
     # Their rows go head by head, each with its query, key and value; ours go query, key, value. 0: they do not.
     interleaved_heads: int = 0
 
@@ -55,44 +55,44 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class TiedTensor:
     """`name` is another name of our tensor `ours`, whose rule stands elsewhere."""
 
     ours: str
     name: str
 
 
-def resolve_ties(rules: Iterable[Rule | Tie]) -> list[Rule]:
+def resolve_ties(rules: Iterable[TensorRule | TiedTensor]) -> list[TensorRule]:
     """Give each tie to the rule it is about."""
-    ties: dict[str, list[Alias]] = {}
-    kept: list[Rule] = []
+    ties: dict[str, list[TensorAlias]] = {}
+    kept: list[TensorRule] = []
     for rule in rules:
-        if isinstance(rule, Tie):
-            ties.setdefault(rule.ours, []).append(Alias(rule.name))
+        if isinstance(rule, TiedTensor):
+            ties.setdefault(rule.ours, []).append(TensorAlias(rule.name))
         else:
             kept.append(rule)
     return [replace(r, aliases=(*r.aliases, *ties[r.ours])) if r.ours in ties else r for r in kept]
 
 
-def same(ours: str, theirs: str, *aliases: Alias) -> Rule:
+def same(ours: str, theirs: str, *aliases: TensorAlias) -> TensorRule:
     """One tensor under another name."""
-    return Rule(ours, (theirs,), aliases=aliases)
+    return TensorRule(ours, (theirs,), aliases=aliases)
 
 
-def linear(ours: str, theirs: str, bias: bool = True) -> Iterator[Rule]:
+def linear(ours: str, theirs: str, bias: bool = True) -> Iterator[TensorRule]:
     """A weight and, mostly, a bias."""
     yield same(f"{ours}.weight", f"{theirs}.weight")
     if bias:
         yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
-def stacked(ours: str, theirs: Sequence[str], sizes: Sequence[int], bias: bool = True) -> Iterator[Rule]:
+def concatenated(ours: str, theirs: Sequence[str], sizes: Sequence[int], bias: bool = True) -> Iterator[TensorRule]:
     """Several linears that are one product here."""
     for part in ("weight", "bias") if bias else ("weight",):
-        yield Rule(f"{ours}.{part}", tuple(f"{name}.{part}" for name in theirs), tuple(sizes))
+        yield TensorRule(f"{ours}.{part}", tuple(f"{name}.{part}" for name in theirs), tuple(sizes))
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """A checkpoint's tensors, read one at a time."""
 
     def shapes(self) -> Mapping[str, Shape]:
@@ -103,10 +103,10 @@ class Source(Protocol):
 
 
 @dataclass(slots=True)
-class Plan:
+class WeightMap:
     """Which tensors of a checkpoint become which of ours, worked out before any of them is read."""
 
-    rules: list[Rule]
+    rules: list[TensorRule]
     rename: Callable[[str], str]  # from canonical names to the checkpoint's own
     dropped: list[str] = field(default_factory=list)  # by name
 
@@ -143,7 +143,7 @@ class Plan:
             raise CheckpointError("the weights do not fit the config: " + "; ".join(problems))
 
     @torch.no_grad()
-    def load(self, model: nn.Module, source: Source) -> None:
+    def load(self, model: nn.Module, source: TensorSource) -> None:
         """Copy every tensor into its place."""
         names = source.shapes()
         ours = dict(model.named_parameters())

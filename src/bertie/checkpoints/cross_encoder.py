@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.sentence_transformers import (
     ACTIVATION_PATHS,
     ACTIVATIONS,
@@ -44,7 +44,7 @@ class CrossEncoderConfig:
     'Sigmoid'
     """
 
-    # Keys of config.json that are read here; a family's table need not know them.
+    # ConfigKeys of config.json that are read here; a family's table need not know them.
     CONFIG_KEYS: ClassVar[tuple[str, ...]] = (MARK, OLD_MARK)
 
     activation: str  # a name in bertie.checkpoints.sentence_transformers.ACTIVATIONS
@@ -81,7 +81,7 @@ class CrossEncoderConfig:
                 f"{MODULES_FILE}: a cross-encoder of {', '.join(entry.kind for entry in folder.entries)} is not "
                 "supported; it must be a Transformer alone, with a head for sequence classification"
             )
-        labels = len(Keys(config).labels())
+        labels = len(ConfigKeys(config).labels())
         marked = _marked(config)
         dotted = folder.said.activation_fn or marked
         activation = ACTIVATION_PATHS[dotted] if dotted else _default_activation(labels)
@@ -153,9 +153,9 @@ class CrossEncoderConfig:
 
 def _marked(config: Json) -> str | None:
     """The activation that config.json names."""
-    keys = Keys(config, common=())
+    keys = ConfigKeys(config, common=())
     keys.must(OLD_MARK, *ACTIVATION_PATHS)
-    mark = Keys(keys.mapping(MARK, {}), ("version",), file=f"config.json: {MARK}", common=())
+    mark = ConfigKeys(keys.mapping(MARK, {}), ("version",), file=f"config.json: {MARK}", common=())
     mark.must("activation_fn", *ACTIVATION_PATHS)
     mark.finish()
     return mark.raw.get("activation_fn") or config.get(OLD_MARK)

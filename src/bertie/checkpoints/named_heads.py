@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from bertie.checkpoints import storage as store
-from bertie.checkpoints.convert import Plan, same
+from bertie.checkpoints.convert import WeightMap, same
 from bertie.config import Calibration, HeadConfig, HeadInfo, HeadName
 from bertie.errors import CheckpointError, ConfigError
 from bertie.nn.heads import Head
@@ -67,16 +67,16 @@ def fresh(cfg: HeadConfig, model: Model, seed: int) -> Head:
 
 
 @torch.no_grad()
-def take_over(head: Head, plan: Plan, model: Model, held: Plan) -> None:
+def take_over(head: Head, weight_map: WeightMap, model: Model, held: WeightMap) -> None:
     """Copy into a fresh head what the model holds under the same names of tensors, all but the outputs.
 
-    So does transformers: a classifier that stands on a pooler begins with the one that was pretrained. `plan` is that
+    So does transformers: a classifier that stands on a pooler begins with the one that was pretrained. `weight_map` is that
     of a model with this head alone, `held` that of the model.
     """
     have = dict(model.named_parameters())
     ours = {rule.theirs: have[rule.ours] for rule in held.rules}
     mine = dict(head.named_parameters())
-    for rule in plan.rules:
+    for rule in weight_map.rules:
         part = rule.ours.split(".", 2)[2] if rule.ours.startswith("heads.") else ""
         source = ours.get(rule.theirs)
         if part and not part.startswith("out.") and source is not None and source.shape == mine[part].shape:
@@ -123,13 +123,13 @@ def load(model: Model, named: Mapping[str, HeadConfig], folder: Path, *, packed:
             added[name] = empty(cfg, model)
         except ConfigError as error:
             raise ConfigError(f"config.json: {KEY}.heads.{name}.head: {error}") from None
-    plan = Plan([same(name, name) for name, _ in added.named_parameters()], rename=str)
+    weight_map = WeightMap([same(name, name) for name, _ in added.named_parameters()], rename=str)
     try:
         source = store.Int8Source(file) if packed else file
-        plan.check(added, source.shapes(), ())
+        weight_map.check(added, source.shapes(), ())
         if model.device.type != "meta":
             added = with_memory(added.to(model.dtype), model.device)
-            plan.load(added, source)
+            weight_map.load(added, source)
     except CheckpointError as error:
         raise CheckpointError(f"{FILE}: {error}") from None
     for name, head in added.items():

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.storage import to_json
 from bertie.errors import CheckpointError, ConfigError
 
@@ -146,13 +146,13 @@ class Folder:
         blank = cls(model_type, entries, files, TEXT_FILES[0], Settings())
         return replace(blank, json=blank.merged(said), said=said)
 
-    def keys(self, entry: Entry) -> Keys:
+    def keys(self, entry: Entry) -> ConfigKeys:
         """The config of a module."""
         file = entry.inside("config.json")
         # Normalize writes no config, and in some folders not even a folder, before 6.0.
         if file not in self.json and entry.kind != "Normalize":
             raise CheckpointError(f"{file} is missing; {MODULES_FILE} lists a {entry.kind} there")
-        return Keys(self.json.get(file, {}), file=file, common=())
+        return ConfigKeys(self.json.get(file, {}), file=file, common=())
 
     def merged(self, settings: Settings) -> Json:
         """The files with those settings put in that differ from what they say."""
@@ -193,7 +193,7 @@ def read_entries(root: Path) -> list[Entry]:
         file = f"{MODULES_FILE}[{index}]"
         if not isinstance(raw, dict):
             raise CheckpointError(f"{file} must be an object, not {type(raw).__name__}")
-        keys = Keys(raw, file=file, common=())
+        keys = ConfigKeys(raw, file=file, common=())
         keys.must("kwargs", [])  # arguments of encode() that go to this module: none of ours has any
         if keys.integer("idx", least=0) != index:
             raise ConfigError(f"{file}: idx={raw['idx']} must be {index}, the module's place in the list")
@@ -232,11 +232,11 @@ def _task(model_type: ModelType) -> Json:
 
 def _settings(files: Json, text_file: str, model_type: ModelType) -> Settings:
     # Versions of the packages that wrote the folder, and those that sentence-transformers itself should have.
-    model = Keys(files.get(MODEL_FILE, {}), ("__version__", "requirements"), file=MODEL_FILE, common=())
+    model = ConfigKeys(files.get(MODEL_FILE, {}), ("__version__", "requirements"), file=MODEL_FILE, common=())
     model.must("model_type", model_type)
     prompts = model.mapping("prompts", {})
     for name in prompts:
-        Keys(prompts, file=f"{MODEL_FILE}: prompts", common=()).text(name)
+        ConfigKeys(prompts, file=f"{MODEL_FILE}: prompts", common=()).text(name)
     model.must("default_prompt_name", *prompts)
     truncate_dim = None
     if model_type == "CrossEncoder":
@@ -247,7 +247,7 @@ def _settings(files: Json, text_file: str, model_type: ModelType) -> Settings:
         truncate_dim = model.optional_integer("truncate_dim", least=1)
     model.finish()
 
-    text = Keys(files.get(text_file, {}), file=text_file, common=())
+    text = ConfigKeys(files.get(text_file, {}), file=text_file, common=())
     for name, value in _task(model_type).items():
         text.must(name, value)
     text.must("processing_kwargs", {})
@@ -255,7 +255,7 @@ def _settings(files: Json, text_file: str, model_type: ModelType) -> Settings:
         text.must(name)  # null
     text.ignore("unpad_inputs")  # how sentence-transformers runs the batch; here it is always flat
     for name, ignored in ARGS.items():
-        Keys(text.mapping(name, {}), ignored, file=f"{text_file}: {name}", common=()).finish()
+        ConfigKeys(text.mapping(name, {}), ignored, file=f"{text_file}: {name}", common=()).finish()
     max_seq_length = text.optional_integer("max_seq_length", least=1)
     do_lower_case = text.boolean("do_lower_case", False)
     text.finish()

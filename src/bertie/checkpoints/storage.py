@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from bertie.checkpoints.convert import Shape, Source
+from bertie.checkpoints.convert import Shape, TensorSource
 from bertie.errors import CheckpointError, ExistsError
 
 CHECKSUMS = "checksums.json"
@@ -224,7 +224,7 @@ def weight_files(folder: Path, *, packed: bool = False) -> dict[Path, list[str] 
     raise CheckpointError(f"{folder.name} holds no weights: neither {SAFETENSORS} nor {BIN}, nor an index of either")
 
 
-def open_weights(folder: Path, *, packed: bool = False) -> Source:
+def open_weights(folder: Path, *, packed: bool = False) -> TensorSource:
     """The weights of a folder. `packed`: they are int8, which the folder itself does not say for sure."""
     files = weight_files(folder, packed=packed)
     if any(path.suffix == ".bin" for path in files):

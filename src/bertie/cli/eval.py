@@ -356,7 +356,7 @@ def _task_of_head(checkpoint: Checkpoint, name: str, info: HeadInfo) -> str | No
         return "regress"
     if len(info.labels) > 1 or info.problem is not None:
         return "classify"
-    if checkpoint.cross_encoder is not None and name in checkpoint.blueprint.heads:
+    if checkpoint.cross_encoder is not None and name in checkpoint.spec.heads:
         return "rerank"
     raise InputError(
         f"the head {name!r} of {checkpoint.source} gives one number; say what it is for with --task rerank or regress"

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """The facts, ready for JSON."""
-    cfg, plan, tokenizer = checkpoint.model.config, checkpoint.blueprint, checkpoint.tokenizer
+    cfg, plan, tokenizer = checkpoint.model.config, checkpoint.spec, checkpoint.tokenizer
     total = sum(p.numel() for p in checkpoint.model.parameters())
     embedding = sum(p.numel() for p in checkpoint.model.encoder.embeddings.parameters())
     heads = sum(p.numel() for p in checkpoint.model.heads.parameters())
@@ -92,7 +92,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         else {"activation": checkpoint.cross_encoder.activation},
         "reach_tokens": checkpoint.max_length,
         "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
-        "ignored": {"config_keys": plan.ignored, "weights": plan.plan.dropped},
+        "ignored": {"config_keys": plan.ignored, "weights": plan.weight_map.dropped},
     }
 
 

@@ -129,8 +129,8 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """By the names in the files."""
     from bertie.checkpoints import named_heads as heads
 
-    named = [name for name in checkpoint.heads if name not in checkpoint.blueprint.heads]
-    return checkpoint.blueprint.plan.store(checkpoint.model) | heads.tensors(checkpoint.model, named)
+    named = [name for name in checkpoint.heads if name not in checkpoint.spec.heads]
+    return checkpoint.spec.weight_map.store(checkpoint.model) | heads.tensors(checkpoint.model, named)
 
 
 def _lines(output: str, receipt: dict[str, Any]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.sentence_transformers import (
     ACTIVATION_PATHS,
     ACTIVATIONS,
@@ -288,13 +288,13 @@ class SentenceModules(nn.Module):
 # --- configs of modules ---
 
 
-def _same_width(keys: Keys, key: str, width: int) -> None:
+def _same_width(keys: ConfigKeys, key: str, width: int) -> None:
     value = keys.integer(key)
     if value != width:
         raise ConfigError(f"{keys.file}: {key}={value} must be {width}, the width of what it is given")
 
 
-def _read_word_weights(keys: Keys, vocabulary: int | None) -> Tensor:
+def _read_word_weights(keys: ConfigKeys, vocabulary: int | None) -> Tensor:
     """(V,) token weights. sentence-transformers also writes them to a file, which it does not read."""
     vocab, given = keys.array("vocab"), keys.mapping("word_weights")
     usual = keys.number("unknown_word_weight", 1.0)
@@ -321,7 +321,7 @@ def _word_weights_config(token_weights: Tensor, vocabulary: Sequence[str]) -> Js
     }
 
 
-def _read_pooling(keys: Keys, width: int, token_weights: Tensor | None = None) -> Pooling:
+def _read_pooling(keys: ConfigKeys, width: int, token_weights: Tensor | None = None) -> Pooling:
     raw = keys.raw
     named = [key for key in ("embedding_dimension", "word_embedding_dimension") if key in raw]  # since 5.4, and before
     for key in named or ["embedding_dimension"]:
@@ -353,7 +353,7 @@ def _pooling_config(pooling: Pooling, width: int) -> Json:
     return config if pooling.include_prompt else config | {"include_prompt": False}
 
 
-def _read_layer(kind: str, keys: Keys, width: int) -> nn.Module:
+def _read_layer(kind: str, keys: ConfigKeys, width: int) -> nn.Module:
     """A module that takes vectors of the given width."""
     layer: nn.Module
     if kind in ("Dense", "Normalize"):

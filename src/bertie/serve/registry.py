@@ -232,7 +232,7 @@ def named(models: Sequence[str | Path]) -> dict[str, str | Path]:
 
 def _reranking(checkpoint: Checkpoint, head: str) -> type[Task[Any, Any, Any]] | None:
     """Cross-encoders with one score rerank, as `bertie.load` has it."""
-    lone = head in checkpoint.blueprint.heads and len(checkpoint.heads[head].labels) == 1
+    lone = head in checkpoint.spec.heads and len(checkpoint.heads[head].labels) == 1
     return LEARNERS["rerank"] if lone and checkpoint.cross_encoder is not None else None
 
 

@@ -60,9 +60,9 @@ def load(
     if info is not None and info.problem == "regression" and len(info.labels) == 1:
         return Regressor(checkpoint, overflow=overflow)
     for kind, task in _TASKS.items():
-        if kind in checkpoint.blueprint.heads:
+        if kind in checkpoint.spec.heads:
             return task(checkpoint, overflow=overflow)
-    beside = [one for one in checkpoint.heads if one not in checkpoint.blueprint.heads]
+    beside = [one for one in checkpoint.heads if one not in checkpoint.spec.heads]
     if len(beside) == 1:
         return _named(checkpoint, beside[0], overflow)
     if beside:

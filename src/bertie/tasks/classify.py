@@ -228,7 +228,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
         from bertie.evaluation import calibration
 
         assert self.head is not None
-        self.checkpoint.calibrated(self.head, Calibration())
+        self.checkpoint.set_calibration(self.head, Calibration())
         predictions = self.predict_labelled(dev)
         assert predictions.probabilities is not None
         labels = list(self.info.labels.values())
@@ -237,14 +237,16 @@ class Classifier(Learner[None, FloatArray, Classification]):
             p = np.clip(predictions.probabilities, tiny, 1 - tiny)
             table = _as_table(predictions.gold, labels)
             temperature = calibration.temperature_multi(np.log(p / (1 - p)), table)
-            self.checkpoint.calibrated(self.head, Calibration(temperature))
+            self.checkpoint.set_calibration(self.head, Calibration(temperature))
             heated = self.predict_labelled(dev).probabilities
             assert heated is not None
-            self.checkpoint.calibrated(self.head, Calibration(temperature, calibration.best_threshold(table, heated)))
+            self.checkpoint.set_calibration(
+                self.head, Calibration(temperature, calibration.best_threshold(table, heated))
+            )
             return
         gold = np.array([labels.index(label) for label in predictions.gold])
         temperature = calibration.temperature(np.log(np.maximum(predictions.probabilities, np.float32(1e-30))), gold)
-        self.checkpoint.calibrated(self.head, Calibration(temperature))
+        self.checkpoint.set_calibration(self.head, Calibration(temperature))
         if self.recipe.abstain is not None:
             after = self.predict_labelled(dev)
             assert after.confidence is not None
@@ -252,7 +254,7 @@ class Classifier(Learner[None, FloatArray, Classification]):
             found = calibration.abstention(after.confidence, right, self.recipe.abstain)
             if found is not None:
                 below = float(min(1.0, found.threshold))
-                self.checkpoint.calibrated(
+                self.checkpoint.set_calibration(
                     self.head, Calibration(temperature, abstain_below=below, precision=self.recipe.abstain)
                 )
 

@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.checkpoints.blueprint import blueprint
 from bertie.checkpoints.checkpoint import Checkpoint, default_model
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
+from bertie.checkpoints.model_spec import model_spec
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.nn.heads import Head
@@ -417,19 +417,19 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def _ready(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
         """The encoder with what follows it, and no heads: they were trained for another encoder than will come out."""
-        plan, config = checkpoint.blueprint, checkpoint.config
-        if not set(plan.heads) <= {"pooler"}:
+        spec, config = checkpoint.spec, checkpoint.config
+        if not set(spec.heads) <= {"pooler"}:
             config = {
                 key: value for key, value in config.items() if key not in (*CrossEncoderConfig.CONFIG_KEYS, *_GONE)
             }
-            config["architectures"] = [name for name, heads in plan.family.architectures.items() if not heads][:1]
-            plan = blueprint(config, None, head="none", ignore=plan.ignored)
-        kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in plan.heads}
+            config["architectures"] = [name for name, heads in spec.family.architectures.items() if not heads][:1]
+            spec = model_spec(config, None, head="none", ignore=spec.ignored)
+        kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in spec.heads}
         return replace(
             checkpoint,
             model=Model.over(checkpoint.model.encoder, kept).eval(),
             config=config,
-            blueprint=plan,
+            spec=spec,
             heads={},
             sentence=self._behind(checkpoint, normalize=bool(self.normalize)),
             cross_encoder=None,

@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from bertie.checkpoints import storage as store
-from bertie.checkpoints.blueprint import FAMILIES, Blueprint, blueprint
 from bertie.checkpoints.checkpoint import build
-from bertie.checkpoints.config_keys import IGNORED, NULLABLE, Keys
+from bertie.checkpoints.config_keys import IGNORED, NULLABLE, ConfigKeys
+from bertie.checkpoints.model_spec import FAMILIES, ModelSpec, model_spec
 from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.errors import BertieError, CheckpointError, ConfigError
 from bertie.nn.model import Model
@@ -57,13 +57,13 @@ def _room(encoder: EncoderConfig, heads: tuple[tuple[HeadName, HeadConfig], ...]
 
 def attempt(
     config: Config, tensors: Mapping[str, Tensor], head: HeadName | None = None, ignore: Iterable[str] = ()
-) -> tuple[Blueprint, Model]:
+) -> tuple[ModelSpec, Model]:
     source = Memory(dict(tensors))
-    plan = blueprint(config, source.shapes(), head=head, ignore=ignore)
+    plan = model_spec(config, source.shapes(), head=head, ignore=ignore)
     empty = _built(plan.encoder, tuple(plan.heads.items()))
-    plan.plan.check(empty, source.shapes(), plan.family.dropped)
+    plan.weight_map.check(empty, source.shapes(), plan.family.dropped)
     model = _room(plan.encoder, tuple(plan.heads.items()))
-    plan.plan.load(model, source)
+    plan.weight_map.load(model, source)
     return plan, model
 
 
@@ -285,20 +285,20 @@ DERIVED = {"head_dim", "num_key_value_heads", "pooler_hidden_size", "layer_types
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_missing_key_is_an_error_or_the_original_default(model_type: str) -> None:
     full = json.loads(AutoConfig.for_model(model_type).to_json_string(use_diff=False))
-    expected = blueprint(full, None)
+    expected = model_spec(full, None)
     for key in without(full, "model_type", *DERIVED):
         if key in ("vocab_size", "num_attention_heads"):  # no default fits two checkpoints
             with pytest.raises(ConfigError, match=f"{key} is missing"):
-                blueprint(without(full, key), None)
+                model_spec(without(full, key), None)
             continue
-        found = blueprint(without(full, key), None)
+        found = model_spec(without(full, key), None)
         assert (found.encoder, found.heads, found.labels) == (expected.encoder, expected.heads, expected.labels), key
         heads = {name: table.config(_keys(full, key), found.encoder) for name, table in found.family.heads.items()}
         assert heads == {n: t.config(_keys(full), found.encoder) for n, t in found.family.heads.items()}, key
 
 
-def _keys(config: Config, *left_out: str) -> Keys:
-    return Keys({**FAMILIES[config["model_type"]].defaults, **without(config, *left_out)})
+def _keys(config: Config, *left_out: str) -> ConfigKeys:
+    return ConfigKeys({**FAMILIES[config["model_type"]].defaults, **without(config, *left_out)})
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -425,7 +425,7 @@ WORDS, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.deco
 
 def loaded(config: Config, tensors: Tensors, **options: Any) -> Tensors:
     plan, model = attempt(config, tensors, **options)
-    return {name: value.clone() for name, value in plan.plan.store(model).items()}
+    return {name: value.clone() for name, value in plan.weight_map.store(model).items()}
 
 
 def same(one: Tensors, other: Tensors) -> bool:
@@ -488,11 +488,11 @@ def test_counters_are_dropped_by_name(name: str) -> None:
     config, tensors = saved(name, "Model")
     counter = {"embeddings.position_ids": torch.arange(48)[None]}
     plan, _ = attempt(config, {**tensors, **counter})
-    assert plan.plan.dropped == ["embeddings.position_ids"]
+    assert plan.weight_map.dropped == ["embeddings.position_ids"]
     config, tensors = saved(name, "ForMaskedLM")
     prefixed = f"{FAMILIES[TINY[name].model_type].prefix}embeddings.position_ids"
     plan, _ = attempt(config, {**tensors, prefixed: torch.arange(48)[None]})
-    assert plan.plan.dropped == [prefixed]
+    assert plan.weight_map.dropped == [prefixed]
     assert "left over" in refused(config, {**tensors, "position_ids": torch.arange(48)})
 
 
@@ -500,7 +500,7 @@ def test_deberta_discriminator_is_dropped_by_name() -> None:
     config, tensors = saved("deberta-v3", "ForMaskedLM")
     extra = {f"mask_predictions.{part}.weight": torch.zeros(2, 2) for part in ("dense", "classifier")}
     plan, _ = attempt(config, {**tensors, **extra})
-    assert plan.plan.dropped == sorted(extra)
+    assert plan.weight_map.dropped == sorted(extra)
 
 
 def test_companions() -> None:
@@ -521,9 +521,9 @@ def test_companions() -> None:
 @pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), True, "1", None])
 def test_numbers_that_are_none(value: Any) -> None:
     with pytest.raises(ConfigError, match="x="):
-        Keys({"x": value}).number("x")
+        ConfigKeys({"x": value}).number("x")
     with pytest.raises(ConfigError, match="x="):
-        Keys({"x": value}).integer("x", 3)
+        ConfigKeys({"x": value}).integer("x", 3)
 
 
 # --- JSON itself ---

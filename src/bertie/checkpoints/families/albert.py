@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear, stacked
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, concatenated, linear
 from bertie.checkpoints.families.bert import COUNTERS
 from bertie.checkpoints.families.common import (
     USUAL,
@@ -23,7 +23,7 @@ from bertie.errors import ConfigError
 from bertie.text.legacy import LegacyTokenizer
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """BERT's keys and the grouping of layers."""
     k.encoder_only()
     fields = bert_fields(k)
@@ -33,7 +33,7 @@ def read(k: Keys) -> EncoderConfig:
         raise ConfigError(f"config.json: num_hidden_groups={groups} must not exceed num_hidden_layers={depth}")
     layer_map = tuple(int(i / (depth / groups)) for i in range(depth))
     size = k.tokens("max_position_embeddings", 512)
-    # Keys of the original TensorFlow code that its port never read.
+    # ConfigKeys of the original TensorFlow code that its port never read.
     k.ignore("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor", "layers_to_keep")
     return EncoderConfig(
         **fields,
@@ -48,7 +48,7 @@ def read(k: Keys) -> EncoderConfig:
     )
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """ALBERT's tensor names."""
     yield from bert_embeddings(cfg)
     yield from linear("encoder.embeddings.project", "encoder.embedding_hidden_mapping_in")
@@ -56,7 +56,7 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
         ours = f"encoder.blocks.{i}"
         theirs = f"encoder.albert_layer_groups.{i}.albert_layers.0"
         names = [f"{theirs}.attention.{part}" for part in ("query", "key", "value")]
-        yield from stacked(f"{ours}.attention.qkv", names, qkv_sizes(cfg))
+        yield from concatenated(f"{ours}.attention.qkv", names, qkv_sizes(cfg))
         yield from linear(f"{ours}.attention.out", f"{theirs}.attention.dense")
         yield from linear(f"{ours}.post_attention", f"{theirs}.attention.LayerNorm")
         yield from linear(f"{ours}.ff.up", f"{theirs}.ffn")
@@ -64,7 +64,7 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
         yield from linear(f"{ours}.post_ff", f"{theirs}.full_layer_layer_norm")
 
 
-def _dropout(k: Keys) -> float:
+def _dropout(k: ConfigKeys) -> float:
     return k.share("classifier_dropout_prob", 0.1)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule
 from bertie.checkpoints.families.common import (
     USUAL,
     architectures,
@@ -22,7 +22,7 @@ from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Learned
 from bertie.text.legacy import LegacyTokenizer
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """BERT's config keys."""
     k.encoder_only()
     # TinyBERT's, and so in what was distilled or fine-tuned from it; its emb_size may be that of another model.
@@ -41,14 +41,14 @@ def read(k: Keys) -> EncoderConfig:
     )
 
 
-def _read(k: Keys) -> EncoderConfig:
+def _read(k: ConfigKeys) -> EncoderConfig:
     """As `read`. MuRIL says how wide its embeddings are: in BERT itself, as wide as the rest."""
     cfg = read(k)
     k.must("embedding_size", cfg.width)
     return cfg
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """BERT's tensor names."""
     yield from bert_embeddings(cfg)
     yield from bert_blocks(cfg)

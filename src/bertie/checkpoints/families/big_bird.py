@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, linear
 from bertie.checkpoints.families import bert
 from bertie.checkpoints.families.common import (
     USUAL,
@@ -24,7 +24,7 @@ from bertie.config import BlockSparse, EncoderConfig, Full, HeadConfig
 from bertie.text.legacy import LegacyTokenizer
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """BERT's keys and the blocks'."""
     cfg = bert.read(k)
     sparse = k.choice("attention_type", ("block_sparse", "original_full"), "block_sparse") == "block_sparse"
@@ -44,7 +44,7 @@ def _answer() -> HeadTable:
     million; which tokens may answer is decided when spans are decoded.) Its tokenizer gives no segments; this head
     alone tells the document from the question by them."""
 
-    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+    def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         return HeadConfig(
             kind="token",
             outputs=2,
@@ -56,7 +56,7 @@ def _answer() -> HeadTable:
             separator_id=k.integer("sep_token_id", 66, least=0),
         )
 
-    def weights(_: HeadConfig) -> Iterator[Rule]:
+    def weights(_: HeadConfig) -> Iterator[TensorRule]:
         yield from linear("heads.answer.residual.up", "qa_classifier.intermediate.dense")
         yield from linear("heads.answer.residual.down", "qa_classifier.output.dense")
         yield from linear("heads.answer.residual.norm", "qa_classifier.output.LayerNorm")

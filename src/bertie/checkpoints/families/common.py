@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Alias, Rule, Tie, linear, same, stacked
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorAlias, TensorRule, TiedTensor, concatenated, linear, same
 from bertie.checkpoints.families.family import HeadTable
 from bertie.config import Activation, EncoderConfig, Globals, HeadConfig, HeadName, Learned, Norm
 from bertie.errors import ConfigError
@@ -31,7 +31,7 @@ def qkv_sizes(cfg: EncoderConfig) -> tuple[int, int, int]:
     return cfg.heads * cfg.head_width, cfg.kv_heads * cfg.head_width, cfg.kv_heads * cfg.head_width
 
 
-def bert_embeddings(cfg: EncoderConfig, words: str = "embeddings.word_embeddings") -> Iterator[Rule]:
+def bert_embeddings(cfg: EncoderConfig, words: str = "embeddings.word_embeddings") -> Iterator[TensorRule]:
     """The embeddings by BERT's names."""
     yield same("encoder.embeddings.words.weight", f"{words}.weight")
     if any(isinstance(p, Learned) for p in cfg.positions):
@@ -42,13 +42,13 @@ def bert_embeddings(cfg: EncoderConfig, words: str = "embeddings.word_embeddings
         yield from linear("encoder.embeddings.norm", "embeddings.LayerNorm")
 
 
-def bert_blocks(cfg: EncoderConfig, qkv: tuple[str, ...] = ("query", "key", "value")) -> Iterator[Rule]:
+def bert_blocks(cfg: EncoderConfig, qkv: tuple[str, ...] = ("query", "key", "value")) -> Iterator[TensorRule]:
     """The blocks by BERT's names; `qkv` is empty where a family has a layout of its own for them."""
     for i in range(cfg.blocks):
         ours, theirs = f"encoder.blocks.{i}", f"encoder.layer.{i}"
         if qkv:
             names = [f"{theirs}.attention.self.{part}" for part in qkv]
-            yield from stacked(f"{ours}.attention.qkv", names, qkv_sizes(cfg), bias=bool(cfg.qkv_bias))
+            yield from concatenated(f"{ours}.attention.qkv", names, qkv_sizes(cfg), bias=bool(cfg.qkv_bias))
         yield from linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
         yield from linear(f"{ours}.post_attention", f"{theirs}.attention.output.LayerNorm")
         yield from linear(f"{ours}.ff.up", f"{theirs}.intermediate.dense")
@@ -56,7 +56,7 @@ def bert_blocks(cfg: EncoderConfig, qkv: tuple[str, ...] = ("query", "key", "val
         yield from linear(f"{ours}.post_ff", f"{theirs}.output.LayerNorm")
 
 
-def width_and_heads(k: Keys, width: int) -> dict[str, Any]:
+def width_and_heads(k: ConfigKeys, width: int) -> dict[str, Any]:
     """heads, kv_heads and head_width, where heads divide the width."""
     heads = k.integer("num_attention_heads")
     if width % heads:
@@ -64,7 +64,7 @@ def width_and_heads(k: Keys, width: int) -> dict[str, Any]:
     return {"heads": heads, "kv_heads": heads, "head_width": width // heads}
 
 
-def bert_fields(k: Keys, eps: float = 1e-12) -> dict[str, Any]:
+def bert_fields(k: ConfigKeys, eps: float = 1e-12) -> dict[str, Any]:
     """The fields of `EncoderConfig` that BERT's config names settle, for post-norm encoders without gates."""
     width = k.integer("hidden_size", 768)
     return {
@@ -80,27 +80,27 @@ def bert_fields(k: Keys, eps: float = 1e-12) -> dict[str, Any]:
     }
 
 
-def classifier_dropout(k: Keys) -> float:
+def classifier_dropout(k: ConfigKeys) -> float:
     """The head's own dropout, or the encoder's."""
     hidden = k.share("hidden_dropout_prob", 0.1)
     return k.share("classifier_dropout", hidden)
 
 
-def hidden_dropout(k: Keys) -> float:
+def hidden_dropout(k: ConfigKeys) -> float:
     """The encoder's dropout."""
     return k.share("hidden_dropout_prob", 0.1)
 
 
-def no_dropout(k: Keys) -> float:
+def no_dropout(k: ConfigKeys) -> float:
     """No dropout."""
     return 0.0
 
 
-def _as(value: Activation | Callable[[Keys], Activation], k: Keys) -> Activation:
+def _as(value: Activation | Callable[[ConfigKeys], Activation], k: ConfigKeys) -> Activation:
     return value(k) if callable(value) else value
 
 
-def hidden_act(k: Keys) -> Activation:
+def hidden_act(k: ConfigKeys) -> Activation:
     """The encoder's activation."""
     return k.activation("hidden_act", "gelu")
 
@@ -112,14 +112,14 @@ def head(
     *,
     out: str | None = None,
     dense: str | None = None,
-    activation: Activation | Callable[[Keys], Activation] = "identity",
-    dropout: Callable[[Keys], float] = no_dropout,
-    dense_dropout: Callable[[Keys], float] = no_dropout,
+    activation: Activation | Callable[[ConfigKeys], Activation] = "identity",
+    dropout: Callable[[ConfigKeys], float] = no_dropout,
+    dense_dropout: Callable[[ConfigKeys], float] = no_dropout,
     globals: Globals = "none",
 ) -> HeadTable:
     """A head that is a linear, or a dense layer with an activation and a linear."""
 
-    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+    def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         return HeadConfig(
             kind=kind,
             outputs=len(k.labels()) if outputs == "labels" else outputs,
@@ -131,7 +131,7 @@ def head(
             separator_id=k.integer("sep_token_id", 2, least=0) if globals.endswith("separator") else None,
         )
 
-    def weights(_: HeadConfig) -> Iterator[Rule]:
+    def weights(_: HeadConfig) -> Iterator[TensorRule]:
         if dense:
             yield from linear(f"heads.{name}.dense", dense)
         if out:
@@ -141,8 +141,8 @@ def head(
 
 
 def own_classifier(
-    activation: Activation | Callable[[Keys], Activation],
-    dropout: Callable[[Keys], float] = classifier_dropout,
+    activation: Activation | Callable[[ConfigKeys], Activation],
+    dropout: Callable[[ConfigKeys], float] = classifier_dropout,
     globals: Globals = "none",
 ) -> HeadTable:
     """A classifier over the first token with a dense layer of its own, as RoBERTa's."""
@@ -159,20 +159,20 @@ def own_classifier(
     )
 
 
-def mlm_weights(decoder: str, bias: str | None = None) -> Callable[[HeadConfig], Iterator[Rule | Tie]]:
+def mlm_weights(decoder: str, bias: str | None = None) -> Callable[[HeadConfig], Iterator[TensorRule | TiedTensor]]:
     """The output over the vocabulary, tied to the word embeddings or not."""
 
-    def weights(cfg: HeadConfig) -> Iterator[Rule | Tie]:
+    def weights(cfg: HeadConfig) -> Iterator[TensorRule | TiedTensor]:
         own = f"{decoder}.bias"
         if cfg.tied:
-            yield Tie("encoder.embeddings.words.weight", f"{decoder}.weight")
+            yield TiedTensor("encoder.embeddings.words.weight", f"{decoder}.weight")
             if cfg.output_bias:
-                yield same("heads.mlm.bias", bias or own, *([Alias(own)] if bias else []))
+                yield same("heads.mlm.bias", bias or own, *([TensorAlias(own)] if bias else []))
         else:
             yield same("heads.mlm.out.weight", f"{decoder}.weight")
             if cfg.output_bias:
                 # Untied, the original adds the decoder's own bias and carries the other one along unused.
-                yield same("heads.mlm.out.bias", own, *([Alias(bias, dead=True)] if bias else []))
+                yield same("heads.mlm.out.bias", own, *([TensorAlias(bias, dead=True)] if bias else []))
 
     return weights
 
@@ -183,12 +183,12 @@ def mlm(
     norm: str,
     decoder: str,
     bias: str | None = None,
-    activation: Activation | Callable[[Keys], Activation] = hidden_act,
+    activation: Activation | Callable[[ConfigKeys], Activation] = hidden_act,
 ) -> HeadTable:
     """Masked language modelling: dense to the embedding's width, activation, norm, output over the vocabulary."""
     output = mlm_weights(decoder, bias)
 
-    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+    def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         return HeadConfig(
             kind="vocabulary",
             outputs=cfg.vocab,
@@ -198,7 +198,7 @@ def mlm(
             tied=k.boolean("tie_word_embeddings", True),
         )
 
-    def weights(cfg: HeadConfig) -> Iterator[Rule | Tie]:
+    def weights(cfg: HeadConfig) -> Iterator[TensorRule | TiedTensor]:
         yield from linear("heads.mlm.dense", dense)
         yield from linear("heads.mlm.norm", norm)
         yield from output(cfg)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, Tie, linear, same
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, TiedTensor, linear, same
 from bertie.checkpoints.families.bert import COUNTERS
 from bertie.checkpoints.families.common import (
     USUAL,
@@ -27,7 +27,7 @@ from bertie.text.legacy import LegacyTokenizer
 Terms = tuple[Literal["c2p", "p2c"], ...]
 
 
-def read_any(k: Keys, relative: Callable[[Terms, int], Disentangled]) -> EncoderConfig:
+def read_any(k: ConfigKeys, relative: Callable[[Terms, int], Disentangled]) -> EncoderConfig:
     """The keys of all DeBERTas; `relative` makes the position scheme from its terms and its farthest distance."""
     k.encoder_only()
     fields = bert_fields(k, eps=1e-7)
@@ -62,7 +62,7 @@ def read_any(k: Keys, relative: Callable[[Terms, int], Disentangled]) -> Encoder
     )
 
 
-def _terms(k: Keys) -> Terms:
+def _terms(k: ConfigKeys) -> Terms:
     """`"c2p|p2c"`, or a list of the same; none twice or empty: the original scales by how many it finds there."""
     raw = k.raw.get("pos_att_type")
     k.used.add("pos_att_type")
@@ -74,7 +74,7 @@ def _terms(k: Keys) -> Terms:
     return tuple(found)
 
 
-def embeddings(cfg: EncoderConfig) -> Iterator[Rule]:
+def embeddings(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """BERT's names, the projection and the table of relative positions."""
     yield from bert_embeddings(cfg)
     if cfg.embeddings.project:
@@ -119,7 +119,7 @@ def _new_mlm() -> HeadTable:
     """The head as Microsoft published it: always tied, without an output matrix of its own."""
     usual = mlm(dense="", norm="", decoder="")
 
-    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+    def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         if cfg.embeddings.width != cfg.width:
             raise ConfigError(
                 f"config.json: embedding_size={cfg.embeddings.width} must equal hidden_size={cfg.width} with the head "
@@ -127,11 +127,13 @@ def _new_mlm() -> HeadTable:
             )
         return replace(usual.config(k, cfg), tied=True, dense=cfg.width)
 
-    def weights(_: HeadConfig) -> Iterator[Rule | Tie]:
+    def weights(_: HeadConfig) -> Iterator[TensorRule | TiedTensor]:
         yield from linear("heads.mlm.dense", "lm_predictions.lm_head.dense")
         yield from linear("heads.mlm.norm", "lm_predictions.lm_head.LayerNorm")
         yield same("heads.mlm.bias", "lm_predictions.lm_head.bias")
-        yield Tie("encoder.embeddings.words.weight", "lm_predictions.lm_head.weight")  # some versions save it twice
+        yield TiedTensor(
+            "encoder.embeddings.words.weight", "lm_predictions.lm_head.weight"
+        )  # some versions save it twice
 
     return HeadTable(config, weights, says={"legacy": False})
 
@@ -142,7 +144,7 @@ ALTERNATIVES: Mapping[HeadName, HeadTable] = {"mlm": _new_mlm()}
 DROPPED = (*COUNTERS, r"^mask_predictions\.", r"^(deberta\.)?embeddings\.position_embeddings\.weight$")
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """The first DeBERTa's keys."""
     k.must("talking_head", False)
     k.boolean("legacy", True)
@@ -150,7 +152,7 @@ def read(k: Keys) -> EncoderConfig:
     return replace(cfg, qkv_bias="qv")
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """The first DeBERTa's tensor names."""
     yield from embeddings(cfg)
     yield from bert_blocks(cfg, qkv=())
@@ -158,8 +160,8 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
     terms = {t for p in cfg.positions if isinstance(p, Disentangled) for t in p.terms}
     for i in range(cfg.blocks):
         ours, theirs = f"encoder.blocks.{i}.attention", f"encoder.layer.{i}.attention.self"
-        yield Rule(f"{ours}.qkv.weight", (f"{theirs}.in_proj.weight",), interleaved_heads=cfg.heads)
-        yield Rule(f"{ours}.qkv.bias", (f"{theirs}.q_bias", f"{theirs}.v_bias"), (inner, inner))
+        yield TensorRule(f"{ours}.qkv.weight", (f"{theirs}.in_proj.weight",), interleaved_heads=cfg.heads)
+        yield TensorRule(f"{ours}.qkv.bias", (f"{theirs}.q_bias", f"{theirs}.v_bias"), (inner, inner))
         if "c2p" in terms:
             yield from linear(f"{ours}.position_key", f"{theirs}.pos_proj", bias=False)
         if "p2c" in terms:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, linear
 from bertie.checkpoints.families import deberta
 from bertie.checkpoints.families.common import USUAL, architectures, bert_blocks
 from bertie.checkpoints.families.family import Family
@@ -14,7 +14,7 @@ from bertie.config import Convolution, Disentangled, EncoderConfig, Norm
 from bertie.text.legacy import LegacyTokenizer
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """The first DeBERTa's keys and what v2 added."""
     buckets = k.tokens("position_buckets", -1, least=-1)
     normed = k.choice("norm_rel_ebd", ("none", "layer_norm"), "none") == "layer_norm"
@@ -39,7 +39,7 @@ def read(k: Keys) -> EncoderConfig:
     return replace(cfg, conv=conv if kernel else None)
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """v2's tensor names."""
     yield from deberta.embeddings(cfg)
     yield from bert_blocks(cfg, qkv=("query_proj", "key_proj", "value_proj"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear, stacked
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, concatenated, linear
 from bertie.checkpoints.families.bert import COUNTERS, TOKENIZER
 from bertie.checkpoints.families.common import USUAL, architectures, bert_embeddings, head, mlm, qkv_sizes
 from bertie.checkpoints.families.family import Family
@@ -14,7 +14,7 @@ from bertie.config import Activation, Embeddings, EncoderConfig, Full, Learned, 
 from bertie.errors import ConfigError
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """DistilBERT's own spellings; its norms have a fixed epsilon."""
     k.encoder_only()
     width, heads = k.integer("dim", 768), k.integer("n_heads", 12)
@@ -46,13 +46,13 @@ def read(k: Keys) -> EncoderConfig:
     )
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """DistilBERT's tensor names."""
     yield from bert_embeddings(cfg)
     for i in range(cfg.blocks):
         ours, theirs = f"encoder.blocks.{i}", f"transformer.layer.{i}"
         names = [f"{theirs}.attention.{part}_lin" for part in "qkv"]
-        yield from stacked(f"{ours}.attention.qkv", names, qkv_sizes(cfg))
+        yield from concatenated(f"{ours}.attention.qkv", names, qkv_sizes(cfg))
         yield from linear(f"{ours}.attention.out", f"{theirs}.attention.out_lin")
         yield from linear(f"{ours}.post_attention", f"{theirs}.sa_layer_norm")
         yield from linear(f"{ours}.ff.up", f"{theirs}.ffn.lin1")
@@ -60,11 +60,11 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
         yield from linear(f"{ours}.post_ff", f"{theirs}.output_layer_norm")
 
 
-def _activation(k: Keys) -> Activation:
+def _activation(k: ConfigKeys) -> Activation:
     return k.activation("activation", "gelu")
 
 
-def _text_dropout(k: Keys) -> float:
+def _text_dropout(k: ConfigKeys) -> float:
     return k.share("seq_classif_dropout", 0.2)
 
 

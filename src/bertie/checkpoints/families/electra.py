@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, linear
 from bertie.checkpoints.families import bert
 from bertie.checkpoints.families.common import (
     USUAL,
@@ -21,7 +21,7 @@ from bertie.checkpoints.families.family import Family
 from bertie.config import Activation, EncoderConfig
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """BERT's keys and the embedding's width."""
     cfg = bert.read(k)
     width = k.integer("embedding_size", 128)
@@ -33,14 +33,14 @@ def read(k: Keys) -> EncoderConfig:
     return replace(cfg, embeddings=replace(cfg.embeddings, width=width, project="after_norm"))
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """BERT's names and the projection."""
     yield from bert.weights(cfg)
     if cfg.embeddings.project:
         yield from linear("encoder.embeddings.project", "embeddings_project")
 
 
-def _summary(k: Keys) -> Activation:
+def _summary(k: ConfigKeys) -> Activation:
     return k.activation("summary_activation", "gelu")
 
 

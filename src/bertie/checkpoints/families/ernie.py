@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, same
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, same
 from bertie.checkpoints.families import bert
 from bertie.checkpoints.families.common import USUAL, architectures
 from bertie.checkpoints.families.family import Family
 from bertie.config import EncoderConfig
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """BERT's keys and the task table's."""
     cfg = bert.read(k)
     tasks = k.integer("task_type_vocab_size", 3)
@@ -22,7 +22,7 @@ def read(k: Keys) -> EncoderConfig:
     return replace(cfg, embeddings=replace(cfg.embeddings, tasks=tasks))
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """BERT's names and the task table."""
     yield from bert.weights(cfg)
     if cfg.embeddings.tasks:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear, same, stacked
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, concatenated, linear, same
 from bertie.checkpoints.families.common import architectures, head, mlm_weights, qkv_sizes, width_and_heads
 from bertie.checkpoints.families.family import Family, HeadTable
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Norm, Rotary
 from bertie.errors import ConfigError
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """EuroBERT's keys; rotary's in both generations of spelling."""
     k.encoder_only()
     width, depth = k.integer("hidden_size", 768), k.layers("num_hidden_layers", 12)
@@ -55,7 +55,7 @@ def read(k: Keys) -> EncoderConfig:
     )
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """EuroBERT's tensor names."""
     yield same("encoder.embeddings.words.weight", "embed_tokens.weight")
     yield same("encoder.norm.weight", "norm.weight")
@@ -63,22 +63,22 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
         ours, theirs = f"encoder.blocks.{i}", f"layers.{i}"
         yield same(f"{ours}.pre_attention.weight", f"{theirs}.input_layernorm.weight")
         names = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
-        yield from stacked(f"{ours}.attention.qkv", names, qkv_sizes(cfg), bias=bool(cfg.qkv_bias))
+        yield from concatenated(f"{ours}.attention.qkv", names, qkv_sizes(cfg), bias=bool(cfg.qkv_bias))
         yield from linear(f"{ours}.attention.out", f"{theirs}.self_attn.o_proj", cfg.out_bias)
         yield same(f"{ours}.pre_ff.weight", f"{theirs}.post_attention_layernorm.weight")
         gate = [f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj"]
-        yield from stacked(f"{ours}.ff.up", gate, (cfg.ff_width, cfg.ff_width), bias=cfg.ff_bias)
+        yield from concatenated(f"{ours}.ff.up", gate, (cfg.ff_width, cfg.ff_width), bias=cfg.ff_bias)
         yield from linear(f"{ours}.ff.down", f"{theirs}.mlp.down_proj", cfg.ff_bias)
 
 
-def _mlm(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+def _mlm(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
     """The output over the vocabulary and nothing else."""
     return HeadConfig(
         kind="vocabulary", outputs=cfg.vocab, output_bias=cfg.ff_bias, tied=k.boolean("tie_word_embeddings", False)
     )
 
 
-def _classify(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+def _classify(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
     pooling = k.choice("classifier_pooling", ("bos", "mean", "late"), "late")
     k.must("clf_pooling", pooling)  # what the published checkpoints call it, and transformers does not read
     return HeadConfig(
@@ -90,7 +90,7 @@ def _classify(k: Keys, cfg: EncoderConfig) -> HeadConfig:
     )
 
 
-def _classify_weights(_: HeadConfig) -> Iterator[Rule]:
+def _classify_weights(_: HeadConfig) -> Iterator[TensorRule]:
     yield from linear("heads.classify.dense", "dense")
     yield from linear("heads.classify.out", "classifier")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, Tie
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, TiedTensor
 from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.text.legacy import LegacyTokenizer
 
@@ -16,8 +16,8 @@ from bertie.text.legacy import LegacyTokenizer
 class HeadTable:
     """A head of a family: its shape from the config, and its tensors. Names of tensors are the checkpoint's."""
 
-    config: Callable[[Keys, EncoderConfig], HeadConfig]
-    weights: Callable[[HeadConfig], Iterable[Rule | Tie]]
+    config: Callable[[ConfigKeys, EncoderConfig], HeadConfig]
+    weights: Callable[[HeadConfig], Iterable[TensorRule | TiedTensor]]
     says: Mapping[str, Any] = field(default_factory=dict)  # what config.json holds where the original has this layout
 
 
@@ -29,8 +29,8 @@ class Family:
     # Heads by the name of the original's class: {"BertForMaskedLM": ("mlm",), "BertModel": ()}.
     architectures: Mapping[str, tuple[HeadName, ...]]
     prefix: str  # of the encoder's tensors in a checkpoint with heads; absent where there is only the encoder
-    read: Callable[[Keys], EncoderConfig]
-    weights: Callable[[EncoderConfig], Iterable[Rule]]  # names without the prefix
+    read: Callable[[ConfigKeys], EncoderConfig]
+    weights: Callable[[EncoderConfig], Iterable[TensorRule]]  # names without the prefix
     heads: Mapping[HeadName, HeadTable]
     # Another layout of a head, taken where the checkpoint holds its tensors.
     alternatives: Mapping[HeadName, HeadTable] = field(default_factory=dict)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, stacked
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, concatenated
 from bertie.checkpoints.families import bert, roberta
 from bertie.checkpoints.families.common import USUAL, architectures, head, hidden_dropout, own_classifier, qkv_sizes
 from bertie.checkpoints.families.family import Family, HeadTable
@@ -14,7 +14,7 @@ from bertie.config import EncoderConfig, HeadName, Sliding
 from bertie.errors import ConfigError
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """RoBERTa's keys and the windows, whole (both sides) in the config."""
     cfg = roberta.read(k)
     if isinstance(k.raw.get("attention_window"), list):
@@ -31,12 +31,12 @@ def read(k: Keys) -> EncoderConfig:
     return replace(cfg, patterns=tuple(Sliding(w // 2) for w in windows), global_tokens=True)
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """BERT's names and the global projections."""
     yield from bert.weights(cfg)
     for i in range(cfg.blocks):
         names = [f"encoder.layer.{i}.attention.self.{part}_global" for part in ("query", "key", "value")]
-        yield from stacked(f"encoder.blocks.{i}.attention.global_qkv", names, qkv_sizes(cfg))
+        yield from concatenated(f"encoder.blocks.{i}.attention.global_qkv", names, qkv_sizes(cfg))
 
 
 def heads() -> Mapping[HeadName, HeadTable]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, Tie, linear, same
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, TiedTensor, linear, same
 from bertie.checkpoints.families.common import USUAL, architectures, mlm_weights, width_and_heads
 from bertie.checkpoints.families.family import Family, HeadTable
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, HeadName, Norm, Rotary, Sliding
@@ -15,7 +15,7 @@ from bertie.errors import ConfigError
 KINDS = ("full_attention", "sliding_attention")
 
 
-def _layer_kinds(k: Keys, depth: int) -> list[str]:
+def _layer_kinds(k: ConfigKeys, depth: int) -> list[str]:
     """Which layers see all: named one by one, or every n-th as the first checkpoints say it."""
     every = k.integer("global_attn_every_n_layers", 3)
     usual = ["sliding_attention" if i % every else "full_attention" for i in range(depth)]
@@ -25,7 +25,7 @@ def _layer_kinds(k: Keys, depth: int) -> list[str]:
     return kinds
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """ModernBERT's keys, in both generations of spelling."""
     k.encoder_only("sans_pos")
     width, depth = k.integer("hidden_size", 768), k.layers("num_hidden_layers", 22)
@@ -80,11 +80,11 @@ def read(k: Keys) -> EncoderConfig:
     )
 
 
-def _norm(k: Keys) -> Norm:
+def _norm(k: ConfigKeys) -> Norm:
     return Norm(eps=k.number("norm_eps", 1e-5, least=1e-30, most=0.1), bias=k.boolean("norm_bias", False))
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """ModernBERT's tensor names: query, key and value are one there as here, and so are both halves of the gate."""
     bias = cfg.norm.bias
     yield same("encoder.embeddings.words.weight", "embeddings.tok_embeddings.weight")
@@ -102,12 +102,12 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
 
 
 def _head(
-    name: HeadName, kind: Literal["vocabulary", "token", "text"], outputs: Callable[[Keys, EncoderConfig], int]
+    name: HeadName, kind: Literal["vocabulary", "token", "text"], outputs: Callable[[ConfigKeys, EncoderConfig], int]
 ) -> HeadTable:
     """Every head begins with the same dense layer, activation and norm."""
     decoder = mlm_weights("decoder")
 
-    def config(k: Keys, cfg: EncoderConfig) -> HeadConfig:
+    def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         vocabulary = kind == "vocabulary"
         return HeadConfig(
             kind=kind,
@@ -122,7 +122,7 @@ def _head(
             dropout=0.0 if vocabulary else k.share("classifier_dropout", 0.0),
         )
 
-    def weights(cfg: HeadConfig) -> Iterator[Rule | Tie]:
+    def weights(cfg: HeadConfig) -> Iterator[TensorRule | TiedTensor]:
         yield from linear(f"heads.{name}.dense", "head.dense", cfg.dense_bias)
         yield from linear(f"heads.{name}.norm", "head.norm", cfg.norm is not None and cfg.norm.bias)
         if kind == "vocabulary":

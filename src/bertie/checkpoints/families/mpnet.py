@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear, same, stacked
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, concatenated, linear, same
 from bertie.checkpoints.families import bert, roberta
 from bertie.checkpoints.families.common import (
     USUAL,
@@ -23,7 +23,7 @@ from bertie.checkpoints.families.family import Family
 from bertie.config import Bucketed, Embeddings, EncoderConfig, Full, Learned
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """RoBERTa's keys, without segments."""
     k.encoder_only()
     fields = bert_fields(k)
@@ -44,13 +44,13 @@ def read(k: Keys) -> EncoderConfig:
     )
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """MPNet's tensor names."""
     yield from bert_embeddings(cfg)
     yield same("encoder.relative.rows.weight", "encoder.relative_attention_bias.weight")
     for i in range(cfg.blocks):
         ours, theirs = f"encoder.blocks.{i}", f"encoder.layer.{i}"
-        yield from stacked(
+        yield from concatenated(
             f"{ours}.attention.qkv", [f"{theirs}.attention.attn.{part}" for part in "qkv"], qkv_sizes(cfg)
         )
         yield from linear(f"{ours}.attention.out", f"{theirs}.attention.attn.o")

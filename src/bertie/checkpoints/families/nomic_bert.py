@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bertie.checkpoints.config_keys import Keys
-from bertie.checkpoints.convert import Rule, linear, same, stacked
+from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.convert import TensorRule, concatenated, linear, same
 from bertie.checkpoints.families import bert
 from bertie.checkpoints.families.common import architectures, bert_fields, mlm
 from bertie.checkpoints.families.family import Family, HeadTable
@@ -26,7 +26,7 @@ GPT2_SPELLING = {
 }
 
 
-def _read_gpt2_spelling(k: Keys) -> None:
+def _read_gpt2_spelling(k: ConfigKeys) -> None:
     """Turn the published spelling into the present one, and hold the published code's switches to their places."""
     said = {GPT2_SPELLING[key]: value for key, value in k.raw.items() if key in GPT2_SPELLING}
     k.raw = {key: value for key, value in k.raw.items() if key not in GPT2_SPELLING} | said
@@ -51,7 +51,7 @@ def _read_gpt2_spelling(k: Keys) -> None:
     )
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """BERT's keys and rotary's."""
     if "n_embd" in k.raw:
         _read_gpt2_spelling(k)
@@ -75,7 +75,7 @@ def read(k: Keys) -> EncoderConfig:
     )
 
 
-def weights(cfg: EncoderConfig) -> Iterator[Rule]:
+def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
     """Nomic's tensor names: those of the files. In memory, transformers has others."""
     yield same("encoder.embeddings.words.weight", "embeddings.word_embeddings.weight")
     yield same("encoder.embeddings.segments.weight", "embeddings.token_type_embeddings.weight")
@@ -87,7 +87,7 @@ def weights(cfg: EncoderConfig) -> Iterator[Rule]:
         yield from linear(f"{ours}.post_attention", f"{theirs}.norm1")
         # The activation is on the second of the two.
         gate = [f"{theirs}.mlp.fc12", f"{theirs}.mlp.fc11"]
-        yield from stacked(f"{ours}.ff.up", gate, (cfg.ff_width, cfg.ff_width), bias=False)
+        yield from concatenated(f"{ours}.ff.up", gate, (cfg.ff_width, cfg.ff_width), bias=False)
         yield from linear(f"{ours}.ff.down", f"{theirs}.mlp.fc2", bias=False)
         yield from linear(f"{ours}.post_ff", f"{theirs}.norm2")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bertie.checkpoints.config_keys import Keys
+from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.families import bert
 from bertie.checkpoints.families.common import (
     USUAL,
@@ -22,7 +22,7 @@ from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Learned
 from bertie.text.legacy import LegacyTokenizer
 
 
-def read(k: Keys) -> EncoderConfig:
+def read(k: ConfigKeys) -> EncoderConfig:
     """BERT's keys; positions count from the padding id + 1, which fairseq reserved."""
     k.encoder_only()
     fields = bert_fields(k)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from bertie.checkpoints.blueprint import FAMILIES, Blueprint, blueprint, headed
 from bertie.checkpoints.checkpoint import Checkpoint, build
+from bertie.checkpoints.model_spec import FAMILIES, ModelSpec, config_with_head, model_spec
 from bertie.config import HeadConfig, HeadName
 from bertie.errors import ConfigError
 from bertie.nn.model import Model
@@ -46,7 +46,7 @@ def fresh(config: Mapping[str, Any], tokenizer: Tokenizer, *, head: HeadName = "
     """
     if head not in TOGETHER:
         raise ConfigError(f"head={head!r} must be one of {', '.join(TOGETHER)}; with_head makes others of the model")
-    made = headed(config, "mlm") | _from_tokenizer(config, tokenizer)
+    made = config_with_head(config, "mlm") | _from_tokenizer(config, tokenizer)
     family = FAMILIES[made["model_type"]]
     classes = {heads: name for name, heads in family.architectures.items()}
     borrowed = head == "rtd" and TOGETHER[head] not in classes
@@ -55,19 +55,19 @@ def fresh(config: Mapping[str, Any], tokenizer: Tokenizer, *, head: HeadName = "
         having = [name for name, other in FAMILIES.items() if wanted in other.architectures.values()]
         raise ConfigError(f"head={head!r} cannot be made for {family.model_type}, only for {', '.join(having)}")
     made["architectures"] = [classes[wanted]]
-    plan = blueprint(made, None)
-    _check_segments(plan, tokenizer)
-    heads = dict(plan.heads)
+    spec = model_spec(made, None)
+    _check_segments(spec, tokenizer)
+    heads = dict(spec.heads)
     if borrowed:
-        cfg = plan.encoder
+        cfg = spec.encoder
         heads["rtd"] = HeadConfig(kind="token", outputs=1, dense=cfg.width, activation=cfg.activation)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would set the generators of other devices, too
         try:
-            model = Model(plan.encoder, heads).eval()
+            model = Model(spec.encoder, heads).eval()
         except RuntimeError as error:
             raise ConfigError(f"config.json describes a model that this machine cannot hold: {error}") from None
-    return Checkpoint(model, made, plan, tokenizer, source="a fresh model")
+    return Checkpoint(model, made, spec, tokenizer, source="a fresh model")
 
 
 def _from_tokenizer(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -91,9 +91,9 @@ def _size(vocabulary: Mapping[int, str]) -> int:
     return max(vocabulary) + 1
 
 
-def _check_segments(plan: Blueprint, tokenizer: Tokenizer) -> None:
+def _check_segments(spec: ModelSpec, tokenizer: Tokenizer) -> None:
     """Refuse a model that could not read the tokenizer's pairs."""
-    rows, asked = plan.encoder.embeddings.segments, int(tokenizer.encode("", "").segments.max(initial=0)) + 1
+    rows, asked = spec.encoder.embeddings.segments, int(tokenizer.encode("", "").segments.max(initial=0)) + 1
     if rows and asked > rows:
         raise ConfigError(f"config.json: type_vocab_size={rows} must be at least {asked}, for the tokenizer's pairs")
 
@@ -123,12 +123,12 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
                 "tokens must keep their ids, as `bertie tokenizer extend` has it"
             )
     size = max(checkpoint.model.config.vocab, _size(after))
-    plan = checkpoint.blueprint
-    plan = replace(
-        plan, encoder=replace(plan.encoder, vocab=size), heads={n: _over(size, c) for n, c in plan.heads.items()}
+    spec = checkpoint.spec
+    spec = replace(
+        spec, encoder=replace(spec.encoder, vocab=size), heads={n: _over(size, c) for n, c in spec.heads.items()}
     )
     all_heads: dict[Any, HeadConfig] = {n: _over(size, checkpoint.model.head(n).cfg) for n in checkpoint.model.heads}
-    model = build(replace(plan, heads=all_heads)).to(checkpoint.model.dtype).to_empty(device=checkpoint.model.device)
+    model = build(replace(spec, heads=all_heads)).to(checkpoint.model.dtype).to_empty(device=checkpoint.model.device)
 
     new = [id for id in after if id not in before]
     texts = [tokenizer.decode([id], skip_special=False) for id in new]
@@ -159,7 +159,7 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
         sentence=sentence,
         model=model.train(checkpoint.model.training),
         config=config,
-        blueprint=plan,
+        spec=spec,
         tokenizer=tokenizer,
         heads=dict(checkpoint.heads),
     )

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bertie.checkpoints.config_keys import MOST_LABELS, Keys
-from bertie.checkpoints.convert import Plan, Rule, Tie, resolve_ties
+from bertie.checkpoints.config_keys import MOST_LABELS, ConfigKeys
+from bertie.checkpoints.convert import TensorRule, TiedTensor, WeightMap, resolve_ties
 from bertie.checkpoints.families import (
     albert,
     bert,
@@ -59,7 +59,7 @@ LABELLED: tuple[HeadName, ...] = ("classify", "tag")
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class ModelSpec:
     """All that is needed to build a model and to fill it."""
 
     family: Family
@@ -67,34 +67,34 @@ class Blueprint:
     heads: dict[HeadName, HeadConfig]
     labels: dict[int, str]
     problem: str | None  # what the classes mean, if the config says so
-    plan: Plan
+    weight_map: WeightMap
     ignored: list[str]  # config keys, by name
 
     def layout(self, head: HeadName) -> HeadTable:
         """The table by which this head's tensors are named."""
         other = self.family.alternatives.get(head)
-        held = {theirs for rule in self.plan.rules for theirs in rule.theirs}
+        held = {theirs for rule in self.weight_map.rules for theirs in rule.theirs}
         if other is not None and all(
-            held.issuperset(rule.theirs) for rule in other.weights(self.heads[head]) if isinstance(rule, Rule)
+            held.issuperset(rule.theirs) for rule in other.weights(self.heads[head]) if isinstance(rule, TensorRule)
         ):
             return other
         return self.family.heads[head]
 
 
-def blueprint(
+def model_spec(
     raw: Mapping[str, Any],
     tensors: Collection[str] | None,
     *,
     head: HeadName | Literal["none"] | None = None,
     ignore: Iterable[str] = (),
-) -> Blueprint:
+) -> ModelSpec:
     """Account for every key of a config.json. `tensors` are the checkpoint's names; None: there is no checkpoint yet.
 
     `head` says what the checkpoint's head is where config.json does not, or not rightly; "none": only the encoder,
     and whatever else its tensors tell of.
     """
     family = _family(raw)
-    keys = Keys({**family.defaults, **raw}, ignore)
+    keys = ConfigKeys({**family.defaults, **raw}, ignore)
     labels = keys.labels()
     problem = keys.choice("problem_type", PROBLEMS) if raw.get("problem_type") is not None else None
     keys.used.add("problem_type")
@@ -111,7 +111,7 @@ def blueprint(
     bare = not any(name.startswith(family.prefix) for name in found) and (bool(found) or not wanted)
     rename = _Rename(family, bare, found)
     heads: dict[HeadName, HeadConfig] = {}
-    rules: list[Rule | Tie] = [_prefixed(rule, family.prefix) for rule in family.weights(encoder)]
+    rules: list[TensorRule | TiedTensor] = [_prefixed(rule, family.prefix) for rule in family.weights(encoder)]
     for name in (*wanted, *(c for c in family.companions if c not in wanted)):
         table, config = family.heads[name], configs[name]
         other = family.alternatives.get(name)
@@ -124,16 +124,16 @@ def blueprint(
             rules += table.weights(config)
     if head is None and raw.get("architectures") is None:
         _refuse_unnamed(family, configs, heads, rules, rename)
-    plan = Plan(resolve_ties(rules), rename)
-    return Blueprint(family, encoder, heads, labels, problem, plan, sorted(keys.ignored))
+    weight_map = WeightMap(resolve_ties(rules), rename)
+    return ModelSpec(family, encoder, heads, labels, problem, weight_map, sorted(keys.ignored))
 
 
-def headed(
+def config_with_head(
     raw: Mapping[str, Any], head: HeadName, labels: Sequence[str] | None = None, problem: str | None = None
 ) -> dict[str, Any]:
     """config.json as the original writes it for its class with this head alone, over the encoder of `raw`.
 
-    >>> made = headed({"model_type": "bert"}, "classify", ["bad", "good"], "single_label_classification")
+    >>> made = config_with_head({"model_type": "bert"}, "classify", ["bad", "good"], "single_label_classification")
     >>> made["architectures"], made["id2label"]
     (['BertForSequenceClassification'], {'0': 'bad', '1': 'good'})
     """
@@ -217,7 +217,7 @@ def _refuse_unnamed(
     family: Family,
     configs: Mapping[HeadName, HeadConfig],
     heads: Collection[HeadName],
-    rules: list[Rule | Tie],
+    rules: list[TensorRule | TiedTensor],
     rename: _Rename,
 ) -> None:
     """Without a class name, several heads may fit the same tensors: ask which."""
@@ -245,14 +245,16 @@ class _Rename:
         return name
 
 
-def _prefixed(rule: Rule, prefix: str) -> Rule:
+def _prefixed(rule: TensorRule, prefix: str) -> TensorRule:
     return replace(rule, theirs=tuple(prefix + name for name in rule.theirs))
 
 
-def _told(name: HeadName, table: HeadTable, config: HeadConfig, rules: list[Rule | Tie], rename: _Rename) -> bool:
+def _told(
+    name: HeadName, table: HeadTable, config: HeadConfig, rules: list[TensorRule | TiedTensor], rename: _Rename
+) -> bool:
     """Whether the checkpoint holds any tensor that only this head has: its output, if it has one of its own."""
-    claimed = {theirs for rule in rules if isinstance(rule, Rule) for theirs in rule.theirs}
-    mine = [rule for rule in table.weights(config) if isinstance(rule, Rule)]
+    claimed = {theirs for rule in rules if isinstance(rule, TensorRule) for theirs in rule.theirs}
+    mine = [rule for rule in table.weights(config) if isinstance(rule, TensorRule)]
     own = [rule for rule in mine if rule.ours.startswith(f"heads.{name}.out.")] or mine
     return any(rename(theirs) in rename.found for rule in own for theirs in rule.theirs if theirs not in claimed)
 
