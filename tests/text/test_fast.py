@@ -295,7 +295,7 @@ def test_what_it_is_told_is_checked() -> None:
     def run(raw: bytes, ends: list[int], room: int) -> tuple[int, list[int]]:
         ids, lengths, at = np.zeros(100, np.int64), np.zeros(len(ends), np.int64), np.array(ends, np.int64)
         arrays = (at.ctypes.data, len(ends), ids.ctypes.data, room, lengths.ctypes.data)
-        return lib.bertie_wordpiece_run(quick._handle, raw, len(raw), *arrays), lengths.tolist()
+        return lib.bertie_wordpiece_encode(quick._handle, raw, len(raw), *arrays), lengths.tolist()
 
     assert run(b"a catb", [1, 5, 6], 12) == (9, [3, 3, 3])
     assert run(b"a b", [3], 7) == (4, [4])
