@@ -171,7 +171,7 @@ def test_wrong_use(args: list[str], words: str, capsys: pytest.CaptureFixture[st
 
 def test_what_cannot_be_served(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "0", "--api-key-file", str(tmp_path / "none")]) == 1
-    assert "no file of keys" in capsys.readouterr().err
+    assert "no key file" in capsys.readouterr().err
     assert main(["serve", "--port", "0", str(tmp_path / "no-model")]) == 1
     assert "no-model" in capsys.readouterr().err
     assert main(["serve", "--port", "0", models["embed"], models["embed"]]) == 1

@@ -15,7 +15,7 @@ import pytest
 from bertie.serve.http import App
 from bertie.serve.logs import Log
 from bertie.serve.registry import Registry
-from bertie.serve.workers import Server, bound
+from bertie.serve.workers import Server, bind_socket
 from tests.cli.conftest import models, small_folder
 
 __all__ = ["models", "small_folder"]
@@ -26,11 +26,11 @@ class Running:
 
     def __init__(self, made: App, written: io.StringIO) -> None:
         self.app, self._written = made, written
-        self.socket = bound("127.0.0.1", 0)
+        self.socket = bind_socket("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         ready = threading.Event()
-        self.server = Server(made, grace=0.0, patience=5.0, on_ready=ready.set)
+        self.server = Server(made, grace=0.0, shutdown_seconds=5.0, on_ready=ready.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         assert ready.wait(20)

@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from bertie.serve.endpoints import ROUTES, Route
-from bertie.serve.openapi import description, example
+from bertie.serve.openapi import describe_api, example
+from bertie.serve.routes import ROUTES, Route
 
 POSTS = [route for route in ROUTES if route.method == "POST"]
 ODD: list[Any] = [
@@ -98,7 +98,7 @@ def bodies(count: int, seed: int) -> Iterator[tuple[Route, bytes]]:
 
 def statuses(route: Route) -> set[int]:
     """Those that are described."""
-    return {int(one) for one in description()["paths"][route.path]["post"]["responses"]}
+    return {int(one) for one in describe_api()["paths"][route.path]["post"]["responses"]}
 
 
 def run(url: str, count: int, seed: int = 0) -> Counter[int]:
@@ -132,13 +132,13 @@ def main() -> None:
     if args.url:
         seen = run(args.url, args.bodies, args.seed)
     else:
-        from bertie.serve.http import App, Settings
+        from bertie.serve.http import App, ServerSettings
         from bertie.serve.limits import Limits
         from bertie.serve.logs import Log
         from bertie.serve.registry import Registry
         from tests.serve.conftest import Running
 
-        few = Settings(limits=Limits(tokens=4096))  # so that it takes minutes and not hours
+        few = ServerSettings(limits=Limits(tokens=4096))  # so that it takes minutes and not hours
         with open("/dev/null", "w") as nowhere:
             server = Running(App(Registry(), few, log=Log(nowhere)), nowhere)  # type: ignore[arg-type]
             seen = run(server.url, args.bodies, args.seed)

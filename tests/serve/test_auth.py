@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bertie.errors import ConfigError, ExistsError, NotFoundError
-from bertie.serve.auth import Bucket, Key, Keys, new_key
-from bertie.serve.problems import Problem
+from bertie.serve.api_errors import ApiError
+from bertie.serve.auth import Key, Keys, TokenBucket, new_key
 from tests.serve.conftest import Running, Start
 
 
@@ -20,7 +20,7 @@ def digest(key: str) -> str:
 
 def test_bucket_fills_up_again() -> None:
     now = 100.0
-    bucket = Bucket(60.0, lambda: now)
+    bucket = TokenBucket(60.0, lambda: now)
     for _ in range(60):
         assert bucket.wait() == 0
         bucket.spend(1)
@@ -31,15 +31,15 @@ def test_bucket_fills_up_again() -> None:
     assert bucket.wait() == 0
     now += 10_000
     bucket.wait()
-    assert bucket.left == 60  # a full minute's worth, and no more
+    assert bucket.level == 60  # a full minute's worth, and no more
 
 
 def test_debts_are_paid_off_before_the_next_request() -> None:
     now = 0.0
-    key = Key("bob", {"tokens": Bucket(100.0, lambda: now)})
+    key = Key("bob", {"tokens": TokenBucket(100.0, lambda: now)})
     key.admit()
     key.spend(250)
-    with pytest.raises(Problem) as refusal:
+    with pytest.raises(ApiError) as refusal:
         key.admit()
     assert refusal.value.retry_after == pytest.approx(151 * 0.6)
     now = 91.0
@@ -55,7 +55,7 @@ def test_a_new_key_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
     assert keys.find(f"Bearer {one}".encode()).name == "alice"
     assert keys.find(f"bearer  {two}".encode()).name == "bob"
     for bad in (None, b"", b"Bearer", b"Bearer wrong", one.encode(), f"Basic {one}".encode(), b"\xff \xfe"):
-        with pytest.raises(Problem, match="wants a key"):
+        with pytest.raises(ApiError, match="API key is required"):
             keys.find(bad)
     with pytest.raises(ExistsError, match="alice"):
         new_key(file, "alice")
@@ -66,8 +66,8 @@ def test_a_new_key_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no key"),
-        ("# nobody\n", "holds no key"),
+        ("", "has no keys"),
+        ("# nobody\n", "has no keys"),
         ("bob\n", "line 1"),
         (f"\nbob {'g' * 64}\n", "line 2"),
         (f"bob {digest('a')} requests=0\n", "requests=0"),
@@ -122,7 +122,7 @@ def test_tokens_a_minute(locked: Running) -> None:
     assert locked.post("/embed", {"inputs": "a cat " * 40}, headers=mine).status_code == 200  # 82, all at once
     reply = locked.post("/embed", {"inputs": "a"}, headers=mine)
     assert reply.status_code == 429
-    assert "tokens a minute" in reply.json()["error"]
+    assert "tokens per minute" in reply.json()["error"]
 
 
 def test_logs_name_the_key_and_do_not_show_it(locked: Running) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from bertie.serve.openapi import description
+from bertie.serve.openapi import describe_api
 from tests.serve import fuzz
 from tests.serve.conftest import Running
 
@@ -33,7 +33,7 @@ def test_schemathesis(server: Running, examples: int) -> None:
     schemathesis = pytest.importorskip("schemathesis")
     from schemathesis.checks import CHECKS as known
 
-    schema = schemathesis.openapi.from_dict(description())
+    schema = schemathesis.openapi.from_dict(describe_api())
     checks = [known.get_one(name) for name in CHECKS]  # which are there once a schema is
     schema.config.update(base_url=server.url)
     usual = settings(
@@ -45,7 +45,7 @@ def test_schemathesis(server: Running, examples: int) -> None:
         suppress_health_check=list(HealthCheck),
     )
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert len(operations) == len(description()["paths"])
+    assert len(operations) == len(describe_api()["paths"])
     for operation in operations:
 
         @given(case=operation.as_strategy())

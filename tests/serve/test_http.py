@@ -19,14 +19,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.errors import InputError
 from bertie.serve import limits as limits_module
-from bertie.serve.endpoints import ROUTES, Route
-from bertie.serve.http import Settings
+from bertie.serve.http import ServerSettings
 from bertie.serve.limits import Limits
-from bertie.serve.openapi import description, example
+from bertie.serve.openapi import describe_api, example
 from bertie.serve.queue import Closed, Expired, Refused
 from bertie.serve.registry import Registry
+from bertie.serve.routes import ROUTES, Route
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 from tests.serve.conftest import Running, Start, until
 
@@ -54,12 +53,12 @@ def test_examples_are_answered_as_described(server: Running, route: Route) -> No
         assert set(reply.json()) == {"error", "error_type"}
         return
     assert reply.status_code == 200, reply.text
-    TypeAdapter(route.gives).validate_json(reply.content, strict=False)
+    TypeAdapter(route.response).validate_json(reply.content, strict=False)
 
 
 def test_description_names_every_endpoint_and_resolves(server: Running) -> None:
     found = server.client.get("/openapi.json").json()
-    assert found == json.loads(json.dumps(description()))
+    assert found == json.loads(json.dumps(describe_api()))
     assert {route.path for route in ROUTES} < set(found["paths"])
     names = set(found["components"]["schemas"])
     text = json.dumps(found)
@@ -67,8 +66,8 @@ def test_description_names_every_endpoint_and_resolves(server: Running) -> None:
     assert used <= names
     for route in POSTS:
         body = found["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]["example"]
-        assert route.takes is not None
-        route.takes.model_validate_json(json.dumps(body))
+        assert route.request is not None
+        route.request.model_validate_json(json.dumps(body))
 
 
 def expected(registry: Registry, name: str, kind: Any, **how: Any) -> Any:
@@ -124,7 +123,7 @@ def test_results_are_those_of_the_local_objects(server: Running, registry: Regis
     wanted = expected(registry, "rerank", Reranker).rerank("find cat", TEXTS)  # through the same sigmoid
     assert [one["index"] for one in ranked["results"]] == [one.index for one in wanted]
     close([one["relevance_score"] for one in ranked["results"]], [one.score for one in wanted])
-    own = server.said("/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank", "own_scores": True})
+    own = server.said("/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank", "model_scores": True})
     close([one["relevance_score"] for one in own["results"]], [one.score for one in wanted])
     bare = server.said("/v1/embeddings", {"input": TEXTS, "model": "embed", "normalize": False, "dimensions": 5})
     short = expected(registry, "embed", Embedder, dimensions=5).embed(TEXTS)
@@ -179,12 +178,12 @@ def test_alone_equals_among_others(server: Running) -> None:
         said = server.said(job[0], job[1])
         return {key: value for key, value in said.items() if key not in kept} if isinstance(said, dict) else said
 
-    before = server.app.desk.registry["small"].engine.stats()
+    before = server.app.service.registry["small"].engine.stats()
     alone = [ask(job) for job in jobs]
-    middle = server.app.desk.registry["small"].engine.stats()
+    middle = server.app.service.registry["small"].engine.stats()
     with ThreadPoolExecutor(24) as pool:
         together = list(pool.map(ask, jobs))
-    after = server.app.desk.registry["small"].engine.stats()
+    after = server.app.service.registry["small"].engine.stats()
     for one, two in zip(together, alone, strict=True):
         close(one, two)
     assert after.batches - middle.batches < middle.batches - before.batches  # they did share batches
@@ -212,7 +211,7 @@ def test_long_text_is_read_in_windows_and_the_reply_says_so(server: Running) -> 
     said = server.said("/classify", {"texts": [LONG], "model": "classify"})["results"][0]
     assert said["windows"] > 1
     assert said["tokens_read"] == said["tokens_total"] == 99
-    cut = server.said("/classify", {"texts": [LONG], "model": "classify", "truncate": True})["results"][0]
+    cut = server.said("/classify", {"texts": [LONG], "model": "classify", "overflow": "truncate"})["results"][0]
     assert (cut["windows"], cut["tokens_read"], cut["tokens_total"]) == (1, 38, 99)
     reply = server.post("/embed", {"inputs": ["a cat", LONG], "model": "embed"})
     assert [reply.headers[f"x-{one}"] for one in ("tokens-total", "tokens-read")] == ["101", "101"]
@@ -250,7 +249,7 @@ def test_what_a_model_cannot_do_is_said(server: Running) -> None:
     reply = server.post("/rerank", {"query": "a", "texts": ["b"], "model": "embed"})
     assert reply.status_code == 424
     assert reply.json() == {
-        "error": "this needs a re-ranker: a head with one score, which the model 'embed' has not",
+        "error": "this needs a reranking head, one with a single score, which the model 'embed' lacks",
         "error_type": "Backend",
     }
     reply = server.post("/classify", {"texts": "a", "head": "ner", "model": "small"})
@@ -283,9 +282,9 @@ def test_no_json_is_refused(server: Running, route: Route, body: bytes) -> None:
 def test_wrong_fields_are_named(server: Running, route: Route) -> None:
     for body in ([], 3, "a", {}, {"nope": 1}):
         reply = server.post(route.path, body)
-        assert reply.status_code == (400 if route.style == "openai" else 422)
-        shapes = {"openai": {"error"}, "rank": {"message", "detail"}, "tei": {"error", "error_type"}}
-        assert set(reply.json()) == shapes[route.style]
+        assert reply.status_code == (400 if route.error_format == "openai" else 422)
+        shapes = {"openai": {"error"}, "cohere": {"message", "detail"}, "tei": {"error", "error_type"}}
+        assert set(reply.json()) == shapes[route.error_format]
 
 
 def test_our_own_endpoints_refuse_unknown_fields_and_theirs_take_them(server: Running) -> None:
@@ -343,7 +342,7 @@ def test_security_headers(server: Running) -> None:
 
 
 def test_other_names_are_refused_where_names_are_given(start: Start) -> None:
-    server = start(Settings(hosts=("localhost", "127.0.0.1")))
+    server = start(ServerSettings(hosts=("localhost", "127.0.0.1")))
     assert server.client.get("/health").status_code == 200
     assert server.client.get("/health", headers={"host": f"localhost:{server.port}"}).status_code == 200
     assert server.client.get("/info", headers={"host": "evil.example"}).status_code == 403
@@ -355,7 +354,7 @@ def test_other_names_are_refused_where_names_are_given(start: Start) -> None:
 @pytest.fixture(scope="module")
 def strict(start: Start) -> Running:
     small = Limits(body=2000, items=3, tokens=60, read_seconds=0.5, requests=2)
-    return start(Settings(limits=small, deadline=5.0))
+    return start(ServerSettings(limits=small, deadline=5.0))
 
 
 def test_large_bodies_are_refused_before_they_are_read(strict: Running) -> None:
@@ -396,16 +395,16 @@ def test_slow_bodies_are_cut(strict: Running) -> None:
         raw.sendall(_head("/embed", "content-length: 100") + b'{"inputs"')
         assert raw.recv(4096).startswith(b"HTTP/1.1 408")
         assert raw.recv(4096) in (b"", b'{"error":"the body did not arrive within 0.5 seconds","error_type":"Timeout"}')
-    until(lambda: strict.app.under_way == 0)
+    until(lambda: strict.app.in_flight == 0)
 
 
 def test_slow_and_large_heads_are_cut(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits_module, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(limits_module, "HEADER_SECONDS", 0.3)
     for begin in (b"", b"POST /embed HTT", b"POST /embed HTTP/1.1\r\nhost: a\r\n"):
         with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:
             raw.sendall(begin)
             assert raw.recv(4096).startswith(b"HTTP/1.1 408")
-    monkeypatch.setattr(limits_module, "HEAD_SECONDS", 10.0)
+    monkeypatch.setattr(limits_module, "HEADER_SECONDS", 10.0)
     with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n")
         answer = b""
@@ -430,39 +429,38 @@ def test_a_kept_connection_takes_request_after_request(server: Running) -> None:
             assert raw.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-class _Waiting:
-    """An engine's compute that waits until it is let go, or until the client has left."""
+class _BlockedQueue:
+    """A queue's `put` that blocks until it is released, or until the client has disconnected."""
 
-    def __init__(self) -> None:
-        self.go, self.tickets = threading.Event(), list[Any]()
+    def __init__(self, put: Callable[[Any], None]) -> None:
+        self.release, self.tickets, self._put = threading.Event(), list[Any](), put
 
-    def __call__(self, task: Any, items: Any, *, ticket: Any) -> Any:
-        self.tickets.append(ticket)
-        while not self.go.is_set() and not ticket.cancelled.wait(0.01):
+    def __call__(self, job: Any) -> None:
+        self.tickets.append(job.ticket)
+        while not self.release.is_set() and not job.ticket.cancelled.wait(0.01):
             pass
-        if ticket.cancelled.is_set():
-            raise InputError("nobody is there to read this")
-        return task._outputs(items)
+        self._put(job)
 
 
 @pytest.fixture
-def waiting(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> _Waiting:
-    made = _Waiting()
-    monkeypatch.setattr(registry["embed"].engine, "compute", made)
-    return made
+def blocked(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> _BlockedQueue:
+    queue = registry["embed"].engine.queue
+    put = _BlockedQueue(queue.put)
+    monkeypatch.setattr(queue, "put", put)
+    return put
 
 
-def test_more_requests_than_allowed_are_refused_at_once(strict: Running, waiting: _Waiting) -> None:
+def test_more_requests_than_allowed_are_refused_at_once(strict: Running, blocked: _BlockedQueue) -> None:
     with ThreadPoolExecutor(2) as pool:
         first = [pool.submit(httpx.post, f"{strict.url}/embed", json={"inputs": "a", "model": "embed"}) for _ in "ab"]
-        until(lambda: len(waiting.tickets) == 2)
+        until(lambda: len(blocked.tickets) == 2)
         reply = strict.post("/embed", {"inputs": "a", "model": "embed"})
         assert reply.status_code == 429
         assert reply.headers["retry-after"] == "1"
         assert "connection" not in reply.headers  # it is kept for the next try
         assert reply.json()["error_type"] == "Overloaded"
         assert strict.client.get("/health").status_code == 200
-        waiting.go.set()
+        blocked.release.set()
         assert [one.result().status_code for one in first] == [200, 200]
 
 
@@ -502,15 +500,15 @@ def test_a_reloaded_model_is_let_go(start: Start, models: dict[str, str]) -> Non
     registry.close()
 
 
-def test_a_client_that_leaves_cancels_its_work(server: Running, waiting: _Waiting) -> None:
+def test_a_client_that_leaves_cancels_its_work(server: Running, blocked: _BlockedQueue) -> None:
     body = b'{"inputs": "a", "model": "embed"}'
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
         raw.sendall(_head("/embed", f"content-length: {len(body)}") + body)
-        until(lambda: len(waiting.tickets) == 1)
-        assert not waiting.tickets[0].cancelled.is_set()
-    until(waiting.tickets[0].cancelled.is_set)
-    until(lambda: server.app.under_way == 0)
-    waiting.go.set()
+        until(lambda: len(blocked.tickets) == 1)
+        assert not blocked.tickets[0].cancelled.is_set()
+    until(blocked.tickets[0].cancelled.is_set)
+    until(lambda: server.app.in_flight == 0)
+    blocked.release.set()
     assert server.post("/embed", {"inputs": "a", "model": "embed"}).status_code == 200
 
 
@@ -529,10 +527,10 @@ def test_a_client_that_leaves_cancels_its_work(server: Running, waiting: _Waitin
 def test_what_engines_raise_has_its_status(
     server: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, kind: str
 ) -> None:
-    def fail(task: Any, items: Any, *, ticket: Any) -> Any:
+    def fail(job: Any) -> None:
         raise error
 
-    monkeypatch.setattr(registry["embed"].engine, "compute", fail)
+    monkeypatch.setattr(registry["embed"].engine.queue, "put", fail)
     reply = server.post("/embed", {"inputs": "the secret text", "model": "embed"})
     assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
     assert "secret" not in reply.text
@@ -543,15 +541,16 @@ def test_what_engines_raise_has_its_status(
 
 
 def test_deadlines(start: Start, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = start(Settings(deadline=20.0))
+    server = start(ServerSettings(deadline=20.0))
     seen = []
-    compute = registry["embed"].engine.compute
+    queue = registry["embed"].engine.queue
+    put = queue.put
 
-    def watch(task: Any, items: Any, *, ticket: Any) -> Any:
-        seen.append(ticket.deadline - time.monotonic())
-        return compute(task, items, ticket=ticket)
+    def record(job: Any) -> None:
+        seen.append(job.ticket.deadline - time.monotonic())
+        put(job)
 
-    monkeypatch.setattr(registry["embed"].engine, "compute", watch)
+    monkeypatch.setattr(queue, "put", record)
     body = {"inputs": "a", "model": "embed"}
     for asked in ({}, {"x-request-timeout": "3"}, {"x-request-timeout": "100"}):
         assert server.post("/embed", body, headers=asked).status_code == 200
@@ -586,7 +585,7 @@ def test_logs_hold_facts_and_no_texts(server: Running) -> None:
 
 
 def test_texts_are_logged_where_asked(start: Start) -> None:
-    server = start(Settings(log_texts=True))
+    server = start(ServerSettings(log_texts=True))
     server.post("/tag", {"texts": "a private cat"})
     assert "a private cat" in server.log
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertie.serve.memory import give_back
+from bertie.serve.memory import trim_memory
 
 PAGE = 4096
 
@@ -22,6 +22,6 @@ def test_holes_between_what_is_used_are_given_back() -> None:
     kept = blocks[::50]
     del blocks
     before = resident()
-    give_back()
+    trim_memory()
     assert before - resident() > 50_000_000
     assert all(len(one) == 100_000 for one in kept)

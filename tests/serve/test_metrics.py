@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from bertie.serve.metrics import SECONDS, Family, Metrics
+from bertie.serve.metrics import SECONDS, Metric, Metrics
 from bertie.serve.registry import Registry
 from tests.serve.conftest import Start, until
 
@@ -51,12 +51,12 @@ def test_labels_are_escaped() -> None:
     parsed(metrics.text())
 
 
-def test_a_family_counts_by_its_labels() -> None:
-    family = Family("counter", "x", ("a",))
-    family.add(1, "x")
-    family.add(2, "x")
-    family.add(5, "y")
-    assert family.values == {("x",): [3.0], ("y",): [5.0]}
+def test_a_metric_has_one_value_per_label() -> None:
+    metric = Metric("counter", "x", ("a",))
+    metric.add(1, "x")
+    metric.add(2, "x")
+    metric.add(5, "y")
+    assert metric.values == {("x",): [3.0], ("y",): [5.0]}
 
 
 def test_workers_are_added_up_and_the_dead_keep_their_counts(tmp_path: Path) -> None:
@@ -79,7 +79,9 @@ def test_workers_are_added_up_and_the_dead_keep_their_counts(tmp_path: Path) -> 
 
 def test_the_server_counts(start: Start, small_folder: Path) -> None:
     metrics = Metrics()
-    registry = Registry({"small": small_folder / "bertie-small"}, devices=["cpu"], watch=metrics.watch, budget=2048)
+    registry = Registry(
+        {"small": small_folder / "bertie-small"}, devices=["cpu"], watch=metrics.count_batch, budget=2048
+    )
     server = start(over=registry, metrics=metrics)
     for _ in range(3):
         server.said("/embed", {"inputs": ["a cat", "the dog ran on the mat"]})

@@ -51,7 +51,7 @@ class Served:
 
     def __init__(self, index: Path | None = None, max_length: int | None = REACH) -> None:
         from bertie.search.index import Index
-        from bertie.serve.http import Settings, app
+        from bertie.serve.http import App, ServerSettings
         from bertie.serve.registry import Registry
 
         # However slow the machine, nothing is refused or given up.
@@ -63,7 +63,7 @@ class Served:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
             port = free.getsockname()[1]
-        made = app(registry, Settings(deadline=300), index=opened)
+        made = App(registry, ServerSettings(deadline=300), index=opened)
         self.server = uvicorn.Server(uvicorn.Config(made, host="127.0.0.1", port=port, log_level="warning"))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

@@ -1,11 +1,12 @@
-"""Serve models over HTTP: vectors, labels, entities, answers, masks, reranking and search, for many at a time.
+"""Serve models over HTTP: embeddings, classification, token classification, question answering, fill-mask, reranking
+and search.
 
-The APIs of OpenAI (/v1/embeddings), of text-embeddings-inference (/embed, /rerank, …), of Cohere and Jina (/v1/rerank),
-our own (/fill, /classify, /tag, /answer, /search), and a page to try them at /. Only this machine can reach it, unless
---host says otherwise, which needs keys.
+The server speaks the APIs of OpenAI (/v1/embeddings), text-embeddings-inference (/embed, /rerank, …), Cohere and Jina
+(/v1/rerank) and its own (/fill, /classify, /tag, /answer, /search). The playground is at /, the API reference at /docs.
+It listens on the loopback interface only; another --host requires API keys.
 
-SIGTERM ends it once all are answered; SIGHUP loads the models anew meanwhile. With --workers, those are the children of
-this process, and are started anew when they die.
+SIGTERM stops the server after requests in flight are answered; SIGHUP reloads the models without downtime. With
+--workers, workers that die are restarted.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from bertie.search.index import Index
     from bertie.serve.metrics import Metrics
     from bertie.serve.registry import Registry
-    from bertie.serve.workers import Place
+    from bertie.serve.workers import WorkerInfo
 
 EXAMPLE = """  bertie serve
-  bertie serve bertie-small names=./my-tagger --port 8000 --workers 2
+  bertie serve bertie-small ner=./my-tagger --port 8000 --workers 2
   bertie serve --new-key alice --api-key-file keys.txt
   bertie serve --host 0.0.0.0 --api-key-file keys.txt --index my-index
 """
@@ -40,39 +41,77 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verb(verbs, "serve", "answer over HTTP", __doc__, EXAMPLE)
+    parser = verb(verbs, "serve", "serve models over HTTP", __doc__, EXAMPLE)
     parser.add_argument(
         "models", nargs="*", metavar="[NAME=]MODEL", help="folders, built-in names or hub ids (the built-in model)"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="the address to serve at (127.0.0.1: this machine alone)")
-    parser.add_argument("--port", type=int, default=8080, metavar="N", help="the port; 0: any that is free (8080)")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes behind the port (1)")
-    parser.add_argument("--index", metavar="PLACE", help="an index that `bertie index` made, for /search")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
+    parser.add_argument("--port", type=int, default=8080, metavar="N", help="port; 0: any free one (8080)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes behind the port (1)")
+    parser.add_argument("--index", metavar="FOLDER", help="index made by `bertie index`, for /search")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (a GPU if there is one)")
     add_precision(parser)
-    keys = parser.add_argument_group("who may ask")
-    keys.add_argument("--api-key-file", metavar="FILE", help="hashes of keys, one of which each request must bring")
-    keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and serve nothing")
-    keys.add_argument("--no-auth", action="store_true", help="serve at another --host without keys")
-    keys.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name of this server")
-    limits = parser.add_argument_group("how much")
-    limits.add_argument("--max-body", type=int, default=8 << 20, metavar="N", help="bytes of a request (8,388,608)")
-    limits.add_argument("--max-items", type=int, default=1024, metavar="N", help="texts of a request (1,024)")
-    limits.add_argument("--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens of one (1,000,000)")
-    limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests under way (512)")
-    limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds for others' work first (1)")
-    limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens a batch (measured at the start)")
-    limits.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds for an answer (30)")
-    limits.add_argument("--read-timeout", type=float, default=30.0, metavar="S", help="seconds for a body (30)")
+    keys = parser.add_argument_group("authentication")
+    keys.add_argument("--api-key-file", metavar="FILE", help="hashed API keys, one of which each request must send")
+    keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
+    keys.add_argument("--no-auth", action="store_true", help="allow another --host without API keys")
+    keys.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="accept this Host header")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-body", type=int, default=8 << 20, metavar="N", help="bytes per request (8,388,608)")
+    limits.add_argument("--max-items", type=int, default=1024, metavar="N", help="texts per request (1,024)")
+    limits.add_argument("--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens per request (1,000,000)")
+    limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests in flight (512)")
+    limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds in the queue (1)")
+    limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (measured at startup)")
+    limits.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds per request (30)")
+    limits.add_argument("--read-timeout", type=float, default=30.0, metavar="S", help="seconds to receive a body (30)")
     limits.add_argument("--grace", type=float, default=1.0, metavar="S", help="seconds from unready to closed (1)")
-    logs = parser.add_argument_group("what is logged")
-    logs.add_argument("--log-texts", action="store_true", help="write the bodies of requests to the log")
-    logs.add_argument("--log-traces", action="store_true", help="write stacks of errors to the log")
+    logs = parser.add_argument_group("logging")
+    logs.add_argument("--log-texts", action="store_true", help="log request bodies")
+    logs.add_argument("--log-traces", action="store_true", help="log stack traces")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Serve models over HTTP."""
+    _check(args)
+    if args.new_key is not None:
+        from bertie.serve.auth import new_key
+
+        print(new_key(args.api_key_file, args.new_key))
+        return
+    try:
+        import orjson  # noqa: F401
+        import pydantic  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(f"serving needs {error.name}: pip install 'bertie[serve]'") from None
+    from bertie.serve.workers import Supervisor, WorkerInfo, bind_socket
+
+    worker = WorkerInfo.from_environment()
+    started = time.monotonic()
+    with bind_socket(args.host, args.port, shared=args.workers > 1) as socket:
+        port = socket.getsockname()[1]
+        host = f"[{args.host}]" if ":" in args.host else args.host
+
+        def on_ready() -> None:
+            worker.report_ready()
+            print(f"http://{host}:{port} is ready after {time.monotonic() - started:.1f} s", flush=True)
+
+        if args.workers > 1 and worker.folder is None:
+            argv = _worker_argv(args, port)
+            Supervisor(argv, args.workers, shutdown_seconds=args.deadline, on_ready=on_ready).run()
+        else:
+            _serve(args, socket, worker, on_ready, started)
+    if args.workers == 1 or worker.folder is not None:
+        # All requests are answered. Threads of libraries (of a download, for example) may still run, and ending the
+        # interpreter under them would abort the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _check(args: argparse.Namespace) -> None:
     for name in ("workers", "max_body", "max_items", "max_tokens", "max_requests", "batch_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -82,105 +121,75 @@ def run(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)} must lie between 0 and 3600 seconds")
     if args.new_key is not None:
         if args.api_key_file is None:
-            raise UsageError("--new-key needs --api-key-file, where its hash is kept")
-        from bertie.serve.auth import new_key
-
-        print(new_key(args.api_key_file, args.new_key))
-        return
-    if args.host not in LOOPBACK and args.api_key_file is None and not args.no_auth:
+            raise UsageError("--new-key needs --api-key-file, where its hash is stored")
+    elif args.host not in LOOPBACK and args.api_key_file is None and not args.no_auth:
         raise UsageError(
-            f"--host {args.host} lets other machines in: give --api-key-file, or --no-auth if anyone may ask"
+            f"--host {args.host} is reachable from other machines: give --api-key-file, or --no-auth for open access"
         )
-    try:
-        import orjson  # noqa: F401
-        import pydantic  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(f"serving needs {error.name}: pip install 'bertie[serve]'") from None
-    from bertie.serve.workers import Parent, Place, bound
-
-    place = Place.here()
-    begun = time.monotonic()
-    with bound(args.host, args.port, shared=args.workers > 1) as socket:
-        port = socket.getsockname()[1]
-        host = f"[{args.host}]" if ":" in args.host else args.host
-
-        def ready() -> None:
-            place.ready()
-            print(f"http://{host}:{port} is ready after {time.monotonic() - begun:.1f} s", flush=True)
-
-        if args.workers > 1 and place.folder is None:
-            Parent(_again(args, port), args.workers, patience=args.deadline, on_ready=ready).run()
-        else:
-            _serve(args, socket, place, ready, begun)
-    if args.workers == 1 or place.folder is not None:
-        # All is answered and written. Threads of libraries may be at work still (a download's, say), and to end the
-        # interpreter under them is an abort.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
-def _again(args: argparse.Namespace, port: int) -> list[str]:
-    """The command line of a worker: the same, at the port that was found."""
+def _worker_argv(args: argparse.Namespace, port: int) -> list[str]:
+    """The command line of a worker: the same, with the port that was bound."""
     argv = ["serve", *args.models, "--port", str(port)]
     for name, value in vars(args).items():
         flag = f"--{name.replace('_', '-')}"
         if name in ("models", "port", "run", "verb", "new_key") or value is None or value is False:
             continue
         if isinstance(value, list):
-            argv += [word for one in value for word in (flag, one)]
+            argv += [word for item in value for word in (flag, item)]
         else:
             argv += [flag] if value is True else [flag, str(value)]
     return argv
 
 
-def _serve(args: argparse.Namespace, socket: Socket, place: Place, ready: Callable[[], None], begun: float) -> None:
-    """One process."""
+def _serve(
+    args: argparse.Namespace, socket: Socket, worker: WorkerInfo, on_ready: Callable[[], None], started: float
+) -> None:
+    """Run one server process."""
     import logging
 
     from bertie.serve.auth import Keys
-    from bertie.serve.http import LOCAL, App, Settings
+    from bertie.serve.http import LOCAL_HOSTS, App, ServerSettings
     from bertie.serve.limits import Limits
-    from bertie.serve.logs import Handler, Log
-    from bertie.serve.memory import few_arenas
+    from bertie.serve.logs import Log, LogHandler
+    from bertie.serve.memory import limit_arenas
     from bertie.serve.metrics import Metrics
     from bertie.serve.workers import serve
 
-    few_arenas()
+    limit_arenas()
     log = Log(traces=args.log_traces)
-    logging.getLogger("uvicorn.error").addHandler(Handler(log))
-    keys = None if args.api_key_file is None else Keys.read(args.api_key_file, place.share)
-    metrics = Metrics(place.folder)
-    registry, index = _loaded(args, place, metrics)
+    logging.getLogger("uvicorn.error").addHandler(LogHandler(log))
+    keys = None if args.api_key_file is None else Keys.read(args.api_key_file, worker.count)
+    metrics = Metrics(worker.folder)
+    registry, index = _load(args, worker, metrics)
     limits = Limits(args.max_body, args.max_items, args.max_tokens, args.read_timeout, args.max_requests)
-    # What only this machine reaches is not to be reached through a name that some page's DNS gives to it.
-    hosts = (*LOCAL, *args.allow_host) if args.host in LOOPBACK or args.allow_host else ()
-    settings = Settings(limits, args.deadline, hosts, args.log_texts)
-    made = App(registry, settings, keys=keys, index=index, metrics=metrics, log=log)
+    # On loopback only local names are accepted: a web page must not reach the server through a DNS name of its own.
+    hosts = (*LOCAL_HOSTS, *args.allow_host) if args.host in LOOPBACK or args.allow_host else ()
+    settings = ServerSettings(limits, args.deadline, hosts, args.log_texts)
+    app = App(registry, settings, keys=keys, index=index, metrics=metrics, log=log)
     gc.collect()
-    gc.freeze()  # what was loaded stays: there is no need to look through it again and again
+    gc.freeze()  # the models stay: the garbage collector need not scan them
 
-    def started() -> None:
-        log("ready", models=list(registry), worker=place.number, seconds=round(time.monotonic() - begun, 3))
-        ready()
+    def log_ready() -> None:
+        log("ready", models=list(registry), worker=worker.number, seconds=round(time.monotonic() - started, 3))
+        on_ready()
 
-    serve(made, socket, grace=args.grace, patience=args.deadline, on_ready=started)
-    log("stopped", worker=place.number)
+    serve(app, socket, grace=args.grace, shutdown_seconds=args.deadline, on_ready=log_ready)
+    log("stopped", worker=worker.number)
 
 
-def _loaded(args: argparse.Namespace, place: Place, metrics: Metrics) -> tuple[Registry, tuple[Index, str] | None]:
-    """The models, each measured by a real pass; and the index over one of them."""
+def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tuple[Registry, tuple[Index, str] | None]:
+    """Load the models, each with a measured batch budget, and the index over one of them."""
     import torch
 
     from bertie.checkpoints.checkpoint import default_model, resolve
     from bertie.serve.registry import Registry, named
 
     device = device_of(args.device)
-    if device == "cuda" and place.share > 1:  # a replica on each GPU
-        device = f"cuda:{place.number % torch.cuda.device_count()}"
-    if place.share > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.share))
+    if device == "cuda" and worker.count > 1:  # spread the workers over the GPUs
+        device = f"cuda:{worker.number % torch.cuda.device_count()}"
+    if worker.count > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // worker.count))
     models = named(args.models or [default_model()])
     index = None
     if args.index is not None:
@@ -188,9 +197,9 @@ def _loaded(args: argparse.Namespace, place: Place, metrics: Metrics) -> tuple[R
 
         opened = Index.open(args.index)
         source = opened.about["model"]
-        known = {resolve(one).resolve(): name for name, one in models.items()}
-        name = known.get(resolve(source).resolve()) or next(iter(named([source])))
+        names = {resolve(model).resolve(): name for name, model in models.items()}
+        name = names.get(resolve(source).resolve()) or next(iter(named([source])))
         models.setdefault(name, source)
         index = opened, name
-    settings = {"budget": args.batch_tokens, "max_wait": args.max_wait}
-    return Registry(models, devices=[device], precision=args.precision, watch=metrics.watch, **settings), index
+    options = {"budget": args.batch_tokens, "max_wait": args.max_wait}
+    return Registry(models, devices=[device], precision=args.precision, watch=metrics.count_batch, **options), index

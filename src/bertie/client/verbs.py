@@ -149,7 +149,8 @@ class Verbs:
             raise InputError(f"top_k={top_k} must be at least 1")
         things = list(calls.texts(documents, "rerank", "document"))
         query = checked_text(query, "the query")
-        sent = self._listed("/v1/rerank", "documents", things, replies.scored, head=head, query=query, own_scores=True)
+        options: dict[str, Any] = {"head": head, "query": query, "model_scores": True}
+        sent = self._listed("/v1/rerank", "documents", things, replies.scored, **options)
         return Call(sent.requests, partial(replies.ranked, texts=[text for text, _ in things], top_k=top_k))
 
     @Verb

@@ -1,10 +1,10 @@
-"""API keys: a file of hashes, one a line, each with limits of its own.
+"""API keys and rate limits: a file with one hashed key per line.
 
-    # name    sha256 of the key    limits, if any
+    # name    sha256 of the key    limits per minute (optional)
     alice     5e88…                requests=60 tokens=100000
     build     9f86…
 
-The limits are of a minute. A key is 32 random bytes, so that its plain hash gives nothing away.
+A key is 32 random bytes, so an unsalted hash does not weaken it.
 """
 
 from __future__ import annotations
@@ -19,58 +19,59 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertie.errors import ConfigError, ExistsError, NotFoundError
-from bertie.serve.problems import Problem
+from bertie.serve.api_errors import ApiError
 
 LIMITS = ("requests", "tokens")
 
 
 @dataclass(slots=True)
-class Bucket:
-    """So many a minute: a full minute's worth may come at once. What was spent beyond it must be waited for."""
+class TokenBucket:
+    """A rate limit per minute: a full minute's worth may come at once, and overdraft must be waited for."""
 
-    rate: float  # a minute
+    rate: float  # per minute
     clock: Callable[[], float] = time.monotonic
-    left: float = field(init=False)
-    seen: float = field(init=False)
+    level: float = field(init=False)
+    updated: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left, self.seen = self.rate, self.clock()
+        self.level, self.updated = self.rate, self.clock()
 
     def wait(self, cost: float = 1.0) -> float:
-        """Seconds until so much may be spent: 0, if it may be now."""
+        """Seconds until `cost` is available; 0 if it is now."""
         now = self.clock()
-        self.left = min(self.rate, self.left + (now - self.seen) * self.rate / 60)
-        self.seen = now
-        return max(0.0, (min(cost, self.rate) - self.left) * 60 / self.rate)
+        self.level = min(self.rate, self.level + (now - self.updated) * self.rate / 60)
+        self.updated = now
+        return max(0.0, (min(cost, self.rate) - self.level) * 60 / self.rate)
 
     def spend(self, cost: float) -> None:
-        """Take it, even where there is less: what a text costs is known only when it was read."""
-        self.left -= cost
+        """Subtract a cost, below zero if need be: the tokens of a text are known only after tokenization."""
+        self.level -= cost
 
 
 @dataclass(slots=True)
 class Key:
-    """One user of the server."""
+    """An API key's name and rate limits."""
 
     name: str
-    buckets: dict[str, Bucket]
+    buckets: dict[str, TokenBucket]
 
     def admit(self) -> None:
-        """Count a request, or say when to come back."""
-        for what, bucket in self.buckets.items():
+        """Count a request, or raise 429 with the time after which to retry."""
+        for unit, bucket in self.buckets.items():
             if wait := bucket.wait():
-                raise Problem("rate", f"the key {self.name!r} has used up its {what} a minute", retry_after=wait)
+                message = f"the key {self.name!r} has used up its {unit} per minute"
+                raise ApiError("rate_limit_exceeded", message, retry_after=wait)
         if "requests" in self.buckets:
             self.buckets["requests"].spend(1)
 
     def spend(self, tokens: int) -> None:
-        """Count what a request has read."""
+        """Count the tokens of a request."""
         if "tokens" in self.buckets:
             self.buckets["tokens"].spend(tokens)
 
 
 class Keys:
-    """Those of a file.
+    """API keys by their hash.
 
     >>> keys = Keys({"bob": ("2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", {"requests": 60})})
     >>> keys.find(b"Bearer secret").name
@@ -78,60 +79,60 @@ class Keys:
     """
 
     def __init__(self, rows: dict[str, tuple[str, dict[str, float]]], share: int = 1) -> None:
-        """`share`: of how many workers this is one; each counts for itself."""
+        """`share`: the number of worker processes; each enforces its share of every limit."""
         self._by_hash = {
-            digest: Key(name, {what: Bucket(max(rate / share, 1.0)) for what, rate in limits.items()})
+            digest: Key(name, {unit: TokenBucket(max(rate / share, 1.0)) for unit, rate in limits.items()})
             for name, (digest, limits) in rows.items()
         }
 
     @classmethod
     def read(cls, path: str | Path, share: int = 1) -> Keys:
-        """The file."""
+        """Read a key file."""
         rows: dict[str, tuple[str, dict[str, float]]] = {}
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
-            raise NotFoundError(f"there is no file of keys {str(path)!r}; make one with --new-key NAME") from None
+            raise NotFoundError(f"there is no key file {str(path)!r}; create one with --new-key NAME") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not a file of keys: it is not UTF-8") from None
+            raise ConfigError(f"{path} is not a key file: it is not UTF-8") from None
         for number, line in enumerate(lines, 1):
             words = line.partition("#")[0].split()
             if not words:
                 continue
             where = f"{path}, line {number}"
             if len(words) < 2 or not re.fullmatch(r"[0-9a-f]{64}", words[1]):
-                raise ConfigError(f"{where}: must be a name, the key's sha256 in 64 hex digits, and limits")
+                raise ConfigError(f"{where}: must be a name, the key's SHA-256 as 64 hex digits, and optional limits")
             if words[0] in rows or any(words[1] == digest for digest, _ in rows.values()):
-                raise ConfigError(f"{where}: the name {words[0]!r}, or its key, is there already")
+                raise ConfigError(f"{where}: the name {words[0]!r}, or its key, is a duplicate")
             rows[words[0]] = words[1], dict(_limit(word, where) for word in words[2:])
         if not rows:
-            raise ConfigError(f"{path} holds no key; add one with --new-key NAME")
+            raise ConfigError(f"{path} has no keys; add one with --new-key NAME")
         return cls(rows, share)
 
     def find(self, authorization: bytes | None) -> Key:
-        """The user of a request's Authorization header."""
-        kind, _, key = (authorization or b"").partition(b" ")
-        found = self._by_hash.get(hashlib.sha256(key.strip()).hexdigest()) if kind.lower() == b"bearer" else None
-        if found is None:
-            raise Problem("key", "this server wants a key: send it as 'Authorization: Bearer KEY'")
-        return found
+        """The key in a request's Authorization header."""
+        scheme, _, secret = (authorization or b"").partition(b" ")
+        key = self._by_hash.get(hashlib.sha256(secret.strip()).hexdigest()) if scheme.lower() == b"bearer" else None
+        if key is None:
+            raise ApiError("invalid_api_key", "an API key is required: send it as 'Authorization: Bearer KEY'")
+        return key
 
 
 def _limit(word: str, where: str) -> tuple[str, float]:
     name, _, value = word.partition("=")
     if name not in LIMITS or not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ConfigError(f"{where}: {word!r} must be {' or '.join(f'{one}=N' for one in LIMITS)}, with N from 1")
+        raise ConfigError(f"{where}: {word!r} must be {' or '.join(f'{unit}=N' for unit in LIMITS)}, with N at least 1")
     return name, float(value)
 
 
 def new_key(path: str | Path, name: str) -> str:
-    """Make a key, put its hash into the file, and return it: it is kept nowhere."""
+    """Create a key, append its hash to the file, and return the key, which is stored nowhere."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise ConfigError(f"the key's name {name!r:.80} must be 1 to 64 letters, digits, dots, dashes or underscores")
     path = Path(path)
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     if any(line.split()[:1] == [name] for line in old.splitlines()):
-        raise ExistsError(f"{path} has a key named {name!r} already")
+        raise ExistsError(f"{path} already has a key named {name!r}")
     key = "bertie-" + secrets.token_urlsafe(32)
     line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}\n"
     with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:

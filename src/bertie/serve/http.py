@@ -1,9 +1,8 @@
-"""The server as an ASGI application: who may ask, how much, in which thread, and how each API hears of trouble.
+"""The server as an ASGI application: authentication, limits, threads, and errors in the format of each API.
 
-There is no framework in between. All requests go one way through one function (`App._answer`), bodies are read as JSON
-in the request's own thread instead of on the event loop, where a large one would hold up all others, and four APIs with
-three shapes of errors leave little for a framework to do; the description for OpenAPI comes from the same classes that
-check what comes in.
+There is no web framework. All requests take one path through `App._respond`. Bodies are parsed in the request's own
+thread rather than on the event loop, where a large one would delay all others. Four APIs with three error formats leave
+little for a framework to do, and the OpenAPI description comes from the classes that validate requests.
 """
 
 from __future__ import annotations
@@ -16,22 +15,27 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import ValidationError
 
 from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
-from bertie.serve import endpoints, views
+from bertie.serve.api.openai import describe_model
+from bertie.serve.api_errors import ApiError, ErrorFormat
 from bertie.serve.auth import Key, Keys
-from bertie.serve.endpoints import ROUTES, Desk, Job, Route, current_job
-from bertie.serve.limits import LEFT, Limits, header, read_body
+from bertie.serve.context import RequestContext
+from bertie.serve.docs_page import render_docs
+from bertie.serve.limits import ON_DISCONNECT, Limits, get_header, read_body
 from bertie.serve.logs import Log
-from bertie.serve.memory import give_back
+from bertie.serve.memory import trim_memory
 from bertie.serve.metrics import Metrics
-from bertie.serve.openapi import description
-from bertie.serve.problems import Problem, Style
-from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket
+from bertie.serve.openapi import describe_api
+from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, TokenLimitExceeded, current_ticket
+from bertie.serve.routes import ROUTES, Route
+from bertie.serve.service import Service
+from bertie.serve.static import STATIC_FILES
 
 if TYPE_CHECKING:
     from bertie.search.index import Index
@@ -43,31 +47,31 @@ Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
-TIDY = 30  # seconds after which freed memory is given back
-_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_SAFE: Headers = [
+TRIM_SECONDS = 30  # between two calls of malloc_trim
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SECURITY_HEADERS: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
-_NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
-_PAGE = (
+_API_POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+_PAGE_POLICY = (
     b"content-security-policy",
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 )
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How a server is to behave."""
+class ServerSettings:
+    """Settings of the HTTP server."""
 
     limits: Limits = field(default_factory=Limits)
     deadline: float = 30.0  # seconds that a request may take
-    hosts: tuple[str, ...] = ()  # names that it may be called by; none: any
+    hosts: tuple[str, ...] = ()  # allowed Host headers; empty: any
     log_texts: bool = False
 
 
@@ -75,335 +79,334 @@ class Settings:
 class _Reply:
     status: int
     body: bytes
-    kind: bytes = JSON
+    content_type: bytes = JSON
     headers: Headers = field(default_factory=list)
 
 
 class App:
-    """The application.
+    """The ASGI application.
 
-    >>> app = App(Registry(["bertie-small"]), Settings())                # doctest: +SKIP
+    >>> app = App(Registry(["bertie-small"]), ServerSettings())         # doctest: +SKIP
     >>> uvicorn.run(app)                                                # doctest: +SKIP
     """
 
     def __init__(
         self,
         registry: Registry,
-        settings: Settings | None = None,
+        settings: ServerSettings | None = None,
         *,
         keys: Keys | None = None,
         index: tuple[Index, str] | None = None,
         metrics: Metrics | None = None,
         log: Log | None = None,
     ) -> None:
-        self.settings = settings or Settings()
+        self.settings = settings or ServerSettings()
         self.limits = self.settings.limits
-        self.desk = Desk(registry, self.limits, index)
+        self.service = Service(registry, self.limits, index)
         self.keys, self.metrics, self.log = keys, metrics or Metrics(), log or Log()
-        self.draining = False  # no longer ready for more, though what comes is answered
-        self.under_way = 0
+        self.draining = False  # /health answers 503, but requests are still answered
+        self.in_flight = 0
         self._pool = ThreadPoolExecutor(self.limits.requests, thread_name_prefix="bertie-request")
         self._routes = {route.path: route for route in ROUTES}
-        self._plain: dict[str, Callable[[], _Reply]] = {
+        self._resources: dict[str, Callable[[], _Reply]] = {  # GET without a handler, and without a key
             "/": lambda: self._file("index.html"),
+            "/docs": lambda: _Reply(200, self._docs, b"text/html; charset=utf-8", [_PAGE_POLICY]),
             "/health": self._health,
+            "/ping": self._health,
             "/metrics": lambda: _Reply(200, self.metrics.text().encode(), b"text/plain; version=0.0.4"),
-            "/openapi.json": self._description,
-            **{f"/page/{name}": lambda name=name: self._file(name) for name in views.FILES},  # type: ignore[misc]
+            "/openapi.json": lambda: _Reply(200, orjson.dumps(self._description)),
+            **{f"/page/{name}": lambda name=name: self._file(name) for name in STATIC_FILES},  # type: ignore[misc]
         }
-        self._described: bytes | None = None
-        self.metrics.before(self._look)
+        self.metrics.add_collector(self._update_gauges)
 
     # --- ASGI ---
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the server's life."""
+        """Answer one request, or run the lifespan protocol."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif scope["type"] == "http":
-            await self._request(scope, receive, send)
-        else:
-            raise RuntimeError(f"only HTTP is spoken here, not {scope['type']!r}")
+            await self._run_lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"only HTTP is supported, not {scope['type']!r}")
+        started = time.perf_counter()
+        given_id = get_header(scope, b"x-request-id")
+        request_id = given_id if given_id and _REQUEST_ID.fullmatch(given_id) else os.urandom(8).hex().encode()
+        context = RequestContext(Ticket(request_id.decode(), max_tokens=self.limits.tokens))
+        try:
+            reply = await self._respond(scope, receive, context)
+        except Exception as error:
+            reply = self._error_reply(error, scope["path"], context)
+        seconds = time.perf_counter() - started
+        reply.headers.append((b"x-request-id", request_id))
+        if context.ticket.submitted_tokens or context.read["tokens_total"]:
+            reply.headers += _usage_headers(context, seconds)
+        self._record(scope, reply, context, seconds)
+        if context.error_code != "cancelled":
+            await _send(send, reply)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        ticking = asyncio.create_task(self._tick())
+        housekeeping = asyncio.create_task(self._run_housekeeping())
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        ticking.cancel()
+        housekeeping.cancel()
         self.draining = True
         await asyncio.to_thread(self.close)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _tick(self) -> None:
+    async def _run_housekeeping(self) -> None:
         for second in itertools.count():
             self.metrics.save()
-            if second % TIDY == 0:
-                await asyncio.to_thread(give_back)
+            if second % TRIM_SECONDS == 0:
+                await asyncio.to_thread(trim_memory)
             await asyncio.sleep(1)
 
     def stop(self) -> None:
-        """Answer all that wait."""
+        """Finish the requests in flight."""
         self._pool.shutdown(wait=True)
 
     def close(self) -> None:
-        """Answer all that wait, and let the models go."""
+        """Finish the requests in flight, and close the engines."""
         self.stop()
-        self.desk.registry.close()
+        self.service.registry.close()
 
     def reload(self) -> None:
-        """Load all models anew; one that cannot be stays as it was."""
-        for name in self.desk.names:
+        """Reload all models; one that fails to load stays as it was."""
+        for name in self.service.names:
             try:
-                self.desk.registry.reload(name)
+                self.service.registry.reload(name)
                 self.log("reloaded", model=name)
             except Exception as error:
                 self.log.error("reload failed", error, model=name)
 
-    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = time.perf_counter()
-        given = header(scope, b"x-request-id")
-        name = given if given is not None and _ID.fullmatch(given) else os.urandom(8).hex().encode()
-        job = Job(Ticket(name.decode()), self.limits)
-        path = scope["path"]
-        route = self._routes.get(path)
-        known = path if route is not None or path in self._plain else "other"
-        said: dict[str, Any] = {}
-        try:
-            reply = await self._answer(scope, receive, route, job, said)
-        except Exception as error:
-            problem = self._problem(error, said)
-            said["problem"] = problem.kind
-            reply = self._refusal(problem, _style(path, route))
-            if problem.kind == "internal":
-                self.log.error("failed", error, id=job.ticket.id)
-        seconds = time.perf_counter() - begun
-        reply.headers.append((b"x-request-id", name))
-        if job.tokens or job.read["tokens_total"]:
-            reply.headers += _spent(job, seconds)
-        self.metrics.requests.add(1, known, str(reply.status))
-        self.metrics.request_seconds.add(seconds, known)
-        if job.ticket.tokens:
-            self.metrics.queue_seconds.add(job.ticket.queue_s, known)
-        self._log_request(scope, reply, job, said, seconds)
-        if said.get("problem") != "cancelled":
-            await _send(send, reply)
-
-    def _log_request(self, scope: Scope, reply: _Reply, job: Job, said: dict[str, Any], seconds: float) -> None:
-        if reply.status == 200 and scope["path"] in ("/health", "/metrics"):
-            return  # asked every few seconds, by machines
-        self.log(
-            "request",
-            id=job.ticket.id,
-            method=scope["method"],
-            path=scope["path"][:200] if said.get("known") else None,
-            status=reply.status,
-            seconds=round(seconds, 6),
-            queue_s=round(job.ticket.queue_s, 6) or None,
-            device_s=round(job.ticket.device_s, 6) or None,
-            tokens=job.ticket.tokens or None,
-            model=job.model or None,
-            key=said.get("key"),
-            problem=said.get("problem"),
-            body=said.get("body"),
-        )
-
     # --- one request ---
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, route: Route | None, job: Job, said: dict[str, Any]
-    ) -> _Reply:
+    async def _respond(self, scope: Scope, receive: Receive, context: RequestContext) -> _Reply:
         path, method = scope["path"], scope["method"]
         self._check_host(scope)
-        plain = self._plain.get(path)
-        said["known"] = plain is not None or route is not None
-        key = None
-        if self.keys is not None and (plain is None or path == "/metrics"):  # what all may see needs none
-            key = self.keys.find(header(scope, b"authorization"))
-            said["key"] = key.name
-        if plain is not None:
-            _allow(method, "GET", "HEAD")
-            return plain()
+        resource, route = self._resources.get(path), self._routes.get(path)
+        context.known_path = resource is not None or route is not None
+        if resource is not None and (route is None or method in ("GET", "HEAD")):  # "/" is both
+            if path == "/metrics":
+                self._authenticate(scope, context)
+            _check_method(method, "GET", "HEAD")
+            return resource()
+        key = self._authenticate(scope, context)
         if route is None:
-            if path.startswith("/v1/models/"):
-                _allow(method, "GET", "HEAD")
-                return _Reply(200, orjson.dumps(endpoints.model_item(self.desk, path.removeprefix("/v1/models/"))))
-            raise Problem("path", "there is nothing here; /openapi.json says what there is")
-        if route.method == "GET":
-            _allow(method, "GET", "HEAD")
-            return _Reply(200, orjson.dumps(route.work(self.desk, None, job)))
-        _allow(method, "POST")
-        return await self._post(scope, receive, route, job, key, said)
-
-    async def _post(
-        self, scope: Scope, receive: Receive, route: Route, job: Job, key: Key | None, said: dict[str, Any]
-    ) -> _Reply:
-        if self.under_way >= self.limits.requests:
-            raise Problem("full", f"{self.under_way} requests are under way, and no more may be", retry_after=1.0)
-        self.desk.registry.check()
-        if key is not None:
-            key.admit()
-        kind = header(scope, b"content-type") or b""
-        if kind.partition(b";")[0].strip().lower() != JSON:  # which pages of other sites cannot send unasked
-            raise Problem("media", "the body must be sent as 'Content-Type: application/json'")
-        job.ticket.deadline = time.monotonic() + _patience(scope, self.settings.deadline)
-        self.under_way += 1
+            if not path.startswith("/v1/models/"):
+                raise ApiError("not_found", "there is no such endpoint; /docs lists them")
+            _check_method(method, "GET", "HEAD")
+            return _Reply(200, orjson.dumps(describe_model(self.service, path.removeprefix("/v1/models/"))))
+        if route.request is None:
+            _check_method(method, "GET", "HEAD")
+            return _Reply(200, orjson.dumps(route.handler(self.service, None, context)))
+        _check_method(method, *(("POST",) if resource is None else ("GET", "HEAD", "POST")))
+        self._admit(scope, key, context)
+        self.in_flight += 1
         try:
             body = await read_body(scope, receive, self.limits)
             if self.settings.log_texts:
-                said["body"] = body[:10_000].decode("utf-8", "replace")
-            scope[LEFT] = job.ticket.cancelled.set
-            done = await asyncio.get_running_loop().run_in_executor(self._pool, self._work, route, body, job)
-            return _Reply(200, done)
+                context.body = body[:10_000].decode("utf-8", "replace")
+            scope[ON_DISCONNECT] = context.ticket.cancelled.set
+            loop = asyncio.get_running_loop()
+            return _Reply(200, await loop.run_in_executor(self._pool, self._execute, route, body, context))
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
             if key is not None:
-                key.spend(job.tokens)
+                key.spend(context.ticket.submitted_tokens)
 
-    def _work(self, route: Route, body: bytes, job: Job) -> bytes:
-        """In a thread: from JSON to JSON."""
-        assert route.takes is not None
+    def _execute(self, route: Route, body: bytes, context: RequestContext) -> bytes:
+        """Parse a body, call the handler and serialize its response, in the request's thread."""
+        assert route.request is not None
+        request = route.request.model_validate_json(body)
+        if context.ticket.cancelled.is_set():
+            raise ApiError("cancelled", "the client has disconnected")
+        reset = current_ticket.set(context.ticket)
         try:
-            ask = route.takes.model_validate_json(body)
-        except ValidationError as error:
-            raise _invalid(error) from None
-        if job.ticket.cancelled.is_set():
-            raise Problem("cancelled", "the client has left")
-        before = current_job.set(job)
-        try:
-            with job.stack:
-                found = route.work(self.desk, ask, job)
-        finally:  # or a thread with nothing to do would hold its last request, and so a model that was reloaded since
-            current_job.reset(before)
-            job.held.clear()
-        return orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)
+            with context.stack:
+                response = route.handler(self.service, request, context)
+        finally:  # an idle thread must not keep a model that has been reloaded since
+            current_ticket.reset(reset)
+            context.models.clear()
+        return orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    def _problem(self, error: Exception, said: dict[str, Any]) -> Problem:
-        """What an error means for a request."""
-        if isinstance(error, Problem):
-            return error
-        if isinstance(error, Refused):
-            return Problem("full", "the server is busy; come back later", retry_after=error.retry_after)
-        if isinstance(error, Expired):
-            return Problem("late", "there was no answer within the time that a request may take", retry_after=1.0)
-        if isinstance(error, Cancelled):
-            return Problem("cancelled", "the client has left")
-        if isinstance(error, Closed):
-            return Problem("closing", "the server is shutting down", retry_after=1.0)
-        if isinstance(error, MissingPackageError):
-            return Problem("unable", "the server lacks a package for this")
-        if isinstance(error, InputError | NotFoundError):
-            return Problem("input", self._discreet(str(error)))
-        if isinstance(error, BertieError | RuntimeError | MemoryError):
-            said["error"] = type(error).__name__
-            return Problem("backend", "the model failed on this request")
-        return Problem("internal", "this should not have happened; the log has a line with this request's id")
+    def _authenticate(self, scope: Scope, context: RequestContext) -> Key | None:
+        if self.keys is None:
+            return None
+        key = self.keys.find(get_header(scope, b"authorization"))
+        context.key = key.name
+        return key
 
-    def _discreet(self, text: str) -> str:
-        """Without the folders that models were loaded from."""
-        for name in self.desk.names:
-            source = self.desk.registry[name].checkpoint.source
+    def _check_host(self, scope: Scope) -> None:
+        """Refuse unknown Host headers, against DNS rebinding."""
+        if self.settings.hosts:
+            host = (get_header(scope, b"host") or b"").decode("latin-1").lower()
+            if re.sub(r":\d*$", "", host) not in self.settings.hosts:
+                raise ApiError("forbidden_host", "this Host is not allowed; see --allow-host")
+
+    def _admit(self, scope: Scope, key: Key | None, context: RequestContext) -> None:
+        """Refuse a request before its body is read, if the server is overloaded or the headers are wrong."""
+        if self.in_flight >= self.limits.requests:
+            message = f"{self.in_flight} requests are in flight, the maximum"
+            raise ApiError("overloaded", message, retry_after=1.0)
+        self.service.registry.check()
+        if key is not None:
+            key.admit()
+        content_type = get_header(scope, b"content-type") or b""
+        if content_type.partition(b";")[0].strip().lower() != JSON:  # which other sites cannot send without CORS
+            raise ApiError("unsupported_media_type", "the body must be sent as 'Content-Type: application/json'")
+        context.ticket.deadline = time.monotonic() + _timeout(scope, self.settings.deadline)
+
+    # --- errors, metrics and the log ---
+
+    def _error_reply(self, error: Exception, path: str, context: RequestContext) -> _Reply:
+        api_error = self._to_api_error(error)
+        context.error_code = api_error.code
+        if api_error.code == "internal":
+            self.log.error("failed", error, id=context.ticket.id)
+        route = self._routes.get(path)
+        error_format: ErrorFormat = "openai" if path.startswith("/v1/") else "tei"
+        error_format = error_format if route is None else route.error_format
+        body = orjson.dumps(api_error.body(error_format))
+        return _Reply(api_error.status(error_format), body, JSON, api_error.headers())
+
+    def _to_api_error(self, error: Exception) -> ApiError:
+        """The API error for an exception. Messages of unexpected exceptions may quote texts and are not passed on."""
+        match error:
+            case ApiError():
+                return error
+            case ValidationError():
+                return _validation_error(error)
+            case TokenLimitExceeded():
+                return ApiError("too_large", str(error))
+            case Refused():
+                return ApiError("overloaded", "the server is busy; try again later", retry_after=error.retry_after)
+            case Expired():
+                return ApiError("deadline_exceeded", "the deadline of the request has passed", retry_after=1.0)
+            case Cancelled():
+                return ApiError("cancelled", "the client has disconnected")
+            case Closed():
+                return ApiError("unavailable", "the server is shutting down", retry_after=1.0)
+            case MissingPackageError():
+                return ApiError("unsupported_by_model", "the server lacks a package that this needs")
+            case InputError() | NotFoundError():
+                return ApiError("invalid_input", self._hide_paths(str(error)))
+            case BertieError() | RuntimeError() | MemoryError():
+                return ApiError("inference_failed", "the model failed on this request")
+            case _:
+                return ApiError("internal", "internal error; the log has a line with this request's id")
+
+    def _hide_paths(self, text: str) -> str:
+        """Replace the paths that models were loaded from by their names."""
+        for name in self.service.names:
+            source = self.service.registry[name].checkpoint.source
             if source and source != name:
                 text = text.replace(source, name)
         return text
 
-    def _refusal(self, problem: Problem, style: Style) -> _Reply:
-        body = orjson.dumps(problem.reply(style))
-        return _Reply(problem.status(style), body, JSON, problem.headers())
+    def _record(self, scope: Scope, reply: _Reply, context: RequestContext, seconds: float) -> None:
+        """Count and log a request."""
+        path, ticket = scope["path"], context.ticket
+        endpoint = path if path in self._routes or path in self._resources else "other"
+        self.metrics.requests.add(1, endpoint, str(reply.status))
+        self.metrics.request_seconds.add(seconds, endpoint)
+        if ticket.tokens:
+            self.metrics.queue_seconds.add(ticket.queue_s, endpoint)
+        if reply.status == 200 and path in ("/health", "/ping", "/metrics"):
+            return  # polled every few seconds
+        self.log(
+            "request",
+            id=ticket.id,
+            method=scope["method"],
+            path=path[:200] if context.known_path else None,
+            status=reply.status,
+            seconds=round(seconds, 6),
+            queue_s=round(ticket.queue_s, 6) or None,
+            device_s=round(ticket.device_s, 6) or None,
+            tokens=ticket.tokens or None,
+            model=context.model or None,
+            key=context.key,
+            error=context.error_code,
+            body=context.body,
+        )
 
-    def _check_host(self, scope: Scope) -> None:
-        """A name that leads here by a trick of some page's DNS is not ours."""
-        if self.settings.hosts:
-            host = (header(scope, b"host") or b"").decode("latin-1").lower()
-            if re.sub(r":\d*$", "", host) not in self.settings.hosts:
-                raise Problem("host", "this server does not go by that name; see --allow-host")
-
-    # --- what needs no thread ---
-
-    def _health(self) -> _Reply:
-        if self.draining or not self.desk.registry.ready:
-            return _Reply(503, orjson.dumps({"error": "unhealthy", "error_type": "Unhealthy"}))
-        return _Reply(200, b"", b"text/plain")
-
-    def _description(self) -> _Reply:
-        if self._described is None:
-            self._described = orjson.dumps(description(keys=self.keys is not None))
-        return _Reply(200, self._described)
-
-    def _file(self, name: str) -> _Reply:
-        path, kind = views.FILES[name]
-        return _Reply(200, path.read_bytes(), kind.encode(), [_PAGE])
-
-    def _look(self) -> None:
-        self.metrics.in_flight.set(self.under_way)
-        for name, stats in self.desk.registry.stats().items():
+    def _update_gauges(self) -> None:
+        self.metrics.in_flight.set(self.in_flight)
+        for name, stats in self.service.registry.stats().items():
             self.metrics.waiting.set(stats.waiting_tokens, name)
             self.metrics.budget.set(stats.budget, name)
 
+    # --- resources ---
 
-def app(registry: Registry, settings: Settings | None = None, **options: Any) -> App:
-    """The application over some models; `options` are those of `App`."""
-    return App(registry, settings, **options)
+    def _health(self) -> _Reply:
+        if self.draining or not self.service.registry.ready:
+            return _Reply(503, orjson.dumps({"error": "unhealthy", "error_type": "Unhealthy"}))
+        return _Reply(200, b"", b"text/plain")
+
+    @cached_property
+    def _description(self) -> dict[str, Any]:
+        return describe_api(keys=self.keys is not None)
+
+    @cached_property
+    def _docs(self) -> bytes:
+        return render_docs(self._description)
+
+    def _file(self, name: str) -> _Reply:
+        path, content_type = STATIC_FILES[name]
+        return _Reply(200, path.read_bytes(), content_type.encode(), [_PAGE_POLICY])
 
 
-def _allow(method: str, *allowed: str) -> None:
+def _check_method(method: str, *allowed: str) -> None:
     if method not in allowed:
         names = ", ".join(allowed)
-        raise Problem("method", f"{method[:20]} is not allowed here; allowed: {names}", allow=names)
+        raise ApiError("method_not_allowed", f"{method[:20]} is not allowed here; allowed: {names}", allow=names)
 
 
-def _style(path: str, route: Route | None) -> Style:
-    if route is not None:
-        return route.style
-    return "openai" if path.startswith("/v1/") else "tei"
-
-
-def _patience(scope: Scope, most: float) -> float:
-    """Seconds that a request may take: what its client says, if that is less than what the server allows."""
-    given = header(scope, b"x-request-timeout")
+def _timeout(scope: Scope, maximum: float) -> float:
+    """Seconds that a request may take: the client's X-Request-Timeout, at most what the server allows."""
+    value = get_header(scope, b"x-request-timeout")
     try:
-        asked = most if given is None else float(given)
+        seconds = maximum if value is None else float(value)
     except ValueError:
-        asked = 0.0
-    if not 0 < asked < float("inf"):
-        raise Problem("invalid", "X-Request-Timeout must be a number of seconds above 0")
-    return min(asked, most)
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ApiError("invalid", "X-Request-Timeout must be a number of seconds above 0")
+    return min(seconds, maximum)
 
 
-def _invalid(error: ValidationError) -> Problem:
-    """What is wrong with a body, without quoting it."""
-    first = min(
-        error.errors(include_url=False, include_input=False, include_context=False), key=lambda one: one["type"]
-    )
+def _validation_error(error: ValidationError) -> ApiError:
+    """Name the invalid field, without quoting the body."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    first = min(errors, key=lambda details: details["type"])
     if first["type"] == "json_invalid":
-        return Problem("syntax", "the body is not JSON")
+        return ApiError("invalid_json", "the body is not valid JSON")
     names = [str(part) for part in first["loc"] if isinstance(part, int) or re.fullmatch(r"[a-z_]+", str(part))]
     where = ".".join(names[:4])
-    return Problem("invalid", f"{where or 'the body'}: {first['msg']}", field=where or None)
+    return ApiError("invalid", f"{where or 'the body'}: {first['msg']}", field=where or None)
 
 
-def _spent(job: Job, seconds: float) -> Headers:
-    """What a request took, by text-embeddings-inference's names and in its milliseconds; what was read, by ours."""
-    ticket = job.ticket
+def _usage_headers(context: RequestContext, seconds: float) -> Headers:
+    """Times in milliseconds under the header names of text-embeddings-inference, and how much was read."""
+    ticket, read = context.ticket, context.read
     return [
         (b"x-compute-tokens", b"%d" % ticket.tokens),
         (b"x-total-time", b"%d" % (seconds * 1000)),
         (b"x-queue-time", b"%d" % (ticket.queue_s * 1000)),
         (b"x-inference-time", b"%d" % (ticket.device_s * 1000)),
-        (b"x-tokens-total", b"%d" % job.read["tokens_total"]),
-        (b"x-tokens-read", b"%d" % job.read["tokens_read"]),
-        (b"x-windows", b"%d" % job.read["windows"]),
+        (b"x-tokens-total", b"%d" % read["tokens_total"]),
+        (b"x-tokens-read", b"%d" % read["tokens_read"]),
+        (b"x-windows", b"%d" % read["windows"]),
     ]
 
 
 async def _send(send: Send, reply: _Reply) -> None:
     headers = [
-        (b"content-type", reply.kind),
+        (b"content-type", reply.content_type),
         (b"content-length", b"%d" % len(reply.body)),
-        *_SAFE,
+        *_SECURITY_HEADERS,
         *reply.headers,
     ]
-    if _PAGE not in reply.headers:
-        headers.append(_NOTHING)
+    if _PAGE_POLICY not in reply.headers:
+        headers.append(_API_POLICY)
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})

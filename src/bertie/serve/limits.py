@@ -1,7 +1,7 @@
-"""What a stranger may ask of the server: how much, and how slowly.
+"""Limits on what one request may send, and how slowly.
 
-uvicorn limits neither how long a head may take nor, with its fast parser, how large it may be; `Protocol` does. It also
-tells a request that its client has left, which costs nothing as long as none does.
+uvicorn limits neither the time that request headers may take to arrive nor, with its fast parser, their size;
+`LimitedProtocol` does both. It also tells a running request that its client has disconnected.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bertie.serve.problems import Problem
+from bertie.serve.api_errors import ApiError
 
-MAX_HEAD = 32 * 1024  # bytes of a request's first line and headers
-HEAD_SECONDS = 10.0  # in which they must arrive
-LEFT = "bertie.left"  # in a request's scope: what to call when its client has left
+MAX_HEADER_BYTES = 32 * 1024  # of the request line and all headers
+HEADER_SECONDS = 10.0  # in which they must arrive
+ON_DISCONNECT = "bertie.on_disconnect"  # key in the ASGI scope: what to call when the client disconnects
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """For one request."""
+    """Limits of one request, and of the requests in flight."""
 
     body: int = 8 * 1024 * 1024  # bytes
     items: int = 1024  # texts, pairs, questions
-    tokens: int = 1_000_000  # that a model reads, in all windows together
+    tokens: int = 1_000_000  # that a model reads, over all windows
     read_seconds: float = 30.0  # in which the body must arrive
-    requests: int = 512  # under way at a time, each with a thread of its own
+    requests: int = 512  # in flight at a time, each with its own thread
 
 
 async def read_body(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], limits: Limits) -> bytes:
-    """A request's body, refused as soon as it is known to be too large or too slow."""
-    declared = header(scope, b"content-length")
+    """Read a request body, and refuse it as soon as it is known to be too large or too slow."""
+    declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limits.body:
         raise _too_large(limits)
     parts, size = [], 0
@@ -42,7 +42,7 @@ async def read_body(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]]
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Problem("cancelled", "the client has left")
+                    raise ApiError("cancelled", "the client has disconnected")
                 parts.append(bytes(message.get("body", b"")))
                 size += len(parts[-1])
                 if size > limits.body:
@@ -50,71 +50,72 @@ async def read_body(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]]
                 if not message.get("more_body"):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
-        raise Problem("slow", f"the body did not arrive within {limits.read_seconds:g} seconds") from None
+        late = f"the body did not arrive within {limits.read_seconds:g} seconds"
+        raise ApiError("request_timeout", late) from None
 
 
-def header(scope: dict[str, Any], name: bytes) -> bytes | None:
-    """The last header of a name, in lower case."""
-    found = None
+def get_header(scope: dict[str, Any], name: bytes) -> bytes | None:
+    """The last header with this lower-case name."""
+    last = None
     for key, value in scope["headers"]:
         if key == name:
-            found = value
-    return found
+            last = value
+    return last
 
 
-def _too_large(limits: Limits) -> Problem:
-    return Problem("large", f"the body may have at most {limits.body:,} bytes")
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError("too_large", f"the body may have at most {limits.body:,} bytes")
 
 
-class Protocol(HttpToolsProtocol):
-    """HTTP/1.1 with limits on the head, and with a word to requests whose client has left."""
+class LimitedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with limits on request headers, which reports disconnected clients."""
 
     _timer: asyncio.TimerHandle | None = None
-    _head = 0  # bytes of a head that is not complete
+    _header_bytes = 0  # of headers that are incomplete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client that connects must say something."""
+        """Start the timer: a client that connects must send a request."""
         super().connection_made(transport)
-        self._begin()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever works for this client can stop."""
-        self._end()
-        left = self.scope.get(LEFT) if self.scope else None
-        if left is not None and self.cycle is not None and not self.cycle.response_complete:
-            left()  # type: ignore[operator]
+        """Cancel the work for this client."""
+        self._stop_timer()
+        on_disconnect = self.scope.get(ON_DISCONNECT) if self.scope else None
+        if on_disconnect is not None and self.cycle is not None and not self.cycle.response_complete:
+            on_disconnect()  # type: ignore[operator]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count what belongs to a head."""
-        before = self._timer
+        """Count bytes that belong to headers."""
+        timer = self._timer
         super().data_received(data)
-        if self._timer is not None and self._timer is before:
-            self._head += len(data)
-            if self._head > MAX_HEAD and not self.transport.is_closing():
+        if self._timer is not None and self._timer is timer:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self._refuse(b"431 Request Header Fields Too Large")
 
     def on_message_begin(self) -> None:
-        """The first byte of a request; the first of all was expected already."""
+        """Start the timer at a request's first byte; for the first request it runs since the connection."""
         super().on_message_begin()
         if self._timer is None:
-            self._begin()
+            self._start_timer()
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
-        self._end()
+        """Stop the timer."""
+        self._stop_timer()
         super().on_headers_complete()
 
-    def _begin(self) -> None:
-        self._head = 0
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._late)
+    def _start_timer(self) -> None:
+        self._header_bytes = 0
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._time_out)
 
-    def _end(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _time_out(self) -> None:
         self._timer = None
         if not self.transport.is_closing():
             self._refuse(b"408 Request Timeout")

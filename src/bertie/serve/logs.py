@@ -1,6 +1,7 @@
-"""One JSON object a line, on standard error: what happened, when, and to which request.
+"""Structured logging: one JSON object per line on standard error, with the event, the time and the request id.
 
-Neither texts nor what exceptions say is written, as that may quote them; a stack only where it was asked for.
+Neither texts nor exception messages are logged, since messages may quote texts. Stack traces are
+logged on request only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import orjson
 
 
 class Log:
-    """Writes events.
+    """Write events as JSON lines.
 
     >>> import io
     >>> out = io.StringIO()
@@ -32,32 +33,32 @@ class Log:
         self._out, self._traces, self._clock = out, traces, clock
 
     def __call__(self, event: str, **fields: Any) -> None:
-        """Write one."""
+        """Write an event with the fields that are not None."""
         now = self._clock()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
-        said = {"time": stamp, "event": event, **{key: value for key, value in fields.items() if value is not None}}
-        line = orjson.dumps(said, default=str).decode() + "\n"
-        with suppress(OSError, ValueError):  # that nobody reads it is no reason to answer nobody
-            (self._out or sys.stderr).write(line)  # at once, so that lines of several workers do not mix
+        record = {"time": stamp, "event": event, **{key: value for key, value in fields.items() if value is not None}}
+        line = orjson.dumps(record, default=str).decode() + "\n"
+        with suppress(OSError, ValueError):  # a closed log must not stop the server
+            (self._out or sys.stderr).write(line)  # one write, so that lines of several workers do not interleave
 
     def error(self, event: str, error: BaseException, **fields: Any) -> None:
-        """Write an exception: its kind and the place in our own code; all of it, if stacks were asked for."""
+        """Write an exception: its class and the line in our own code; the stack trace if enabled."""
         frames = traceback.extract_tb(error.__traceback__)
-        ours = [frame for frame in frames if "bertie" in frame.filename]
-        at = f"{ours[-1].name}:{ours[-1].lineno}" if ours else None
+        own_frames = [frame for frame in frames if "bertie" in frame.filename]
+        at = f"{own_frames[-1].name}:{own_frames[-1].lineno}" if own_frames else None
         stack = "".join(traceback.format_exception(error)) if self._traces else None
         self(event, error=type(error).__name__, at=at, stack=stack, **fields)
 
 
-class Handler(logging.Handler):
-    """uvicorn's own messages in the same form."""
+class LogHandler(logging.Handler):
+    """Write uvicorn's own messages in the same format."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.INFO)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one."""
+        """Write a log record."""
         if record.exc_info and record.exc_info[1] is not None:
             self._log.error("server", record.exc_info[1], level=record.levelname)
         elif record.levelno >= logging.WARNING:

@@ -1,4 +1,4 @@
-"""Memory that glibc keeps though it was freed: little of it, and not for long. With another libc nothing is done."""
+"""Settings of glibc's allocator that keep resident memory low; no-ops with another libc."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 M_ARENA_MAX = -8
 
 
-def few_arenas() -> None:
-    """Let all threads share two arenas: each keeps what it once held, and there would be many."""
+def limit_arenas() -> None:
+    """Let all threads share two malloc arenas: one per thread would each keep its peak."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-def give_back() -> None:
-    """Return to the system what is free between what is used; a reloaded model, or one long text, leaves much."""
+def trim_memory() -> None:
+    """Return free heap pages to the system; a reloaded model or one long text leaves many."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""Counters and histograms in Prometheus' text format.
+"""Counters, gauges and histograms in the Prometheus text format.
 
-Each worker keeps its own. Where there are several behind one port, each writes them to a file a second, and whoever is
-asked adds up all files: those of workers that were killed, too, as counters may not go back.
+Each worker process has its own. With several workers behind one port, each writes its values to a file every second,
+and the worker that is scraped adds up all files, including those of dead workers: counters must not decrease.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Labels = tuple[str, ...]
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-class Family:
-    """One metric, with a value for each of its labels' values."""
+class Metric:
+    """A metric with one value per combination of label values."""
 
     def __init__(self, kind: Kind, help: str, labels: Labels = (), bounds: tuple[float, ...] = ()) -> None:
         self.kind, self.help, self.labels, self.bounds = kind, help, labels, bounds
-        self.values: dict[Labels, list[float]] = {}  # a number; of a histogram: those of its buckets, and the sum
+        self.values: dict[Labels, list[float]] = {}  # a value; for a histogram, the bucket counts and the sum
         self._lock = threading.Lock()
 
     def add(self, value: float, *labels: str) -> None:
-        """Count so much more; of a histogram: one that is so large."""
+        """Increase a counter by `value`, or observe it in a histogram."""
         with self._lock:
-            found = self.values.setdefault(labels, [0.0] * (len(self.bounds) + 2 if self.bounds else 1))
+            row = self.values.setdefault(labels, [0.0] * (len(self.bounds) + 2 if self.bounds else 1))
             if self.bounds:
-                found[bisect_left(self.bounds, value)] += 1
-            found[-1] += value
+                row[bisect_left(self.bounds, value)] += 1
+            row[-1] += value
 
     def set(self, value: float, *labels: str) -> None:
-        """So much it is now."""
+        """Set a gauge."""
         with self._lock:
             self.values[labels] = [value]
 
@@ -57,20 +57,20 @@ class Metrics:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: where several workers put what they count."""
-        end, task = ("endpoint",), ("task",)
-        self.requests = Family("counter", "Requests by status.", ("endpoint", "status"))
-        self.request_seconds = Family("histogram", "From the first byte of a request to its reply.", end, SECONDS)
-        self.queue_seconds = Family("histogram", "How long a request waited for its first batch.", end, SECONDS)
-        self.device_seconds = Family("histogram", "A task's part, by tokens, of a batch's time.", task, SECONDS)
-        self.batch_tokens = Family("histogram", "Tokens of a batch.", (), TOKENS)
-        self.tokens = Family("counter", "Tokens that were read, special ones included.", task)
-        self.padding = Family("counter", "Tokens that padding every batch to its longest text would have added.")
-        self.batches = Family("counter", "Batches that were computed.")
-        self.in_flight = Family("gauge", "Requests that are under way.")
-        self.waiting = Family("gauge", "Tokens that wait for a batch.", ("model",))
-        self.budget = Family("gauge", "Tokens a batch, as measured at the start.", ("model",))
-        self.memory = Family("gauge", "Resident memory in bytes.")
+        """`folder`: where worker processes share their values."""
+        endpoint, task = ("endpoint",), ("task",)
+        self.requests = Metric("counter", "Requests by status.", ("endpoint", "status"))
+        self.request_seconds = Metric("histogram", "Time from receiving a request to its response.", endpoint, SECONDS)
+        self.queue_seconds = Metric("histogram", "Time that a request waited for its first batch.", endpoint, SECONDS)
+        self.device_seconds = Metric("histogram", "A task's share, by tokens, of the time of a batch.", task, SECONDS)
+        self.batch_tokens = Metric("histogram", "Tokens per batch.", (), TOKENS)
+        self.tokens = Metric("counter", "Tokens processed, including special tokens.", task)
+        self.padding = Metric("counter", "Tokens that padding each batch to its longest text would have added.")
+        self.batches = Metric("counter", "Batches processed.")
+        self.in_flight = Metric("gauge", "Requests in flight.")
+        self.waiting = Metric("gauge", "Tokens waiting for a batch.", ("model",))
+        self.budget = Metric("gauge", "Token budget of a batch, as measured at startup.", ("model",))
+        self.memory = Metric("gauge", "Resident memory in bytes.")
         self._names = {
             "bertie_requests_total": self.requests,
             "bertie_request_seconds": self.request_seconds,
@@ -86,10 +86,10 @@ class Metrics:
             "process_resident_memory_bytes": self.memory,
         }
         self._folder = folder
-        self._look: list[Callable[[], None]] = []
+        self._collectors: list[Callable[[], None]] = []
 
-    def watch(self, model: str, ran: Ran) -> None:
-        """Count a batch; engines call this."""
+    def count_batch(self, model: str, ran: Ran) -> None:
+        """Count a batch; called by the engines."""
         self.batches.add(1)
         self.batch_tokens.add(ran.tokens)
         self.padding.add(ran.padding_avoided)
@@ -97,71 +97,74 @@ class Metrics:
             self.tokens.add(tokens, task)
             self.device_seconds.add(seconds, task)
 
-    def before(self, look: Callable[[], None]) -> None:
-        """Have something looked up each time the metrics are asked for."""
-        self._look.append(look)
+    def add_collector(self, collect: Callable[[], None]) -> None:
+        """Call a function that updates gauges before each scrape."""
+        self._collectors.append(collect)
 
     def save(self) -> None:
-        """Let the other workers know."""
+        """Write the values to a file for the other workers."""
         if self._folder is not None:
             file = self._folder / f"{os.getpid()}.json"
-            fresh = file.with_suffix(".new")
-            fresh.write_bytes(orjson.dumps(self._now()))
-            os.replace(fresh, file)
+            temporary = file.with_suffix(".new")
+            temporary.write_bytes(orjson.dumps(self._snapshot()))
+            os.replace(temporary, file)
 
-    def _now(self) -> dict[str, list[tuple[Labels, list[float]]]]:
-        for look in self._look:
-            look()
-        self.memory.set(_resident())
-        return {name: [(key, list(row)) for key, row in one.values.copy().items()] for name, one in self._names.items()}
+    def _snapshot(self) -> dict[str, list[tuple[Labels, list[float]]]]:
+        for collect in self._collectors:
+            collect()
+        self.memory.set(_resident_bytes())
+        return {
+            name: [(labels, list(row)) for labels, row in metric.values.copy().items()]
+            for name, metric in self._names.items()
+        }
 
-    def _others(self) -> Iterator[dict[str, list[tuple[list[str], list[float]]]]]:
+    def _other_workers(self) -> Iterator[dict[str, list[tuple[list[str], list[float]]]]]:
         if self._folder is None:
             return
         for file in self._folder.glob("*.json"):
             if file.stem != str(os.getpid()):
-                found = orjson.loads(file.read_bytes())
-                if not Path(f"/proc/{file.stem}").exists():  # its counters stand; what it held is gone
-                    found = {name: rows for name, rows in found.items() if self._names[name].kind != "gauge"}
-                yield found
+                values = orjson.loads(file.read_bytes())
+                if not Path(f"/proc/{file.stem}").exists():  # a dead worker's counters stay, its gauges do not
+                    values = {name: rows for name, rows in values.items() if self._names[name].kind != "gauge"}
+                yield values
 
     def text(self) -> str:
-        """The text format, version 0.0.4."""
+        """All metrics in the text format, version 0.0.4."""
         total: dict[str, dict[Labels, list[float]]] = {name: {} for name in self._names}
-        both: Iterable[dict[str, Any]] = [self._now(), *self._others()]
-        for one in both:
-            for name, rows in one.items():
-                for key, row in rows:
-                    mine = total[name].setdefault(tuple(key), [0.0] * len(row))
-                    total[name][tuple(key)] = [a + b for a, b in zip(mine, row, strict=True)]
+        workers: Iterable[dict[str, Any]] = [self._snapshot(), *self._other_workers()]
+        for values in workers:
+            for name, rows in values.items():
+                for labels, row in rows:
+                    previous = total[name].setdefault(tuple(labels), [0.0] * len(row))
+                    total[name][tuple(labels)] = [a + b for a, b in zip(previous, row, strict=True)]
         lines = []
-        for name, family in self._names.items():
-            lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
-            for key, row in sorted(total[name].items()):
-                lines += _lines(name, family, key, row)
+        for name, metric in self._names.items():
+            lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
+            for labels, row in sorted(total[name].items()):
+                lines += _format(name, metric, labels, row)
         return "\n".join(lines) + "\n"
 
 
-def _lines(name: str, family: Family, key: Labels, row: list[float]) -> Iterator[str]:
-    labels = [f'{label}="{_escaped(value)}"' for label, value in zip(family.labels, key, strict=True)]
-    inside = f"{{{','.join(labels)}}}" if labels else ""
-    if family.kind != "histogram":
-        yield f"{name}{inside} {row[0]:.12g}"
+def _format(name: str, metric: Metric, values: Labels, row: list[float]) -> Iterator[str]:
+    labels = [f'{label}="{_escape(value)}"' for label, value in zip(metric.labels, values, strict=True)]
+    label_set = f"{{{','.join(labels)}}}" if labels else ""
+    if metric.kind != "histogram":
+        yield f"{name}{label_set} {row[0]:.12g}"
         return
     count = 0.0
-    for bound, some in zip((*(f"{one:g}" for one in family.bounds), "+Inf"), row[:-1], strict=True):
-        count += some
+    for bound, in_bucket in zip((*(f"{bound:g}" for bound in metric.bounds), "+Inf"), row[:-1], strict=True):
+        count += in_bucket
         edge = f'le="{bound}"'
         yield f"{name}_bucket{{{','.join([*labels, edge])}}} {count:.12g}"
-    yield f"{name}_sum{inside} {row[-1]:.12g}"
-    yield f"{name}_count{inside} {count:.12g}"
+    yield f"{name}_sum{label_set} {row[-1]:.12g}"
+    yield f"{name}_count{label_set} {count:.12g}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _resident() -> float:
+def _resident_bytes() -> float:
     try:
         return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

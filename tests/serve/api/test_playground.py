@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.serve.views import FILES, about, window_map
+from bertie.serve.api.playground import describe, map_windows
+from bertie.serve.static import STATIC_FILES
 from bertie.tasks import Reader
 from tests.tasks import tiny
 
@@ -22,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def test_windows_cover_the_text_and_each_character_is_answered_for_once(checkpoint: Checkpoint) -> None:
     question, document = "Who walked to London?", tiny.document(30)
     (answer,) = Reader(checkpoint).answer([(question, document)])
-    found = window_map(checkpoint, (question, document))
+    found = map_windows(checkpoint, (question, document))
     windows = found["windows"]
     assert len(windows) == answer.windows > 3
     assert (found["tokens_total"], found["tokens_read"]) == (answer.tokens_total, answer.tokens_read)
@@ -40,7 +41,7 @@ def test_a_short_text_is_one_window(checkpoint: Checkpoint) -> None:
     text = "Emma walked."
     tokens = len(checkpoint.tokenizer.encode(text)) if checkpoint.tokenizer else 0
     whole = {"start": 0, "end": len(text), "owns": [0, len(text)], "tokens": tokens}
-    assert window_map(checkpoint, (text,)) == {
+    assert map_windows(checkpoint, (text,)) == {
         "windows": [whole],
         "tokens_total": tokens - 2,
         "tokens_read": tokens - 2,
@@ -50,7 +51,7 @@ def test_a_short_text_is_one_window(checkpoint: Checkpoint) -> None:
 def test_what_a_model_can_do(tmp_path: Path) -> None:
     labels = ["contradiction", "entailment", "neutral"]
     made = tiny.save(tmp_path / "m", "wordpiece", "ForSequenceClassification", labels=labels)
-    found = about("mine", Checkpoint.load(made))
+    found = describe("mine", Checkpoint.load(made))
     assert (found["name"], found["layers"], found["heads"], found["max_length"]) == ("mine", 2, 2, tiny.REACH)
     assert found["mask_token"] == "[MASK]"
     assert list(found["tasks"]) == ["classify"]
@@ -60,6 +61,6 @@ def test_what_a_model_can_do(tmp_path: Path) -> None:
 
 
 def test_the_page_is_there() -> None:
-    for path, kind in FILES.values():
+    for path, kind in STATIC_FILES.values():
         assert path.is_file(), path
         assert "charset=utf-8" in kind

@@ -1,0 +1,62 @@
+"""What the request and response models of all APIs share.
+
+Requests are validated by these classes. Responses are only described by them, for OpenAPI: the handlers build them, and
+the tests check them against the description.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = list[Id]
+Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Texts = str | list[str]
+Pooling = Literal["cls", "mean", "max", "last", "weighted-mean"]
+
+SENTENCES = ["A cat sat on the mat.", "The feline rested on a rug."]
+QUERY, PASSAGES = "What do cats eat?", ["Bread is baked in an oven.", "Cats eat meat."]
+
+MODEL = "The name of a served model; by default the first one with a head for the task."
+HEAD = "The name of one of the model's heads, if several fit the task."
+
+
+class CompatibleRequest(BaseModel):
+    """A request of another server's API: unknown fields are ignored, as that server does."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    model: str | None = Field(None, description=MODEL)
+
+
+class BertieRequest(BaseModel):
+    """A request of Bertie's own API: unknown fields are errors, since they may be misspelt."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    model: str | None = Field(None, description=MODEL)
+
+
+class TaskRequest(BertieRequest):
+    """A request for a task."""
+
+    head: str | None = Field(None, description=HEAD)
+    overflow: Literal["window", "error", "truncate"] = Field(
+        "window",
+        description="For texts longer than the model's maximum length: read them in overlapping windows, refuse them, "
+        "or read only their beginning.",
+    )
+
+
+class Response(BaseModel):
+    """A response. Its validator is built only if used, which keeps startup fast."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
+
+
+class ReadCounts(Response):
+    """How much of a text was read: its tokens, those read, and the number of windows."""
+
+    tokens_total: int
+    tokens_read: int
+    windows: int

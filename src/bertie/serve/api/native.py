@@ -1,0 +1,338 @@
+"""Bertie's own API: one endpoint per task, search, and pairwise similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from bertie.serve.api.base import (
+    QUERY,
+    SENTENCES,
+    BertieRequest,
+    Label,
+    Pooling,
+    ReadCounts,
+    Response,
+    TaskRequest,
+    Texts,
+)
+from bertie.serve.api_errors import ApiError
+from bertie.serve.context import READ_COUNTS, RequestContext, read_counts
+from bertie.serve.service import Service, check_finite
+from bertie.tasks.answer import Reader
+from bertie.tasks.base import TaskInput, reading
+from bertie.tasks.classify import Classifier
+from bertie.tasks.embed import Embedder
+from bertie.tasks.fill_mask import MaskedLM
+from bertie.tasks.rerank import Reranker
+from bertie.tasks.tag import Tagger
+
+# --- fill-mask ---
+
+
+class FillRequest(TaskRequest):
+    """POST /fill."""
+
+    texts: Texts = Field(examples=["Paris is the [MASK] of France."])
+    top_k: int = Field(5, ge=1, le=1000)
+    candidates: list[Label] | None = Field(None, description="Score only these words.")
+
+
+class FillCandidate(Response):
+    """A token for a mask, and its probability."""
+
+    token: str
+    id: int
+    score: float
+    text: str
+
+
+class FillMaskItem(Response):
+    """A mask and its most probable tokens."""
+
+    start: int
+    end: int
+    candidates: list[FillCandidate]
+
+
+class FillItem(ReadCounts):
+    """The masks of one text."""
+
+    masks: list[FillMaskItem]
+
+
+class FillResponse(Response):
+    """One result per text."""
+
+    model: str
+    mask_token: str
+    results: list[FillItem]
+
+
+def fill(service: Service, request: FillRequest, context: RequestContext) -> Any:
+    """Predict tokens for masks."""
+    texts = service.as_list(request.texts, "texts")
+    task = service.task(MaskedLM, request.model, context, head=request.head, overflow=request.overflow)
+    results = task.fill(texts, top_k=request.top_k, candidates=request.candidates)
+    context.add_read(results)
+    return {"model": context.model, "mask_token": task.tokenizer.mask_token, "results": results}
+
+
+# --- text classification ---
+
+
+class ClassifyRequest(TaskRequest):
+    """POST /classify: texts or pairs by a head's labels; with `labels`, zero-shot classification of texts."""
+
+    texts: str | list[str | Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
+        examples=[["A delight from start to finish."]]
+    )
+    labels: list[Label] | None = Field(None, description="Labels for zero-shot classification.")
+    template: str | None = Field(None, max_length=1000, description="The hypothesis, with {} for the label.")
+    multi: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
+
+
+class ClassifyItem(ReadCounts):
+    """A text's label. `sure` is false below the head's abstention threshold; zero-shot results have none."""
+
+    label: str
+    score: float
+    scores: dict[str, float]
+    sure: bool | None = None
+
+
+class ClassifyResponse(Response):
+    """One result per text."""
+
+    model: str
+    head: str | None
+    results: list[ClassifyItem]
+
+
+def classify(service: Service, request: ClassifyRequest, context: RequestContext) -> Any:
+    """Classify texts or pairs."""
+    texts = service.as_list(request.texts, "texts")
+    if request.labels is None:
+        if request.template is not None or request.multi:
+            raise ApiError("invalid", "`template` and `multi` require `labels`", field="labels")
+        task = service.task(Classifier, request.model, context, head=request.head, overflow=request.overflow)
+        pairs = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
+        results: Sequence[Any] = task.classify(pairs)
+        head = task.head
+    else:
+        if not all(isinstance(text, str) for text in texts):
+            raise ApiError("invalid", "zero-shot classification takes single texts, not pairs", field="texts")
+        service.check_count(range(len(texts) * len(request.labels)), "labels")
+        options = {} if request.template is None else {"template": request.template}
+        zero_shot = service.zero_shot(request.model, context, head=request.head, overflow=request.overflow)
+        results = zero_shot.classify(texts, request.labels, multi=request.multi, **options)
+        head = zero_shot._logits.head
+    context.add_read(results)
+    return {"model": context.model, "head": head, "results": results}
+
+
+# --- token classification ---
+
+
+class TagRequest(TaskRequest):
+    """POST /tag."""
+
+    texts: Texts = Field(examples=["Ada Lovelace was born in London."])
+    words: Literal["average", "first", "max", "simple", "none"] = "average"
+    outside: list[str] = Field(["O"], description="Labels that mark no span.")
+
+
+class TagSpan(Response):
+    """A labelled span: text[start:end], in characters."""
+
+    label: str
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+class TagItem(ReadCounts):
+    """The spans of one text."""
+
+    spans: list[TagSpan]
+
+
+class TagResponse(Response):
+    """One result per text."""
+
+    model: str
+    head: str | None
+    results: list[TagItem]
+
+
+def tag(service: Service, request: TagRequest, context: RequestContext) -> Any:
+    """Find labelled spans, such as named entities."""
+    texts = service.as_list(request.texts, "texts")
+    task = service.task(Tagger, request.model, context, head=request.head, overflow=request.overflow)
+    results = task.tag(texts, words=request.words, outside=request.outside)
+    context.add_read(results)
+    return {"model": context.model, "head": task.head, "results": results}
+
+
+# --- question answering ---
+
+
+class Question(BaseModel):
+    """A question and the document or documents to answer it from."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    question: str = Field(examples=["Who wrote Emma?"])
+    documents: Texts = Field(examples=["Emma is a novel by Jane Austen."])
+
+
+class AnswerRequest(TaskRequest):
+    """POST /answer."""
+
+    questions: Question | list[Question]
+    top_k: int = Field(1, ge=1, le=100)
+    longest: int = Field(30, ge=1, le=1000, description="The maximum number of tokens in an answer.")
+    threshold: float | None = Field(
+        None, description="The minimum difference between the best answer's score and the no-answer score."
+    )
+
+
+class AnswerSpan(Response):
+    """documents[document][start:end]; an empty text without offsets means no answer."""
+
+    text: str
+    start: int | None
+    end: int | None
+    score: float
+    document: int | None
+
+
+class AnswerItem(ReadCounts):
+    """The best answers to one question."""
+
+    answers: list[AnswerSpan]
+    no_answer: float
+
+
+class AnswerResponse(Response):
+    """One result per question."""
+
+    model: str
+    head: str | None
+    results: list[AnswerItem]
+
+
+def answer(service: Service, request: AnswerRequest, context: RequestContext) -> Any:
+    """Answer questions with spans of documents."""
+    questions = service.as_list(request.questions, "questions")
+    pairs: list[tuple[str, str | Sequence[str]]] = [(item.question, item.documents) for item in questions]
+    for _, documents in pairs:
+        if not isinstance(documents, str):
+            service.check_count(documents, "documents")
+    task = service.task(Reader, request.model, context, head=request.head, overflow=request.overflow)
+    results = task.answer(pairs, top_k=request.top_k, longest=request.longest, threshold=request.threshold)
+    context.add_read(results)
+    return {"model": context.model, "head": task.head, "results": results}
+
+
+# --- semantic search ---
+
+
+class SearchRequest(BaseModel):
+    """POST /search."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    queries: Texts = Field(examples=[QUERY])
+    k: int = Field(10, ge=1, le=1000)
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    rerank: bool = False
+    where: dict[str, str | int | float | bool | list[str | int | float | bool]] = Field(default_factory=dict)
+    depth: int = Field(100, ge=1, le=1000)
+    weights: dict[Literal["dense", "lexical", "rerank"], float] | None = None
+
+
+class SearchHit(Response):
+    """A passage."""
+
+    document: str
+    text: str
+    start: int
+    end: int
+    headings: list[str]
+    score: float
+    scores: dict[str, float]
+    highlights: list[tuple[int, int]]
+    metadata: dict[str, str | int | float | bool]
+
+
+class SearchItem(ReadCounts):
+    """The passages for one query; the counts are those of the query."""
+
+    query: str
+    hits: list[SearchHit]
+    timings: dict[str, float]
+
+
+class SearchResponse(Response):
+    """One result per query."""
+
+    model: str
+    passages: int
+    results: list[SearchItem]
+
+
+def search(service: Service, request: SearchRequest, context: RequestContext) -> Any:
+    """Search the index."""
+    queries = service.as_list(request.queries, "queries")
+    reranker = service.task(Reranker, None, context) if request.rerank else None
+    index = service.index(context)
+    options: dict[str, Any] = {"mode": request.mode, "where": request.where, "weights": request.weights}
+    found = index.search_each(queries, request.k, rerank=reranker, depth=request.depth, **options)
+    embedder = index.embedder
+    results = []
+    for result, encoding in zip(found, embedder.tokenizer.encode_batch(queries), strict=True):
+        task_input = TaskInput("query", (result.query,), None)
+        counts = reading(embedder.windows(task_input, encoding))  # type: ignore[arg-type]
+        for name in READ_COUNTS:
+            context.read[name] += counts[name]
+        hits = [{name: getattr(hit, name) for name in SearchHit.model_fields} for hit in result]
+        results.append({"query": result.query, "hits": hits, "timings": result.timings, **counts})
+    return {"model": context.model, "passages": len(index), "results": results}
+
+
+# --- pairwise similarity ---
+
+
+class CompareRequest(BertieRequest):
+    """POST /compare: the similarities of all pairs of texts."""
+
+    texts: list[str] = Field(examples=[SENTENCES])
+    pooling: Pooling | None = Field(None, description="Replaces the model's pooling.")
+    overflow: Literal["window", "error", "truncate"] = "window"
+
+
+class CompareResponse(Response):
+    """The (n, n) similarity matrix, and how much of each text was read."""
+
+    model: str
+    similarity: list[list[float]]
+    results: list[ReadCounts]
+
+
+def compare(service: Service, request: CompareRequest, context: RequestContext) -> Any:
+    """Return the similarity of each text to each other text."""
+    service.check_count(request.texts, "texts")
+    options: dict[str, Any] = {} if request.pooling is None else {"pooling": request.pooling}
+    task = service.task(Embedder, request.model, context, overflow=request.overflow, **options)
+    results = list(task.embed_each(request.texts))
+    check_finite(result.vector for result in results)
+    context.add_read(results)
+    vectors = np.stack([result.vector for result in results])
+    return {
+        "model": context.model,
+        "similarity": task.compare(vectors, vectors),
+        "results": [read_counts(result) for result in results],
+    }

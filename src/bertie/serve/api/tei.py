@@ -1,0 +1,379 @@
+"""The API of Hugging Face's text-embeddings-inference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from bertie._version import __version__
+from bertie.serve.api.base import HEAD, PASSAGES, QUERY, SENTENCES, CompatibleRequest, Ids, Response, Texts
+from bertie.serve.api_errors import ApiError
+from bertie.serve.context import RequestContext
+from bertie.serve.service import Service, check_finite, normalize, shorten
+from bertie.serve.tasks import RawClassifier, RawReranker, Sparse, States
+from bertie.tasks.base import Overflow, TaskInput, sigmoid
+from bertie.tasks.classify import Classifier
+from bertie.tasks.embed import POOLING, Embedder
+from bertie.tasks.rerank import Reranker
+
+if TYPE_CHECKING:
+    from bertie.checkpoints.checkpoint import Checkpoint
+
+Direction = Literal["Left", "Right", "left", "right"]
+EXAMPLE = "What is Deep Learning?"
+
+
+class TeiRequest(CompatibleRequest):
+    """What most requests have in common."""
+
+    truncate: bool | None = Field(
+        None, description="true reads only the beginning of long texts; otherwise they are read in windows."
+    )
+    truncation_direction: Direction = "right"
+
+    @property
+    def overflow(self) -> Overflow:
+        """What to do with texts longer than the model's maximum length."""
+        return _overflow(self.truncate, self.truncation_direction)
+
+
+class EmbedAllRequest(TeiRequest):
+    """POST /embed_all and /embed_sparse."""
+
+    inputs: str | list[str] | Ids | list[Ids] = Field(examples=[EXAMPLE])
+    prompt_name: str | None = None
+
+
+class EmbedRequest(EmbedAllRequest):
+    """POST /embed."""
+
+    normalize: bool = True
+    dimensions: int | None = Field(None, ge=1)
+
+
+class SparseValue(Response):
+    """A token of the vocabulary and its weight."""
+
+    index: int
+    value: float
+
+
+class PredictRequest(TeiRequest):
+    """POST /predict: a text, a pair of texts, or a batch of lists of one or two texts."""
+
+    inputs: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=2)]
+        | list[Annotated[list[str], Field(min_length=1, max_length=2)]]
+    ) = Field(examples=[EXAMPLE])
+    raw_scores: bool = False
+    head: str | None = Field(None, description=f"Extension. {HEAD}")
+
+
+class Prediction(Response):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+class RerankRequest(TeiRequest):
+    """POST /rerank."""
+
+    query: str = Field(examples=[QUERY])
+    texts: list[str] = Field(examples=[PASSAGES])
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class Rank(Response):
+    """A text's index in the request and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class SimilarityInput(BaseModel):
+    """A text and the sentences to compare it with."""
+
+    model_config = ConfigDict(strict=True)
+    source_sentence: str = Field(examples=[SENTENCES[0]])
+    sentences: list[str] = Field(examples=[SENTENCES[1:]])
+
+
+class SimilarityParameters(BaseModel):
+    """Options of /similarity."""
+
+    model_config = ConfigDict(strict=True)
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(CompatibleRequest):
+    """POST /similarity."""
+
+    inputs: SimilarityInput
+    parameters: SimilarityParameters | None = None
+
+
+class TokenizeRequest(CompatibleRequest):
+    """POST /tokenize."""
+
+    inputs: Texts = Field(examples=[EXAMPLE])
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class TokenData(Response):
+    """A token and its character offsets; special tokens have none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class DecodeRequest(CompatibleRequest):
+    """POST /decode."""
+
+    ids: Ids | list[Ids] = Field(examples=[[2, 11, 12, 3]])
+    skip_special_tokens: bool = True
+
+
+class InvocationRequest(CompatibleRequest):
+    """POST / and /invocations: the request of /embed, /embed_sparse, /predict or /rerank, by the type of the model."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    EXAMPLE: ClassVar[dict[str, Any]] = {"inputs": EXAMPLE}
+
+
+class TeiError(Response):
+    """An error in the format of text-embeddings-inference, which Bertie's own endpoints use as well."""
+
+    error: str
+    error_type: str
+
+
+def _overflow(truncate: bool | None, direction: str) -> Overflow:
+    if truncate and direction.lower() == "left":
+        raise ApiError(
+            "invalid_input",
+            "truncation_direction=left is not supported: omit `truncate` to read the whole text in windows",
+        )
+    return "truncate" if truncate else "window"
+
+
+def embed(service: Service, request: EmbedRequest, context: RequestContext) -> Any:
+    """Embed texts."""
+    task = service.task(Embedder, request.model, context, overflow=request.overflow)
+    texts = service.texts(request.inputs, task.tokenizer, "inputs")
+    results = list(task.embed_each(texts, prompt=request.prompt_name))
+    check_finite(result.vector for result in results)
+    context.add_read(results)
+    vectors = [shorten(result.vector, request.dimensions) for result in results]
+    return [normalize(vector) if request.normalize else np.ascontiguousarray(vector) for vector in vectors]
+
+
+def embed_all(service: Service, request: EmbedAllRequest, context: RequestContext) -> Any:
+    """Return the hidden state of every token."""
+    embedder = service.task(Embedder, request.model, context, overflow=request.overflow)
+    texts = service.texts(request.inputs, embedder.tokenizer, "inputs")
+    prompt = embedder._prompt(request.prompt_name)
+    inputs = [TaskInput(f"text {i}", (embedder._prepared(prompt + text),), None) for i, text in enumerate(texts)]
+    results = list(service.task(States, context.model, context, overflow=request.overflow).run(inputs))
+    check_finite(result.vectors for result in results)
+    context.add_read(results)
+    return [np.ascontiguousarray(result.vectors) for result in results]
+
+
+def embed_sparse(service: Service, request: EmbedAllRequest, context: RequestContext) -> Any:
+    """Return SPLADE embeddings: the non-zero weights over the vocabulary."""
+    for name in service.candidates(request.model):
+        splade = service.registry[name].checkpoint.splade
+        if splade is not None:
+            break
+    else:
+        raise ApiError("unsupported_by_model", "Model is not an embedding model with Splade pooling")
+    task = service.task(Sparse, name, context, overflow=request.overflow)
+    prompt_name = request.prompt_name or splade.default_prompt
+    if prompt_name is not None and prompt_name not in splade.prompts:
+        message = f"prompt_name={prompt_name[:100]!r} is none of the model's prompts"
+        raise ApiError("invalid_input", message, field="prompt_name")
+    prompt = "" if prompt_name is None else splade.prompts[prompt_name]
+    texts = [prompt + text for text in service.texts(request.inputs, task.tokenizer, "inputs")]
+    texts = [text.lower() for text in texts] if splade.lower_case else texts
+    results = list(task.run(TaskInput(f"text {i}", (text,), None) for i, text in enumerate(texts)))
+    check_finite(result.weights for result in results)
+    context.add_read(results)
+    return [
+        [{"index": i, "value": float(result.weights[i])} for i in np.flatnonzero(result.weights).tolist()]
+        for result in results
+    ]
+
+
+def predict(service: Service, request: PredictRequest, context: RequestContext) -> Any:
+    """Classify texts or pairs: labels with their scores, best first."""
+    is_batch = isinstance(request.inputs, list) and not (request.inputs and isinstance(request.inputs[0], str))
+    inputs: Any = request.inputs if is_batch else [request.inputs]
+    items: list[tuple[str, ...]] = [(item,) if isinstance(item, str) else tuple(item) for item in inputs]
+    service.check_count(items, "inputs")
+    kind = RawClassifier if request.raw_scores else Classifier
+    names = service.candidates(request.model)
+    if any(kind._fits(info) for name in names for info in service.registry[name].checkpoint.heads.values()):
+        task = service.task(kind, request.model, context, head=request.head, overflow=request.overflow)
+        results = task.classify([item[0] if len(item) == 1 else (item[0], item[1]) for item in items])
+        context.add_read(results)
+        rows = [result.scores for result in results]
+    else:
+        reranker = service.task(RawReranker, request.model, context, head=request.head, overflow=request.overflow)
+        scored = list(reranker.predict_each([_pair(item, i) for i, item in enumerate(items)]))
+        context.add_read(scored)
+        label = next(iter(reranker.info.labels.values()))
+        rows = [{label: pair.score if request.raw_scores else probability(pair.score)} for pair in scored]
+    check_finite(np.array(list(row.values()), dtype=np.float32) for row in rows)
+    ranked = [
+        [{"score": score, "label": label} for label, score in sorted(row.items(), key=lambda item: -item[1])]
+        for row in rows
+    ]
+    return ranked if is_batch else ranked[0]
+
+
+def _pair(texts: tuple[str, ...], index: int) -> tuple[str, str]:
+    if len(texts) != 2:
+        message = f"inputs[{index}] must be a query and a text: the model is a cross-encoder"
+        raise ApiError("invalid_input", message, field="inputs")
+    return texts[0], texts[1]
+
+
+def probability(logit: float) -> float:
+    """The sigmoid of a logit."""
+    return float(sigmoid(np.array(logit, dtype=np.float32)))
+
+
+def rerank(service: Service, request: RerankRequest, context: RequestContext) -> Any:
+    """Rank texts by their relevance to a query."""
+    service.check_count(request.texts, "texts")
+    task = service.task(RawReranker, request.model, context, overflow=request.overflow)
+    ranked = task.rerank(request.query, request.texts)
+    context.add_read(ranked)
+    check_finite([np.array([document.score for document in ranked], dtype=np.float32)])
+    return [
+        {
+            "index": document.index,
+            "score": document.score if request.raw_scores else probability(document.score),
+            **({"text": document.text} if request.return_text else {}),
+        }
+        for document in ranked
+    ]
+
+
+def similarity(service: Service, request: SimilarityRequest, context: RequestContext) -> Any:
+    """Return the cosine similarity of each sentence to the source sentence."""
+    parameters = request.parameters or SimilarityParameters()
+    service.check_count(request.inputs.sentences, "sentences")
+    overflow = _overflow(parameters.truncate, parameters.truncation_direction)
+    task = service.task(Embedder, request.model, context, overflow=overflow)
+    texts = [request.inputs.source_sentence, *request.inputs.sentences]
+    results = list(task.embed_each(texts, prompt=parameters.prompt_name))
+    check_finite(result.vector for result in results)
+    context.add_read(results)
+    source, *others = [normalize(result.vector) for result in results]
+    return [float(source @ other) for other in others]
+
+
+def tokenize(service: Service, request: TokenizeRequest, context: RequestContext) -> Any:
+    """Tokenize texts."""
+    texts = service.as_list(request.inputs, "inputs")
+    tokenizer = service.tokenizer(request.model, context)
+    if request.prompt_name is not None:
+        prompt = service.task(Embedder, context.model, context)._prompt(request.prompt_name)
+        texts = [prompt + text for text in texts]
+    tokens = []
+    for encoding in tokenizer.encode_batch(texts, special=request.add_special_tokens):
+        rows = zip(encoding.ids.tolist(), encoding.offsets.tolist(), encoding.special.tolist(), strict=True)
+        tokens.append(
+            [
+                {
+                    "id": id,
+                    "text": tokenizer.token(id),
+                    "special": special,
+                    "start": None if special else start,
+                    "stop": None if special else stop,
+                }
+                for id, (start, stop), special in rows
+            ]
+        )
+    context.read["tokens_total"] = sum(map(len, tokens))
+    return tokens
+
+
+def decode(service: Service, request: DecodeRequest, context: RequestContext) -> Any:
+    """Decode token ids to texts."""
+    if not request.ids:
+        raise ApiError("empty", "`ids` cannot be empty", field="ids")
+    batch: list[Any] = [request.ids] if isinstance(request.ids[0], int) else request.ids
+    service.check_count(batch, "ids")
+    tokenizer = service.tokenizer(request.model, context)
+    if any(id >= tokenizer.vocab_size for ids in batch for id in ids):
+        raise ApiError("invalid_input", f"ids must be below {tokenizer.vocab_size}", field="ids")
+    return [tokenizer.decode(ids, skip_special=request.skip_special_tokens) for ids in batch]
+
+
+def invoke(service: Service, request: InvocationRequest, context: RequestContext) -> Any:
+    """Answer POST / and /invocations with the endpoint for the model's type, as text-embeddings-inference does."""
+    name = service.candidates(request.model)[0]
+    checkpoint = service.registry[name].checkpoint
+    (model_type,) = model_type_of(checkpoint)
+    body = request.model_dump() | {"model": name}
+    if model_type == "classifier":
+        return predict(service, PredictRequest.model_validate(body), context)
+    if model_type == "reranker":
+        return rerank(service, RerankRequest.model_validate(body), context)
+    if checkpoint.splade is not None:
+        return embed_sparse(service, EmbedAllRequest.model_validate(body), context)
+    return embed(service, EmbedRequest.model_validate(body), context)
+
+
+def info(service: Service, request: None, context: RequestContext) -> Any:
+    """Describe the served models and the limits."""
+    first = service.names[0]
+    served = service.registry[first]
+    checkpoint = served.checkpoint
+    return {
+        "model_id": first,
+        "model_sha": None,
+        "model_dtype": str(checkpoint.model.dtype).removeprefix("torch."),
+        "model_type": model_type_of(checkpoint),
+        "max_concurrent_requests": service.limits.requests,
+        "max_input_length": checkpoint.max_length,
+        "max_batch_tokens": served.engine.budget,
+        "max_batch_requests": None,
+        "max_client_batch_size": service.limits.items,
+        "auto_truncate": False,
+        "tokenization_workers": service.limits.requests,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+        "max_request_tokens": service.limits.tokens,
+        "max_body_bytes": service.limits.body,
+        "models": service.names,
+    }
+
+
+def model_type_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The type of a model as /info reports it: embedding, classifier or reranker, with its details."""
+    head = checkpoint.heads.get("classify")
+    if checkpoint.splade is not None:
+        return {"embedding": {"pooling": "splade"}}
+    if head is None or checkpoint.sentence is not None:
+        mode = "mean" if checkpoint.sentence is None else checkpoint.sentence.pooling.modes[0]
+        names = {stored: name for name, stored in POOLING.items()}
+        return {"embedding": {"pooling": names.get(mode, mode)}}
+    id2label = {str(i): label for i, label in head.labels.items()}
+    kind = "reranker" if Reranker._fits(head) else "classifier"
+    return {kind: {"id2label": id2label, "label2id": {label: int(i) for i, label in id2label.items()}}}

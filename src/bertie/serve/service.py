@@ -1,0 +1,202 @@
+"""The served models as the endpoints use them: find a model for a task, check inputs against the limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from bertie.serve.api_errors import ApiError
+from bertie.serve.context import RequestContext
+from bertie.serve.limits import Limits
+from bertie.tasks.base import FloatArray, Overflow, Task
+from bertie.tasks.classify import ZeroShot, entailing
+from bertie.tasks.embed import Embedder
+from bertie.tasks.rerank import Reranker
+
+if TYPE_CHECKING:
+    from bertie.search.index import Index
+    from bertie.serve.registry import Registry, Served
+    from bertie.text.tokenizer import Tokenizer
+
+T = TypeVar("T", bound=Task[Any, Any, Any])
+HEADS = {  # by the kind of the head that a task needs
+    "classify": "a text-classification head",
+    "tag": "a token-classification head",
+    "answer": "a question-answering head",
+    "mlm": "a masked-language-modelling head",
+}
+
+
+class Service:
+    """The served models, the index and the limits."""
+
+    def __init__(self, registry: Registry, limits: Limits, index: tuple[Index, str] | None = None) -> None:
+        """`index`: an index to search, and the name of the served model that embeds its queries."""
+        self.registry, self.limits = registry, limits
+        self.started = int(time.time())
+        self._index = None if index is None else (index[0].store, index[1])
+        self._opened: Index | None = None
+        if index is not None:
+            self._open_index(registry[index[1]])
+
+    # --- models ---
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models, in the order given at startup."""
+        return list(self.registry)
+
+    def use_model(self, name: str, context: RequestContext) -> Served:
+        """A model by name, kept until the request ends even if it is reloaded meanwhile."""
+        if name not in context.models:
+            context.models[name] = context.stack.enter_context(self.registry.use(name))
+        return context.models[name]
+
+    def candidates(self, name: str | None) -> list[str]:
+        """The models that may answer: the named one, or all."""
+        if name is None:
+            return self.names
+        self.check_model(name)
+        return [name]
+
+    def check_model(self, name: str) -> None:
+        """Refuse a model that is not served."""
+        if name not in self.registry:
+            served = ", ".join(self.names)
+            raise ApiError(
+                "model_not_found", f"there is no model {name[:100]!r} here; served are: {served}", field="model"
+            )
+
+    def task(
+        self,
+        kind: type[T],
+        model: str | None,
+        context: RequestContext,
+        *,
+        head: str | None = None,
+        overflow: Overflow = "window",
+        **options: Any,
+    ) -> T:
+        """A task over the first model that has a head for it."""
+        names = self.candidates(model)
+        if issubclass(kind, Embedder):  # any encoder can embed; prefer those trained for it
+            names = sorted(names, key=lambda name: self.registry[name].checkpoint.sentence is None)
+        for name in names:
+            if kind.kind is None or any(kind._fits(info) for info in self.registry[name].checkpoint.heads.values()):
+                context.model = name
+                if head is not None:
+                    options["head"] = head
+                return self.use_model(name, context).task(kind, overflow=overflow, **options)
+        needed = "a reranking head, one with a single score" if issubclass(kind, Reranker) else HEADS[str(kind.kind)]
+        subject = f"the model {names[0]!r} lacks" if len(names) == 1 else "none of the served models has"
+        raise ApiError("unsupported_by_model", f"this needs {needed}, which {subject}")
+
+    def zero_shot(
+        self, model: str | None, context: RequestContext, *, head: str | None, overflow: Overflow
+    ) -> ZeroShot:
+        """A zero-shot classifier over the first model with a head for natural language inference."""
+        for name in self.candidates(model):
+            if any(entailing(info) is not None for info in self.registry[name].checkpoint.heads.values()):
+                context.model = name
+                return self.use_model(name, context).task(ZeroShot, overflow=overflow, head=head)
+        raise ApiError(
+            "unsupported_by_model",
+            "zero-shot classification needs a head for natural language inference, and no served model has one",
+        )
+
+    def tokenizer(self, model: str | None, context: RequestContext) -> Tokenizer:
+        """The tokenizer of a model, by default the first."""
+        context.model = self.candidates(model)[0]
+        tokenizer = self.use_model(context.model, context).checkpoint.tokenizer
+        assert tokenizer is not None  # the registry refuses models without one
+        return tokenizer
+
+    # --- the index ---
+
+    def index(self, context: RequestContext) -> Index:
+        """The index, for one request."""
+        if self._index is None:
+            raise ApiError("unsupported_by_model", "no index is loaded; start the server with --index")
+        context.model = self._index[1]
+        return self._open_index(self.use_model(context.model, context))
+
+    def _open_index(self, served: Served) -> Index:
+        """The index over its model as it is now: a reload may have replaced it."""
+        from bertie.search.index import Index
+
+        assert self._index is not None
+        store, embedder = self._index[0], served.task(Embedder)
+        if self._opened is None or self._opened.embedder is not embedder:
+            self._opened = Index(store, embedder)  # which refuses a model whose embeddings differ
+        return self._opened
+
+    @property
+    def passages(self) -> int | None:
+        """The number of passages in the index, if one is loaded."""
+        return None if self._index is None else len(self._index[0])
+
+    # --- inputs ---
+
+    def check_count(self, items: Sequence[Any], field: str) -> None:
+        """Refuse an empty list, and one with too many items."""
+        if not items:
+            raise ApiError("empty", f"`{field}` cannot be empty", field=field)
+        if len(items) > self.limits.items:
+            raise ApiError(
+                "too_large", f"batch size {len(items)} > maximum allowed batch size {self.limits.items}", field=field
+            )
+
+    def as_list(self, value: Any, field: str) -> list[Any]:
+        """One item or several, as a list."""
+        items = value if isinstance(value, list) else [value]
+        self.check_count(items, field)
+        return items
+
+    def texts(self, inputs: Any, tokenizer: Tokenizer, field: str) -> list[str]:
+        """Texts; token ids are decoded."""
+        several = isinstance(inputs, list) and not (inputs and isinstance(inputs[0], int))
+        items = inputs if several else [inputs]
+        self.check_count(items, field)
+        return [
+            item if isinstance(item, str) else _decode(item, tokenizer, f"{field}[{i}]") for i, item in enumerate(items)
+        ]
+
+
+def _decode(ids: list[int], tokenizer: Tokenizer, field: str) -> str:
+    """Decode token ids. They must encode to the same ids again, or the model would read something else."""
+    size = tokenizer.vocab_size
+    if any(id >= size for id in ids):
+        raise ApiError(
+            "invalid_input", f"{field}: ids must be below {size}, the size of the model's vocabulary", field=field
+        )
+    special = {tokenizer.cls_id, tokenizer.sep_id}
+    while ids and ids[0] in special:
+        ids = ids[1:]
+    while ids and ids[-1] in special:
+        ids = ids[:-1]
+    text = tokenizer.decode(ids, skip_special=False)
+    if tokenizer.encode(text, special=False).ids.tolist() != ids:
+        raise ApiError("invalid_input", f"{field}: no text encodes to these ids; send the text instead", field=field)
+    return text
+
+
+def check_finite(arrays: Iterable[FloatArray]) -> None:
+    """Refuse to answer with NaN or infinity, which JSON does not have."""
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ApiError("inference_failed", "the model returned values that are not finite")
+
+
+def normalize(vector: FloatArray) -> FloatArray:
+    """Scale a vector to length 1."""
+    out: FloatArray = vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12))
+    return out
+
+
+def shorten(vector: FloatArray, dimensions: int | None) -> FloatArray:
+    """The first `dimensions` components of an embedding, all if None."""
+    if dimensions is not None and dimensions > len(vector):
+        raise ApiError("invalid_input", f"dimensions={dimensions} must be at most {len(vector)}", field="dimensions")
+    return vector[:dimensions]

@@ -1,0 +1,14 @@
+"""The files of the playground, and the example text of `bertie tour`, which it shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).parent / "page"
+# By the last part of their URL: the path and the content type.
+STATIC_FILES = {
+    "index.html": (PAGE / "index.html", "text/html; charset=utf-8"),
+    "app.js": (PAGE / "app.js", "text/javascript; charset=utf-8"),
+    "style.css": (PAGE / "style.css", "text/css; charset=utf-8"),
+    "book.txt": (PAGE.parents[1] / "cli" / "tour.txt", "text/plain; charset=utf-8"),
+}
