@@ -33,12 +33,12 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     from bertie.config import Embeddings, EncoderConfig, Full, Learned
     from bertie.nn.model import Model
     from bertie.nn.sentence_modules import SentenceModules
+    from bertie.recipe import Recipe
     from bertie.training.embedding.losses import InfoNCE
     from bertie.training.embedding.objective import EmbeddingObjective, row
     from bertie.training.embedding.rows import Rows
     from bertie.training.loop import Trainer
     from bertie.training.objectives import TrainingWindow
-    from bertie.training.recipe import Recipe
     from bertie.training.sampling import TrainingTask
 
     torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     objective = Counted(InfoNCE())
     objective.begin(model, SentenceModules.fresh(width))
     recipe = Recipe(epochs=1, batch_size=pairs, micro_tokens=micro)
-    trainer = Trainer(model, Rows(TrainingTask("", objective, items), recipe), recipe, quiet=True)
+    trainer = Trainer(model, Rows(TrainingTask("", objective, items), recipe), recipe, progress=False)
     before, began = _peak(), time.monotonic()
     history = trainer.run()
     return {

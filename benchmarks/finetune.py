@@ -50,29 +50,31 @@ def bertie_run(name: str, model: str, data: Path, seed: int, limit: int | None) 
 
     from benchmarks.finetune_peer import read
     from bertie.checkpoints.checkpoint import Checkpoint
-    from bertie.tasks.multi_task import LEARNERS
+    from bertie.tasks import registry
+    from bertie.training.finetune import training_for
     from bertie.training.finetune.data import labelled
 
     one = SETS[name]
     rows, test = (read([data / file], limit) for file in (one.train, one.test))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     checkpoint = Checkpoint.load(model, device=device)
-    learner = LEARNERS[one.task](
+    learner = registry.get(one.task).trainable_class(
         checkpoint, epochs=one.epochs, lr=one.lr, batch_size=32, seed=seed, max_length=one.max_length
     )
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    learner.fit(rows, quiet=True)
+    learner.fit(rows, progress=False)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     peak = round(torch.cuda.max_memory_allocated() / 2**20) if device == "cuda" else None
     kind: Any = one.task
     known = tuple(learner.info.labels.values()) or None
+    training = training_for(learner)
     held = labelled(kind, test, known=known, training=False)
-    scores = {name: score.as_dict() for name, score in learner.scores(learner.predict_labelled(held)).items()}
+    scores = {name: score.as_dict() for name, score in training.scores(training.predict_labelled(held)).items()}
     history = learner.history_
     return {
         "seconds": round(seconds, 3),

@@ -48,6 +48,7 @@ from bertie.config import Disentangled, Embeddings, EncoderConfig, Full, HeadCon
 from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.ops.triton import fused
+from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
@@ -58,7 +59,6 @@ from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
 from bertie.training.pretrain.pretraining_objectives import ReplacedTokens
 from bertie.training.pretrain.run import READERS
-from bertie.training.recipe import Recipe
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if HERE.type == "cuda" else torch.float32
@@ -227,7 +227,7 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
     packed = Packed(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
     readers = READERS if HERE.type == "cuda" else 0
-    trainer = Clocked(model, MaskedLMSampler(packed, tokenizer, steps), recipe, quiet=True, ahead=readers)
+    trainer = Clocked(model, MaskedLMSampler(packed, tokenizer, steps), recipe, progress=False, ahead=readers)
     trainer.every = max(1, (steps - steps // 3) // 3)
     trainer.warm = steps - 3 * trainer.every
     fused.enabled = on

@@ -155,7 +155,7 @@ def main() -> None:
             dev_share=0.0,
             **way,
         )
-        embedder.fit(data, quiet=True)
+        embedder.fit(data, progress=False)
         put(name, predict_labelled.vectors(embedder), time.perf_counter() - began, len(next(iter(data.values()))))
 
 

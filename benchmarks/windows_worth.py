@@ -22,23 +22,27 @@ import torch
 
 from bertie.evaluation.scores import Score
 from bertie.tasks import Classifier, Reader
-from bertie.tasks.learn import Learner
+from bertie.tasks.trainable import Trainable
+from bertie.training.finetune import training_for
 from bertie.training.finetune.data import Example, Labelled, labelled
 
 
-def longer(task: Learner[Any, Any, Any], data: Labelled, max_length: int) -> Labelled:
+def longer(task: Trainable[Any, Any, Any], data: Labelled, max_length: int) -> Labelled:
     """The examples that do not fit."""
     encoded = task.tokenizer.encode_batch([e.texts if len(e.texts) == 2 else e.texts[0] for e in data.examples])  # type: ignore[misc]
     kept = [e for e, encoding in zip(data.examples, encoded, strict=True) if len(encoding) > max_length]
     return replace(data, examples=kept)
 
 
-def scores(task: Learner[Any, Any, Any], data: Labelled, long: str, max_length: int) -> tuple[dict[str, Score], float]:
+def scores(
+    task: Trainable[Any, Any, Any], data: Labelled, long: str, max_length: int
+) -> tuple[dict[str, Score], float]:
     """Metrics, and the share of tokens that was read."""
     task.overflow = long  # type: ignore[assignment]
     task.checkpoint.limit = max_length
-    predictions = task.predict_labelled(data)
-    return task.scores(predictions), float(predictions.read.sum() / predictions.lengths.sum())
+    training = training_for(task)
+    predictions = training.predict_labelled(data)
+    return training.scores(predictions), float(predictions.read.sum() / predictions.lengths.sum())
 
 
 def articles(data: Labelled, titles: list[str], most: int) -> Labelled:

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.client import AsyncClient, Client, ServerError
     from bertie.config import EncoderConfig
+    from bertie.recipe import Recipe
     from bertie.search.index import Index
     from bertie.tasks import (
         Classifier,
         Embedder,
-        Heads,
         MaskedLM,
+        MultiTask,
         Reader,
         Regressor,
         Reranker,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from bertie.text.batch import Batch
     from bertie.text.tokenizer import Tokenizer
     from bertie.training.loop import Trainer
-    from bertie.training.recipe import Recipe
 
 __all__ = [
     "AsyncClient",
@@ -54,7 +54,7 @@ __all__ = [
     "Embedder",
     "EncoderConfig",
     "ExistsError",
-    "Heads",
+    "MultiTask",
     "Index",
     "InputError",
     "MaskedLM",
@@ -80,7 +80,7 @@ _HOME = {
     "Checkpoint": "bertie.checkpoints.checkpoint",
     "EncoderConfig": "bertie.config",
     "Index": "bertie.search.index",
-    "Recipe": "bertie.training.recipe",
+    "Recipe": "bertie.recipe",
     "Tokenizer": "bertie.text.tokenizer",
     "Trainer": "bertie.training.loop",
     **dict.fromkeys(("AsyncClient", "Client", "ServerError"), "bertie.client"),
@@ -88,7 +88,7 @@ _HOME = {
         (
             "Classifier",
             "Embedder",
-            "Heads",
+            "MultiTask",
             "MaskedLM",
             "Reader",
             "Regressor",

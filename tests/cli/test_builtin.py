@@ -87,7 +87,7 @@ def test_zero_shot_takes_the_head_that_entails(small: str) -> None:
 
 
 def test_heads_in_one_pass(small: str) -> None:
-    heads = bertie.Heads.load()
+    heads = bertie.MultiTask.load()
     assert set(heads) == set(HEADS)
     found = heads.read(["the cat sat on a mat"])[0]
     assert set(found) == {"sentiment", "ner"}  # all others read pairs
@@ -138,7 +138,7 @@ def test_labels_of_a_named_head_are_the_columns(small: str, here: Path) -> None:
 
 def test_it_is_trained_on(small: str) -> None:
     texts, labels = ["the cat sat", "a dog ran"] * 4, ["cat", "dog"] * 4
-    fitted = bertie.Classifier(small, epochs=1).fit(texts, labels, quiet=True)
+    fitted = bertie.Classifier(small, epochs=1).fit(texts, labels, progress=False)
     assert set(fitted.classes_) == {"cat", "dog"}
     assert list(fitted.checkpoint.heads) == ["classify"]
 
@@ -176,7 +176,13 @@ def test_pairs_without_a_head_for_them(
 
 def test_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BUILT_IN", tmp_path)
-    calls: list[Any] = [bertie.load, bertie.Embedder.load, bertie.ZeroShot.load, bertie.Heads.load, bertie.Reader.load]
+    calls: list[Any] = [
+        bertie.load,
+        bertie.Embedder.load,
+        bertie.ZeroShot.load,
+        bertie.MultiTask.load,
+        bertie.Reader.load,
+    ]
     for call in calls:
         with pytest.raises(NotFoundError, match="no built-in model in this installation; name a folder or a hub id"):
             call()

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from bertie.cli import main
-from bertie.tasks import Classifier, Reader, Tagger
-from bertie.tasks.multi_task import LEARNERS, Heads
+from bertie.tasks import Classifier, MultiTask, Reader, Tagger, registry
 from tests.cli.conftest import NLI
 from tests.cli.toys import write, write_toys
 
@@ -27,9 +26,9 @@ def trained(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     for task in TASKS:
         (top / task).mkdir()
         write_toys(top / task, task)
-        learner = LEARNERS[task](models["embed"], epochs=1, batch_size=4, lr=5e-5)
+        learner = registry.get(task).trainable_class(models["embed"], epochs=1, batch_size=4, lr=5e-5)
         file = str(top / task / "train.jsonl")
-        learner.fit(file, dev=str(top / task / "dev.jsonl"), quiet=True).save(top / task / "model")
+        learner.fit(file, dev=str(top / task / "dev.jsonl"), progress=False).save(top / task / "model")
     return {task: top / task for task in TASKS}
 
 
@@ -96,7 +95,7 @@ def test_values(
     """The task is found out from the head."""
     folder = trained[task]
     said = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
-    wanted = LEARNERS[task].load(folder / "model").score(str(folder / "test.jsonl"))
+    wanted = registry.get(task).trainable_class.load(folder / "model").score(str(folder / "test.jsonl"))
     assert said[metric]["value"] == pytest.approx(wanted)
 
 
@@ -173,13 +172,13 @@ def test_a_model_for_nothing_of_this(
 
 
 def test_named_heads(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    heads = Heads(models["embed"], {"pets": "classify", "names": "tag"}, epochs=1, lr=5e-5)
+    heads = MultiTask(models["embed"], {"pets": "classify", "names": "tag"}, epochs=1, lr=5e-5)
     data = {}
     for head, task in (("pets", "classify"), ("names", "tag")):
         Path(head).mkdir()
         write_toys(Path(head), task)
         data[head] = f"{head}/train.jsonl"
-    heads.fit(data, quiet=True).save("both")
+    heads.fit(data, progress=False).save("both")
     assert "choose with --head: names, pets" in failed(capsys, "pets/test.jsonl", "-m", "both")
     assert "none" in failed(capsys, "pets/test.jsonl", "-m", "both", "--head", "none")
     assert "accuracy" in evaluated(capsys, "pets/test.jsonl", "-m", "both", "--head", "pets")

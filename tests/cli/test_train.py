@@ -15,9 +15,10 @@ import pytest
 
 from bertie.cli import main
 from bertie.cli.main import grammar
-from bertie.tasks.multi_task import LEARNERS
+from bertie.recipe import Recipe
+from bertie.tasks import registry
+from bertie.training.finetune import fit_labelled, runs, training_for
 from bertie.training.finetune.data import labelled
-from bertie.training.recipe import Recipe
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--draws", "50"]
@@ -51,10 +52,10 @@ def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
     assert names >= MODEL_FILES | REPORT
     assert not list(here.glob("*.training")) + list(here.glob(".*"))
     kind: Any = argv[0]
-    learner = LEARNERS[kind].load("out")
+    learner = registry.get(kind).trainable_class.load("out")
     for split in ("dev", "test"):
         data = labelled(kind, f"{split}.jsonl", known=tuple(learner.info.labels.values()) or None, training=False)
-        quick = learner.quick(data)
+        quick = training_for(learner).metrics(data)
         assert {name: score["value"] for name, score in said[split].items()} == pytest.approx(quick, nan_ok=True)
         assert MAIN[task] in quick
     for score in said["test"].values():
@@ -143,11 +144,10 @@ def test_a_run_that_was_killed_goes_on(
         assert main(["train", *argv, *QUICK, *more]) == 1
         assert said in capsys.readouterr().err
     trained = []
-    fit = LEARNERS["classify"].fit_labelled
     monkeypatch.setattr(
-        LEARNERS["classify"],
+        runs,
         "fit_labelled",
-        lambda self, *args, **options: trained.append(self.recipe.seed) or fit(self, *args, **options),
+        lambda task, *args, **options: trained.append(task.recipe.seed) or fit_labelled(task, *args, **options),
     )
     said = train(capsys, *argv, "--resume")
     assert trained == [2]  # the first seed is done

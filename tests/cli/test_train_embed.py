@@ -11,6 +11,7 @@ import pytest
 
 from bertie.cli import main
 from bertie.tasks import Embedder
+from bertie.training.finetune import training_for
 from bertie.training.finetune.data import labelled
 from tests.cli.toys import write
 
@@ -55,7 +56,7 @@ def test_pairs(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture
     embedder = Embedder.load("out")
     assert embedder.modules.pooling.modes == ("cls",)
     for split in ("dev", "test"):
-        quick = embedder.quick(labelled("embed", f"{split}.jsonl", training=False))
+        quick = training_for(embedder).metrics(labelled("embed", f"{split}.jsonl", training=False))
         assert {name: score["value"] for name, score in said[split].items()} == pytest.approx(quick)
         assert set(quick) == {"recall_1", "recall_10", "mrr_10", "accuracy"}
     assert set(said["baseline"]["difference"]) == set(quick)

@@ -10,6 +10,7 @@ import torch
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, Rotary, Sliding
 from bertie.nn.model import Model
+from bertie.recipe import Recipe
 from bertie.training import step as stepper
 from bertie.training.loop import Trainer
 from bertie.training.objectives import (
@@ -23,7 +24,6 @@ from bertie.training.objectives import (
     TrainingExample,
     TrainingWindow,
 )
-from bertie.training.recipe import Recipe
 from bertie.training.sampling import TrainingTask
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -131,7 +131,7 @@ def trained(recorded: bool, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dro
         if not recorded:
             patch.setattr("bertie.training.loop.can_record", lambda *_: False)
         model = made(dropout=dropout)
-        trainer = Trainer(model, [TrainingTask(head, objective, items(objective, 160))], recipe, quiet=True)
+        trainer = Trainer(model, [TrainingTask(head, objective, items(objective, 160))], recipe, progress=False)
         history = trainer.run()
         assert isinstance(trainer.stepper, stepper.Graphs) is recorded
         return model, history

@@ -16,6 +16,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.evaluation.scores import finding
 from bertie.training.embedding import losses
 from bertie.training.embedding.similarity import Vectors
+from bertie.training.finetune import training_for
 from bertie.training.finetune.data import labelled
 from tests.tasks import tiny
 
@@ -62,7 +63,7 @@ def test_it_learns_to_find_what_belongs_together(folder: Path, tmp_path: Path) -
     held = [(about(draw, topic), about(draw, topic)) for topic in TOPICS]  # one pair each, so that all can be right
     embedder = Embedder(folder, **FAST | {"epochs": 12})
     before = embedder.score(held)
-    assert embedder.fit(pairs(160), dev=held, quiet=True) is embedder
+    assert embedder.fit(pairs(160), dev=held, progress=False) is embedder
     after = embedder.score(held)
     assert after > before + 0.2
     assert [set(one) for one in embedder.history_.evaluations] == [
@@ -99,11 +100,11 @@ def test_the_rank_is_that_of_a_plain_search(folder: Path) -> None:
 
     ranks = [1 + sum(cosine(a, c) >= cosine(a, p) for c in candidates - right[a]) for a, p, _ in data]
     above = [cosine(a, p) > cosine(a, n) for a, p, n in data]
-    predictions = embedder.predict_labelled(labelled("embed", data))
+    predictions = training_for(embedder).predict_labelled(labelled("embed", data))
     assert predictions.kind == "find"
     assert [one[0] for one in predictions.predicted] == ranks
     assert [bool(one[1]) for one in predictions.predicted] == above
-    scores = embedder.quick(labelled("embed", data))
+    scores = training_for(embedder).metrics(labelled("embed", data))
     assert scores["accuracy"] == pytest.approx(np.mean(above))
     assert scores["recall_1"] == pytest.approx(np.mean(np.array(ranks) == 1))
     assert scores["mrr_10"] == pytest.approx(np.mean([1 / r if r <= 10 else 0 for r in ranks]))
@@ -117,7 +118,7 @@ def test_a_model_that_tells_nothing_apart_finds_nothing() -> None:
 
 def test_scores(folder: Path) -> None:
     held = scored(24, 9)
-    embedder = Embedder(folder, **FAST | {"epochs": 10}).fit(*scored(120), dev=held, quiet=True)
+    embedder = Embedder(folder, **FAST | {"epochs": 10}).fit(*scored(120), dev=held, progress=False)
     a, b = (embedder.embed([row[i] for row in held[0]]) for i in range(2))
     cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
     assert embedder.score(*held) == pytest.approx(spearmanr(cosines, held[1])[0])
@@ -144,7 +145,7 @@ def test_every_kind_of_data(folder: Path, name: str) -> None:
     named: Any = {"loss": name} if name in ("triplet", "contrastive", "cosine", "margin-mse") else {}
     embedder = Embedder(folder, epochs=1, batch_size=8, pooling="cls", **named)
     start = embedder.embed(["the river"])
-    embedder.fit(X, y, dev=scored(8), quiet=True)
+    embedder.fit(X, y, dev=scored(8), progress=False)
     assert np.isfinite(embedder.embed(["the river"])).all()
     assert not np.array_equal(embedder.embed(["the river"]), start)
     data = labelled("embed", X, y)
@@ -157,11 +158,11 @@ def test_every_kind_of_data(folder: Path, name: str) -> None:
 def test_matryoshka_and_a_loss_of_ones_own(folder: Path) -> None:
     loss = losses.InfoNCE(scale=10.0, symmetric=True)
     embedder = Embedder(folder, loss=loss, matryoshka=[16, 8], epochs=1, normalize=True)
-    embedder.fit(pairs(20), quiet=True)
+    embedder.fit(pairs(20), progress=False)
     assert embedder.objective(labelled("embed", pairs(4))).loss == losses.Matryoshka(loss, (32, 16, 8))
     np.testing.assert_allclose(np.linalg.norm(embedder.embed(["the river"]), axis=1), 1, atol=1e-6)
     with pytest.raises(ConfigError, match="at most 32"):
-        Embedder(folder, matryoshka=[64]).fit(pairs(4), quiet=True)
+        Embedder(folder, matryoshka=[64]).fit(pairs(4), progress=False)
 
 
 def test_scikit_learn_knows_it(folder: Path) -> None:
@@ -181,12 +182,12 @@ def test_scikit_learn_knows_it(folder: Path) -> None:
 def test_the_same_again_and_from_a_checkpoint(folder: Path) -> None:
     """`fit` begins anew from what was given."""
     embedder = Embedder(folder, **{**FAST, "epochs": 1})
-    once = embedder.fit(pairs(32), quiet=True).embed(["a river"])
-    np.testing.assert_array_equal(embedder.fit(pairs(32), quiet=True).embed(["a river"]), once)
+    once = embedder.fit(pairs(32), progress=False).embed(["a river"])
+    np.testing.assert_array_equal(embedder.fit(pairs(32), progress=False).embed(["a river"]), once)
     loaded = Embedder.load(folder, **{**FAST, "epochs": 1})
     before = loaded.embed(["a river"])
     given = loaded.checkpoint
-    np.testing.assert_array_equal(loaded.fit(pairs(32), quiet=True).embed(["a river"]), once)
+    np.testing.assert_array_equal(loaded.fit(pairs(32), progress=False).embed(["a river"]), once)
     np.testing.assert_array_equal(Embedder(given).embed(["a river"]), before)
 
 
@@ -216,13 +217,13 @@ def test_long_texts_and_prompts_are_read_as_embed_reads_them(tmp_path: Path) -> 
 def test_refusals(folder: Path) -> None:
     embedder = Embedder(folder, epochs=1)
     with pytest.raises(InputError, match="has classes, by which vectors cannot be predictions"):
-        embedder.fit(pairs(8), dev=(pairs(4), ["same", "other"] * 2), quiet=True)
+        embedder.fit(pairs(8), dev=(pairs(4), ["same", "other"] * 2), progress=False)
     with pytest.raises(InputError, match="Triplet takes three texts a row, and the training data has 2"):
-        Embedder(folder, loss="triplet").fit(pairs(8), quiet=True)
+        Embedder(folder, loss="triplet").fit(pairs(8), progress=False)
     with pytest.raises(InputError, match=r"CoSENT learns from two texts and a score a row .* has pairs"):
-        Embedder(folder, loss="cosent").fit(pairs(8), quiet=True)
+        Embedder(folder, loss="cosent").fit(pairs(8), progress=False)
     with pytest.raises(ConfigError, match="loss='nce' must be one of infonce"):
-        Embedder(folder, loss="nce").fit(pairs(8), quiet=True)
+        Embedder(folder, loss="nce").fit(pairs(8), progress=False)
     with pytest.raises(InputError, match="pooling='sum' must be one of cls, mean"):
         Embedder(folder, pooling="sum")  # type: ignore[arg-type]
     from bertie import Classifier

@@ -18,7 +18,7 @@ import bertie
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import Calibration
 from bertie.errors import ConfigError, InputError, MissingPackageError, NotFoundError
-from bertie.tasks.tag import _words
+from bertie.tasks.tag import align_words
 from bertie.training.finetune.data import labelled
 from tests.tasks import tiny
 
@@ -101,7 +101,7 @@ def agree(one: Checkpoint, folder: Path, kind: str, text: str) -> None:
 
 def test_classifier(encoder: Path, tmp_path: Path) -> None:
     task = bertie.Classifier(encoder, abstain=0.9, **FAST)
-    fitted = task.fit(TEXTS, MOODS, dev=(TEXTS, MOODS), quiet=True)
+    fitted = task.fit(TEXTS, MOODS, dev=(TEXTS, MOODS), progress=False)
     assert fitted is task
     assert task.score(TEXTS, MOODS) > 0.9
     assert task.history_.evaluations[-1]["accuracy"] > 0.9
@@ -124,7 +124,7 @@ def test_classifier(encoder: Path, tmp_path: Path) -> None:
 
 
 def test_probabilities_are_divided_by_the_temperature(encoder: Path) -> None:
-    task = bertie.Classifier(encoder, **FAST).fit(TEXTS, MOODS, quiet=True)
+    task = bertie.Classifier(encoder, **FAST).fit(TEXTS, MOODS, progress=False)
     plain = task.predict_proba(TEXTS[:5])
     task.checkpoint.set_calibration("classify", Calibration(temperature=3.0))
     expected = plain ** (1 / 3)
@@ -135,14 +135,14 @@ def test_probabilities_are_divided_by_the_temperature(encoder: Path) -> None:
 def test_labels_come_back_as_they_were_given(encoder: Path) -> None:
     task = bertie.Classifier(encoder, epochs=1)
     numbers = [int(mood == "good") for mood in MOODS]
-    found = task.fit(TEXTS, numbers, quiet=True).predict(TEXTS[:4])
+    found = task.fit(TEXTS, numbers, progress=False).predict(TEXTS[:4])
     assert found.dtype.kind == "i"
     assert set(found.tolist()) <= {0, 1}
 
 
 def test_several_labels_a_text(encoder: Path, tmp_path: Path) -> None:
     wanted = [[mood, "short"] if len(text.split()) < 6 else [mood] for text, mood in zip(TEXTS, MOODS, strict=True)]
-    task = bertie.Classifier(encoder, **FAST).fit(TEXTS, wanted, dev=(TEXTS, wanted), quiet=True)
+    task = bertie.Classifier(encoder, **FAST).fit(TEXTS, wanted, dev=(TEXTS, wanted), progress=False)
     assert task.problem == "multi"
     assert task.info.calibration.threshold is not None
     assert task.score(TEXTS, wanted) > 0.8
@@ -153,27 +153,27 @@ def test_several_labels_a_text(encoder: Path, tmp_path: Path) -> None:
 
 def test_pairs(encoder: Path) -> None:
     pairs = [(text, "a river") for text in TEXTS]
-    assert bertie.Classifier(encoder, **FAST).fit(pairs, MOODS, quiet=True).score(pairs, MOODS) > 0.85
+    assert bertie.Classifier(encoder, **FAST).fit(pairs, MOODS, progress=False).score(pairs, MOODS) > 0.85
 
 
 def test_long_texts_train_on_windows_with_the_label_at_the_whole(encoder: Path) -> None:
     texts = [f"{tiny.document(12, i)} {'Emma' if i % 2 else 'Berlin'} {tiny.document(12, i + 50)}" for i in range(24)]
     labels = [i % 2 for i in range(24)]
-    task = bertie.Classifier(encoder, epochs=2, batch_size=4).fit(texts, labels, quiet=True)
+    task = bertie.Classifier(encoder, epochs=2, batch_size=4).fit(texts, labels, progress=False)
     assert task.classify(texts[:1])[0].windows > 3
     whole = sum(one.tokens_total for one in task.classify(texts))
     assert task.history_.tokens / 2 > whole  # every token in each epoch, and overlaps
-    cut = bertie.Classifier(encoder, epochs=2, batch_size=4, overflow="truncate").fit(texts, labels, quiet=True)
+    cut = bertie.Classifier(encoder, epochs=2, batch_size=4, overflow="truncate").fit(texts, labels, progress=False)
     assert cut.history_.tokens / 2 <= 24 * tiny.REACH
     with pytest.raises(InputError, match="row 1 has"):
-        bertie.Classifier(encoder, overflow="error").fit(texts, labels, quiet=True)
+        bertie.Classifier(encoder, overflow="error").fit(texts, labels, progress=False)
 
 
 def test_windows_are_pooled_in_training_as_in_reading(encoder: Path) -> None:
     """The loss that training sees is that of the probabilities that the classifier gives."""
     texts, labels = [tiny.document(20, i) for i in range(4)], ["a", "b", "a", "b"]
     task = bertie.Classifier(encoder, epochs=1, lr=1e-12, batch_size=4, dropout=0.0)
-    task.fit(texts, labels, quiet=True)
+    task.fit(texts, labels, progress=False)
     table = task.predict_proba(texts)
     expected = -np.log([row[int(label == "b")] for row, label in zip(table, labels, strict=True)]).mean()
     assert task.history_.curve[-1]["loss"] == pytest.approx(expected, rel=1e-4)
@@ -181,7 +181,7 @@ def test_windows_are_pooled_in_training_as_in_reading(encoder: Path) -> None:
 
 def test_regressor(encoder: Path, tmp_path: Path) -> None:
     values = [3.0 + 2.0 * (mood == "good") + 0.01 * len(text) for text, mood in zip(TEXTS, MOODS, strict=True)]
-    task = bertie.Regressor(encoder, **FAST | {"epochs": 15}).fit(TEXTS, values, dev=(TEXTS, values), quiet=True)
+    task = bertie.Regressor(encoder, **FAST | {"epochs": 15}).fit(TEXTS, values, dev=(TEXTS, values), progress=False)
     assert task.score(TEXTS, values) > 0.9
     assert task.predict(TEXTS).mean() == pytest.approx(np.mean(values), abs=0.3)
     task.save(tmp_path / "out")
@@ -193,7 +193,7 @@ def test_regressor(encoder: Path, tmp_path: Path) -> None:
 
 def test_tagger(encoder: Path, tmp_path: Path) -> None:
     words, tags = worded()
-    task = bertie.Tagger(encoder, **FAST).fit(words, tags, dev=(words, tags), quiet=True)
+    task = bertie.Tagger(encoder, **FAST).fit(words, tags, dev=(words, tags), progress=False)
     assert task.score(words, tags) > 0.95
     assert [len(one) for one in task.predict(words)] == [len(one) for one in words]
     (found,) = task.tag(["Jane and the Emma of that."])
@@ -213,22 +213,24 @@ def test_a_package_that_scores_need_is_missed_before_the_training(
     monkeypatch.setitem(sys.modules, "seqeval.metrics.sequence_labeling", None)
     monkeypatch.setattr("bertie.training.loop.Trainer.run", lambda self: pytest.fail("it was trained"))
     with pytest.raises(MissingPackageError, match="seqeval"):
-        bertie.Tagger(encoder, **FAST).fit(words, tags, dev=(words, tags), quiet=True)
+        bertie.Tagger(encoder, **FAST).fit(words, tags, dev=(words, tags), progress=False)
     with pytest.raises(MissingPackageError, match="seqeval"):
-        bertie.Heads(encoder, {"names": "tag"}).fit({"names": (words, tags)}, dev={"names": (words, tags)}, quiet=True)
+        bertie.MultiTask(encoder, {"names": "tag"}).fit(
+            {"names": (words, tags)}, dev={"names": (words, tags)}, progress=False
+        )
 
 
 def test_a_word_that_the_tokenizer_parts_goes_on_with_itself(encoder: Path) -> None:
     """U.S. is four words to BERT's tokenizer: the first says B, the others I, and together they count as one."""
     words, tags = [["the", "U.S.", "walked"], ["in", "London", "found"]], [["O", "B-LOC", "I-LOC"], ["O", "B-LOC", "O"]]
-    task = bertie.Tagger(encoder, epochs=1).fit(words, tags, quiet=True)
+    task = bertie.Tagger(encoder, epochs=1).fit(words, tags, progress=False)
     data = labelled("tag", words, tags)
     task.objective(data)
     (piece,) = next(task.items(data)).windows
     assert piece.values is not None
     assert piece.weights is not None
     encoding = task.tokenizer.encode("the U.S. walked")
-    word, sub = _words(encoding, "the U.S. walked", data.examples[0].words)
+    word, sub = align_words(encoding, "the U.S. walked", data.examples[0].words)
     said = [task.info.labels[int(i)] for i in piece.values]
     assert {said[t] for t in np.flatnonzero((word == 1) & (sub == 0))} == {"B-LOC"}
     assert {said[t] for t in np.flatnonzero((word == 1) & (sub > 0))} == {"I-LOC"}
@@ -236,12 +238,12 @@ def test_a_word_that_the_tokenizer_parts_goes_on_with_itself(encoder: Path) -> N
     assert float(piece.weights[word < 0].sum()) == 0.0
 
 
-def test_tokens_know_their_words(encoder: Path) -> None:
+def test_tokens_know_theiralign_words(encoder: Path) -> None:
     tokenizer = Checkpoint.load(encoder).tokenizer
     assert tokenizer is not None
     text, places = "Emma 's river-like U.S.", ((0, 4), (5, 7), (8, 18), (19, 23))
     encoding = tokenizer.encode(text)
-    word, sub = _words(encoding, text, places)
+    word, sub = align_words(encoding, text, places)
     for t, (start, end) in enumerate(encoding.offsets.tolist()):
         if encoding.sources[t] == 0:
             low, high = places[word[t]]
@@ -251,7 +253,7 @@ def test_tokens_know_their_words(encoder: Path) -> None:
 
 def test_reader(encoder: Path, tmp_path: Path) -> None:
     pairs, answers = asked()
-    task = bertie.Reader(encoder, **FAST).fit(pairs, answers, dev=(pairs, answers), quiet=True)
+    task = bertie.Reader(encoder, **FAST).fit(pairs, answers, dev=(pairs, answers), progress=False)
     assert task.score(pairs, answers) > 0.75
     task.save(tmp_path / "out")
     assert bertie.Reader.load(tmp_path / "out").predict(pairs[:5]) == task.predict(pairs[:5])
@@ -259,7 +261,7 @@ def test_reader(encoder: Path, tmp_path: Path) -> None:
 
 def test_reranker(encoder: Path, tmp_path: Path) -> None:
     pairs, labels = [(str(i // 4), text) for i, text in enumerate(TEXTS)], [int(mood == "good") for mood in MOODS]
-    task = bertie.Reranker(encoder, **FAST).fit(pairs, labels, dev=(pairs, labels), quiet=True)
+    task = bertie.Reranker(encoder, **FAST).fit(pairs, labels, dev=(pairs, labels), progress=False)
     assert task.score(pairs, labels) > 0.85
     best = task.rerank("0", TEXTS[:20])[0]
     assert MOODS[best.index] == "good"
@@ -275,24 +277,24 @@ def test_reranker(encoder: Path, tmp_path: Path) -> None:
 
 def test_fit_begins_anew(encoder: Path) -> None:
     task = bertie.Classifier(encoder, epochs=1, seed=5)
-    first = task.fit(TEXTS, MOODS, quiet=True).predict_proba(TEXTS[:5])
-    again = task.fit(TEXTS, MOODS, quiet=True).predict_proba(TEXTS[:5])
+    first = task.fit(TEXTS, MOODS, progress=False).predict_proba(TEXTS[:5])
+    again = task.fit(TEXTS, MOODS, progress=False).predict_proba(TEXTS[:5])
     assert (first == again).all()
     given = Checkpoint.load(encoder)
     before = {name: tensor.clone() for name, tensor in given.model.state_dict().items()}
-    held = bertie.Classifier(given, epochs=1, seed=5).fit(TEXTS, MOODS, quiet=True)
+    held = bertie.Classifier(given, epochs=1, seed=5).fit(TEXTS, MOODS, progress=False)
     assert (held.predict_proba(TEXTS[:5]) == first).all()
     assert all((before[name] == tensor).all() for name, tensor in given.model.state_dict().items())
-    other = bertie.Classifier(encoder, epochs=1, seed=6).fit(TEXTS, MOODS, quiet=True)
+    other = bertie.Classifier(encoder, epochs=1, seed=6).fit(TEXTS, MOODS, progress=False)
     assert (other.predict_proba(TEXTS[:5]) != first).any()
 
 
 def test_training_goes_on_from_a_head_with_the_same_labels(encoder: Path, tmp_path: Path) -> None:
-    bertie.Classifier(encoder, **FAST).fit(TEXTS, MOODS, quiet=True).save(tmp_path / "one")
-    more = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9).fit(TEXTS, MOODS, quiet=True)
+    bertie.Classifier(encoder, **FAST).fit(TEXTS, MOODS, progress=False).save(tmp_path / "one")
+    more = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9).fit(TEXTS, MOODS, progress=False)
     assert more.score(TEXTS, MOODS) > 0.9
     loud = [mood.upper() for mood in MOODS]
-    fresh = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9).fit(TEXTS, loud, quiet=True)
+    fresh = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9).fit(TEXTS, loud, progress=False)
     out = [one.checkpoint.model.head("classify").out.weight for one in (more, fresh)]  # type: ignore[union-attr]
     assert (out[0] - out[1]).abs().max() > 0.01
 
@@ -311,18 +313,18 @@ def test_training_goes_on_from_a_head_with_the_same_labels(encoder: Path, tmp_pa
     ids=str,
 )
 def test_options(encoder: Path, options: dict[str, Any], tmp_path: Path) -> None:
-    task = bertie.Classifier(encoder, **FAST | options).fit(TEXTS, MOODS, quiet=True)
+    task = bertie.Classifier(encoder, **FAST | options).fit(TEXTS, MOODS, progress=False)
     assert task.history_.curve[-1]["loss"] < task.history_.curve[0]["loss"]
     task.save(tmp_path / "out")
     agree(bertie.Classifier.load(tmp_path / "out").checkpoint, tmp_path / "out", "SequenceClassification", TEXTS[0])
 
 
 def test_reach_is_kept(encoder: Path, tmp_path: Path) -> None:
-    task = bertie.Classifier(encoder, epochs=1, max_length=16).fit(TEXTS, MOODS, quiet=True)
+    task = bertie.Classifier(encoder, epochs=1, max_length=16).fit(TEXTS, MOODS, progress=False)
     task.save(tmp_path / "out")
     assert bertie.load(tmp_path / "out").checkpoint.max_length == 16
     with pytest.raises(ConfigError, match="max_length=1000"):
-        bertie.Classifier(encoder, max_length=1000).fit(TEXTS, MOODS, quiet=True)
+        bertie.Classifier(encoder, max_length=1000).fit(TEXTS, MOODS, progress=False)
 
 
 def test_not_fitted(encoder: Path) -> None:
@@ -356,7 +358,7 @@ def test_scikit_learn(encoder: Path) -> None:
 
 
 def test_copies(encoder: Path) -> None:
-    task = bertie.Classifier(encoder, epochs=1).fit(TEXTS, MOODS, quiet=True)
+    task = bertie.Classifier(encoder, epochs=1).fit(TEXTS, MOODS, progress=False)
     expected = task.predict_proba(TEXTS[:3])
     assert (copy.deepcopy(task).predict_proba(TEXTS[:3]) == expected).all()
     assert (
@@ -374,7 +376,7 @@ def test_heads_over_one_encoder(encoder: Path, tmp_path: Path) -> None:
     kinds = {"mood": "classify", "names": "tag", "rank": "rerank"}
     options = {**FAST, "lr": 2e-2, "epochs": 30, "freeze": "encoder"}
     before = Checkpoint.load(encoder).model.encoder.state_dict()
-    heads = bertie.Heads(encoder, kinds, **options).fit(data, dev=data, quiet=True)
+    heads = bertie.MultiTask(encoder, kinds, **options).fit(data, dev=data, progress=False)
     assert all((before[name] == tensor).all() for name, tensor in heads.checkpoint.model.encoder.state_dict().items())
     assert heads["mood"].score(TEXTS, MOODS) > 0.8
     assert heads["names"].score(words, tags) > 0.8
@@ -382,7 +384,7 @@ def test_heads_over_one_encoder(encoder: Path, tmp_path: Path) -> None:
     assert [one["mood"] for one in read] == heads["mood"].classify(TEXTS[:5])  # type: ignore[attr-defined]
     assert [one["names"] for one in read] == heads["names"].tag(TEXTS[:5])  # type: ignore[attr-defined]
     heads.save(tmp_path / "out")
-    loaded = bertie.Heads.load(tmp_path / "out")
+    loaded = bertie.MultiTask.load(tmp_path / "out")
     assert loaded.read(TEXTS[:5]) == read
     assert sorted(loaded) == sorted(kinds)
     tagger = bertie.load(tmp_path / "out", head="names")
@@ -399,8 +401,8 @@ def test_heads_over_one_encoder(encoder: Path, tmp_path: Path) -> None:
 
 def test_one_pass_for_all_heads(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, tags = worded(20)
-    heads = bertie.Heads(encoder, {"mood": "classify", "names": "tag"}, epochs=1, lora=2, lr=1e-3)
-    heads.fit({"mood": (TEXTS, MOODS), "names": (words, tags)}, quiet=True)
+    heads = bertie.MultiTask(encoder, {"mood": "classify", "names": "tag"}, epochs=1, lora=2, lr=1e-3)
+    heads.fit({"mood": (TEXTS, MOODS), "names": (words, tags)}, progress=False)
     passes = []
     hidden = type(heads.checkpoint.model).hidden
     monkeypatch.setattr(type(heads.checkpoint.model), "hidden", lambda self, *a: passes.append(1) or hidden(self, *a))
@@ -410,8 +412,8 @@ def test_one_pass_for_all_heads(encoder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_heads_refuse(encoder: Path) -> None:
     with pytest.raises(ConfigError, match="tasks\\['x'\\]='sort' must be one of"):
-        bertie.Heads(encoder, {"x": "sort"})
+        bertie.MultiTask(encoder, {"x": "sort"})
     with pytest.raises(InputError, match="names"):
-        bertie.Heads(encoder, {"mood": "classify"}).fit({"mood": (TEXTS, MOODS), "names": (TEXTS, MOODS)})
+        bertie.MultiTask(encoder, {"mood": "classify"}).fit({"mood": (TEXTS, MOODS), "names": (TEXTS, MOODS)})
     with pytest.raises(NotFoundError, match="call fit first"):
-        bertie.Heads(encoder, {"mood": "classify"}).read(TEXTS)
+        bertie.MultiTask(encoder, {"mood": "classify"}).read(TEXTS)

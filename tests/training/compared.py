@@ -70,4 +70,4 @@ def trainer(
     model, objective = begun(loss, dropout, reading)
     recipe = tiny.recipe(**options.pop("recipe", {}))
     source = TrainingTask("mlm" if reading == "lexical" else "", objective, items)
-    return Trainer(model, Rows(source, recipe), recipe, quiet=True, **options)
+    return Trainer(model, Rows(source, recipe), recipe, progress=False, **options)

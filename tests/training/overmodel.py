@@ -18,6 +18,7 @@ from torch import Tensor
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.nn.model import Model
 from bertie.nn.sentence_modules import SentenceModules
+from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
@@ -31,7 +32,6 @@ from bertie.training.pretrain.packing import Packed
 from bertie.training.pretrain.plans import BatchSizeWarmup, MixtureSampler, SentencePairSampler
 from bertie.training.pretrain.pretraining_objectives import NextSentence, ReplacedTokens, Replacement
 from bertie.training.pretrain.sentence_distillation import Aligned, SentenceDistillation, SentenceDistillationSampler
-from bertie.training.recipe import Recipe
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.step import Loss
 from tests.training import killed, tiny
@@ -108,7 +108,7 @@ class Poisoned:
 def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0, **options: Any) -> Trainer:
     """A run of a case."""
     recipe = Recipe(lr=2e-3, batch_tokens=BUDGET, micro_tokens=64, dropout=dropout, seed=5)
-    options = {"keep": "last", "quiet": True, "rollback": folder is not None} | options
+    options = {"keep": "last", "progress": False, "rollback": folder is not None} | options
     if case == "poison":
         plan: BatchSampler = Poisoned(48, {17: float("nan"), 31: float("nan")})
         return Trainer(tiny.model(dropout), plan, tiny.recipe(batch_size=4), folder=folder, **options)

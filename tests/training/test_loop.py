@@ -618,11 +618,16 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
             tiny.trainer(model, source, how.replace(mixed_precision=name)).run()
 
 
-def test_it_says_how_far_it_is_unless_told_to_be_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    for quiet in (True, False):
+def test_it_says_how_far_it_is_unless_progress_is_off(capfd: pytest.CaptureFixture[str]) -> None:
+    for progress in (True, False):
         tiny.trainer(
-            tiny.model(), tiny.source(), tiny.recipe(epochs=1), evaluate=lambda: {"f1": 0.25}, metric="f1", quiet=quiet
+            tiny.model(),
+            tiny.source(),
+            tiny.recipe(epochs=1),
+            evaluate=lambda: {"f1": 0.25},
+            metric="f1",
+            progress=progress,
         ).run()
         out, err = capfd.readouterr()
         assert out == ""
-        assert ("epoch 1.00: dev f1 0.2500" in err) is not quiet
+        assert ("epoch 1.00: dev f1 0.2500" in err) is progress

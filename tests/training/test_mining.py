@@ -97,14 +97,14 @@ def test_what_is_mined_trains_and_so_does_a_teacher(tmp_path: Path) -> None:
     assert mined.rows
     data = labelled("embed", mined.table())
     assert [one.texts for one in data.examples] == mined.rows
-    embedder.fit(mined.table(), quiet=True)
+    embedder.fit(mined.table(), progress=False)
 
     reranker = Reranker.load(save_bert(tmp_path / "cross", labels=1))
     taught = distilled(reranker, mined.rows)
     logits = np.log([np.array(one) / (1 - np.array(one)) for one in _sigmoids(reranker, mined.rows)])
     np.testing.assert_allclose(taught["scores"], logits, atol=1e-4)
     assert labelled("embed", taught).inputs == "lists"
-    Embedder(base, epochs=1, loss="margin-mse").fit(taught, quiet=True)
+    Embedder(base, epochs=1, loss="margin-mse").fit(taught, progress=False)
 
 
 def _sigmoids(reranker: Reranker, rows: list[tuple[str, ...]]) -> list[list[float]]:

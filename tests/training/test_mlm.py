@@ -10,13 +10,13 @@ import pytest
 
 from bertie.errors import InputError
 from bertie.nn.model import Model
+from bertie.recipe import Recipe
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
-from bertie.training.recipe import Recipe
 from tests.training import tiny
 from tests.training.test_corpus import SPECIALS, tokenizer_of
 
@@ -86,7 +86,7 @@ def test_it_learns_and_goes_on_where_it_stopped(corpus: Corpus, tokenizer: Token
     steps = plan(corpus, tokenizer, steps=300)
     recipe = Recipe(lr=1e-2, micro_tokens=120, warmup=0.05)
     whole = model(tokenizer.vocab_size)
-    history = Trainer(whole, steps, recipe, quiet=True).run()
+    history = Trainer(whole, steps, recipe, progress=False).run()
     assert history.steps == 300
     assert history.curve[-1]["loss"] < 0.75 * history.curve[0]["loss"]
 
@@ -97,14 +97,14 @@ def test_it_learns_and_goes_on_where_it_stopped(corpus: Corpus, tokenizer: Token
         raise Stopped
 
     part = model(tokenizer.vocab_size)
-    run = Trainer(part, steps, recipe, folder=tmp_path / "run", save_steps=70, quiet=True)
+    run = Trainer(part, steps, recipe, folder=tmp_path / "run", save_steps=70, progress=False)
     read = steps.read
     steps.read = lambda step: stop(step) if step == 163 else read(step)  # type: ignore[assignment, method-assign]
     with pytest.raises(Stopped):
         run.run()
     steps.read = read  # type: ignore[method-assign]
     part = model(tokenizer.vocab_size)
-    gone_on = Trainer(part, steps, recipe, folder=tmp_path / "run", resume=True, save_steps=70, quiet=True).run()
+    gone_on = Trainer(part, steps, recipe, folder=tmp_path / "run", resume=True, save_steps=70, progress=False).run()
     assert gone_on.curve == history.curve
     assert all((a == b).all() for a, b in zip(whole.state_dict().values(), part.state_dict().values(), strict=True))
 

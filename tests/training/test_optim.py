@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from bertie.checkpoints.model_spec import model_spec
 from bertie.errors import ConfigError, NotFoundError
 from bertie.nn.model import Model
+from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.training import lora
 from bertie.training.optimizer import (
@@ -27,7 +28,6 @@ from bertie.training.optimizer import (
     param_groups,
     set_lr,
 )
-from bertie.training.recipe import Recipe
 from tests.parity.tiny import TINY
 
 BATCH = [[2, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 11, 12, 13, 14, 3]]

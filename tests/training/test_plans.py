@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, Norm
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
+from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.objectives import (
@@ -47,7 +48,6 @@ from bertie.training.pretrain.pretraining_objectives import (
     Replacement,
     SentenceOrder,
 )
-from bertie.training.recipe import Recipe
 from bertie.training.sampling import TrainingTask
 from bertie.training.step import Loss
 from tests.training.overmodel import gradients

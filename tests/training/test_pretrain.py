@@ -20,6 +20,7 @@ import torch
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import ConfigError, InputError, NotFoundError, TrainingError
+from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import train as learn
 from bertie.training.loop import TRIES, Trainer
@@ -29,7 +30,6 @@ from bertie.training.pretrain.initialization import fresh
 from bertie.training.pretrain.plans import MixtureSampler
 from bertie.training.pretrain.pretrain_recipe import NOT_HERE, PretrainRecipe
 from bertie.training.pretrain.run import pretrain
-from bertie.training.recipe import Recipe
 from tests.training import overmodel, tiny
 from tests.training.overmodel import Poisoned
 from tests.training.test_corpus import texts
@@ -146,7 +146,7 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
 
 def poisoned(folder: Path | None, factors: dict[int, float], steps: int = 80, **options: Any) -> Trainer:
     plan = Poisoned(steps, factors)
-    options = {"rollback": True, "quiet": True, "keep": "last", "save_steps": 20, "evaluate_at": ()} | options
+    options = {"rollback": True, "progress": False, "keep": "last", "save_steps": 20, "evaluate_at": ()} | options
     return Trainer(tiny.model(), plan, tiny.recipe(batch_size=4), folder=folder, **options)
 
 
@@ -215,7 +215,13 @@ def test_losses_of_different_plans_are_not_compared(tmp_path: Path) -> None:
     plans = [Poisoned(400, {}), Poisoned(400, dict.fromkeys(range(400), 30.0))]
     mixed = MixtureSampler(plans, [6, 1], 400, seed=0)
     trainer = Trainer(
-        tiny.model(), mixed, tiny.recipe(batch_size=4, lr=1e-5), folder=tmp_path, rollback=True, quiet=True, keep="last"
+        tiny.model(),
+        mixed,
+        tiny.recipe(batch_size=4, lr=1e-5),
+        folder=tmp_path,
+        rollback=True,
+        progress=False,
+        keep="last",
     )
     trainer.run()
     assert trainer.progressed.skipped == []
@@ -224,7 +230,7 @@ def test_losses_of_different_plans_are_not_compared(tmp_path: Path) -> None:
 
 def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = dict.fromkeys(range(21, 80), NAN)
-    trainer = poisoned(tmp_path, bad, quiet=False)
+    trainer = poisoned(tmp_path, bad, progress=True)
     with pytest.raises(
         TrainingError, match=rf"the loss is nan at step 27, after {TRIES} spikes before it: the learning"
     ):
@@ -392,7 +398,7 @@ def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
             config = {"model_type": "bert", **shape, "max_position_embeddings": 66}
             fresh(config, tokenizer, seed=4).save(tmp_path / "teacher")
             one["teacher"] = "teacher"
-    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
     assert run["tokens"] > 3 * (1 if "batch_warmup" in given["train"] else 150)
     assert math.isfinite(run["loss"])
     report = {one.name for one in (tmp_path / "out" / "training").iterdir()}
@@ -428,7 +434,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
     tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
     build([str(text)], tokenizer, tmp_path / "corpus")
-    pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
     ours = Checkpoint.load(tmp_path / "out")
     theirs = AutoModelForPreTraining.from_pretrained(tmp_path / "out").eval()
     assert type(theirs).__name__ == "ElectraForPreTraining"
@@ -451,7 +457,7 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
 
     def refused(kind: type[Exception], said: str, given: dict[str, Any], **options: Any) -> None:
         with pytest.raises(kind) as error:
-            pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True, **options)
+            pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False, **options)
         assert said in str(error.value)
         assert not list(tmp_path.glob("*out*"))  # nothing is left behind
 
@@ -502,7 +508,7 @@ def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
     assert not Checkpoint.load(tmp_path / "bare").model.heads
     objective = {"kind": "relations", "teacher": "teacher", "heads": 4}
     given = asked({"batch_tokens": 512, "steps": 30, "lr": 3e-3}, objective, corpus="corpus") | {"model": "bare"}
-    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
     rows = (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")[1:]
     losses = [float(row.split(",")[2]) for row in rows if row]
     assert losses[-1] < losses[0]
@@ -519,7 +525,7 @@ def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
     model = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     given = asked({"batch_tokens": 128, "steps": 60, "evals": 1}, corpus=["a", "b"], tokenizer="tokenizer")
     given["model"] = model | {"intermediate_size": 16, "max_position_embeddings": 64}
-    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, quiet=True)
+    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
     rows = (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")
     assert len(rows) > 6
     assert run["evaluation"]["tokens"] > 20  # of the held-out text of both

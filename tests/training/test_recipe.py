@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from bertie.errors import ConfigError, NotFoundError
-from bertie.training.recipe import Recipe, read_recipe
+from bertie.recipe import Recipe
+from bertie.training.recipe_file import read_recipe
 
 
 def test_the_defaults_are_allowed_and_need_no_warning() -> None:
@@ -146,7 +147,7 @@ def test_warnings(values: dict[str, Any], starts: list[str]) -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, bertie.training.recipe; sys.exit('torch' in sys.modules)"
+    code = "import sys, bertie.recipe, bertie.training.recipe_file; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,12 +13,13 @@ import torch
 
 from bertie.config import Calibration
 from bertie.errors import InputError
+from bertie.recipe import Recipe
 from bertie.tasks import Classifier, Reranker
+from bertie.training.finetune import training_for
 from bertie.training.finetune.data import Labelled, labelled
 from bertie.training.finetune.reports import calibration, compare, evaluate, in_words_of, leaks, study, write_all
 from bertie.training.finetune.runs import Done
 from bertie.training.loop import TrainingHistory
-from bertie.training.recipe import Recipe
 from tests.checkpoints.sentence.tiny import save_bert
 
 
@@ -77,7 +78,10 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
     predictions = task.predict_labelled(data)
     found = calibration(task, predictions, "test", draws=50)
     assert found is not None
-    for one, wanted in ((found.before, plain["ece"]), (found.after, task.scores(predictions, draws=50)["ece"])):
+    for one, wanted in (
+        (found.before, plain["ece"]),
+        (found.after, training_for(task).scores(predictions, draws=50)["ece"]),
+    ):
         assert [one.value, one.low, one.high] == pytest.approx([wanted.value, wanted.low, wanted.high], abs=1e-4)
     assert found.before.value > found.after.value + 0.05
     assert sum(one.count for one in found.bins_before) == len(data.examples) * (3 if several else 1)
@@ -110,10 +114,10 @@ def test_leaks_of_pairs(task: Classifier) -> None:
     mixed = [pairs[2], (pairs[3][0], pairs[11][1]), *pairs[10:]]
     test = labelled("classify", mixed, labels[:12], known=train.labels)
     rest = replace(test, examples=test.examples[1:])
-    found = leaks(task, train, task.predict_labelled(test), draws=20)
+    found = leaks(task, train, training_for(task).predict_labelled(test), draws=20)
     assert [(one.test_index, one.train_index, one.kind) for one in found.found] == [(0, 2, "exact")]
     assert found.rows == 12
-    assert found.without == task.scores(task.predict_labelled(rest), draws=20)
+    assert found.without == training_for(task).scores(training_for(task).predict_labelled(rest), draws=20)
     assert found.texts[0][0] == "\n".join(pairs[2])
 
 
@@ -124,10 +128,10 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
     train = labelled("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
     pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
     test = labelled("rerank", pairs, [1, 0] * 3)
-    found = leaks(task, train, task.predict_labelled(test), draws=20)
+    found = leaks(task, train, training_for(task).predict_labelled(test), draws=20)
     assert [(one.test_index, one.train_index) for one in found.found] == [(0, 1), (1, 1)]
     assert found.without is not None
-    everything = leaks(task, replace(test, name="all"), task.predict_labelled(test), draws=20)
+    everything = leaks(task, replace(test, name="all"), training_for(task).predict_labelled(test), draws=20)
     assert len(everything.found) == 6
     assert everything.without is None
 
@@ -138,7 +142,7 @@ def test_leaks_of_questions(task: Classifier) -> None:
     train = labelled("answer", [("who is w0x1", contexts[0])], [["w0x1"]])
     asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
     test = labelled("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
-    predictions = task.predict_labelled(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
+    predictions = training_for(task).predict_labelled(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
     found = leaks(task, train, replace(predictions, data=test), draws=5)
     assert [(one.test_index, one.kind) for one in found.found] == [(0, "exact"), (1, "near")]
 
@@ -153,8 +157,8 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
     other = Classifier.load(task.checkpoint.source)
     names = {0: "mat", 1: "cat", 2: "bird"}  # some of this model's names, for other classes
     other.checkpoint.heads["classify"] = replace(other.info, labels=names)
-    predictions = task.predict_labelled(in_words_of(task, given))
-    judged_too = other.predict_labelled(in_words_of(other, given))
+    predictions = training_for(task).predict_labelled(in_words_of(task, given))
+    judged_too = training_for(other).predict_labelled(in_words_of(other, given))
     same = compare(task, predictions, "other", other, judged_too, draws=30)
     assert same.mcnemar == 1.0
     for gap in same.differences.values():
@@ -163,7 +167,7 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
         out = other.model.head("classify").out
         assert out is not None
         out.weight.neg_()
-    judged_too = other.predict_labelled(in_words_of(other, given))
+    judged_too = training_for(other).predict_labelled(in_words_of(other, given))
     opposite = compare(task, predictions, "other", other, judged_too, draws=30)
     mine, theirs = (np.array(one.gold) == np.array(one.predicted) for one in (predictions, judged_too))
     assert opposite.differences["accuracy"].value == pytest.approx(mine.mean() - theirs.mean())
@@ -188,7 +192,7 @@ def test_other_models_of_several_labels(folder: Path, data: Labelled) -> None:
             out.bias.copy_(out.bias[rows].clone())
         tasks.append(task)
     data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
-    first, second = (task.predict_labelled(in_words_of(task, data)) for task in tasks)
+    first, second = (training_for(task).predict_labelled(in_words_of(task, data)) for task in tasks)
     found = compare(tasks[0], first, "other", tasks[1], second, draws=30)
     assert {name: gap.value for name, gap in found.differences.items()} == pytest.approx(
         dict.fromkeys(found.differences, 0), abs=1e-7
@@ -212,7 +216,7 @@ def test_words_of_a_model(task: Classifier) -> None:
 def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None:
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.0))
     task.save(tmp_path / "model")
-    predictions = task.predict_labelled(data)
+    predictions = training_for(task).predict_labelled(data)
     runs = [
         Done(
             seed,
@@ -255,7 +259,7 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     assert made.reading["test"].tokens_total == 80 * 8
     write_all(tmp_path / "model", made)
     assert (
-        Classifier.load(tmp_path / "model").predict_labelled(data).predicted == predictions.predicted
+        training_for(Classifier.load(tmp_path / "model")).predict_labelled(data).predicted == predictions.predicted
     )  # checksums still hold
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["evaluations"]["test"]["scores"]["accuracy"] == made.evaluations["test"].scores["accuracy"].as_dict()

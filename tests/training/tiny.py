@@ -10,6 +10,7 @@ import torch
 
 from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
 from bertie.nn.model import Model
+from bertie.recipe import Recipe
 from bertie.training.loop import Trainer
 from bertie.training.objectives import (
     SingleLabelObjective,
@@ -17,7 +18,6 @@ from bertie.training.objectives import (
     TrainingExample,
     TrainingWindow,
 )
-from bertie.training.recipe import Recipe
 from bertie.training.sampling import TrainingTask
 
 CLASSES = 3
@@ -127,7 +127,7 @@ def recipe(**changes: Any) -> Recipe:
 
 
 def trainer(of: Model, sources: TrainingTask | list[TrainingTask], how: Recipe, **options: Any) -> Trainer:
-    return Trainer(of, [sources] if isinstance(sources, TrainingTask) else sources, how, **({"quiet": True} | options))
+    return Trainer(of, [sources] if isinstance(sources, TrainingTask) else sources, how, **({"progress": False} | options))
 
 
 def weights(of: Model) -> dict[str, torch.Tensor]:

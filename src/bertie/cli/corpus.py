@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     exclude = read_titles(args.exclude) if args.exclude else []
     tokenizer = Tokenizer.from_folder(args.tokenizer)
     begun = time.monotonic()
-    made = build(args.sources, tokenizer, args.output, settings, exclude=exclude, resume=args.resume, quiet=False)
+    made = build(args.sources, tokenizer, args.output, settings, exclude=exclude, resume=args.resume, progress=True)
     seconds = time.monotonic() - begun
     if args.json:
         print(json.dumps(made))

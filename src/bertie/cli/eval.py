@@ -25,7 +25,7 @@ from bertie.config import HeadName
 from bertie.data.progress import Progress
 from bertie.data.writers import TableWriter
 from bertie.errors import ExistsError, InputError, NotFoundError
-from bertie.training.recipe import TASKS
+from bertie.tasks import registry
 
 if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from bertie.evaluation.intervals import Difference, Score
     from bertie.evaluation.retrieval import Run
     from bertie.search.beir import Collection
-    from bertie.tasks.learn import Learner, Predictions
+    from bertie.training.finetune.base import AnyTrainable, Predictions
     from bertie.training.finetune.data import Labelled
-
-    AnyLearner = Learner[Any, Any, Any]
 
 EMBED = "embed"  # the task of models without a head, whose vectors are compared
 MODES = ("dense", "lexical", "hybrid")
@@ -57,7 +55,7 @@ def add(verbs: Verbs) -> None:
     )
     add_columns(parser)
     add_model(parser)
-    tasks = tuple(dict.fromkeys((*TASKS, EMBED)))
+    tasks = registry.trainable()
     parser.add_argument("--task", choices=tasks, help="what the model is for, where its head does not tell")
     parser.add_argument("--head", metavar="NAME", help="one of several heads of the model")
     parser.add_argument("--baseline", metavar="MODEL", help="another model, to compare with on the same texts")
@@ -147,7 +145,7 @@ def _compares(model: str, args: argparse.Namespace) -> bool:
         return False
     checkpoint = Checkpoint.inspect(model, revision=args.revision)
     return checkpoint.sentence is not None and not any(
-        info.task in TASKS or info.kind in (*TASKS, "classify") for info in checkpoint.heads.values()
+        registry.row_for_head(info) is not None for info in checkpoint.heads.values()
     )
 
 
@@ -304,26 +302,25 @@ def _say(
 
 def _judged(
     task: str, model: str, head: str | None, revision: str | None, data: Labelled, options: dict[str, Any]
-) -> tuple[str, AnyLearner, Predictions]:
+) -> tuple[str, AnyTrainable, Predictions]:
     """What a model says of the data."""
-    from bertie.tasks.multi_task import LEARNERS
+    from bertie.training.finetune import training_for
 
-    learner = LEARNERS[task].load(model, head=head, revision=revision, **options)
-    return short_name(model), learner, learner.predict_labelled(data)
+    learner = registry.get(task).trainable_class.load(model, head=head, revision=revision, **options)
+    return short_name(model), learner, training_for(learner).predict_labelled(data)
 
 
 def _outline(
     model: str, task: str | None, head: str | None = None, revision: str | None = None
-) -> tuple[AnyLearner, str]:
+) -> tuple[AnyTrainable, str]:
     """A model without its weights, put to its task, and the task."""
     from bertie.checkpoints.checkpoint import Checkpoint
-    from bertie.tasks.multi_task import LEARNERS
 
     kind: Any = head if head in get_args(HeadName) else None
     name = None if kind else head
     checkpoint = Checkpoint.inspect(model, revision=revision, head=kind)
     task = task or task_of(checkpoint, name)
-    learner = LEARNERS[task](checkpoint, head=name)
+    learner = registry.get(task).trainable_class(checkpoint, head=name)
     _ = learner.head  # one that is missing is an error now
     return learner, task
 
@@ -343,7 +340,7 @@ def task_of(checkpoint: Checkpoint, head: str | None = None) -> str:
         have = ", ".join(checkpoint.heads) or "none"
         raise NotFoundError(
             f"{checkpoint.source} has no head that says anything of labelled texts (its heads: {have}); bertie train "
-            f"makes one, for {', '.join(TASKS)}; --task {EMBED} scores its vectors, on pairs of texts"
+            f"makes one, for {', '.join(registry.trainable(with_head=True))}; --task {EMBED} scores its vectors, on pairs of texts"
         )
     return next(iter(found.values()))
 
@@ -351,7 +348,7 @@ def task_of(checkpoint: Checkpoint, head: str | None = None) -> str:
 def _task_of_head(checkpoint: Checkpoint, name: str, info: HeadInfo) -> str | None:
     if info.task is not None or info.kind != "classify":
         task = info.task or info.kind
-        return task if task in TASKS else None
+        return task if task in registry.trainable(with_head=True) else None
     if info.problem == "regression":
         return "regress"
     if len(info.labels) > 1 or info.problem is not None:

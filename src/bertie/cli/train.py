@@ -30,16 +30,16 @@ from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
 from bertie.data.journal import AlreadyComplete
 from bertie.data.writers import TableWriter
 from bertie.errors import BertieError, InputError
-from bertie.training.recipe import TRAINED, Recipe, RecipeFile, read_recipe
+from bertie.recipe import Recipe
+from bertie.tasks import registry
+from bertie.training.recipe_file import RecipeFile, read_recipe
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.evaluation.report import Study
-    from bertie.tasks.learn import Learner, Predictions
+    from bertie.training.finetune.base import AnyTrainable, Predictions
     from bertie.training.finetune.data import Labelled
     from bertie.training.finetune.runs import Done, Job, Runs
-
-    AnyLearner = Learner[Any, Any, Any]
 
 EXAMPLE = """  bertie train classify train.jsonl --dev dev.jsonl --test test.jsonl -m ./my-encoder --out mood
   bertie train tag train.jsonl --dev-share 0.1 --columns tokens=words tags=ner -m ./my-encoder --out my-tagger
@@ -93,7 +93,7 @@ HELP = {
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
     parser = verb(verbs, "train", "train a model on labelled texts, and report how good it is", __doc__, EXAMPLE)
-    tasks = ", ".join(TRAINED)
+    tasks = ", ".join(registry.trainable())
     parser.add_argument(
         "items", nargs="*", metavar="TASK TRAIN", help=f"what to train ({tasks}), then the files to train on"
     )
@@ -301,9 +301,9 @@ def _asked(args: argparse.Namespace) -> RecipeFile:
         return RecipeFile(**values | given | {"columns": found.columns | columns})
     if args.data is not None:
         raise UsageError("--data is where the paths of a recipe start; name one with --recipe")
-    if not args.items or args.items[0] not in TRAINED:
+    if not args.items or args.items[0] not in registry.trainable():
         what = f"{args.items[0]!r} is no task" if args.items else "name a task, or a recipe with --recipe"
-        raise UsageError(f"{what}; the tasks are {', '.join(TRAINED)} (see bertie train --help)")
+        raise UsageError(f"{what}; the tasks are {', '.join(registry.trainable())} (see bertie train --help)")
     task, *files = args.items
     if not files:
         raise UsageError(f"name the file to train on: bertie train {task} FILE")
@@ -374,10 +374,9 @@ def read(
 def _baseline(model: str, task: str, data: Labelled) -> Labelled:
     """The data in the words of another model, which is not loaded for that."""
     from bertie.checkpoints.checkpoint import Checkpoint
-    from bertie.tasks.multi_task import TRAINED as LEARNERS
     from bertie.training.finetune.reports import in_words_of
 
-    return in_words_of(LEARNERS[task](Checkpoint.inspect(model)), data)
+    return in_words_of(registry.get(task).trainable_class(Checkpoint.inspect(model)), data)
 
 
 def _train(args: argparse.Namespace, asked: RecipeFile, job: Job) -> None:
@@ -475,14 +474,14 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
     print(f"{args.out} is the model of seed {best.done.seed}; its report is {args.out}/report.html", file=sys.stderr)
 
 
-def _other(args: argparse.Namespace, job: Job) -> tuple[str, AnyLearner, Predictions]:
+def _other(args: argparse.Namespace, job: Job) -> tuple[str, AnyTrainable, Predictions]:
     """The baseline, and what it says of the test data."""
-    from bertie.tasks.multi_task import TRAINED as LEARNERS
+    from bertie.training.finetune import training_for
 
     assert job.test is not None
     data = _baseline(args.baseline, job.task, job.test)
-    task = LEARNERS[job.task].load(args.baseline, overflow=job.overflow, device=job.device)
-    return short_name(args.baseline), task, task.predict_labelled(data)
+    task = registry.get(job.task).trainable_class.load(args.baseline, overflow=job.overflow, device=job.device)
+    return short_name(args.baseline), task, training_for(task).predict_labelled(data)
 
 
 def short_name(model: str) -> str:

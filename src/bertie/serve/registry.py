@@ -15,9 +15,8 @@ from bertie.checkpoints.checkpoint import Checkpoint, default_model
 from bertie.config import Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
 from bertie.serve.engine import Engine, Ran, Stats
-from bertie.tasks import Embedder, MaskedLM, ZeroShot
+from bertie.tasks import Embedder, MaskedLM, Reranker, ZeroShot, registry
 from bertie.tasks.base import Task
-from bertie.tasks.multi_task import LEARNERS, task_of
 
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any, Any] | ZeroShot)
 VARIANTS = 256  # tasks with options of their own (such as dimensions) that are kept; then they are made anew
@@ -42,9 +41,9 @@ class Served:
         if checkpoint.tokenizer is None:
             raise NotFoundError(f"the model {name!r} has no tokenizer, and reading texts needs one")
         for head, info in checkpoint.heads.items():
-            kind = task_of(checkpoint, head)
-            if kind is not None:
-                self.tasks[head] = self.task(_reranking(checkpoint, head) or LEARNERS[kind], head=head)
+            row = registry.row_for_head(info)
+            if row is not None:
+                self.tasks[head] = self.task(_reranking(checkpoint, head) or row.task_class, head=head)
             elif info.kind == "mlm" and checkpoint.tokenizer.mask_id is not None:
                 self.tasks[head] = self.task(MaskedLM, head=head)
         self.tasks["embed"] = self.task(Embedder)
@@ -233,7 +232,7 @@ def named(models: Sequence[str | Path]) -> dict[str, str | Path]:
 def _reranking(checkpoint: Checkpoint, head: str) -> type[Task[Any, Any, Any]] | None:
     """Cross-encoders with one score rerank, as `bertie.load` has it."""
     lone = head in checkpoint.spec.heads and len(checkpoint.heads[head].labels) == 1
-    return LEARNERS["rerank"] if lone and checkpoint.cross_encoder is not None else None
+    return Reranker if lone and checkpoint.cross_encoder is not None else None
 
 
 def _usual_device() -> str:

@@ -10,24 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.config import HeadInfo
 from bertie.errors import InputError
 from bertie.tasks.base import FloatArray, TaskInput, at_least_one, listed, reading, trimmed
-from bertie.tasks.learn import Learner, Predictions, counted, pieces
+from bertie.tasks.trainable import Trainable
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
-
-if TYPE_CHECKING:
-    from bertie.evaluation.scores import Score
-    from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Objective, TrainingExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,7 @@ class _Options:
     threshold: float | None
 
 
-class Reader(Learner[_Options, FloatArray, Answers]):
+class Reader(Trainable[_Options, FloatArray, Answers]):
     """Answers questions from documents.
 
     >>> reader = Reader.load("path/to/a/squad/model")                                                 # doctest: +SKIP
@@ -77,7 +69,6 @@ class Reader(Learner[_Options, FloatArray, Answers]):
     """
 
     kind = "answer"
-    data_kind = "answer"
 
     def answer(
         self,
@@ -143,64 +134,9 @@ class Reader(Learner[_Options, FloatArray, Answers]):
         none = min(float(logits[0].sum()) for logits in outputs)
         return Answers(answers, none, **reading(found))
 
-    # --- training ---
-
     def predict(self, X: Iterable[tuple[str, str]]) -> list[str]:
         """The text of the best answer to each question."""
         return [one.best.text for one in self.answer_each(X)]
-
-    def head_for(self, data: Labelled) -> HeadInfo:
-        """Start and end."""
-        return HeadInfo("answer")
-
-    def objective(self, data: Labelled) -> Objective:
-        """Cross-entropy of the start and of the end."""
-        from bertie.training.objectives import AnswerSpanObjective
-
-        return AnswerSpanObjective()
-
-    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
-        """Each window is to point at the first answer, or at its first token if it does not hold it whole."""
-        from bertie.training.objectives import TrainingExample
-
-        asked = pieces(found)
-        return TrainingExample(
-            tuple(
-                replace(piece, values=_place(window, example), weights=np.array(1.0, dtype=np.float32))
-                for piece, window in zip(asked, found, strict=True)
-            )
-        )
-
-    def predict_labelled(self, data: Labelled) -> Predictions:
-        """Predict labelled data; where some questions have no answer, the model may say so."""
-        can_be_none = any(not example.target for example in data.examples)
-        asked = [(example.texts[0], example.texts[1]) for example in data.examples]
-        found = list(self.answer_each(asked, threshold=0.0 if can_be_none else None))
-        gold = [example.answers for example in data.examples]
-        return Predictions("answer", data, gold, [one.best.text for one in found], None, None, *counted(found))
-
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
-        """Exact match and F1 of words, as SQuAD defines them."""
-        from bertie.evaluation import scores
-
-        return scores.answering(predictions.gold, predictions.predicted, draws=draws)
-
-
-def _place(window: Window, example: Example) -> NDArray[np.int64]:
-    """(2,) the tokens of the window where the first answer starts and ends; (0, 0): it does not hold it."""
-    nowhere = np.zeros(2, dtype=np.int64)
-    if not example.target:
-        return nowhere
-    start, end = example.target[0]
-    encoding = window.encoding
-    inside = np.flatnonzero(encoding.sources == 1)
-    offsets = encoding.offsets[inside]
-    if not len(inside) or start < offsets[0, 0] or end > offsets[-1, 1]:
-        return nowhere
-    touched = inside[(offsets[:, 0] < end) & (offsets[:, 1] > start)]
-    if not len(touched):
-        return nowhere
-    return np.array([touched[0], touched[-1]], dtype=np.int64)
 
 
 def _checked(item: object, name: str) -> tuple[str, Sequence[str]]:

@@ -11,20 +11,18 @@ Zero-shot classification averages the logits of each hypothesis in the same way.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.config import Calibration, HeadInfo
+from bertie.config import HeadInfo
 from bertie.errors import InputError, NotFoundError
 from bertie.tasks.base import (
     FloatArray,
@@ -40,15 +38,10 @@ from bertie.tasks.base import (
     single,
     softmax,
 )
-from bertie.tasks.learn import Learner, Predictions, class_weights, counted, given_back, pieces
+from bertie.tasks.trainable import Trainable
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
-
-if TYPE_CHECKING:
-    from bertie.evaluation.scores import Score
-    from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Objective, TrainingExample
 
 Text = str | tuple[str, str]
 
@@ -66,14 +59,14 @@ class Classification:
     windows: int
 
 
-class Classifier(Learner[None, FloatArray, Classification]):
+class Classifier(Trainable[None, FloatArray, Classification]):
     """Classifies texts or pairs of texts.
 
     >>> classifier = Classifier.load("path/to/a/sentiment/model")                  # doctest: +SKIP
     >>> classifier.classify(["A delight from start to finish."])[0].label          # doctest: +SKIP
     'positive'
 
-    Or trains one, with the hyperparameters of `bertie.training.recipe.Recipe`:
+    Or trains one, with the hyperparameters of `bertie.Recipe`:
 
     >>> classifier = Classifier("path/to/any/encoder", epochs=3, lr=3e-5)           # doctest: +SKIP
     >>> classifier.fit(texts, labels, dev=(dev_texts, dev_labels)).predict(texts)   # doctest: +SKIP
@@ -82,7 +75,6 @@ class Classifier(Learner[None, FloatArray, Classification]):
 
     kind = "classify"
     needs = "a head for classes"
-    data_kind = "classify"
 
     @classmethod
     def _fits(cls, info: HeadInfo) -> bool:
@@ -128,12 +120,12 @@ class Classifier(Learner[None, FloatArray, Classification]):
         sure = named[best] >= (info.calibration.abstain_below or -np.inf)
         return Classification(best, named[best], named, sure, **reading(found))
 
-    # --- training ---
+    # --- scikit-learn ---
 
     @property
     def classes_(self) -> NDArray[Any]:
         """The labels, in the order of `predict_proba`'s columns."""
-        return given_back(list(self.info.labels.values()), self._original)
+        return _restore_labels(list(self.info.labels.values()), self._original)
 
     @property
     def _original(self) -> Mapping[str, Any]:
@@ -146,11 +138,11 @@ class Classifier(Learner[None, FloatArray, Classification]):
         Labels are given back as `fit` was given them, and as texts by a model that was loaded.
         """
         if self.problem == "multi":
-            found = [self._chosen(one.scores) for one in self.classify_each(X)]
+            found = [self.above_threshold(one.scores) for one in self.classify_each(X)]
             rows = np.empty(len(found), dtype=object)
             rows[:] = [tuple(self._original.get(label, label) for label in one) for one in found]
             return rows
-        return given_back([one.label for one in self.classify_each(X)], self._original)
+        return _restore_labels([one.label for one in self.classify_each(X)], self._original)
 
     def predict_proba(self, X: Iterable[Text]) -> NDArray[np.float32]:
         """(n, labels) probabilities, in the order of `classes_`."""
@@ -161,102 +153,11 @@ class Classifier(Learner[None, FloatArray, Classification]):
         rows = [[one.scores[label] for label in labels] for one in found]
         return np.array(rows, dtype=np.float32).reshape(len(rows), len(labels))
 
-    def _chosen(self, scores: Mapping[str, float]) -> tuple[str, ...]:
+    def above_threshold(self, scores: Mapping[str, float]) -> tuple[str, ...]:
+        """The labels of a multi-label model whose probability reaches its threshold."""
         threshold = self.info.calibration.threshold
         threshold = 0.5 if threshold is None else threshold
         return tuple(label for label, score in scores.items() if score >= threshold)
-
-    def head_for(self, data: Labelled) -> HeadInfo:
-        """One output a label."""
-        problem = "multi_label_classification" if data.multi else "single_label_classification"
-        return HeadInfo("classify", dict(enumerate(data.labels)), problem)
-
-    def objective(self, data: Labelled) -> Objective:
-        """Cross-entropy over the classes, or of each label by itself."""
-        from bertie.training.objectives import MultiLabelObjective, SingleLabelObjective
-
-        counts = Counter(label for example in data.examples for label in _labels_of(example))
-        self._weights = class_weights(self.recipe, data, counts)
-        self._number = {label: i for i, label in self.info.labels.items()}
-        smoothing = self.recipe.label_smoothing
-        return MultiLabelObjective(smoothing) if self.problem == "multi" else SingleLabelObjective(smoothing)
-
-    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
-        """The label is that of the whole text."""
-        from bertie.training.objectives import TrainingExample
-
-        if self.problem == "single":
-            value: Any = np.int64(self._number[example.target])
-            return TrainingExample(pieces(found), value, self._weights[example.target])
-        value = np.zeros(len(self._number), dtype=np.float32)
-        value[[self._number[label] for label in example.target]] = 1.0
-        weight = float(np.mean([self._weights[label] for label in example.target])) if example.target else 1.0
-        return TrainingExample(pieces(found), value, weight)
-
-    def predict_labelled(self, data: Labelled) -> Predictions:
-        """Predict labelled data."""
-        found = list(self.classify_each([_as_text(example) for example in data.examples]))
-        table = self._table(found)
-        labels = list(self.info.labels.values())
-        gold: Sequence[Any] = [example.target for example in data.examples]
-        if self.problem == "multi":
-            predicted: Sequence[Any] = [self._chosen(one.scores) for one in found]
-            gold = [
-                example.target if isinstance(example.target, tuple) else (example.target,) for example in data.examples
-            ]
-        else:
-            predicted = [labels[i] for i in table.argmax(1)]
-        kind = "multi" if self.problem == "multi" else "classify"
-        return Predictions(kind, data, gold, predicted, table, table.max(1), *counted(found))
-
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
-        """Accuracy and its like, or F1 over labels."""
-        from bertie.evaluation import scores
-
-        assert predictions.probabilities is not None
-        labels = list(self.info.labels.values())
-        if predictions.kind == "classify":
-            return scores.classification(predictions.gold, predictions.probabilities, labels, draws=draws)
-        threshold = self.info.calibration.threshold
-        table = _as_table(predictions.gold, labels)
-        return scores.multi_label(
-            table, predictions.probabilities, 0.5 if threshold is None else threshold, draws=draws
-        )
-
-    def calibrate(self, dev: Labelled) -> None:
-        """Fit the temperature, the threshold of labels, and the confidence for the precision that was asked for."""
-        from bertie.evaluation import calibration
-
-        assert self.head is not None
-        self.checkpoint.set_calibration(self.head, Calibration())
-        predictions = self.predict_labelled(dev)
-        assert predictions.probabilities is not None
-        labels = list(self.info.labels.values())
-        tiny = np.float32(1e-7)
-        if self.problem == "multi":
-            p = np.clip(predictions.probabilities, tiny, 1 - tiny)
-            table = _as_table(predictions.gold, labels)
-            temperature = calibration.temperature_multi(np.log(p / (1 - p)), table)
-            self.checkpoint.set_calibration(self.head, Calibration(temperature))
-            heated = self.predict_labelled(dev).probabilities
-            assert heated is not None
-            self.checkpoint.set_calibration(
-                self.head, Calibration(temperature, calibration.best_threshold(table, heated))
-            )
-            return
-        gold = np.array([labels.index(label) for label in predictions.gold])
-        temperature = calibration.temperature(np.log(np.maximum(predictions.probabilities, np.float32(1e-30))), gold)
-        self.checkpoint.set_calibration(self.head, Calibration(temperature))
-        if self.recipe.abstain is not None:
-            after = self.predict_labelled(dev)
-            assert after.confidence is not None
-            right = np.array([a == b for a, b in zip(after.gold, after.predicted, strict=True)])
-            found = calibration.abstention(after.confidence, right, self.recipe.abstain)
-            if found is not None:
-                below = float(min(1.0, found.threshold))
-                self.checkpoint.set_calibration(
-                    self.head, Calibration(temperature, abstain_below=below, precision=self.recipe.abstain)
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +170,7 @@ class RegressionResult:
     windows: int
 
 
-class Regressor(Learner[None, FloatArray, RegressionResult]):
+class Regressor(Trainable[None, FloatArray, RegressionResult]):
     """Gives texts or pairs of texts a value.
 
     >>> regressor = Regressor("path/to/any/encoder").fit(pairs, scores)             # doctest: +SKIP
@@ -279,7 +180,6 @@ class Regressor(Learner[None, FloatArray, RegressionResult]):
 
     kind = "classify"
     needs = "a head with one value"
-    data_kind = "regress"
 
     @classmethod
     def _fits(cls, info: HeadInfo) -> bool:
@@ -303,40 +203,6 @@ class Regressor(Learner[None, FloatArray, RegressionResult]):
         """The mean over windows."""
         return RegressionResult(float(pooled(found, outputs)[0]), **reading(found))
 
-    def head_for(self, data: Labelled) -> HeadInfo:
-        """One output."""
-        return HeadInfo("classify", {0: "LABEL_0"}, "regression", task="regress")
-
-    def objective(self, data: Labelled) -> Objective:
-        """The squared error, in units of the variance. A fresh head begins at the mean."""
-        from bertie.training.objectives import RegressionObjective
-
-        values = np.array([example.target for example in data.examples], dtype=np.float64)
-        assert self.head is not None
-        out = self.model.head(self.head).out
-        if out is not None and out.bias is not None and not out.bias.any():
-            with torch.no_grad():
-                out.bias.fill_(float(values.mean()))
-        return RegressionObjective(float(values.var()) or 1.0)
-
-    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
-        """The value is that of the whole text."""
-        from bertie.training.objectives import TrainingExample
-
-        return TrainingExample(pieces(found), np.array(example.target, dtype=np.float32))
-
-    def predict_labelled(self, data: Labelled) -> Predictions:
-        """Predict labelled data."""
-        found = list(self.predict_each([_as_text(example) for example in data.examples]))
-        gold = [float(example.target) for example in data.examples]
-        return Predictions("regress", data, gold, [one.value for one in found], None, None, *counted(found))
-
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
-        """Correlations and errors."""
-        from bertie.evaluation import scores
-
-        return scores.regression(predictions.gold, predictions.predicted, draws=draws)
-
 
 def _asks(texts: Iterable[Text], verb: str) -> Iterator[TaskInput[None]]:
     """Texts and pairs with their numbers."""
@@ -347,17 +213,13 @@ def _asks(texts: Iterable[Text], verb: str) -> Iterator[TaskInput[None]]:
     )
 
 
-def _as_text(example: Example) -> Text:
-    return (example.texts[0], example.texts[1]) if len(example.texts) == 2 else example.texts[0]
-
-
-def _labels_of(example: Example) -> tuple[str, ...]:
-    return example.target if isinstance(example.target, tuple) else (example.target,)
-
-
-def _as_table(gold: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:
-    """(n, labels) which labels each text has."""
-    return np.array([[label in one for label in labels] for one in map(set, gold)], dtype=bool)
+def _restore_labels(labels: Sequence[str], original: Mapping[str, Any]) -> NDArray[Any]:
+    """Labels as `fit` got them: numbers for numbers."""
+    restored = [original.get(label, label) for label in labels]
+    try:
+        return np.array(restored)
+    except ValueError:  # of several types
+        return np.array(restored, dtype=object)
 
 
 @dataclass(frozen=True, slots=True)

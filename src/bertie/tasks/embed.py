@@ -6,15 +6,14 @@ whatever follows the pooling (a dense layer, the scaling to length 1). Training 
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import inf
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 import torch
@@ -22,13 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint, default_model
-from bertie.checkpoints.cross_encoder import CrossEncoderConfig
-from bertie.checkpoints.model_spec import model_spec
-from bertie.config import HeadInfo
-from bertie.errors import ConfigError, InputError
-from bertie.nn.heads import Head
-from bertie.nn.model import Model
+from bertie.errors import InputError
 from bertie.nn.sentence_modules import Normalize, SentenceModules, normalized, scaled
+from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks import base
 from bertie.tasks.base import (
     FloatArray,
@@ -42,23 +37,12 @@ from bertie.tasks.base import (
     pooled,
     reading,
 )
-from bertie.tasks.learn import Learner, Predictions, pieces
+from bertie.tasks.trainable import Hyperparameters, Trainable
 from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Flat, checked_text
 from bertie.text.windows import Window
-from bertie.training.recipe import POOLINGS, Recipe
-
-if TYPE_CHECKING:
-    from bertie.evaluation.scores import Score
-    from bertie.training.embedding.losses import VectorLoss
-    from bertie.training.embedding.objective import EmbeddingObjective
-    from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import TrainingExample, TrainingWindow
-    from bertie.training.sampling import BatchSampler
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
-# The loss for each kind of data, where none is named.
-USUAL = {"pairs": "infonce", "scores": "cosent", "classes": "softmax", "lists": "kl"}
 FEW = 4  # texts that are read at once, without looking for those of like length
 THREADS = 2  # that tokenize: one calls the library, which uses all cores, while the other makes arrays of what it said
 
@@ -76,7 +60,7 @@ class Embedding:
 @dataclass(frozen=True, slots=True)
 class _Options:
     prompt_tokens: int  # that pooling may be told to leave out, with the special one before them
-    before: str = ""  # the prompt
+    prompt: str = ""
 
 
 _Chunk = list[tuple[int, str]]  # texts with their numbers
@@ -94,7 +78,7 @@ class _Block:
             yield Embedding(vector, *counts)
 
 
-class Embedder(Learner[_Options, FloatArray, Embedding]):
+class Embedder(Trainable[_Options, FloatArray, Embedding]):
     """Turns each text into one vector, as the checkpoint's sentence-transformers modules say.
 
     A checkpoint without such modules is pooled by the mean over tokens, unless `pooling` says otherwise: cls, mean,
@@ -105,7 +89,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape    # doctest: +SKIP
     (2, 384)
 
-    Or trains one, with the hyperparameters of `bertie.training.recipe.Recipe`:
+    Or trains one, with the hyperparameters of `bertie.Recipe`:
 
     >>> embedder = Embedder("path/to/any/encoder", batch_size=256)                              # doctest: +SKIP
     >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …], dev=pairs).save("my-model")  # doctest: +SKIP
@@ -118,36 +102,37 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     shorter lengths that vectors shall serve at, too.
     """
 
-    data_kind = "embed"
-
     def __init__(
         self,
-        checkpoint: Checkpoint | str | Path,
+        model: Checkpoint | str | Path | None = None,
         *,
         overflow: Overflow = "window",
         pooling: Literal["cls", "mean", "max", "last", "weighted-mean"] | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
-        loss: str | VectorLoss | None = None,
+        loss: Any = None,
+        matryoshka: Sequence[int] | None = None,
         device: str | torch.device | None = None,
-        **training: Any,
+        **hyperparameters: Unpack[Hyperparameters],
     ) -> None:
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"pooling={pooling!r} must be one of {', '.join(POOLINGS)}")
-        self.normalize, self.dimensions = normalize, dimensions
-        self._loss = loss  # by name it is one of the recipe
+        self.pooling, self.normalize, self.dimensions = pooling, normalize, dimensions
+        self.loss = loss  # a name, or a `bertie.training.embedding.losses.VectorLoss`
+        self.matryoshka = matryoshka
+        super().__init__(model, overflow=overflow, device=device, **hyperparameters)
         named = loss if loss is None or isinstance(loss, str) else None
-        super().__init__(checkpoint, overflow=overflow, device=device, pooling=pooling, loss=named, **training)
+        self.recipe = self.recipe.replace(pooling=pooling, loss=named, matryoshka=matryoshka)
 
     def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
         Task._use(self, checkpoint, None)
-        self.modules = self._behind(checkpoint, normalize=False)  # which `_finish` does
+        self.modules = self.modules_for(checkpoint, normalize=False)  # which `_finish` does
         if self.dimensions is not None and not 1 <= self.dimensions <= self.modules.dimension:
             raise InputError(f"dimensions={self.dimensions} must lie between 1 and {self.modules.dimension}")
 
-    def _behind(self, checkpoint: Checkpoint, *, normalize: bool) -> SentenceModules:
+    def modules_for(self, checkpoint: Checkpoint, *, normalize: bool) -> SentenceModules:
         """What follows the encoder."""
-        width, pooling, given = checkpoint.model.config.width, self.recipe.pooling, checkpoint.sentence
+        width, pooling, given = checkpoint.model.config.width, self.pooling, checkpoint.sentence
         if pooling is None:
             return given or SentenceModules.fresh(width, normalize=normalize)
         modules = SentenceModules.fresh(width, pooling=POOLING[pooling], normalize=normalize)
@@ -158,25 +143,37 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def __getattr__(self, name: str) -> Any:
         """A checkpoint given by name is loaded when it is first needed."""
-        if name not in ("checkpoint", "model", "tokenizer", "head", "modules") or "_given" not in self.__dict__:
+        lazy = ("checkpoint", "model", "tokenizer", "head", "modules")
+        if name not in lazy or "_model_argument" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._use(self._start(), None)
+        self._use(self._load_model(), None)
         return self.__dict__[name]
 
     @classmethod
-    def load(cls, name: str | Path | None = None, *, overflow: Overflow = "window", **options: Any) -> Self:
-        """Load a checkpoint, the built-in model if none is named.
+    def load(
+        cls,
+        name: str | Path | None = None,
+        *,
+        overflow: Overflow = "window",
+        pooling: Literal["cls", "mean", "max", "last", "weighted-mean"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a model, the built-in one if no name is given; `options` are those of `Checkpoint.load`."""
+        checkpoint = Checkpoint.load(default_model() if name is None else name, **options)
+        return cls(checkpoint, overflow=overflow, pooling=pooling, normalize=normalize, dimensions=dimensions)
 
-        `options` are `pooling`, `normalize`, `dimensions`, hyperparameters for `fit`, and those of `Checkpoint.load`.
-        """
-        known = ("normalize", "dimensions", *(one.name for one in fields(Recipe)))
-        mine = {key: options.pop(key) for key in known if key in options}
-        return cls(Checkpoint.load(default_model() if name is None else name, **options), overflow=overflow, **mine)
+    @classmethod
+    def from_recipe(cls, model: Checkpoint | str | Path | None, recipe: Recipe, **options: Any) -> Self:
+        """An embedder with the hyperparameters of a recipe; `options` are the other arguments of the constructor."""
+        return cls(model, **options, **recipe.as_dict())
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments, as scikit-learn wants them."""
-        mine = {"normalize": self.normalize, "dimensions": self.dimensions, "loss": self._loss}
-        return {key: value for key, value in super().get_params(deep).items() if key != "head"} | mine
+        """The constructor's arguments."""
+        own = ("pooling", "normalize", "dimensions", "loss", "matryoshka")
+        params = {key: value for key, value in super().get_params(deep).items() if key != "head"}
+        return params | {name: getattr(self, name) for name in own}
 
     @property
     def dimension(self) -> int:
@@ -221,8 +218,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         On a GPU, vectors of texts in memory come back while the next block runs. Where tokenizing takes long, threads
         do it ahead; where it does not, they would only keep the interpreter from launching what the GPU waits for.
         """
-        before = self._prompt(prompt)
-        options = _Options(self._tokens(before), before)
+        options = self.options(prompt)
         numbered = enumerate(listed(texts, "embed"))
         checked = ((i, text if type(text) is str else checked_text(text, f"text {i}")) for i, text in numbered)
         chunks = chunked(checked, lambda one: len(one[1]))
@@ -247,7 +243,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
 
     def _tokenized(self, chunk: _Chunk, options: _Options) -> Flat:
         try:
-            return self.tokenizer.encode_flat([self._prepared(options.before + text) for _, text in chunk])
+            return self.tokenizer.encode_flat([self.prepare_text(options.prompt + text) for _, text in chunk])
         except InputError:
             for i, text in chunk:
                 checked_text(text, f"text {i}")
@@ -284,10 +280,15 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
     def _apart(self, chunk: _Chunk, options: _Options) -> _Block:
         """As all tasks run."""
         texts = ((f"text {i}", checked_text(text, f"text {i}")) for i, text in chunk)
-        asks = (TaskInput(name, (self._prepared(options.before + text),), options) for name, text in texts)
+        asks = (TaskInput(name, (self.prepare_text(options.prompt + text),), options) for name, text in texts)
         found = list(self.run(asks))
         counts = np.array([(one.tokens_total, one.tokens_read, one.windows) for one in found])
         return _Block(np.stack([one.vector for one in found]), counts)
+
+    def options(self, prompt: str | None = None) -> _Options:
+        """The prompt of that name, or the default one, with its length in tokens."""
+        text = self._prompt(prompt)
+        return _Options(self._tokens(text), text)
 
     def _prompt(self, name: str | None) -> str:
         """What goes before each text."""
@@ -297,14 +298,15 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
             raise InputError(f"prompt={name!r} is not one of the checkpoint's prompts: {known}")
         return self.modules.prompts[name] if name is not None else ""
 
-    def _prepared(self, text: str) -> str:
+    def prepare_text(self, text: str) -> str:
+        """Lower-case a text if the checkpoint says so."""
         return text.lower() if self.modules.lower_case else text
 
     def _tokens(self, prompt: str) -> int:
         """How many tokens a prompt has, with the special one before it and without the one after it."""
         if not prompt:
             return 0
-        encoding = self.tokenizer.encode(self._prepared(prompt))
+        encoding = self.tokenizer.encode(self.prepare_text(prompt))
         return len(encoding) - int(encoding.special[-1])
 
     def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> NDArray[np.float32]:
@@ -327,7 +329,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
     ) -> Sequence[FloatArray]:
         """(width,) the pooled state of each window."""
-        skips = [_skip(window, ask.options.prompt_tokens) for ask, window in zip(asks, group, strict=True)]
+        skips = [prompt_tokens_in(window, ask.options.prompt_tokens) for ask, window in zip(asks, group, strict=True)]
         return self.by_text(self._pooled(hidden, batch, skips))
 
     def _pooled(self, hidden: Tensor, batch: Batch, skips: Sequence[int] | None) -> Tensor:
@@ -396,202 +398,7 @@ class Embedder(Learner[_Options, FloatArray, Embedding]):
         self.checkpoint = replace(self.checkpoint, sentence=self.modules)
         return self
 
-    # --- training ---
 
-    def fit_labelled(self, data: Labelled, dev: Labelled | None = None, **options: Any) -> Self:
-        """As `fit`, on data that was read already."""
-        if dev is not None and dev.inputs == "classes" and not _numbers(dev):
-            raise InputError(
-                f"{dev.name} has classes, by which vectors cannot be predictions; give data with scores, or pairs that "
-                "belong together"
-            )
-        try:
-            return super().fit_labelled(data, dev, **options)
-        finally:
-            if "model" in self.__dict__:
-                self.model.auxiliary.clear()
-
-    def head_for(self, data: Labelled) -> HeadInfo:
-        """There is none."""
-        raise ConfigError("an Embedder has no head; train it by itself, not among bertie.Heads")
-
-    def _ready(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
-        """The encoder with what follows it, and no heads: they were trained for another encoder than will come out."""
-        spec, config = checkpoint.spec, checkpoint.config
-        if not set(spec.heads) <= {"pooler"}:
-            config = {
-                key: value for key, value in config.items() if key not in (*CrossEncoderConfig.CONFIG_KEYS, *_GONE)
-            }
-            config["architectures"] = [name for name, heads in spec.family.architectures.items() if not heads][:1]
-            spec = model_spec(config, None, head="none", ignore=spec.ignored)
-        kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in spec.heads}
-        return replace(
-            checkpoint,
-            model=Model.over(checkpoint.model.encoder, kept).eval(),
-            config=config,
-            spec=spec,
-            heads={},
-            sentence=self._behind(checkpoint, normalize=bool(self.normalize)),
-            cross_encoder=None,
-        )
-
-    def _plan(self, data: Labelled) -> BatchSampler:
-        from bertie.training.embedding.rows import Rows
-        from bertie.training.sampling import TrainingTask
-
-        assert self.checkpoint.sentence is not None
-        self.modules = self.checkpoint.sentence
-        objective = self.objective(data)
-        objective.begin(self.model, self.modules)
-        apart = objective.loss.inputs == "pairs"  # other rows' texts are taken for wrong ones
-        texts = [example.texts for example in data.examples] if apart else None
-        return Rows(TrainingTask("", objective, list(self.items(data))), self.recipe, texts)
-
-    def objective(self, data: Labelled) -> EmbeddingObjective:
-        """A loss over all vectors of a step."""
-        from bertie.training.embedding.losses import KL, Matryoshka, VectorLoss
-        from bertie.training.embedding.objective import EmbeddingObjective, named_loss
-        from bertie.training.embedding.similarity import Cosine, Dot
-
-        if isinstance(self._loss, VectorLoss):
-            loss = self._loss
-        elif self.recipe.loss is None and data.inputs == "lists":
-            loss = KL(scale=20.0, score=Cosine())
-        else:
-            loss = named_loss(self.recipe.loss or USUAL[data.inputs], classes=len(data.labels))
-        _fitting(loss, data)
-        self._values = loss.inputs
-        self._number = {label: i for i, label in enumerate(data.labels)}
-        if self.recipe.matryoshka is not None:
-            whole = self.modules.dimension
-            loss = Matryoshka(loss, tuple(dict.fromkeys((whole, *self.recipe.matryoshka))))
-        elif isinstance(getattr(loss, "score", None), Dot) and self.modules.similarity is None:
-            self.modules.similarity = "dot"  # as it was trained to be compared
-        return EmbeddingObjective(loss)
-
-    def items(self, data: Labelled) -> Iterator[TrainingExample]:
-        """Rows of texts, tokenized; each text is read as `embed` reads it."""
-        from bertie.training.embedding.objective import row
-
-        before = self._prompt(None)
-        options = _Options(self._tokens(before))
-        for start in range(0, len(data.examples), base.ITEMS_AT_ONCE):
-            chunk = data.examples[start : start + base.ITEMS_AT_ONCE]
-            texts = [self._prepared(before + text) for example in chunk for text in example.texts]
-            encoded = iter(zip(texts, self.tokenizer.encode_batch(texts), strict=True))
-            for example in chunk:
-                name = f"{data.name}, row {example.row}"
-                some = [self.windows(TaskInput(name, (t,), options), e) for t, e in islice(encoded, len(example.texts))]
-                yield row([self._pieces(found, options.prompt_tokens) for found in some], self._value(example))
-
-    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
-        """One text by itself."""
-        from bertie.training.embedding.objective import row
-
-        return row([self._pieces(found, self._tokens(self._prompt(None)))], self._value(example))
-
-    def _pieces(self, found: Sequence[Window], prompt: int) -> Sequence[TrainingWindow]:
-        if not prompt or self.modules.pooling.include_prompt:
-            return pieces(found)
-        skips = [np.array(_skip(window, prompt)) for window in found]
-        return [replace(piece, values=skip) for piece, skip in zip(pieces(found), skips, strict=True)]
-
-    def _value(self, example: Example) -> Any:
-        if self._values == "classes":
-            return np.int64(self._number[example.target])
-        return None if example.target is None else np.array(example.target, dtype=np.float32)
-
-    def _fingerprint(self, *data: Labelled | None) -> str:
-        loss = re.sub(r" at 0x\w+", "", repr(self._loss))  # a function's place is another in each process
-        return f"{super()._fingerprint(*data)} {loss}"
-
-    def predict_labelled(self, data: Labelled) -> Predictions:
-        """How alike the texts of each row are; of pairs that belong together, at which rank the right one is found."""
-        places = {text: i for i, text in enumerate(dict.fromkeys(t for one in data.examples for t in one.texts))}
-        found = list(self.embed_each(list(places)))
-        vectors = np.stack([one.vector for one in found])
-        rows = [[places[text] for text in example.texts] for example in data.examples]
-        counts = [
-            np.array([sum(getattr(found[i], name) for i in row) for row in rows])
-            for name in ("tokens_total", "tokens_read", "windows")
-        ]
-        if data.inputs == "pairs":
-            ranks = self._ranks(rows, vectors)
-            return Predictions("find", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
-        alike = [self.compare(vectors[row[:1]], vectors[row[1:]])[0] for row in rows]
-        if data.inputs == "lists":  # each passage is a row
-            several = [len(one) for one in alike]
-            examples = [
-                replace(one, texts=(one.texts[0], text), target=target)
-                for one in data.examples
-                for text, target in zip(one.texts[1:], one.target, strict=True)
-            ]
-            data, counts = replace(data, examples=examples, inputs="scores"), [np.repeat(c, several) for c in counts]
-        gold = [float(example.target) for example in data.examples]
-        said = np.concatenate(alike).tolist()
-        return Predictions("alike", data, gold, said, None, None, counts[0], counts[1], counts[2])
-
-    def _ranks(self, rows: Sequence[Sequence[int]], vectors: NDArray[np.float32]) -> list[tuple[float, ...]]:
-        """The rank of each row's second text for its first, among all second and later ones; ties count against it.
-
-        Other texts that belong to the first are not in its way, nor is it itself. With negatives: whether it is above
-        all those of its own row, too.
-        """
-        right: dict[int, set[int]] = {}
-        for first, second, *_ in rows:
-            right.setdefault(first, {first}).add(second)
-        others = sorted({i for row in rows for i in row[1:]})
-        column = {i: n for n, i in enumerate(others)}
-        ranks: list[tuple[float, ...]] = []
-        for start in range(0, len(rows), 256):
-            block = rows[start : start + 256]
-            table = self.compare(vectors[[row[0] for row in block]], vectors[others])  # (256, candidates)
-            for (first, second, *wrong), alike in zip(block, table, strict=True):
-                own = alike[column[second]]
-                beaten = [own > alike[column[i]] for i in wrong]
-                alike[[column[i] for i in right[first] if i in column]] = -np.inf
-                rank = 1.0 + float((alike >= own).sum())
-                ranks.append((rank, float(all(beaten))) if wrong else (rank,))
-        return ranks
-
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
-        """Correlations with the scores; or how often the right text is found."""
-        from bertie.evaluation import scores
-
-        return (scores.finding if predictions.kind == "find" else scores.alikeness)(
-            predictions.gold, predictions.predicted, draws=draws
-        )
-
-
-_GONE = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")  # of a config.json: what a head says
-
-
-def _skip(window: Window, prompt: int) -> int:
+def prompt_tokens_in(window: Window, prompt: int) -> int:
     """How many of a window's tokens are the prompt's: of several windows only the first begins with it."""
     return prompt if 0 < prompt < len(window) and window.places[prompt - 1] == prompt - 1 else 0
-
-
-def _numbers(data: Labelled) -> bool:
-    """Whether all classes are numbers, and so may be scores."""
-    return all(label.removeprefix("-").isdigit() for label in data.labels)
-
-
-def _fitting(loss: VectorLoss, data: Labelled) -> None:
-    """Refuse data that a loss cannot learn from."""
-    wanted, name = loss.inputs, type(loss).__name__
-    texts = len(data.examples[0].texts)
-    if wanted == "triplets" and data.inputs == "pairs":
-        if texts != 3:
-            raise InputError(f"{name} takes three texts a row, and {data.name} has {texts}: anchor, positive, negative")
-        return
-    if wanted == "scores" and data.inputs == "classes" and _numbers(data):
-        return
-    if wanted != data.inputs:
-        needs = {
-            "pairs": "texts that belong together (anchor, positive), without labels",
-            "triplets": "three texts a row (anchor, positive, negative)",
-            "scores": "two texts and a score a row (text_a, text_b, score)",
-            "classes": "two texts and a label a row (text_a, text_b, label)",
-            "lists": "a query, passages and a score for each",
-        }.get(wanted, "vectors of a teacher, and is trained by bertie.Trainer")
-        raise InputError(f"{name} learns from {needs}; {data.name} has {data.inputs}")

@@ -7,25 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
 from bertie.tasks.base import FloatArray, TaskInput, at_least_one, listed, pair, reading
-from bertie.tasks.learn import Learner, Predictions, counted, pieces
+from bertie.tasks.trainable import Trainable
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
-
-if TYPE_CHECKING:
-    from bertie.evaluation.scores import Score
-    from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Objective, TrainingExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ class Ranked:
     windows: int
 
 
-class Reranker(Learner[None, FloatArray, Scored]):
+class Reranker(Trainable[None, FloatArray, Scored]):
     """Scores documents against a query.
 
     >>> reranker = Reranker.load("cross-encoder/ms-marco-MiniLM-L6-v2")                                # doctest: +SKIP
@@ -64,7 +57,6 @@ class Reranker(Learner[None, FloatArray, Scored]):
 
     kind = "classify"
     needs = "a head with one score"
-    data_kind = "rerank"
 
     @classmethod
     def _fits(cls, info: HeadInfo) -> bool:
@@ -80,7 +72,7 @@ class Reranker(Learner[None, FloatArray, Scored]):
         at_least_one(top_k=top_k)
         checked_text(query, "the query")
         texts = [checked_text(text, f"document {i}") for i, text in enumerate(listed(documents, "rerank", "documents"))]
-        scored = self.run(self._ask(f"document {i}", query, text) for i, text in enumerate(texts))
+        scored = self.run(self.prepare_pair(f"document {i}", query, text) for i, text in enumerate(texts))
         ranked = [Ranked(i, text=texts[i], **asdict(one)) for i, one in enumerate(scored)]
         return sorted(ranked, key=lambda one: (-one.score, one.index))[:top_k]
 
@@ -91,9 +83,9 @@ class Reranker(Learner[None, FloatArray, Scored]):
     def predict_each(self, X: Iterable[tuple[str, str]]) -> Iterator[Scored]:
         """As `predict`, one by one, each with how much of its texts was read."""
         named = ((texts, f"pair {i}") for i, texts in enumerate(listed(X, "predict", "pairs")))
-        return self.run(self._ask(name, *pair(texts, name, "a query and a document")) for texts, name in named)
+        return self.run(self.prepare_pair(name, *pair(texts, name, "a query and a document")) for texts, name in named)
 
-    def _ask(self, name: str, query: str, document: str) -> TaskInput[None]:
+    def prepare_pair(self, name: str, query: str, document: str) -> TaskInput[None]:
         """A pair as the checkpoint wants it: its prompt goes before the query."""
         settings = self.settings
         query = settings.prompts.get(settings.default_prompt or "", "") + query
@@ -110,47 +102,3 @@ class Reranker(Learner[None, FloatArray, Scored]):
     def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Scored:
         """The best window."""
         return Scored(max(float(output[0]) for output in outputs), **reading(found))
-
-    # --- training ---
-
-    def head_for(self, data: Labelled) -> HeadInfo:
-        """One output."""
-        return HeadInfo("classify", {0: "LABEL_0"}, task="rerank")
-
-    def _headed(self, checkpoint: Checkpoint, info: HeadInfo) -> Checkpoint:
-        settings = checkpoint.cross_encoder
-        made = super()._headed(checkpoint, info)
-        made.cross_encoder = settings or CrossEncoderConfig.fresh(1)
-        return made
-
-    def objective(self, data: Labelled) -> Objective:
-        """Cross-entropy of being relevant, of the best window."""
-        from bertie.training.objectives import RelevanceObjective
-
-        right = sum(float(example.target) for example in data.examples)
-        balanced = self.recipe.class_weights == "balanced"
-        self._weight = (len(data.examples) - right) / right if balanced and right else 1.0
-        return RelevanceObjective()
-
-    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
-        """The label is that of the whole passage."""
-        from bertie.training.objectives import TrainingExample
-
-        weight = 1.0 + (self._weight - 1.0) * float(example.target)
-        return TrainingExample(pieces(found), np.array(example.target, dtype=np.float32), weight)
-
-    def _texts(self, example: Example) -> tuple[str, ...]:
-        return self._ask("", example.texts[0], example.texts[1]).texts
-
-    def predict_labelled(self, data: Labelled) -> Predictions:
-        """Predict labelled data."""
-        found = list(self.predict_each([(example.texts[0], example.texts[1]) for example in data.examples]))
-        gold = [float(example.target) for example in data.examples]
-        return Predictions("rerank", data, gold, [one.score for one in found], None, None, *counted(found))
-
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
-        """How high relevant passages are ranked, over queries."""
-        from bertie.evaluation import scores
-
-        queries = [example.texts[0] for example in predictions.data.examples]
-        return scores.ranking(queries, np.array(predictions.gold), np.array(predictions.predicted), draws=draws)

@@ -10,26 +10,19 @@ word. Spans have no space at their ends, even where the tokenizer counts one to 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from bertie.config import HeadInfo
 from bertie.errors import InputError
 from bertie.tasks.base import FloatArray, Task, TaskInput, listed, owned, reading, singles, softmax, trimmed
-from bertie.tasks.learn import Learner, Predictions, class_weights, pieces
+from bertie.tasks.trainable import Trainable
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Encoding, IntArray, checked_text
 from bertie.text.windows import Window, word_starts
-
-if TYPE_CHECKING:
-    from bertie.evaluation.scores import Score
-    from bertie.training.finetune.data import Example, Labelled
-    from bertie.training.objectives import Objective, TrainingExample
 
 Words = Literal["average", "first", "max", "simple", "none"]
 WORDS = ("average", "first", "max", "simple", "none")
@@ -74,7 +67,7 @@ class _Unit:
     end: int
 
 
-class Tagger(Learner[_Options, FloatArray, Tagged]):
+class Tagger(Trainable[_Options, FloatArray, Tagged]):
     """Finds labelled spans.
 
     >>> tagger = Tagger.load("path/to/a/ner/model")                                     # doctest: +SKIP
@@ -87,7 +80,6 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
     """
 
     kind = "tag"
-    data_kind = "tag"
 
     def tag(self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)) -> list[Tagged]:
         """The spans of each text, in order.
@@ -147,77 +139,21 @@ class Tagger(Learner[_Options, FloatArray, Tagged]):
             best = int(row.argmax())
             yield _Unit(
                 labels[best],
-                *_split(labels[best], known),
+                *split_tag(labels[best], known),
                 float(row[best]),
                 int(offsets[low][0]),
                 int(offsets[high - 1][1]),
             )
 
-    # --- training ---
-
     def predict(self, X: Iterable[Sequence[str]]) -> list[list[str]]:
         """The tag of each word of each list."""
-        return [list(tags) for tags, _ in self._predicted(X)]
+        return [list(tags) for tags, _ in self.tag_words(X)]
 
-    def _predicted(self, X: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
+    def tag_words(self, X: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
+        """The tag of each word of each list, and how much of the list was read."""
         task = _GivenWords(self.checkpoint, overflow=self.overflow, head=self.head)
         several = enumerate(listed(X, "predict", "lists of words"))
         return task.run(_joined(words, f"text {i}") for i, words in several)
-
-    def head_for(self, data: Labelled) -> HeadInfo:
-        """One output a tag."""
-        return HeadInfo("tag", dict(enumerate(data.labels)))
-
-    def objective(self, data: Labelled) -> Objective:
-        """Cross-entropy of each word's tag."""
-        from bertie.training.objectives import TokenClassificationObjective
-
-        counts = Counter(tag for example in data.examples for tag in example.target)
-        self._weights = class_weights(self.recipe, data, counts)
-        self._number = {label: i for i, label in self.info.labels.items()}
-        return TokenClassificationObjective(self.recipe.label_smoothing)
-
-    def item(self, example: Example, found: Sequence[Window]) -> TrainingExample:
-        """All pieces of a word are to say its tag, and count as one; what goes on inside a word goes on with it."""
-        from bertie.training.objectives import TrainingExample
-
-        whole = found[0].whole
-        word, sub = _words(whole, example.texts[0], example.words)
-        values, weights = np.zeros(len(whole), dtype=np.int64), np.zeros(len(whole), dtype=np.float32)
-        known = frozenset(self._number)
-        counts = np.bincount(word[word >= 0], minlength=len(example.words))
-        for t in np.flatnonzero(word >= 0):
-            tag = example.target[word[t]]
-            said = tag if sub[t] == 0 else _goes_on(tag, known)
-            if said is not None:
-                values[t], weights[t] = self._number[said], self._weights[tag] / counts[word[t]]
-        return TrainingExample(
-            tuple(
-                replace(piece, values=values[window.places], weights=weights[window.places] * window.owned)
-                for piece, window in zip(pieces(found), found, strict=True)
-            )
-        )
-
-    def check_scorable(self, dev: Labelled) -> None:
-        """Entities are counted by seqeval."""
-        from bertie.evaluation import scores
-
-        if scores.spans_in([example.target for example in dev.examples]):
-            scores.entities([])
-
-    def predict_labelled(self, data: Labelled) -> Predictions:
-        """Predict labelled data."""
-        words = [[example.texts[0][a:b] for a, b in example.words] for example in data.examples]
-        found = list(self._predicted(words))
-        gold = [list(example.target) for example in data.examples]
-        read = [np.array([one[name] for _, one in found]) for name in ("tokens_total", "tokens_read", "windows")]
-        return Predictions("tag", data, gold, [list(tags) for tags, _ in found], None, None, *read)
-
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
-        """Precision, recall and F1 of spans."""
-        from bertie.evaluation import scores
-
-        return scores.tagging(predictions.gold, predictions.predicted, draws=draws)
 
 
 Places = tuple[tuple[int, int], ...]
@@ -238,7 +174,7 @@ class _GivenWords(Task[Places, FloatArray, tuple[Sequence[str], dict[str, int]]]
     ) -> tuple[Sequence[str], dict[str, int]]:
         whole, labels = found[0].whole, self.info.labels
         read, logits = owned(found, outputs)
-        word, sub = _words(whole, ask.texts[0], ask.options)
+        word, sub = align_words(whole, ask.texts[0], ask.options)
         word, sub = word[read], sub[read]
         sums = np.zeros((len(ask.options), len(labels)))
         asked = (word >= 0) & (sub == 0)
@@ -257,7 +193,7 @@ def _joined(words: Sequence[str], name: str) -> TaskInput[Places]:
     return TaskInput(name, (" ".join(words),), places)
 
 
-def _words(encoding: Encoding, text: str, places: Places) -> tuple[IntArray, IntArray]:
+def align_words(encoding: Encoding, text: str, places: Places) -> tuple[IntArray, IntArray]:
     """(n,) the word of a list that each token belongs to, -1 for none; and the how manieth part of it, as the tokenizer
     parts words.
     """
@@ -277,19 +213,10 @@ def _words(encoding: Encoding, text: str, places: Places) -> tuple[IntArray, Int
     return word, sub
 
 
-def _goes_on(tag: str, known: frozenset[str]) -> str | None:
-    """What the later parts of a word say: I where it says B; nothing is asked where a scheme has no such label."""
-    part, kind = _split(tag, known)
-    if part == "I":
-        return tag
-    inner = f"I-{kind}"
-    return inner if part == "B" and inner in known else None
-
-
 _FIRST, _LAST = "BSU", "ESLU"  # BIO: Begin, Inside; BIOES adds End and Single; BILOU says Last and Unit
 
 
-def _split(label: str, known: frozenset[str]) -> tuple[str, str]:
+def split_tag(label: str, known: frozenset[str]) -> tuple[str, str]:
     """The part of a span that a label stands for, and its kind; a plain label goes on with its like."""
     part, dash, kind = label.partition("-")
     scheme = part in ("B", "I") or (part in ("E", "S", "L", "U") and f"B-{kind}" in known)  # "E-mail" is a plain one

@@ -29,13 +29,13 @@ from bertie.config import EncoderConfig, HeadConfig
 from bertie.data.progress import Progress
 from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
+from bertie.recipe import Recipe
 from bertie.training import distributed, lora
 from bertie.training.distributed import Strategy, World
 from bertie.training.objectives import ModelObjective
 from bertie.training.optimizer import Schedule, apply_freezing, build_optimizer, param_groups
 from bertie.training.prefetch import Prefetcher, PreparedStep
 from bertie.training.pretrain.monitoring import LossSpikeDetector
-from bertie.training.recipe import Recipe
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.state import Folder, TrainState
 from bertie.training.step import Graphs, Loss, Stepper, can_record, out_of_memory
@@ -103,7 +103,7 @@ class Trainer:
         save_steps: int | None = None,
         fingerprint: str = "",
         strategy: Strategy = "ddp",
-        quiet: bool = False,
+        progress: bool = True,
         evaluate_at: Collection[int] | None = None,
         keep: Literal["best", "last"] = "best",
         restart: bool = False,
@@ -117,7 +117,7 @@ class Trainer:
         if resume and folder is None:
             raise ConfigError("resume=True needs the folder that holds the run")
         self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
-        self.resume, self.restart, self.save_steps, self.quiet = resume, restart, save_steps, quiet
+        self.resume, self.restart, self.save_steps, self.progress = resume, restart, save_steps, progress
         self.keep, self.rollback, self.ahead = keep, rollback and folder is not None, ahead
         self.watcher: TrainingCallback | None = None  # of the first process
         self.steps: BatchSampler = ExampleSampler(data, recipe) if isinstance(data, Sequence) else data
@@ -480,12 +480,12 @@ class Trainer:
         return TrainingHistory(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
 
     def _progress(self) -> Progress:
-        file = io.StringIO() if self.quiet or not self.world.first else None
+        file = None if self.progress and self.world.first else io.StringIO()
         before = self.progressed.texts
         return Progress("train", lambda: self.progressed.step / self.steps.total_steps, before=before, file=file)
 
     def _say(self, text: str) -> None:
-        if self.world.first and not self.quiet:
+        if self.world.first and self.progress:
             print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
 
     def _ask_to_stop(self) -> None:

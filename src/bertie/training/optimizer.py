@@ -13,8 +13,8 @@ from torch import nn
 from bertie.config import EncoderConfig
 from bertie.errors import ConfigError
 from bertie.nn.model import Model
+from bertie.recipe import Recipe
 from bertie.training import lora
-from bertie.training.recipe import Recipe
 
 
 def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> list[dict[str, Any]]:

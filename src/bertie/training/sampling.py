@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from bertie.errors import ConfigError
+from bertie.recipe import Recipe
 from bertie.training.objectives import Objective, TrainingExample
-from bertie.training.recipe import Recipe
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from bertie.recipe import Recipe
 from bertie.training.objectives import TrainingExample, TrainingWindow
-from bertie.training.recipe import Recipe
 from bertie.training.sampling import ExampleSampler, TrainingTask
 
 LOOK = 8  # batches ahead are searched for rows that do not clash

@@ -24,31 +24,30 @@ from bertie.evaluation.leaks import find_leaks
 from bertie.evaluation.noise import suspects
 from bertie.evaluation.report import Calibrated, Comparison, DataFile, Evaluation, LeakCheck, Reading, Study, write
 from bertie.evaluation.scores import classification, mcnemar, multi_label, paired
+from bertie.training.finetune.base import training_for
 
 if TYPE_CHECKING:
-    from bertie.tasks.learn import Learner, Predictions
+    from bertie.recipe import Recipe
+    from bertie.training.finetune.base import AnyTrainable, Predictions
     from bertie.training.finetune.data import Labelled
     from bertie.training.finetune.runs import Done
-    from bertie.training.recipe import Recipe
-
-    AnyLearner = Learner[Any, Any, Any]
 
 DRAWS = 1000
 
 
-def evaluate(task: AnyLearner, data: Labelled, *, draws: int = DRAWS) -> Evaluation:
+def evaluate(task: AnyTrainable, data: Labelled, *, draws: int = DRAWS) -> Evaluation:
     """Predict labelled data, and score it.
 
     >>> evaluate(Classifier.load("my-model"), labelled("classify", "test.jsonl")).scores["accuracy"]  # doctest: +SKIP
     Score(value=0.91, low=0.89, high=0.93)
     """
-    return evaluation(task, task.predict_labelled(data), draws=draws)
+    return evaluation(task, training_for(task).predict_labelled(data), draws=draws)
 
 
-def evaluation(task: AnyLearner, predictions: Predictions, *, draws: int = DRAWS) -> Evaluation:
+def evaluation(task: AnyTrainable, predictions: Predictions, *, draws: int = DRAWS) -> Evaluation:
     """Score what was predicted."""
     return Evaluation(
-        scores=task.scores(predictions, draws=draws),
+        scores=training_for(task).scores(predictions, draws=draws),
         gold=predictions.gold,
         predicted=predictions.predicted,
         labels=_labels(task) if predictions.probabilities is not None else (),
@@ -60,7 +59,7 @@ def evaluation(task: AnyLearner, predictions: Predictions, *, draws: int = DRAWS
 
 
 def study(
-    task: AnyLearner,
+    task: AnyTrainable,
     predictions: Mapping[str, Predictions],
     *,
     title: str,
@@ -70,7 +69,7 @@ def study(
     runs: Sequence[Done] = (),
     chosen: int = 0,
     metric: str = "",
-    baseline: tuple[str, AnyLearner, Predictions] | None = None,
+    baseline: tuple[str, AnyTrainable, Predictions] | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
     draws: int = DRAWS,
 ) -> Study:
@@ -121,7 +120,7 @@ def write_all(folder: str | Path, study: Study) -> None:
 # --- parts of it ---
 
 
-def leaks(task: AnyLearner, train: Labelled, predictions: Predictions, *, draws: int = DRAWS) -> LeakCheck:
+def leaks(task: AnyTrainable, train: Labelled, predictions: Predictions, *, draws: int = DRAWS) -> LeakCheck:
     """Rows of a split that were trained on, as they are or lightly edited, and the scores without them."""
     known, asked = _units(train), _units(predictions.data)
     # Many rows may share a unit, as the passages of a query.
@@ -149,7 +148,7 @@ def _units(data: Labelled) -> list[str]:
     return ["\n".join(one.texts) for one in data.examples]
 
 
-def _scores_of(task: AnyLearner, predictions: Predictions, rows: Sequence[int], draws: int) -> Any:
+def _scores_of(task: AnyTrainable, predictions: Predictions, rows: Sequence[int], draws: int) -> Any:
     """Of some rows alone; None where they cannot be scored, as queries without a relevant passage."""
 
     def part(values: Any) -> Any:
@@ -159,12 +158,12 @@ def _scores_of(task: AnyLearner, predictions: Predictions, rows: Sequence[int], 
     data = replace(predictions.data, examples=part(predictions.data.examples))
     some = replace(predictions, data=data, **{name: part(getattr(predictions, name)) for name in several})
     try:
-        return task.scores(some, draws=draws)
+        return training_for(task).scores(some, draws=draws)
     except InputError:
         return None
 
 
-def calibration(task: AnyLearner, predictions: Predictions, split: str, *, draws: int = DRAWS) -> Calibrated | None:
+def calibration(task: AnyTrainable, predictions: Predictions, split: str, *, draws: int = DRAWS) -> Calibrated | None:
     """The calibration error with and without the temperature that was fitted; None where none was."""
     after = predictions.probabilities
     if after is None or (temperature := task.info.calibration.temperature) == 1.0:
@@ -194,7 +193,7 @@ def calibration(task: AnyLearner, predictions: Predictions, split: str, *, draws
     )
 
 
-def _abstention(task: AnyLearner, dev: Predictions | None) -> Abstention | None:
+def _abstention(task: AnyTrainable, dev: Predictions | None) -> Abstention | None:
     """The threshold that was fitted on the dev data."""
     if dev is None or dev.confidence is None:
         return None
@@ -207,17 +206,17 @@ def _abstention(task: AnyLearner, dev: Predictions | None) -> Abstention | None:
     return Abstention(found.abstain_below, found.precision, precision, coverage)
 
 
-def _suspects(task: AnyLearner, predictions: Predictions) -> Any:
+def _suspects(task: AnyTrainable, predictions: Predictions) -> Any:
     labels = _labels(task)
     assert predictions.probabilities is not None
     return suspects([labels.index(label) for label in predictions.gold], predictions.probabilities)
 
 
 def compare(
-    task: AnyLearner,
+    task: AnyTrainable,
     predictions: Predictions,
     name: str,
-    other: AnyLearner,
+    other: AnyTrainable,
     others: Predictions,
     *,
     split: str = "test",
@@ -245,13 +244,13 @@ def compare(
     return Comparison(
         name=name,
         split=split,
-        scores=other.scores(others, draws=draws),
+        scores=training_for(other).scores(others, draws=draws),
         differences=paired(predictions.kind, first, second, draws=draws),
         mcnemar=None if right is None else mcnemar(*right),
     )
 
 
-def _arguments(task: AnyLearner, predictions: Predictions) -> tuple[Any, ...]:
+def _arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any, ...]:
     """What the function for this kind in `bertie.evaluation.scores` takes."""
     if predictions.kind == "classify":
         return predictions.gold, predictions.probabilities, _labels(task)
@@ -280,7 +279,7 @@ def _several(target: Any) -> Sequence[str]:
     return (target,) if isinstance(target, str) else target
 
 
-def in_words_of(task: AnyLearner, data: Labelled) -> Labelled:
+def in_words_of(task: AnyTrainable, data: Labelled) -> Labelled:
     """The data with labels as a model has them. Where those are names, whole numbers count them from 0."""
     if data.kind not in ("classify", "tag"):
         return data
@@ -305,7 +304,7 @@ def _is_number(label: str) -> bool:
     return label.removeprefix("-").isdigit()
 
 
-def _labels(task: AnyLearner) -> list[str]:
+def _labels(task: AnyTrainable) -> list[str]:
     return list(task.info.labels.values())
 
 

@@ -26,16 +26,15 @@ from bertie._version import __version__
 from bertie.data.atomic import atomic_write
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import CheckpointError, ExistsError, InputError
+from bertie.recipe import Recipe
+from bertie.tasks import registry
+from bertie.training.finetune.base import AnyTrainable, Predictions, fit_labelled, main_metric, training_for
 from bertie.training.finetune.data import Labelled, fingerprint
-from bertie.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from bertie.tasks.base import Overflow
-    from bertie.tasks.learn import Learner, Predictions
     from bertie.training.distributed import Strategy, World
     from bertie.training.loop import TrainingHistory
-
-    AnyLearner = Learner[Any, Any, Any]
 
 ASKED, DONE, MODEL, STATE = "asked.json", "done.json", "model", "state.pt"
 
@@ -44,7 +43,7 @@ ASKED, DONE, MODEL, STATE = "asked.json", "done.json", "model", "state.pt"
 class Job:
     """What is trained, on what, and how."""
 
-    task: str  # one of `bertie.training.recipe.TRAINED`
+    task: str  # a trainable one of `bertie.tasks.registry`
     model: str | Path
     train: Labelled
     dev: Labelled | None
@@ -62,19 +61,16 @@ class Job:
             "bertie": __version__,
             "task": self.task,
             "model": str(Path(self.model).resolve()) if Path(self.model).is_dir() else str(self.model),
-            "long": self.overflow,
+            "overflow": self.overflow,
             "seeds": self.seeds,
             **recipe,
             **{name: None if one is None else fingerprint(one) for name, one in data.items()},
         }
 
-    def learner(self, seed: int) -> AnyLearner:
+    def learner(self, seed: int) -> AnyTrainable:
         """A fresh one."""
-        from bertie.tasks.multi_task import TRAINED
-
-        return TRAINED[self.task](
-            self.model, overflow=self.overflow, device=self.device, **self.recipe.replace(seed=seed).as_dict()
-        )
+        task = registry.get(self.task).trainable_class
+        return task.from_recipe(self.model, self.recipe.replace(seed=seed), overflow=self.overflow, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class Best:
     """The model of the best seed, as it was saved, and what it said of the data."""
 
     done: Done
-    task: AnyLearner
+    task: AnyTrainable
     predictions: dict[str, Predictions]  # dev and test, those that there are
 
 
@@ -189,22 +185,21 @@ class Runs:
 
     # --- a seed ---
 
-    def train(
-        self, seed: int, *, save_steps: int | None = None, strategy: Strategy = "ddp", quiet: bool = False
-    ) -> Done:
+    def train(self, seed: int, *, save_steps: int | None = None, strategy: Strategy = "ddp", progress: bool = True) -> Done:
         """Train with one seed, unless that is done already."""
         if seed in self.done:
             return self.done[seed]
         job, folder = self.job, self._folder(seed)
         try:
-            task = job.learner(seed).fit_labelled(
+            task = fit_labelled(
+                job.learner(seed),
                 job.train,
                 job.dev,
                 folder=folder,
                 resume=self.resume,
                 save_steps=save_steps,
                 strategy=strategy,
-                quiet=quiet,
+                progress=progress,
             )
         except BaseException:
             if self.world.first and not self.done and not (folder / STATE).exists():  # nothing that could go on
@@ -212,7 +207,7 @@ class Runs:
             raise
         predictions = self._judge(task)
         values = {
-            name: {metric: score.value for metric, score in task.scores(one, draws=0).items()}
+            name: {metric: score.value for metric, score in training_for(task).scores(one, draws=0).items()}
             for name, one in predictions.items()
         }
         done = self.done[seed] = Done(seed, task.history_, **values)
@@ -225,9 +220,10 @@ class Runs:
         self._forget_worse()
         return done
 
-    def _judge(self, task: AnyLearner) -> dict[str, Predictions]:
+    def _judge(self, task: AnyTrainable) -> dict[str, Predictions]:
         data = {"dev": self.job.dev, "test": self.job.test}
-        return {name: task.predict_labelled(one) for name, one in data.items() if one is not None}
+        training = training_for(task)
+        return {name: training.predict_labelled(one) for name, one in data.items() if one is not None}
 
     def _forget_worse(self) -> None:
         best = self.best_seed()
@@ -250,18 +246,14 @@ class Runs:
     @property
     def metric(self) -> str:
         """The one that chooses."""
-        from bertie.tasks.learn import main_metric
-
         return self.job.recipe.metric or main_metric(self.job.train if self.job.dev is None else self.job.dev)
 
     # --- the end ---
 
     def best(self) -> Best:
         """The best model, read from where it was saved: what is reported on is what is kept."""
-        from bertie.tasks.multi_task import TRAINED
-
         job, seed = self.job, self.best_seed()
-        task = TRAINED[job.task].load(self._model(seed), overflow=job.overflow, device=job.device)
+        task = registry.get(job.task).trainable_class.load(self._model(seed), overflow=job.overflow, device=job.device)
         # A seed that was done before this process began was predictions in another one.
         return Best(self.done[seed], task, self._judged.get(seed) or self._judge(task))
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bertie.errors import ConfigError, NotFoundError
+from bertie.recipe import Recipe, refuse_unknown
+from bertie.tasks import registry
 from bertie.training.pretrain.masking import Masking
-from bertie.training.recipe import TASKS, Recipe, refuse_unknown
 
 TAUGHT = ("words", "vectors", "similarities", "neighbours", "mlm")
 MASKING = tuple(one.name for one in fields(Masking))
@@ -22,7 +23,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "triple": (*MASKING, "static", "teacher", "temperature", "soft", "mlm", "cosine", "copy_layers"),
     "relations": ("teacher", "relations", "heads", "layer", "student_layer"),
     "taught": (*MASKING, "teacher", "teacher_corpus", "layers", *TAUGHT),
-} | dict.fromkeys(TASKS, ("name", "train", "dev", "batch_size", "columns"))
+} | dict.fromkeys(registry.trainable(with_head=True), ("name", "train", "dev", "batch_size", "columns"))
 COMMON = ("kind", "share", "corpus", "max_length", "batch_tokens")
 WHOLE = ("max_length", "batch_tokens", "batch_size", "layers", "heads")  # whole numbers of at least 1
 REAL = (*TAUGHT, "soft", "cosine", "temperature", "weight")  # numbers of at least 0
@@ -133,7 +134,7 @@ def _check(objective: Mapping[str, Any], number: int) -> None:
         raise ConfigError(f"objective {number}: share={share!r} must be a number above 0")
     _check_values(f"objective {number}: ", objective)
     needed = {"triple": ("teacher",), "relations": ("teacher",), "taught": ("teacher", "teacher_corpus")}
-    for key in needed.get(kind, ("name", "train") if kind in TASKS else ()):
+    for key in needed.get(kind, ("name", "train") if kind in registry.trainable(with_head=True) else ()):
         if key not in objective:
             raise ConfigError(f"objective {number} ({kind}) needs {key}")
 

@@ -25,6 +25,8 @@ from bertie.data.atomic import atomic_write
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.nn.sentence_modules import SentenceModules
+from bertie.recipe import Recipe
+from bertie.tasks import registry
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.distributed import Strategy
@@ -56,7 +58,6 @@ from bertie.training.pretrain.sentence_distillation import (
     SentenceDistillationSampler,
     means,
 )
-from bertie.training.recipe import TASKS, Recipe
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 
 PARTS = 8  # steps of a batch that grows
@@ -74,13 +75,13 @@ def pretrain(
     device: str | torch.device = "cpu",
     strategy: Strategy = "ddp",
     tensorboard: bool = False,
-    quiet: bool = False,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Train, and write the model to `out`; the answer is what run.json holds.
 
     Names of files and folders in the recipe are looked up from `data`.
     """
-    return _Run(asked, Path(out), Path(data), torch.device(device), quiet).go(
+    return _Run(asked, Path(out), Path(data), torch.device(device), progress).go(
         resume=resume, overwrite=overwrite, strategy=strategy, tensorboard=tensorboard
     )
 
@@ -88,8 +89,8 @@ def pretrain(
 class _Run:
     """One run."""
 
-    def __init__(self, asked: PretrainRecipe, out: Path, data: Path, device: torch.device, quiet: bool) -> None:
-        self.asked, self.out, self.data, self.device, self.quiet = asked, out.absolute(), data, device, quiet
+    def __init__(self, asked: PretrainRecipe, out: Path, data: Path, device: torch.device, progress: bool) -> None:
+        self.asked, self.out, self.data, self.device, self.progress = asked, out.absolute(), data, device, progress
         self.recipe = asked.recipe
         self.finish: list[Callable[[], None]] = []  # what is to be done to the model when it is trained
         self.tasks: dict[str, tuple[Any, Labelled | None]] = {}  # of heads, with dev data
@@ -124,7 +125,7 @@ class _Run:
             strategy=strategy,
             rollback=True,
             ahead=READERS if self.device.type == "cuda" else 0,  # on a CPU they would take what training needs
-            quiet=self.quiet,
+            progress=self.progress,
         )
         watcher = _Watcher(self, plan, half, tensorboard)
         if trainer.world.first:
@@ -225,7 +226,7 @@ class _Run:
     def _one(self, given: Mapping[str, Any]) -> BatchSampler:
         """The plan of an objective."""
         kind = given["kind"]
-        if kind in TASKS:
+        if kind in registry.trainable(with_head=True):
             return self._head(given)
         steps, budget = self.asked.steps, given.get("batch_tokens", self.recipe.batch_tokens)
         grows = bool(self.asked.batch_warmup)
@@ -329,26 +330,26 @@ class _Run:
 
     def _head(self, given: Mapping[str, Any]) -> BatchSampler:
         """A task of its own, on labelled texts."""
-        from bertie.tasks.multi_task import LEARNERS
+        from bertie.training.finetune.base import training_for
 
         kind, name, columns = given["kind"], given["name"], given.get("columns")
-        learner = LEARNERS[kind]
+        row: Any = registry.get(kind)
         files = {"train": str(self._path(given["train"]))}
         if "dev" in given:
             files["dev"] = str(self._path(given["dev"]))
-        train = labelled(learner.data_kind, files["train"], columns=columns, name=f"the data of {name}")
+        train = labelled(row.data_kind, files["train"], columns=columns, name=f"the data of {name}")
         dev = None
         if "dev" in files:
             known = train.labels or None
             told = f"the dev data of {name}"
-            dev = labelled(learner.data_kind, files["dev"], columns=columns, name=told, known=known, training=False)
+            dev = labelled(row.data_kind, files["dev"], columns=columns, name=told, known=known, training=False)
         if name not in self.checkpoint.heads:
-            info: HeadInfo = learner(self.checkpoint, head=None).head_for(train)
+            info: HeadInfo = training_for(row.trainable_class(self.checkpoint)).head_for(train)
             self.checkpoint.add_head(name, info, seed=self.recipe.seed)
             self.checkpoint.model.heads[name].to(self.device)
-        task = learner(self.checkpoint, head=name, **self.recipe.as_dict())
+        task = training_for(row.trainable_class.from_recipe(self.checkpoint, self.recipe, head=name))
         if dev is not None:
-            task.check_scorable(dev)
+            task.check_metrics(dev)
         self.tasks[name] = (task, dev)
         source = TrainingTask(name, task.objective(train), list(task.items(train)))
         size = int(given.get("batch_size", 32))
@@ -361,7 +362,8 @@ class _Run:
 
     def _held_out(self, plan: BatchSampler) -> watch.HeldOutEvaluation | None:
         """The held-out part of the first corpus, if it has one and tokens are hidden."""
-        names = [one.get("corpus", self.asked.corpus) for one in self.asked.objectives if one["kind"] not in TASKS]
+        heads = registry.trainable(with_head=True)
+        names = [one.get("corpus", self.asked.corpus) for one in self.asked.objectives if one["kind"] not in heads]
         if not names or not names[0] or "mlm" not in self.checkpoint.model.heads or not self._masks():
             return None
         several = [names[0]] if isinstance(names[0], str) else names[0]
@@ -379,12 +381,12 @@ class _Run:
 
     def _evaluation(self, held: watch.HeldOutEvaluation | None) -> Callable[[], dict[str, float]]:
         def evaluate() -> dict[str, float]:
-            from bertie.tasks.learn import main_metric
+            from bertie.training.finetune.base import main_metric
 
             found = {} if held is None else held(self.checkpoint.model)
             for name, (task, dev) in self.tasks.items():
                 if dev is not None:
-                    found[name] = task.quick(dev)[main_metric(dev)]
+                    found[name] = task.metrics(dev)[main_metric(dev)]
             return found
 
         return evaluate

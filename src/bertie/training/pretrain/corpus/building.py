@@ -90,7 +90,7 @@ def build(
     *,
     exclude: Sequence[str] = (),
     resume: bool = False,
-    quiet: bool = True,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Make a corpus of files and folders; the answer is what corpus.json holds.
 
@@ -114,8 +114,8 @@ def build(
     held = _Writer(journal, HELD_OUT, tokenizer, settings.shard_tokens)
     counts = Counts()
     try:
-        with Progress("corpus", documents.fraction, file=io.StringIO() if quiet else None) as progress:
-            for held_out, text in _kept(documents, settings, titles, counts, progress):
+        with Progress("corpus", documents.fraction, file=None if progress else io.StringIO()) as bar:
+            for held_out, text in _kept(documents, settings, titles, counts, bar):
                 (held if held_out else main).take(text)
             if not counts.kept:
                 raise InputError(f"nothing is left of {counts.read:,} documents: all were dropped or held out")

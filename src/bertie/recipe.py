@@ -1,22 +1,19 @@
-"""How a model is fine-tuned: every hyperparameter in one checked place, and files that hold them."""
+"""The hyperparameters of training, every one of them checked in one place."""
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from bertie.errors import ConfigError, NotFoundError
+from bertie.errors import ConfigError
 
 ScheduleName = Literal["linear", "cosine", "wsd", "constant"]
 MixedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
-TASKS = ("classify", "regress", "tag", "answer", "rerank")  # that have a head
-TRAINED = (*TASKS, "embed")
+EMBEDDING_FIELDS = ("loss", "matryoshka", "pooling")  # of Recipe
 POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
 
 
@@ -214,6 +211,11 @@ def _dimensions(value: Any) -> tuple[int, ...] | None:
     return tuple(int(_COUNT.checked("matryoshka", one)) for one in found)
 
 
+def check_seed(name: str, value: Any) -> int:
+    """A random seed as a plain int."""
+    return int(_SEED.checked(name, value))
+
+
 def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """An error for names that are not known, with the nearest that is."""
     unknown = [key for key in given if key not in known]
@@ -222,104 +224,3 @@ def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str]) -> Non
     near = [one for key in unknown for one in get_close_matches(str(key), known, 1)]
     hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"it has: {', '.join(known)}"
     raise ConfigError(f"{what} has no field {', '.join(map(repr, unknown))}; {hint}")
-
-
-# --- files ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeFile:
-    """What a recipe file says: which data, which model, and how to train."""
-
-    title: str
-    task: str  # one of TRAINED
-    model: str | None  # a folder, a built-in name or a hub id; None: the caller says
-    train: list[str]  # paths
-    dev: str | None
-    test: str | None
-    columns: dict[str, str]  # from what Bertie calls a column to what the files call it
-    seeds: list[int]  # one run each
-    training: Recipe
-
-
-def read_recipe(path: str | Path, data_root: str | Path | None = None) -> RecipeFile:
-    """Read a recipe file, in TOML.
-
-        title = "SST-2: sentiment of sentences"
-        task = "classify"
-        seeds = [1, 2, 3]           # or none, and `seed` in [training]
-
-        [model]
-        base = "sentence-transformers/all-MiniLM-L6-v2"
-
-        [data]
-        train = ["sst2/train.jsonl.gz"]
-        test = "sst2/dev.jsonl.gz"
-        columns = { text = "sentence" }
-
-        [training]                  # the fields of Recipe
-        epochs = 3
-        dev_share = 0.05
-
-    Paths start from the folder of the recipe, or from `data_root` if that is given.
-    """
-    path = Path(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NotFoundError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-    try:
-        return _recipe_file(raw, path.parent if data_root is None else Path(data_root), path.stem)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _recipe_file(raw: dict[str, Any], root: Path, title: str) -> RecipeFile:
-    refuse_unknown("the file", raw, ["title", "task", "seeds", "model", "data", "training"])
-    model, data, training = (_table(raw, name) for name in ("model", "data", "training"))
-    refuse_unknown("[model]", model, ["base", "task"])
-    refuse_unknown("[data]", data, ["train", "dev", "test", "columns"])
-    if "task" in raw and "task" in model:
-        raise ConfigError("task stands at the top and in [model]; once is enough")
-    task = _text(raw | model, "task")
-    if task not in TRAINED:
-        raise ConfigError(f"task={task!r} must be one of {', '.join(TRAINED)}")
-    recipe = Recipe.from_mapping(training)
-    if "seeds" in raw and "seed" in training:
-        raise ConfigError("give seeds, or seed in [training], not both")
-    seeds = raw.get("seeds", [recipe.seed])
-    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
-        raise ConfigError(f"seeds={seeds!r} must be a list of different whole numbers")
-    train = data.get("train")
-    names = [train] if isinstance(train, str) else train
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"[data] train={train!r} must be a path or a list of paths")
-    columns = _table(data, "columns")
-    dev, test = (_text(data, name) for name in ("dev", "test"))
-    return RecipeFile(
-        title=_text(raw, "title") or title,
-        task=task,
-        model=_text(model, "base"),
-        train=[str(root / name) for name in names],
-        dev=None if dev is None else str(root / dev),
-        test=None if test is None else str(root / test),
-        columns={key: str(_text(columns, key)) for key in columns},
-        seeds=[int(_SEED.checked(f"seeds[{i}]", seed)) for i, seed in enumerate(seeds)],
-        training=recipe,
-    )
-
-
-def _table(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = raw.get(name, {})
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name}={value!r} must be a table")
-    return value
-
-
-def _text(raw: Mapping[str, Any], name: str) -> str | None:
-    value = raw.get(name)
-    if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise ConfigError(f"{name}={value!r} must be a text")
-    return value

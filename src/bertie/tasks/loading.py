@@ -1,0 +1,90 @@
+"""From a checkpoint to the task it was trained for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.errors import NotFoundError
+from bertie.tasks import registry
+from bertie.tasks.answer import Reader
+from bertie.tasks.base import Overflow, Task
+from bertie.tasks.classify import Classifier, Regressor
+from bertie.tasks.embed import Embedder
+from bertie.tasks.fill_mask import MaskedLM
+from bertie.tasks.rerank import Reranker
+from bertie.tasks.tag import Tagger
+
+LoadedTask = Classifier | Regressor | Tagger | Reader | Reranker | Embedder | MaskedLM
+
+
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["tag"], **options: Any
+) -> Tagger: ...
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["answer"], **options: Any
+) -> Reader: ...
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["mlm"], **options: Any
+) -> MaskedLM: ...
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["classify"], **options: Any
+) -> Classifier | Regressor | Reranker: ...
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
+) -> LoadedTask: ...
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
+) -> Task[Any, Any, Any]:
+    """Load a model as the task it was trained for: a reranker, an embedder, or the task of its head.
+
+    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`; `head` names one of
+    several heads over one encoder instead. `options` are those of `Checkpoint.load`.
+
+    >>> load(head="ner").tag(["Ada Lovelace was born in London."])[0].spans[0].text              # doctest: +SKIP
+    'Ada Lovelace'
+    """
+    checkpoint, named = Task._loaded(name, head, options)
+    if named is not None:
+        return _task_of_head(checkpoint, named, overflow)
+    if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
+        return Reranker(checkpoint, overflow=overflow)
+    if checkpoint.sentence is not None and head is None:
+        return Embedder(checkpoint, overflow=overflow)
+    own = [row for row in registry.TASKS.values() if row.head_kind in checkpoint.spec.heads]
+    if own:
+        info = checkpoint.heads[str(own[0].head_kind)]
+        regression = info.problem == "regression" and len(info.labels) == 1
+        return (Regressor if regression else own[0].task_class)(checkpoint, overflow=overflow)
+    named_heads = [name for name in checkpoint.heads if name not in checkpoint.spec.heads]
+    if len(named_heads) == 1:
+        return _task_of_head(checkpoint, named_heads[0], overflow)
+    if named_heads:
+        raise NotFoundError(
+            f"{checkpoint.source} has several heads: pass head= with one of {', '.join(named_heads)}, or use "
+            "bertie.MultiTask"
+        )
+    if set(checkpoint.model.heads) <= {"pooler"}:
+        return Embedder(checkpoint, overflow=overflow)
+    raise NotFoundError(
+        f"no task is made for the heads of {checkpoint.source} ({', '.join(checkpoint.model.heads)}); load it with "
+        "bertie.Checkpoint.load"
+    )
+
+
+def _task_of_head(checkpoint: Checkpoint, head: str, overflow: Overflow) -> Task[Any, Any, Any]:
+    """The task that a head was trained for."""
+    checkpoint.model.head(head)
+    info = checkpoint.heads[head]
+    row = registry.row_for_head(info)
+    if row is not None:
+        return row.trainable_class(checkpoint, overflow=overflow, head=head)
+    if info.kind == "mlm":
+        return MaskedLM(checkpoint, overflow=overflow, head=head)
+    raise NotFoundError(f"no task is made for the head {head!r} of kind {info.kind!r}")

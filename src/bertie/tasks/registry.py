@@ -1,0 +1,176 @@
+"""The table of tasks: one row per task, looked up by the command line, the server, `load`, `MultiTask` and the reports.
+
+Classes are named by dotted path and imported on use, so reading the table costs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from bertie.config import HeadName
+from bertie.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from bertie.config import HeadInfo
+    from bertie.tasks.base import Task
+    from bertie.tasks.trainable import Trainable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """All that the rest of the library needs to know about a task."""
+
+    name: str  # in recipes, reports and metrics
+    path: str  # of its class, as "module:name"
+    head_kind: HeadName | None  # None: the task needs no head
+    data_kind: str | None = None  # how labelled data is read (`bertie.training.finetune.data`); None: not trained
+    metric: str | None = None  # chooses the best epoch
+    endpoint: str | None = None  # of the server
+    verb: str | None = None  # of the command line
+    training: str | None = None  # path of the `TaskTraining` that trains and evaluates it
+    single_text: bool = False  # whether it reads one text at a time, and so can share a pass with other heads
+
+    @property
+    def task_class(self) -> type[Task[Any, Any, Any]]:
+        """The task's class."""
+        task: type[Task[Any, Any, Any]] = resolve(self.path)
+        return task
+
+    @property
+    def trainable_class(self) -> type[Trainable[Any, Any, Any]]:
+        """The class of a task that can be trained."""
+        from bertie.tasks.trainable import Trainable
+
+        task = self.task_class
+        if not issubclass(task, Trainable):
+            raise ConfigError(f"task={self.name!r} must be one of {', '.join(trainable())}")
+        return task
+
+
+TASKS: dict[str, TaskRow] = {}
+
+
+def register(row: TaskRow) -> None:
+    """Add a task."""
+    if row.name in TASKS:
+        raise ConfigError(f"name={row.name!r}: there is a task of that name already")
+    TASKS[row.name] = row
+
+
+for _row in (
+    TaskRow(
+        name="classify",
+        path="bertie.tasks.classify:Classifier",
+        head_kind="classify",
+        data_kind="classify",
+        metric="accuracy",
+        endpoint="/classify",
+        verb="classify",
+        training="bertie.training.finetune.classification:ClassificationTraining",
+        single_text=True,
+    ),
+    TaskRow(
+        name="regress",
+        path="bertie.tasks.classify:Regressor",
+        head_kind="classify",
+        data_kind="regress",
+        metric="spearman",
+        training="bertie.training.finetune.classification:RegressionTraining",
+        single_text=True,
+    ),
+    TaskRow(
+        name="tag",
+        path="bertie.tasks.tag:Tagger",
+        head_kind="tag",
+        data_kind="tag",
+        metric="f1",
+        endpoint="/tag",
+        verb="tag",
+        training="bertie.training.finetune.tagging:TaggingTraining",
+        single_text=True,
+    ),
+    TaskRow(
+        name="answer",
+        path="bertie.tasks.answer:Reader",
+        head_kind="answer",
+        data_kind="answer",
+        metric="f1",
+        endpoint="/answer",
+        verb="answer",
+        training="bertie.training.finetune.question_answering:QuestionAnsweringTraining",
+    ),
+    TaskRow(
+        name="rerank",
+        path="bertie.tasks.rerank:Reranker",
+        head_kind="classify",
+        data_kind="rerank",
+        metric="map",
+        endpoint="/rerank",
+        verb="rerank",
+        training="bertie.training.finetune.reranking:RerankingTraining",
+    ),
+    TaskRow(
+        name="embed",
+        path="bertie.tasks.embed:Embedder",
+        head_kind=None,
+        data_kind="embed",
+        metric="spearman",
+        endpoint="/embed",
+        verb="embed",
+        training="bertie.training.embedding.embedder:EmbeddingTraining",
+    ),
+    TaskRow(
+        name="fill",
+        path="bertie.tasks.fill_mask:MaskedLM",
+        head_kind="mlm",
+        endpoint="/fill",
+        verb="fill",
+    ),
+):
+    register(_row)
+
+
+def resolve(path: str) -> Any:
+    """The object behind "module:name"."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def get(name: str | None) -> TaskRow:
+    """The row of a task that can be trained."""
+    row = TASKS.get(name or "")
+    if row is None or row.training is None:
+        raise ConfigError(f"task={name!r} must be one of {', '.join(trainable())}")
+    return row
+
+
+def trainable(*, with_head: bool = False) -> tuple[str, ...]:
+    """The names of all tasks that can be trained, or of those among them that have a head."""
+    return tuple(
+        row.name for row in TASKS.values() if row.training is not None and not (with_head and row.head_kind is None)
+    )
+
+
+def row_of(task: Task[Any, Any, Any]) -> TaskRow:
+    """The row of a task object, or of the class it derives from."""
+    paths = {row.path: row for row in TASKS.values()}
+    for kind in type(task).__mro__:
+        if (row := paths.get(f"{kind.__module__}:{kind.__qualname__}")) is not None:
+            return row
+    raise NotFoundError(f"{type(task).__name__} is not in the table of tasks (bertie.tasks.registry)")
+
+
+def row_for_head(info: HeadInfo) -> TaskRow | None:
+    """The task that a head was trained for; None: not one that can be trained.
+
+    >>> from bertie.config import HeadInfo
+    >>> row_for_head(HeadInfo("tag")).name
+    'tag'
+    """
+    name = info.task
+    if name is None:
+        name = "regress" if info.kind == "classify" and info.problem == "regression" else info.kind
+    row = TASKS.get(name)
+    return row if row is not None and row.training is not None and row.head_kind is not None else None

@@ -1,0 +1,236 @@
+"""Tasks that can be trained, as scikit-learn estimators.
+
+Hyperparameters go into the constructor and data into `fit`, which starts again from the given model and returns the
+fitted object. `fit` and `score` are implemented in `bertie.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal, Self, TypedDict
+
+import torch
+
+from bertie.checkpoints.checkpoint import Checkpoint, default_model
+from bertie.errors import ConfigError, InputError
+from bertie.recipe import EMBEDDING_FIELDS, MixedPrecision, Recipe, ScheduleName
+from bertie.tasks import registry
+from bertie.tasks.base import OVERFLOW, Options, Output, Overflow, Result, Task
+
+
+class Hyperparameters(TypedDict, total=False):
+    """The hyperparameters of `Trainable`, for constructors that pass them on."""
+
+    epochs: float
+    lr: float
+    head_lr: float | None
+    batch_size: int
+    batch_tokens: int | None
+    micro_tokens: int
+    warmup: float
+    schedule: ScheduleName
+    decay: float
+    weight_decay: float
+    beta2: float
+    clip: float
+    layer_decay: float
+    freeze: int | Literal["encoder"]
+    thaw: int
+    lora: int
+    lora_alpha: float | None
+    class_weights: Literal["balanced"] | Mapping[str, float] | None
+    label_smoothing: float
+    dropout: float | None
+    patience: int | None
+    evals_per_epoch: int
+    seed: int
+    mixed_precision: MixedPrecision
+    gradient_checkpointing: bool
+    max_length: int | None
+    train_windows: int
+    dev_share: float
+    metric: str | None
+    abstain: float | None
+
+
+class Trainable(Task[Options, Output, Result]):
+    """A task that can be trained.
+
+    `model` is a checkpoint, a folder, a built-in name or a hub id; the built-in model if None. What the
+    hyperparameters mean is documented at `bertie.Recipe`.
+    """
+
+    history_: Any  # the `bertie.training.loop.TrainingHistory` of the last `fit`
+    original_: Mapping[str, Any]  # from label names to the labels as `fit` got them
+
+    def __init__(
+        self,
+        model: Checkpoint | str | Path | None = None,
+        *,
+        overflow: Overflow = "window",
+        head: str | None = None,
+        device: str | torch.device | None = None,
+        epochs: float = 3.0,
+        lr: float = 3e-5,
+        head_lr: float | None = None,
+        batch_size: int = 32,
+        batch_tokens: int | None = None,
+        micro_tokens: int = 16384,
+        warmup: float = 0.1,
+        schedule: ScheduleName = "linear",
+        decay: float = 0.1,
+        weight_decay: float = 0.01,
+        beta2: float = 0.999,
+        clip: float = 1.0,
+        layer_decay: float = 1.0,
+        freeze: int | Literal["encoder"] = 0,
+        thaw: int = 0,
+        lora: int = 0,
+        lora_alpha: float | None = None,
+        class_weights: Literal["balanced"] | Mapping[str, float] | None = None,
+        label_smoothing: float = 0.0,
+        dropout: float | None = None,
+        patience: int | None = None,
+        evals_per_epoch: int = 1,
+        seed: int = 0,
+        mixed_precision: MixedPrecision = "auto",
+        gradient_checkpointing: bool = False,
+        max_length: int | None = None,
+        train_windows: int = 16,
+        dev_share: float = 0.0,
+        metric: str | None = None,
+        abstain: float | None = None,
+    ) -> None:
+        arguments = locals()
+        if overflow not in OVERFLOW:
+            raise InputError(f"overflow={overflow!r} must be one of {', '.join(OVERFLOW)}")
+        self.overflow = overflow
+        # As they were passed: scikit-learn's clone checks that it gets the same objects back.
+        self._model_argument, self._head_argument, self._device = model, head, device
+        self._hyperparameters = {name: arguments[name] for name in Hyperparameters.__annotations__}
+        self.recipe = Recipe(**self._hyperparameters)
+        if isinstance(model, Checkpoint):
+            self._use(model, head)
+
+    def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
+        """Set the checkpoint. One without a matching head waits for `fit`."""
+        if head is None and not any(self._fits(info) for info in checkpoint.heads.values()):
+            self._without_head = checkpoint
+            return
+        super()._use(checkpoint, head)
+
+    def __getattr__(self, name: str) -> Any:
+        """Load a model given by name when it is first needed."""
+        if name not in ("checkpoint", "model", "tokenizer", "head"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        checkpoint = self.__dict__.get("_without_head")
+        if checkpoint is None:
+            if "_model_argument" not in self.__dict__:  # being copied or unpickled
+                raise AttributeError(name)
+            checkpoint = self._load_model()
+        Task._use(self, checkpoint, self._head_argument)  # raises if the head is missing
+        return self.__dict__[name]
+
+    def _load_model(self) -> Checkpoint:
+        """The model to start from, untouched by any earlier `fit`."""
+        return load_copy(self._model_argument, self._device)
+
+    @classmethod
+    def load(
+        cls, name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
+    ) -> Self:
+        """Load a trained model, the built-in one if no name is given; `options` are those of `Checkpoint.load`."""
+        checkpoint, head = cls._loaded(name, head, options)
+        task = cls(checkpoint, overflow=overflow, head=head)
+        _ = task.model  # a missing head is an error now, not at the first text
+        return task
+
+    @classmethod
+    def from_recipe(cls, model: Checkpoint | str | Path | None, recipe: Recipe, **options: Any) -> Self:
+        """A task with the hyperparameters of a recipe; `options` are the other arguments of the constructor."""
+        values = recipe.as_dict()
+        for name in EMBEDDING_FIELDS:
+            if (value := values.pop(name)) is not None:
+                raise ConfigError(f"{name}={value!r} is for training an Embedder; leave it out")
+        return cls(model, **options, **values)
+
+    # --- scikit-learn ---
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            "model": self._model_argument,
+            "overflow": self.overflow,
+            "head": self._head_argument,
+            "device": self._device,
+            **self._hyperparameters,
+        }
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor; the fitted model is discarded."""
+        arguments = {**self.get_params(), **params}
+        self.__dict__.clear()
+        type(self).__init__(self, **arguments)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags
+
+        data_kind = registry.row_of(self).data_kind
+        return Tags(
+            estimator_type={"classify": "classifier", "regress": "regressor"}.get(data_kind or ""),
+            target_tags=TargetTags(required=data_kind != "embed"),
+            classifier_tags=ClassifierTags() if data_kind == "classify" else None,
+            regressor_tags=RegressorTags() if data_kind == "regress" else None,
+        )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "model" in self.__dict__
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        dev: Any = None,
+        columns: Mapping[str, str] | None = None,
+        folder: str | Path | None = None,
+        resume: bool = False,
+        save_steps: int | None = None,
+        strategy: Literal["ddp", "fsdp"] = "ddp",
+        progress: bool = True,
+    ) -> Self:
+        """Train on texts and labels, or on a table or file of both, starting from the given model.
+
+        `dev`: a table, a file or a pair (X, y), used to choose the best epoch and to calibrate probabilities.
+        `columns`: column names where they differ from the usual ones, as {"text": "review"}.
+        `folder`: where the training state is saved, so that `resume` continues an interrupted run; saved every
+        `save_steps` steps, or at each evaluation and every few minutes.
+        `strategy`: how `torchrun` distributes the model, "ddp" or "fsdp". `progress`: show a progress bar.
+        """
+        from bertie.training.finetune import fit
+
+        options: dict[str, Any] = {"resume": resume, "save_steps": save_steps, "strategy": strategy, "progress": progress}
+        return fit(self, X, y, dev=dev, columns=columns, folder=folder, **options)
+
+    def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
+        """The task's main metric on labelled data, as in scikit-learn."""
+        from bertie.training.finetune import score
+
+        return score(self, X, y, columns=columns)
+
+
+def load_copy(model: Checkpoint | str | Path | None, device: str | torch.device | None) -> Checkpoint:
+    """A checkpoint that can be trained without changing the given one: loaded by name, or a copy.
+
+    By name it is loaded onto the GPU, if there is one and no device is given.
+    """
+    if not isinstance(model, Checkpoint):
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return Checkpoint.load(default_model() if model is None else model, device=place)
+    checkpoint = deepcopy(model)
+    if device is not None:
+        checkpoint.model.to(device)
+    return checkpoint

@@ -1,0 +1,232 @@
+"""Training and evaluation of an `Embedder`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.cross_encoder import CrossEncoderConfig
+from bertie.checkpoints.model_spec import model_spec
+from bertie.config import HeadInfo
+from bertie.errors import ConfigError, InputError
+from bertie.evaluation import scores
+from bertie.evaluation.scores import Score
+from bertie.nn.heads import Head
+from bertie.nn.model import Model
+from bertie.nn.sentence_modules import SentenceModules
+from bertie.tasks.base import ITEMS_AT_ONCE, TaskInput
+from bertie.tasks.embed import Embedder, prompt_tokens_in
+from bertie.text.windows import Window
+from bertie.training.embedding.losses import KL, Matryoshka, VectorLoss
+from bertie.training.embedding.objective import EmbeddingObjective, named_loss, row
+from bertie.training.embedding.rows import Rows
+from bertie.training.embedding.similarity import Cosine, Dot
+from bertie.training.finetune.base import Predictions, TaskTraining, pieces
+from bertie.training.finetune.data import Example, Labelled
+from bertie.training.objectives import TrainingExample, TrainingWindow
+from bertie.training.sampling import BatchSampler, TrainingTask
+
+DEFAULT_LOSSES = {"pairs": "infonce", "scores": "cosent", "classes": "softmax", "lists": "kl"}  # by kind of data
+_HEAD_KEYS = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")  # of config.json
+
+
+class EmbeddingTraining(TaskTraining[Embedder]):
+    """Contrastive learning, regression on similarities, and distillation of rankings."""
+
+    data_kind = "embed"
+
+    def check_data(self, data: Labelled, dev: Labelled | None) -> None:
+        """Embeddings are evaluated by similarities, so dev data with classes is refused."""
+        if dev is not None and dev.inputs == "classes" and not _numeric(dev):
+            raise InputError(
+                f"{dev.name} has classes, which embeddings cannot be evaluated on; use data with scores, or pairs of "
+                "matching texts"
+            )
+
+    def finish(self) -> None:
+        """Remove what only training needs from the model."""
+        if "model" in self.task.__dict__:
+            self.task.model.auxiliary.clear()
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """An embedder has no head."""
+        raise ConfigError("an Embedder has no head; train it by itself, not in bertie.MultiTask")
+
+    def prepare(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
+        """The encoder with its sentence modules and no heads, which would not match the trained encoder."""
+        spec, config = checkpoint.spec, checkpoint.config
+        if not set(spec.heads) <= {"pooler"}:
+            dropped = (*CrossEncoderConfig.CONFIG_KEYS, *_HEAD_KEYS)
+            config = {key: value for key, value in config.items() if key not in dropped}
+            config["architectures"] = [name for name, heads in spec.family.architectures.items() if not heads][:1]
+            spec = model_spec(config, None, head="none", ignore=spec.ignored)
+        kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in spec.heads}
+        return replace(
+            checkpoint,
+            model=Model.over(checkpoint.model.encoder, kept).eval(),
+            config=config,
+            spec=spec,
+            heads={},
+            sentence=self.task.modules_for(checkpoint, normalize=bool(self.task.normalize)),
+            cross_encoder=None,
+        )
+
+    @property
+    def modules(self) -> SentenceModules:
+        """Pooling and what follows it, which are trained with the encoder."""
+        assert self.task.checkpoint.sentence is not None
+        return self.task.checkpoint.sentence
+
+    def plan(self, data: Labelled) -> BatchSampler:
+        """Rows of texts, no text twice in a step where the other rows serve as negatives."""
+        self.task.modules = self.modules
+        objective = self.objective(data)
+        objective.begin(self.task.model, self.modules)
+        in_batch_negatives = objective.loss.inputs == "pairs"
+        texts = [example.texts for example in data.examples] if in_batch_negatives else None
+        return Rows(TrainingTask("", objective, list(self.items(data))), self.recipe, texts)
+
+    def objective(self, data: Labelled) -> EmbeddingObjective:
+        """The loss that was asked for, or the usual one for this kind of data."""
+        given = self.task.loss
+        if isinstance(given, VectorLoss):
+            loss = given
+        elif given is None and data.inputs == "lists":
+            loss = KL(scale=20.0, score=Cosine())
+        else:
+            loss = named_loss(given or DEFAULT_LOSSES[data.inputs], classes=len(data.labels))
+        _check_inputs(loss, data)
+        self._inputs = loss.inputs
+        self._index = {label: i for i, label in enumerate(data.labels)}
+        if self.recipe.matryoshka is not None:
+            loss = Matryoshka(loss, tuple(dict.fromkeys((self.modules.dimension, *self.recipe.matryoshka))))
+        elif isinstance(getattr(loss, "score", None), Dot) and self.modules.similarity is None:
+            self.modules.similarity = "dot"  # inference compares as training did
+        return EmbeddingObjective(loss)
+
+    def items(self, data: Labelled) -> Iterator[TrainingExample]:
+        """Tokenize rows of texts, each text as `embed` reads it."""
+        task = self.task
+        options = task.options()
+        for start in range(0, len(data.examples), ITEMS_AT_ONCE):
+            chunk = data.examples[start : start + ITEMS_AT_ONCE]
+            texts = [task.prepare_text(options.prompt + text) for example in chunk for text in example.texts]
+            encodings = iter(zip(texts, task.tokenizer.encode_batch(texts), strict=True))
+            for example in chunk:
+                name = f"{data.name}, row {example.row}"
+                windows = [
+                    task.windows(TaskInput(name, (text,), options), encoding)
+                    for text, encoding in islice(encodings, len(example.texts))
+                ]
+                yield row([self._pieces(group, options.prompt_tokens) for group in windows], self._target(example))
+
+    def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
+        """A row of one text."""
+        return row([self._pieces(windows, self.task.options().prompt_tokens)], self._target(example))
+
+    def _pieces(self, windows: Sequence[Window], prompt: int) -> Sequence[TrainingWindow]:
+        if not prompt or self.modules.pooling.include_prompt:
+            return pieces(windows)
+        skips = [np.array(prompt_tokens_in(window, prompt)) for window in windows]
+        return [replace(piece, values=skip) for piece, skip in zip(pieces(windows), skips, strict=True)]
+
+    def _target(self, example: Example) -> Any:
+        if self._inputs == "classes":
+            return np.int64(self._index[example.target])
+        return None if example.target is None else np.array(example.target, dtype=np.float32)
+
+    def fingerprint(self, data: Sequence[Labelled]) -> str:
+        """Of the loss, too."""
+        loss = re.sub(r" at 0x\w+", "", repr(self.task.loss))  # a function's address differs between processes
+        return f"{super().fingerprint(data)} {loss}"
+
+    def predict_labelled(self, data: Labelled) -> Predictions:
+        """The similarity of the texts of each row, or of matching pairs the rank of the right text."""
+        index = {text: i for i, text in enumerate(dict.fromkeys(t for example in data.examples for t in example.texts))}
+        results = list(self.task.embed_each(list(index)))
+        embeddings = np.stack([result.vector for result in results])
+        rows = [[index[text] for text in example.texts] for example in data.examples]
+        counts = [
+            np.array([sum(getattr(results[i], name) for i in row) for row in rows])
+            for name in ("tokens_total", "tokens_read", "windows")
+        ]
+        if data.inputs == "pairs":
+            ranks = self._ranks(rows, embeddings)
+            return Predictions("find", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
+        similarities = [self.task.compare(embeddings[row[:1]], embeddings[row[1:]])[0] for row in rows]
+        if data.inputs == "lists":  # one row per passage
+            sizes = [len(row) for row in similarities]
+            examples = [
+                replace(example, texts=(example.texts[0], text), target=target)
+                for example in data.examples
+                for text, target in zip(example.texts[1:], example.target, strict=True)
+            ]
+            data, counts = replace(data, examples=examples, inputs="scores"), [np.repeat(c, sizes) for c in counts]
+        gold = [float(example.target) for example in data.examples]
+        predicted = np.concatenate(similarities).tolist()
+        return Predictions("alike", data, gold, predicted, None, None, counts[0], counts[1], counts[2])
+
+    def _ranks(self, rows: Sequence[Sequence[int]], embeddings: NDArray[np.float32]) -> list[tuple[float, ...]]:
+        """The rank of each row's second text for its first, among all second and later texts; ties count against it.
+
+        Other texts that match the first are left out, and so is the first itself. With negatives: also whether it
+        ranks above all negatives of its own row.
+        """
+        matches: dict[int, set[int]] = {}
+        for first, second, *_ in rows:
+            matches.setdefault(first, {first}).add(second)
+        candidates = sorted({i for row in rows for i in row[1:]})
+        column = {i: n for n, i in enumerate(candidates)}
+        ranks: list[tuple[float, ...]] = []
+        for start in range(0, len(rows), 256):
+            block = rows[start : start + 256]
+            table = self.task.compare(
+                embeddings[[row[0] for row in block]], embeddings[candidates]
+            )  # (256, candidates)
+            for (first, second, *negatives), similarities in zip(block, table, strict=True):
+                own = similarities[column[second]]
+                above = [own > similarities[column[i]] for i in negatives]
+                similarities[[column[i] for i in matches[first] if i in column]] = -np.inf
+                rank = 1.0 + float((similarities >= own).sum())
+                ranks.append((rank, float(all(above))) if negatives else (rank,))
+        return ranks
+
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+        """Correlations with the scores, or recall and MRR of the matching text."""
+        metrics = scores.finding if predictions.kind == "find" else scores.alikeness
+        return metrics(predictions.gold, predictions.predicted, draws=draws)
+
+
+def _numeric(data: Labelled) -> bool:
+    """Whether all classes are whole numbers, and so may be scores."""
+    return all(label.removeprefix("-").isdigit() for label in data.labels)
+
+
+def _check_inputs(loss: VectorLoss, data: Labelled) -> None:
+    """Refuse data that a loss cannot be computed on."""
+    wanted, name = loss.inputs, type(loss).__name__
+    texts = len(data.examples[0].texts)
+    if wanted == "triplets" and data.inputs == "pairs":
+        if texts != 3:
+            raise InputError(
+                f"{name} takes three texts per row (anchor, positive, negative), and {data.name} has {texts}"
+            )
+        return
+    if wanted == "scores" and data.inputs == "classes" and _numeric(data):
+        return
+    if wanted != data.inputs:
+        needs = {
+            "pairs": "matching texts (anchor, positive), without labels",
+            "triplets": "three texts per row (anchor, positive, negative)",
+            "scores": "two texts and a score per row (text_a, text_b, score)",
+            "classes": "two texts and a label per row (text_a, text_b, label)",
+            "lists": "a query, passages and a score for each",
+        }.get(wanted, "a teacher's embeddings, and is trained by bertie.Trainer")
+        raise InputError(f"{name} takes {needs}; {data.name} has {data.inputs}")

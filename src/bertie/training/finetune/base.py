@@ -1,0 +1,304 @@
+"""What the training of every labelled task shares: `fit`, evaluation on labelled data, and the adapter's interface.
+
+A task is inference only. Its adapter, a `TaskTraining`, adds what training needs: the head for the data, the objective,
+examples as training items, predictions beside the true labels, metrics and calibration. Long texts are trained on the
+way they are read, in windows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.config import HeadInfo
+from bertie.errors import ConfigError, InputError
+from bertie.evaluation import scores
+from bertie.evaluation.scores import Score
+from bertie.nn.linear import precision_of
+from bertie.recipe import Recipe
+from bertie.tasks import registry
+from bertie.tasks.base import ITEMS_AT_ONCE, TaskInput
+from bertie.tasks.trainable import Trainable, load_copy
+from bertie.text.windows import Window
+from bertie.training.distributed import Strategy, local_device
+from bertie.training.finetune.data import Example, Kind, Labelled, fingerprint, labelled, split
+from bertie.training.loop import Trainer
+from bertie.training.objectives import Objective, TrainingExample, TrainingWindow
+from bertie.training.sampling import BatchSampler, TrainingTask
+
+AnyTrainable = Trainable[Any, Any, Any]
+TaskT = TypeVar("TaskT", bound=AnyTrainable)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """A model's predictions on labelled data, beside the true labels."""
+
+    kind: str  # a key of `bertie.evaluation.scores.MAIN`
+    data: Labelled
+    gold: Sequence[Any]
+    predicted: Sequence[Any]
+    probabilities: NDArray[np.float32] | None  # (n, labels) of a classifier
+    confidence: NDArray[np.float32] | None  # (n,) the probability of the predicted label
+    lengths: NDArray[np.int64]  # (n,) tokens per text
+    read: NDArray[np.int64]  # (n,) tokens of it that were read
+    windows: NDArray[np.int64]  # (n,)
+
+
+class TaskTraining(ABC, Generic[TaskT]):
+    """How one task is trained and evaluated."""
+
+    data_kind: ClassVar[Kind]
+
+    def __init__(self, task: TaskT) -> None:
+        self.task = task
+
+    @property
+    def recipe(self) -> Recipe:
+        """The task's hyperparameters."""
+        return self.task.recipe
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the task's head, in the order of its outputs."""
+        return list(self.task.info.labels.values())
+
+    # --- what a task defines ---
+
+    @abstractmethod
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """The head that the data needs."""
+
+    @abstractmethod
+    def objective(self, data: Labelled) -> Objective:
+        """The training objective."""
+
+    @abstractmethod
+    def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
+        """An example as a training item: the windows of its text, with their targets."""
+
+    @abstractmethod
+    def predict_labelled(self, data: Labelled) -> Predictions:
+        """Predict labelled data."""
+
+    @abstractmethod
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+        """Every metric with its confidence interval; `draws=0`: values only."""
+
+    def texts(self, example: Example) -> tuple[str, ...]:
+        """The texts of an example as the model reads them."""
+        return example.texts
+
+    def check_metrics(self, dev: Labelled) -> None:
+        """Raise before training if a package that the metrics need is missing."""
+
+    def check_data(self, data: Labelled, dev: Labelled | None) -> None:
+        """Raise before training if the task cannot be trained or evaluated on this data."""
+
+    def calibrate(self, dev: Labelled) -> None:
+        """Fit temperature and thresholds on held-out data."""
+
+    def finish(self) -> None:
+        """Clean up after training, however it ended."""
+
+    # --- what all share ---
+
+    def prepare(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
+        """The checkpoint with a fresh head for the data, and no other."""
+        info = self.head_for(data)
+        labels = list(info.labels.values()) or None
+        return checkpoint.with_head(info.kind, labels, problem=info.problem, seed=self.recipe.seed)
+
+    def plan(self, data: Labelled) -> Sequence[TrainingTask] | BatchSampler:
+        """What the training steps read."""
+        return [self.source(data)]
+
+    def source(self, data: Labelled) -> TrainingTask:
+        """The head with its objective and its training items."""
+        return TrainingTask(str(self.task.head), self.objective(data), list(self.items(data)))
+
+    def items(self, data: Labelled) -> Iterator[TrainingExample]:
+        """Tokenize examples into training items."""
+        for start in range(0, len(data.examples), ITEMS_AT_ONCE):
+            chunk = data.examples[start : start + ITEMS_AT_ONCE]
+            texts = [self.texts(example) for example in chunk]
+            encodings = self.task.tokenizer.encode_batch([(t[0], t[1]) if len(t) == 2 else t[0] for t in texts])
+            for example, its, encoding in zip(chunk, texts, encodings, strict=True):
+                task_input: TaskInput[Any] = TaskInput(f"{data.name}, row {example.row}", its, None)
+                yield self.item(example, self.task.windows(task_input, encoding))
+
+    def metrics(self, data: Labelled) -> dict[str, float]:
+        """The values of all metrics, without intervals."""
+        return {name: score.value for name, score in self.scores(self.predict_labelled(data), draws=0).items()}
+
+    def fingerprint(self, data: Sequence[Labelled]) -> str:
+        """A hash of all that a run depends on."""
+        return run_fingerprint(self.task.checkpoint, self.recipe, self.task.overflow, data)
+
+
+def training_for(task: TaskT) -> TaskTraining[TaskT]:
+    """The training adapter of a task, by its row in the registry."""
+    row = registry.row_of(task)
+    if row.training is None:
+        raise ConfigError(f"{type(task).__name__} cannot be trained")
+    adapter: TaskTraining[TaskT] = registry.resolve(row.training)(task)
+    return adapter
+
+
+def fit(
+    task: TaskT,
+    X: Any,
+    y: Any = None,
+    *,
+    dev: Any = None,
+    columns: Mapping[str, str] | None = None,
+    **options: Any,
+) -> TaskT:
+    """Train a task on labelled data, as `Trainable.fit` documents; `options` are those of `fit_labelled`."""
+    kind, recipe = training_for(task).data_kind, task.recipe
+    data = labelled(kind, X, y, columns=columns)
+    data, held_out = with_dev(data, dev, recipe, kind=kind, columns=columns, name="the dev data")
+    return fit_labelled(task, data, held_out, **options)
+
+
+def with_dev(
+    data: Labelled, dev: Any, recipe: Recipe, *, kind: Kind, columns: Mapping[str, str] | None, name: str
+) -> tuple[Labelled, Labelled | None]:
+    """The training data and the dev data: read as given, or split off by `recipe.dev_share`."""
+    if dev is None:
+        return split(data, recipe.dev_share, recipe.seed) if recipe.dev_share else (data, None)
+    X, y = dev if isinstance(dev, tuple) and len(dev) == 2 else (dev, None)
+    known = data.labels or None
+    return data, labelled(kind, X, y, columns=columns, name=name, known=known, training=False)
+
+
+def fit_labelled(
+    task: TaskT,
+    data: Labelled,
+    dev: Labelled | None = None,
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    save_steps: int | None = None,
+    strategy: Strategy = "ddp",
+    progress: bool = True,
+) -> TaskT:
+    """Train a task on data that has been read already."""
+    training, recipe, arguments = training_for(task), task.recipe, task.get_params()
+    if (head := arguments.get("head")) is not None:
+        raise ConfigError(
+            f"head={head!r}: fit() trains a checkpoint with one head; train several heads over one encoder together "
+            "with bertie.MultiTask"
+        )
+    for text in recipe.warnings():
+        warnings.warn(text, stacklevel=4)
+    training.check_data(data, dev)
+    if dev is not None:
+        training.check_metrics(dev)
+    checkpoint = training.prepare(starting_checkpoint(arguments["model"], arguments["device"]), data)
+    if recipe.max_length is not None:
+        checkpoint = checkpoint.with_max_length(recipe.max_length)
+    task._use(checkpoint, None)
+    try:
+        task.history_ = Trainer(
+            task.model,
+            training.plan(data),
+            recipe,
+            evaluate=None if dev is None else lambda: training.metrics(dev),
+            metric=recipe.metric or main_metric(data if dev is None else dev),
+            folder=None if folder is None else Path(folder),
+            resume=resume,
+            save_steps=save_steps,
+            fingerprint=training.fingerprint([data] if dev is None else [data, dev]),
+            strategy=strategy,
+            progress=progress,
+        ).run()
+        task.original_ = data.original
+        if dev is not None:
+            training.calibrate(dev)
+    finally:
+        training.finish()
+    return task
+
+
+def score(task: AnyTrainable, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
+    """The task's main metric on labelled data."""
+    training = training_for(task)
+    known = tuple(training.labels) if training.data_kind in ("classify", "tag") else None
+    data = labelled(training.data_kind, X, y, columns=columns, name="the data", known=known, training=False)
+    return training.metrics(data)[main_metric(data)]
+
+
+def starting_checkpoint(model: Checkpoint | str | Path | None, device: str | torch.device | None) -> Checkpoint:
+    """The checkpoint to train, untouched by any earlier `fit`; on this process's GPU, if there is one."""
+    if device is not None or not isinstance(model, Checkpoint):
+        device = local_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    checkpoint = load_copy(model, device)
+    if checkpoint.tokenizer is None:
+        raise InputError(f"{checkpoint.source} has no tokenizer, which training needs")
+    if (precision := precision_of(checkpoint.model.encoder)) in ("int8", "fp8"):
+        raise InputError(
+            f"{checkpoint.source} was loaded with precision={precision!r}, for inference; load it with precision='fp32' "
+            "to train it"
+        )
+    return checkpoint
+
+
+def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data: Sequence[Labelled]) -> str:
+    """A hash of all that a run depends on: weights, configuration, hyperparameters and data."""
+    digest = hashlib.sha256()
+    for name, parameter in checkpoint.model.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().sum(dtype=torch.float64).cpu().numpy().tobytes())
+    for value in (recipe.as_dict(), checkpoint.config, overflow, [fingerprint(part) for part in data]):
+        digest.update(json.dumps(value, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def main_metric(data: Labelled) -> str:
+    """The metric that stands for a task; for plain tags, which form no spans, their accuracy."""
+    if data.kind == "embed":
+        return scores.MAIN["find" if data.inputs == "pairs" else "alike"]
+    if data.kind == "tag" and not scores.spans_in([data.labels]):
+        return "accuracy"
+    return scores.MAIN["multi" if data.multi else data.kind]
+
+
+def pieces(windows: Sequence[Window]) -> tuple[TrainingWindow, ...]:
+    """Windows as training reads them, with their shares of the text."""
+    total = sum(window.weight for window in windows)
+    return tuple(TrainingWindow(w.encoding.ids, w.encoding.segments, w.weight / total) for w in windows)
+
+
+def class_weights(recipe: Recipe, data: Labelled, counts: Mapping[str, int]) -> dict[str, float]:
+    """The loss weight of each label: 1, as given in the recipe, or inversely proportional to its frequency."""
+    weights = recipe.class_weights
+    if weights is None:
+        return dict.fromkeys(data.labels, 1.0)
+    if weights == "balanced":
+        total = sum(counts.values())
+        return {label: total / (len(data.labels) * max(1, counts.get(label, 0))) for label in data.labels}
+    unknown = sorted(set(weights) - set(data.labels))
+    if unknown:
+        raise ConfigError(f"class_weights names {', '.join(unknown)}; the labels are {', '.join(data.labels[:20])}")
+    return {label: float(weights.get(label, 1.0)) for label in data.labels}
+
+
+def token_counts(results: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(n,) each: tokens in total, tokens read, and windows of each result."""
+    total, read, windows = (
+        np.array([getattr(result, name) for result in results], dtype=np.int64)
+        for name in ("tokens_total", "tokens_read", "windows")
+    )
+    return total, read, windows

@@ -1,0 +1,173 @@
+"""Training and evaluation of text classification and regression."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertie.config import Calibration, HeadInfo
+from bertie.evaluation import calibration, scores
+from bertie.evaluation.scores import Score
+from bertie.tasks.classify import Classifier, Regressor, Text
+from bertie.text.windows import Window
+from bertie.training.finetune.base import Predictions, TaskTraining, class_weights, pieces, token_counts
+from bertie.training.finetune.data import Example, Labelled
+from bertie.training.objectives import (
+    MultiLabelObjective,
+    Objective,
+    RegressionObjective,
+    SingleLabelObjective,
+    TrainingExample,
+)
+
+
+class ClassificationTraining(TaskTraining[Classifier]):
+    """Single-label and multi-label classification."""
+
+    data_kind = "classify"
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether a text may have any number of labels."""
+        return self.task.problem == "multi"
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """One output per label."""
+        problem = "multi_label_classification" if data.multi else "single_label_classification"
+        return HeadInfo("classify", dict(enumerate(data.labels)), problem)
+
+    def objective(self, data: Labelled) -> Objective:
+        """Cross-entropy over the labels, or binary cross-entropy per label."""
+        counts = Counter(label for example in data.examples for label in _labels_of(example))
+        self._weights = class_weights(self.recipe, data, counts)
+        self._index = {label: i for i, label in self.task.info.labels.items()}
+        smoothing = self.recipe.label_smoothing
+        return MultiLabelObjective(smoothing) if self.multi_label else SingleLabelObjective(smoothing)
+
+    def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
+        """The label belongs to the whole text."""
+        if not self.multi_label:
+            label = example.target
+            return TrainingExample(pieces(windows), np.array(self._index[label], dtype=np.int64), self._weights[label])
+        target = np.zeros(len(self._index), dtype=np.float32)
+        target[[self._index[label] for label in example.target]] = 1.0
+        weight = float(np.mean([self._weights[label] for label in example.target])) if example.target else 1.0
+        return TrainingExample(pieces(windows), target, weight)
+
+    def predict_labelled(self, data: Labelled) -> Predictions:
+        """Classify labelled data."""
+        results = self.task.classify([as_text(example) for example in data.examples])
+        labels = self.labels
+        rows = [[result.scores[label] for label in labels] for result in results]
+        probabilities = np.array(rows, dtype=np.float32).reshape(len(rows), len(labels))
+        if self.multi_label:
+            gold: Sequence[Any] = [_labels_of(example) for example in data.examples]
+            predicted: Sequence[Any] = [self.task.above_threshold(result.scores) for result in results]
+        else:
+            gold = [example.target for example in data.examples]
+            predicted = [labels[i] for i in probabilities.argmax(1)]
+        kind = "multi" if self.multi_label else "classify"
+        confidence = probabilities.max(1)
+        return Predictions(kind, data, gold, predicted, probabilities, confidence, *token_counts(results))
+
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+        """Accuracy, F1 and calibration error, or F1 over labels."""
+        assert predictions.probabilities is not None
+        if predictions.kind == "classify":
+            return scores.classification(predictions.gold, predictions.probabilities, self.labels, draws=draws)
+        threshold = self.task.info.calibration.threshold
+        table = label_table(predictions.gold, self.labels)
+        return scores.multi_label(
+            table, predictions.probabilities, 0.5 if threshold is None else threshold, draws=draws
+        )
+
+    def calibrate(self, dev: Labelled) -> None:
+        """Fit the temperature, the threshold of a multi-label model, and the abstention threshold of the recipe."""
+        self._set(Calibration())
+        predictions = self.predict_labelled(dev)
+        assert predictions.probabilities is not None
+        if self.multi_label:
+            self._calibrate_multi_label(dev, predictions)
+            return
+        labels = self.labels
+        gold = np.array([labels.index(label) for label in predictions.gold])
+        temperature = calibration.temperature(np.log(np.maximum(predictions.probabilities, np.float32(1e-30))), gold)
+        self._set(Calibration(temperature))
+        if self.recipe.abstain is None:
+            return
+        predictions = self.predict_labelled(dev)
+        assert predictions.confidence is not None
+        correct = np.array([a == b for a, b in zip(predictions.gold, predictions.predicted, strict=True)])
+        abstention = calibration.abstention(predictions.confidence, correct, self.recipe.abstain)
+        if abstention is not None:
+            below = float(min(1.0, abstention.threshold))
+            self._set(Calibration(temperature, abstain_below=below, precision=self.recipe.abstain))
+
+    def _calibrate_multi_label(self, dev: Labelled, predictions: Predictions) -> None:
+        assert predictions.probabilities is not None
+        tiny = np.float32(1e-7)
+        p = np.clip(predictions.probabilities, tiny, 1 - tiny)
+        table = label_table(predictions.gold, self.labels)
+        temperature = calibration.temperature_multi(np.log(p / (1 - p)), table)
+        self._set(Calibration(temperature))
+        scaled = self.predict_labelled(dev).probabilities
+        assert scaled is not None
+        self._set(Calibration(temperature, calibration.best_threshold(table, scaled)))
+
+    def _set(self, values: Calibration) -> None:
+        assert self.task.head is not None
+        self.task.checkpoint.set_calibration(self.task.head, values)
+
+
+class RegressionTraining(TaskTraining[Regressor]):
+    """Regression: one value per text or pair."""
+
+    data_kind = "regress"
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """One output."""
+        return HeadInfo("classify", {0: "LABEL_0"}, "regression", task="regress")
+
+    def objective(self, data: Labelled) -> Objective:
+        """Squared error in units of the variance. A fresh head starts at the mean."""
+        values = np.array([example.target for example in data.examples], dtype=np.float64)
+        assert self.task.head is not None
+        out = self.task.model.head(self.task.head).out
+        if out is not None and out.bias is not None and not out.bias.any():
+            with torch.no_grad():
+                out.bias.fill_(float(values.mean()))
+        return RegressionObjective(float(values.var()) or 1.0)
+
+    def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
+        """The value belongs to the whole text."""
+        return TrainingExample(pieces(windows), np.array(example.target, dtype=np.float32))
+
+    def predict_labelled(self, data: Labelled) -> Predictions:
+        """Predict the values of labelled data."""
+        results = list(self.task.predict_each([as_text(example) for example in data.examples]))
+        gold = [float(example.target) for example in data.examples]
+        predicted = [result.value for result in results]
+        return Predictions("regress", data, gold, predicted, None, None, *token_counts(results))
+
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+        """Correlations and errors."""
+        return scores.regression(predictions.gold, predictions.predicted, draws=draws)
+
+
+def as_text(example: Example) -> Text:
+    """The text or the pair of an example."""
+    return (example.texts[0], example.texts[1]) if len(example.texts) == 2 else example.texts[0]
+
+
+def label_table(gold: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:
+    """(n, labels) which labels each text has."""
+    return np.array([[label in names for label in labels] for names in map(set, gold)], dtype=bool)
+
+
+def _labels_of(example: Example) -> tuple[str, ...]:
+    return example.target if isinstance(example.target, tuple) else (example.target,)

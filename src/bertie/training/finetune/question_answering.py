@@ -1,0 +1,72 @@
+"""Training and evaluation of extractive question answering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertie.config import HeadInfo
+from bertie.evaluation import scores
+from bertie.evaluation.scores import Score
+from bertie.tasks.answer import Reader
+from bertie.text.windows import Window
+from bertie.training.finetune.base import Predictions, TaskTraining, pieces, token_counts
+from bertie.training.finetune.data import Example, Labelled
+from bertie.training.objectives import AnswerSpanObjective, Objective, TrainingExample
+
+
+class QuestionAnsweringTraining(TaskTraining[Reader]):
+    """Extractive question answering: the start and the end of the answer."""
+
+    data_kind = "answer"
+
+    def head_for(self, data: Labelled) -> HeadInfo:
+        """Two outputs per token: start and end."""
+        return HeadInfo("answer")
+
+    def objective(self, data: Labelled) -> Objective:
+        """Cross-entropy of the start and of the end."""
+        return AnswerSpanObjective()
+
+    def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
+        """Each window points at the first answer, or at its own first token if it does not hold all of it."""
+        weight = np.array(1.0, dtype=np.float32)
+        return TrainingExample(
+            tuple(
+                replace(piece, values=_answer_tokens(window, example), weights=weight)
+                for piece, window in zip(pieces(windows), windows, strict=True)
+            )
+        )
+
+    def predict_labelled(self, data: Labelled) -> Predictions:
+        """Answer labelled questions; where some have no answer, the model may say so."""
+        unanswerable = any(not example.target for example in data.examples)
+        questions = [(example.texts[0], example.texts[1]) for example in data.examples]
+        results = self.task.answer(questions, threshold=0.0 if unanswerable else None)
+        gold = [example.answers for example in data.examples]
+        predicted = [result.best.text for result in results]
+        return Predictions("answer", data, gold, predicted, None, None, *token_counts(results))
+
+    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+        """Exact match and F1 of words, as SQuAD defines them."""
+        return scores.answering(predictions.gold, predictions.predicted, draws=draws)
+
+
+def _answer_tokens(window: Window, example: Example) -> NDArray[np.int64]:
+    """(2,) the first and the last token of the first answer in a window; (0, 0): it is not in it as a whole."""
+    absent = np.zeros(2, dtype=np.int64)
+    if not example.target:
+        return absent
+    start, end = example.target[0]
+    encoding = window.encoding
+    inside = np.flatnonzero(encoding.sources == 1)
+    offsets = encoding.offsets[inside]
+    if not len(inside) or start < offsets[0, 0] or end > offsets[-1, 1]:
+        return absent
+    tokens = inside[(offsets[:, 0] < end) & (offsets[:, 1] > start)]
+    if not len(tokens):
+        return absent
+    return np.array([tokens[0], tokens[-1]], dtype=np.int64)
