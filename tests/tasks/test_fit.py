@@ -19,6 +19,7 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import Calibration
 from bertie.errors import ConfigError, InputError, MissingPackageError, NotFoundError
 from bertie.tasks.tag import align_words
+from bertie.training.finetune import training_for
 from bertie.training.finetune.data import labelled
 from tests.tasks import tiny
 
@@ -225,8 +226,9 @@ def test_a_word_that_the_tokenizer_parts_goes_on_with_itself(encoder: Path) -> N
     words, tags = [["the", "U.S.", "walked"], ["in", "London", "found"]], [["O", "B-LOC", "I-LOC"], ["O", "B-LOC", "O"]]
     task = bertie.Tagger(encoder, epochs=1).fit(words, tags, progress=False)
     data = labelled("tag", words, tags)
-    task.objective(data)
-    (piece,) = next(task.items(data)).windows
+    training = training_for(task)
+    training.objective(data)
+    (piece,) = next(training.items(data)).windows
     assert piece.values is not None
     assert piece.weights is not None
     encoding = task.tokenizer.encode("the U.S. walked")
@@ -238,7 +240,7 @@ def test_a_word_that_the_tokenizer_parts_goes_on_with_itself(encoder: Path) -> N
     assert float(piece.weights[word < 0].sum()) == 0.0
 
 
-def test_tokens_know_theiralign_words(encoder: Path) -> None:
+def test_words_are_aligned_with_tokens(encoder: Path) -> None:
     tokenizer = Checkpoint.load(encoder).tokenizer
     assert tokenizer is not None
     text, places = "Emma 's river-like U.S.", ((0, 4), (5, 7), (8, 18), (19, 23))
@@ -331,8 +333,8 @@ def test_not_fitted(encoder: Path) -> None:
     for task in (bertie.Classifier(encoder), bertie.Classifier(Checkpoint.load(encoder))):
         with pytest.raises(NotFoundError, match="no head 'classify'"):
             task.predict(TEXTS)
-    with pytest.raises(ConfigError, match="epoch"):
-        bertie.Classifier(encoder, epoch=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+        bertie.Classifier(encoder, epoch=3)  # type: ignore[call-arg]
 
 
 def test_scikit_learn(encoder: Path) -> None:
@@ -394,7 +396,7 @@ def test_heads_over_one_encoder(encoder: Path, tmp_path: Path) -> None:
         bertie.load(tmp_path / "out")
     with pytest.raises(InputError, match="needs a head for classes"):
         bertie.Classifier.load(tmp_path / "out", head="names")
-    with pytest.raises(ConfigError, match=r"trained together by bertie\.Heads"):
+    with pytest.raises(ConfigError, match=r"together with bertie\.MultiTask"):
         heads["mood"].fit(TEXTS, MOODS)
     transformers.AutoModel.from_pretrained(tmp_path / "out")
 
