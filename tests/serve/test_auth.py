@@ -103,7 +103,8 @@ def test_only_what_all_may_see_needs_no_key(locked: Running) -> None:
         assert (path, reply.status_code) == (path, 401)
         assert reply.headers["www-authenticate"] == "Bearer"
         assert locked.client.get(path, headers={"authorization": "Bearer a"}).status_code in (200, 404)
-    for path in ("/embed", "/v1/embeddings", "/v1/rerank", "/fill"):
+    assert locked.client.get("/ping").status_code == locked.client.get("/docs").status_code == 200
+    for path in ("/", "/invocations", "/embeddings", "/embed", "/v1/embeddings", "/v1/rerank", "/fill"):
         assert locked.post(path, {}).status_code == 401
 
 

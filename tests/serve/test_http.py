@@ -306,6 +306,7 @@ def test_addresses_and_methods(server: Running) -> None:
     assert server.client.get("/nope").status_code == 404
     assert server.client.get("/embed").status_code == 405
     assert server.client.delete("/embed").status_code == 405
+    assert server.client.delete("/").headers["allow"] == "GET, HEAD, POST"
     assert server.client.post("/health").status_code == 405
     assert server.client.head("/health").status_code == 200
     assert server.client.get("/page/../http.py").status_code == 404
@@ -332,7 +333,7 @@ def test_request_ids_go_in_and_out(server: Running) -> None:
 
 
 def test_security_headers(server: Running) -> None:
-    for path in ("/", "/info", "/nope"):
+    for path in ("/", "/docs", "/info", "/nope"):
         headers = server.client.get(path, headers={"origin": "http://evil.example"}).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'" in headers["content-security-policy"]

@@ -78,9 +78,40 @@ def test_ids_as_input(tei: Tei) -> None:
     assert tei("/embed", inputs=ids) == tei("/embed", inputs=[ids]) == tei("/embed", inputs=TEXTS[1])
 
 
-def test_embed_all(tei: Tei) -> None:
-    (found,) = tei("/embed_all", inputs=TEXTS[1])
-    assert np.array(found).shape == (8, 16)
+def test_embed_all_pooled_by_the_mean_equals_embed(tei: Tei) -> None:
+    """The values themselves are compared with transformers in test_http.py."""
+    (states,) = tei("/embed_all", inputs=TEXTS[1], model="embed")
+    assert np.array(states).shape == (8, 16)
+    np.testing.assert_allclose(
+        [unit(np.mean(states, axis=0))], tei("/embed", inputs=TEXTS[1], model="embed"), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("path", ["/", "/invocations"])
+def test_invocations_are_answered_by_the_type_of_the_model(tei: Tei, path: str) -> None:
+    """As the router of text-embeddings-inference registers these two routes."""
+    assert tei(path, inputs=TEXTS, model="embed") == tei("/embed", inputs=TEXTS, model="embed")
+    assert tei(path, inputs=TEXTS) == tei("/embed", inputs=TEXTS, model="small"), "the first model, if none is named"
+    assert tei(path, inputs=TEXTS[0], model="classify") == tei("/predict", inputs=TEXTS[0], model="classify")
+    ranking = {"query": "find cat", "texts": TEXTS, "model": "rerank", "raw_scores": True}
+    assert tei(path, **ranking) == tei("/rerank", **ranking)
+    status, message, kind = refused(tei, path, inputs=TEXTS, model="rerank")
+    assert (status, kind) == (422, "Validation")
+    assert message.startswith("query: ")
+    assert refused(tei, path, inputs=3)[0] == 422
+
+
+def test_ping_is_health(start: Start) -> None:
+    server = start()
+    assert (server.client.get("/ping").status_code, server.client.get("/ping").content) == (200, b"")
+    server.app.draining = True
+    assert server.client.get("/ping").status_code == 503
+
+
+def test_embeddings_without_a_version_are_those_of_openai(server: Running) -> None:
+    body = {"input": TEXTS, "model": "embed"}
+    assert server.said("/embeddings", body) == server.said("/v1/embeddings", body)
+    assert server.post("/embeddings", {}).json()["error"]["type"] == "invalid_request_error"
 
 
 def test_predict_single_pair_and_batch(tei: Tei, registry: Registry) -> None:
@@ -184,6 +215,8 @@ def test_sparse_vectors(start: Start, tmp_path: Path) -> None:
     registry = Registry({"splade": folder}, devices=["cpu"], budget=256)
     tei = Tei(start(over=registry).url)
     found = tei("/embed_sparse", inputs=TEXTS)
+    assert tei("/", inputs=TEXTS) == tei("/invocations", inputs=TEXTS) == found
+    assert tei.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
     for row, dense in zip(found, theirs.encode(TEXTS).to_dense().numpy(), strict=True):
         assert [one["index"] for one in row] == np.flatnonzero(dense).tolist()
         np.testing.assert_allclose([one["value"] for one in row], dense[dense != 0], atol=1e-5)
