@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 
 from bertie.serve.openapi import describe_api, example
-from bertie.serve.routes import ROUTES, Route
+from bertie.serve.routes import Route, all_routes
 
-POSTS = [route for route in ROUTES if route.method == "POST"]
+POSTS = [route for route in all_routes() if route.method == "POST"]
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, -1e308, 2**31, 2**63, -(2**63), 10**30),
     *("", " ", "\0", "\n", "a", "[MASK]", "[CLS]", "{}", "{0}", "{a.b}", "%s", "../../etc/passwd", "\u202e", "ﷺ" * 50),

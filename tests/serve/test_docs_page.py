@@ -9,7 +9,7 @@ import httpx
 
 from bertie.serve.docs_page import render_docs
 from bertie.serve.openapi import describe_api
-from bertie.serve.routes import ROUTES
+from bertie.serve.routes import all_routes
 from tests.serve.conftest import Running
 
 VOID = {"meta", "link", "br"}
@@ -58,7 +58,7 @@ def test_every_endpoint_and_every_field_is_described() -> None:
         for method, operation in operations.items():
             assert f"{method.upper()} {path}" in page.text
             assert operation["summary"] in page.text
-    for route in ROUTES:
+    for route in all_routes():
         for name in {} if route.request is None else route.request.model_fields:
             assert name in page.text
     assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids
@@ -76,7 +76,7 @@ def test_the_examples_work_as_shown(server: Running) -> None:
     reply = server.client.get("/docs")
     assert reply.headers["content-type"].startswith("text/html")
     commands = re.findall(r"curl localhost:8080(\S+) -H '([^:]+): ([^']+)' -d '(.*)'$", parse(reply.content).text, re.M)
-    assert len(commands) == sum(route.request is not None for route in ROUTES)
+    assert len(commands) == sum(route.request is not None for route in all_routes())
     path, name, value, body = next(command for command in commands if command[0] == "/embed")
     answer = httpx.post(server.url + path, headers={name: value}, content=body.encode(), timeout=20)
     assert answer.status_code == 200

@@ -25,11 +25,11 @@ from bertie.serve.limits import Limits
 from bertie.serve.openapi import describe_api, example
 from bertie.serve.queue import Closed, Expired, Refused
 from bertie.serve.registry import Registry
-from bertie.serve.routes import ROUTES, Route
+from bertie.serve.routes import Route, all_routes
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 from tests.serve.conftest import Running, Start, until
 
-POSTS = [route for route in ROUTES if route.method == "POST"]
+POSTS = [route for route in all_routes() if route.method == "POST"]
 each_post = pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path)
 SHORT = ["a cat sat", "the dog ran on the mat", "", "find a cat : the dog", "mat"]
 LONG = " ".join(["the cat sat on the mat . a dog ran :"] * 9)  # 99 words, of which the tiny models read 38 at once
@@ -39,7 +39,7 @@ TEXTS = [*SHORT, LONG]
 # --- every endpoint ---
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+@pytest.mark.parametrize("route", all_routes(), ids=lambda route: route.path)
 def test_examples_are_answered_as_described(server: Running, route: Route) -> None:
     if route.method == "GET":
         reply = server.client.get(route.path)
@@ -59,7 +59,7 @@ def test_examples_are_answered_as_described(server: Running, route: Route) -> No
 def test_description_names_every_endpoint_and_resolves(server: Running) -> None:
     found = server.client.get("/openapi.json").json()
     assert found == json.loads(json.dumps(describe_api()))
-    assert {route.path for route in ROUTES} < set(found["paths"])
+    assert {route.path for route in all_routes()} < set(found["paths"])
     names = set(found["components"]["schemas"])
     text = json.dumps(found)
     used = {piece.split('"')[0] for piece in text.split("#/components/schemas/")[1:]}

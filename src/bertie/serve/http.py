@@ -33,7 +33,7 @@ from bertie.serve.memory import trim_memory
 from bertie.serve.metrics import Metrics
 from bertie.serve.openapi import describe_api
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, TokenLimitExceeded, current_ticket
-from bertie.serve.routes import ROUTES, Route
+from bertie.serve.routes import Route, all_routes
 from bertie.serve.service import Service
 from bertie.serve.static import STATIC_FILES
 
@@ -107,7 +107,7 @@ class App:
         self.draining = False  # /health answers 503, but requests are still answered
         self.in_flight = 0
         self._pool = ThreadPoolExecutor(self.limits.requests, thread_name_prefix="bertie-request")
-        self._routes = {route.path: route for route in ROUTES}
+        self._routes = {route.path: route for route in all_routes()}
         self._resources: dict[str, Callable[[], _Reply]] = {  # GET without a handler, and without a key
             "/": lambda: self._file("index.html"),
             "/docs": lambda: _Reply(200, self._docs, b"text/html; charset=utf-8", [_PAGE_POLICY]),

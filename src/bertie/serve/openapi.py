@@ -10,7 +10,7 @@ from bertie._version import __version__
 from bertie.serve.api.cohere import CohereError
 from bertie.serve.api.openai import ModelData, OpenAIError
 from bertie.serve.api.tei import InvocationRequest, TeiError
-from bertie.serve.routes import ROUTES, Route
+from bertie.serve.routes import Route, all_routes
 
 REF = "#/components/schemas/{model}"
 ERROR_MODELS = {"openai": OpenAIError, "cohere": CohereError, "tei": TeiError}
@@ -37,8 +37,9 @@ def describe_api(*, keys: bool = False) -> dict[str, Any]:
     >>> sorted(describe_api()["paths"])[:2]
     ['/', '/about']
     """
+    routes = all_routes()
     models: list[tuple[Any, Any, TypeAdapter[Any]]] = []
-    for route in ROUTES:
+    for route in routes:
         if route.request is not None:
             models.append(((route.path, "request"), "validation", TypeAdapter(route.request)))
         models.append(((route.path, "response"), "serialization", TypeAdapter(route.response)))
@@ -55,7 +56,7 @@ def describe_api(*, keys: bool = False) -> dict[str, Any]:
             "read in overlapping windows, and each response says how much was read.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {route.path: {route.method.lower(): _operation(route, schemas)} for route in ROUTES}
+        "paths": {route.path: {route.method.lower(): _operation(route, schemas)} for route in routes}
         | _other_paths(schemas),
         "components": {"schemas": shared.get("$defs", {})},
     }

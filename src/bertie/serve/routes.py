@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,6 +13,10 @@ from bertie.serve.api import cohere, native, openai, playground, tei
 from bertie.serve.api_errors import ErrorFormat
 from bertie.serve.context import RequestContext
 from bertie.serve.service import Service
+from bertie.tasks.registry import TASKS
+
+Handler = Callable[[Service, Any, RequestContext], Any]
+BERTIE = "Bertie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +24,11 @@ class Route:
     """An endpoint. Without a request model it answers GET, otherwise POST."""
 
     path: str
-    handler: Callable[[Service, Any, RequestContext], Any]
+    handler: Handler
     request: type[BaseModel] | None
     response: Any  # a type
     summary: str
-    tag: str = "Bertie"
+    tag: str = BERTIE
     error_format: ErrorFormat = "tei"
 
     @property
@@ -51,26 +56,33 @@ _RERANK = Route(
     COHERE,
     "cohere",
 )
-_INVOKE = Route(
-    "/",
-    tei.invoke,
-    tei.InvocationRequest,
-    list[Any],
-    "Embed, predict or rerank, by the type of the model",
-    TEI,
-)
+_BY_MODEL_TYPE = "Embed, predict or rerank, by the type of the model"
+_INVOKE = Route("/", tei.invoke, tei.InvocationRequest, list[Any], _BY_MODEL_TYPE, TEI)
 _PREDICTIONS = list[tei.Prediction] | list[list[tei.Prediction]]
 _SPARSE = list[list[tei.SparseValue]]
 
-ROUTES = (
+# The endpoints of tasks, by name. Their paths stand in the table of tasks (`bertie.tasks.registry`).
+_TASK_ENDPOINTS: dict[str, tuple[Handler, type[BaseModel], Any, str, str]] = {
+    "embed": (tei.embed, tei.EmbedRequest, list[list[float]], "Embed texts", TEI),
+    "rerank": (tei.rerank, tei.RerankRequest, list[tei.Rank], "Rank texts by relevance to a query", TEI),
+    "fill": (native.fill, native.FillRequest, native.FillResponse, "Fill-mask", BERTIE),
+    "classify": (
+        native.classify,
+        native.ClassifyRequest,
+        native.ClassifyResponse,
+        "Text classification, zero-shot with `labels`",
+        BERTIE,
+    ),
+    "tag": (native.tag, native.TagRequest, native.TagResponse, "Token classification: labelled spans", BERTIE),
+    "answer": (native.answer, native.AnswerRequest, native.AnswerResponse, "Question answering", BERTIE),
+}
+_OTHER_ROUTES = (
     _EMBEDDINGS,
     replace(_EMBEDDINGS, path="/embeddings"),
     Route("/v1/models", openai.list_models, None, openai.ModelList, "List the served models", OPENAI, "openai"),
-    Route("/embed", tei.embed, tei.EmbedRequest, list[list[float]], "Embed texts", TEI),
     Route("/embed_all", tei.embed_all, tei.EmbedAllRequest, list[list[list[float]]], "Embed every token", TEI),
     Route("/embed_sparse", tei.embed_sparse, tei.EmbedAllRequest, _SPARSE, "Embed texts with a SPLADE model", TEI),
     Route("/predict", tei.predict, tei.PredictRequest, _PREDICTIONS, "Classify a text or a batch of texts", TEI),
-    Route("/rerank", tei.rerank, tei.RerankRequest, list[tei.Rank], "Rank texts by relevance to a query", TEI),
     Route("/similarity", tei.similarity, tei.SimilarityRequest, list[float], "Compare sentences with a text", TEI),
     Route("/tokenize", tei.tokenize, tei.TokenizeRequest, list[list[tei.TokenData]], "Tokenize texts", TEI),
     Route("/decode", tei.decode, tei.DecodeRequest, list[str], "Decode token ids", TEI),
@@ -79,13 +91,24 @@ ROUTES = (
     replace(_INVOKE, path="/invocations", summary="Amazon SageMaker's name for POST /"),
     _RERANK,
     replace(_RERANK, path="/v2/rerank"),
-    Route("/fill", native.fill, native.FillRequest, native.FillResponse, "Fill-mask"),
-    Route("/classify", native.classify, native.ClassifyRequest, native.ClassifyResponse, "Classify texts"),
-    Route("/tag", native.tag, native.TagRequest, native.TagResponse, "Token classification: labelled spans"),
-    Route("/answer", native.answer, native.AnswerRequest, native.AnswerResponse, "Question answering"),
     Route("/search", native.search, native.SearchRequest, native.SearchResponse, "Search the index"),
     Route("/compare", native.compare, native.CompareRequest, native.CompareResponse, "Pairwise similarity of texts"),
     Route("/attention", playground.attention, playground.AttentionRequest, dict[str, Any], "Attention weights"),
     Route("/windows", playground.windows, playground.WindowsRequest, playground.WindowsResponse, "Windows of a text"),
     Route("/about", playground.about, None, dict[str, Any], "Describe the models and their heads"),
 )
+
+
+def all_routes() -> tuple[Route, ...]:
+    """All endpoints. A task without a handler of its own takes texts and returns one result per text."""
+    routes = []
+    for row in TASKS.values():
+        if row.endpoint is None:
+            continue
+        if row.name in _TASK_ENDPOINTS:
+            handler, request, response, summary, tag = _TASK_ENDPOINTS[row.name]
+        else:
+            handler, request, response = partial(native.run_task, row), native.TextsRequest, native.TextsResponse
+            summary, tag = row.name, BERTIE
+        routes.append(Route(row.endpoint, handler, request, response, summary, tag))
+    return (*routes, *_OTHER_ROUTES)

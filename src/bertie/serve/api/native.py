@@ -23,12 +23,39 @@ from bertie.serve.api_errors import ApiError
 from bertie.serve.context import READ_COUNTS, RequestContext, read_counts
 from bertie.serve.service import Service, check_finite
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import TaskInput, reading
+from bertie.tasks.base import TaskInput, reading, singles
 from bertie.tasks.classify import Classifier
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
+from bertie.tasks.registry import TaskRow
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
+
+# --- any task ---
+
+
+class TextsRequest(TaskRequest):
+    """A request for a task that reads single texts."""
+
+    texts: Texts = Field(examples=[SENTENCES])
+
+
+class TextsResponse(Response):
+    """One result per text."""
+
+    model: str
+    head: str | None
+    results: list[Any]
+
+
+def run_task(row: TaskRow, service: Service, request: TextsRequest, context: RequestContext) -> Any:
+    """Run a task that has no handler of its own."""
+    texts = service.as_list(request.texts, "texts")
+    task = service.task(row.task_class, request.model, context, head=request.head, overflow=request.overflow)
+    results = list(task.run(singles(texts, row.name, None)))
+    context.add_read(results)
+    return {"model": context.model, "head": task.head, "results": results}
+
 
 # --- fill-mask ---
 

@@ -12,18 +12,9 @@ from bertie.serve.api.base import PASSAGES, QUERY, SENTENCES, BertieRequest, Res
 from bertie.serve.attention import attention as attention_weights
 from bertie.serve.context import RequestContext
 from bertie.serve.service import Service
-from bertie.tasks import Classifier, MaskedLM, Reader, Reranker, Tagger
-from bertie.tasks.base import Task
 from bertie.tasks.classify import entailing
+from bertie.tasks.registry import TASKS
 from bertie.text.windows import windows as split_windows
-
-_TASKS: dict[str, type[Task[Any, Any, Any]]] = {
-    "fill": MaskedLM,
-    "classify": Classifier,
-    "tag": Tagger,
-    "answer": Reader,
-    "rerank": Reranker,
-}
 
 
 class AttentionRequest(BertieRequest):
@@ -87,11 +78,11 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
     """
     cfg, tokenizer = checkpoint.model.config, checkpoint.tokenizer
     tasks: dict[str, list[dict[str, Any]]] = {}
-    for task, kind in _TASKS.items():
+    for row in TASKS.values():
         for head, info in checkpoint.heads.items():
-            if kind._fits(info):
+            if row.endpoint is not None and row.head_kind is not None and row.task_class._fits(info):
                 calibration = info.calibration
-                tasks.setdefault(task, []).append(
+                tasks.setdefault(row.name, []).append(
                     {
                         "head": head,
                         "labels": list(info.labels.values()),

@@ -184,7 +184,7 @@ def embed_all(service: Service, request: EmbedAllRequest, context: RequestContex
     embedder = service.task(Embedder, request.model, context, overflow=request.overflow)
     texts = service.texts(request.inputs, embedder.tokenizer, "inputs")
     prompt = embedder._prompt(request.prompt_name)
-    inputs = [TaskInput(f"text {i}", (embedder._prepared(prompt + text),), None) for i, text in enumerate(texts)]
+    inputs = [TaskInput(f"text {i}", (embedder.prepare_text(prompt + text),), None) for i, text in enumerate(texts)]
     results = list(service.task(States, context.model, context, overflow=request.overflow).run(inputs))
     check_finite(result.vectors for result in results)
     context.add_read(results)
