@@ -51,7 +51,7 @@ def bertie_run(name: str, model: str, data: Path, seed: int, limit: int | None) 
     from benchmarks.finetune_peer import read
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.tasks import registry
-    from bertie.training.finetune import training_for
+    from bertie.training.finetune.base import training_for
     from bertie.training.finetune.data import labelled
 
     one = SETS[name]

@@ -23,7 +23,7 @@ import torch
 from bertie.evaluation.scores import Score
 from bertie.tasks import Classifier, Reader
 from bertie.tasks.trainable import Trainable
-from bertie.training.finetune import training_for
+from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import Example, Labelled, labelled
 
 

@@ -17,7 +17,8 @@ from bertie.cli import main
 from bertie.cli.main import grammar
 from bertie.recipe import Recipe
 from bertie.tasks import registry
-from bertie.training.finetune import fit_labelled, runs, training_for
+from bertie.training.finetune import runs
+from bertie.training.finetune.base import fit_labelled, training_for
 from bertie.training.finetune.data import labelled
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 

@@ -11,7 +11,7 @@ import pytest
 
 from bertie.cli import main
 from bertie.tasks import Embedder
-from bertie.training.finetune import training_for
+from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import labelled
 from tests.cli.toys import write
 

@@ -19,7 +19,7 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import Calibration
 from bertie.errors import ConfigError, InputError, MissingPackageError, NotFoundError
 from bertie.tasks.tag import align_words
-from bertie.training.finetune import training_for
+from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import labelled
 from tests.tasks import tiny
 

@@ -15,7 +15,7 @@ from bertie.config import Calibration
 from bertie.errors import InputError
 from bertie.recipe import Recipe
 from bertie.tasks import Classifier, Reranker
-from bertie.training.finetune import training_for
+from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import Labelled, labelled
 from bertie.training.finetune.reports import calibration, compare, evaluate, in_words_of, leaks, study, write_all
 from bertie.training.finetune.runs import Done
@@ -73,9 +73,9 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
         task.checkpoint.heads["classify"] = info
         data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
         assert task.problem == "multi"
-    plain = task.scores(task.predict_labelled(data), draws=50)
+    plain = training_for(task).scores(training_for(task).predict_labelled(data), draws=50)
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.5))
-    predictions = task.predict_labelled(data)
+    predictions = training_for(task).predict_labelled(data)
     found = calibration(task, predictions, "test", draws=50)
     assert found is not None
     for one, wanted in (
@@ -86,12 +86,12 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
     assert found.before.value > found.after.value + 0.05
     assert sum(one.count for one in found.bins_before) == len(data.examples) * (3 if several else 1)
     task.checkpoint.set_calibration("classify", Calibration())
-    assert calibration(task, task.predict_labelled(data), "test") is None
+    assert calibration(task, training_for(task).predict_labelled(data), "test") is None
 
 
 def test_abstention(task: Classifier, data: Labelled) -> None:
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.0, abstain_below=0.6, precision=0.9))
-    predictions = task.predict_labelled(data)
+    predictions = training_for(task).predict_labelled(data)
     assert predictions.confidence is not None
     held = predictions.confidence >= 0.6
     assert 0 < held.sum() < len(held)

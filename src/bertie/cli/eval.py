@@ -304,7 +304,7 @@ def _judged(
     task: str, model: str, head: str | None, revision: str | None, data: Labelled, options: dict[str, Any]
 ) -> tuple[str, AnyTrainable, Predictions]:
     """What a model says of the data."""
-    from bertie.training.finetune import training_for
+    from bertie.training.finetune.base import training_for
 
     learner = registry.get(task).trainable_class.load(model, head=head, revision=revision, **options)
     return short_name(model), learner, training_for(learner).predict_labelled(data)

@@ -476,7 +476,7 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
 
 def _other(args: argparse.Namespace, job: Job) -> tuple[str, AnyTrainable, Predictions]:
     """The baseline, and what it says of the test data."""
-    from bertie.training.finetune import training_for
+    from bertie.training.finetune.base import training_for
 
     assert job.test is not None
     data = _baseline(args.baseline, job.task, job.test)

@@ -210,14 +210,14 @@ class Trainable(Task[Options, Output, Result]):
         `save_steps` steps, or at each evaluation and every few minutes.
         `strategy`: how `torchrun` distributes the model, "ddp" or "fsdp". `progress`: show a progress bar.
         """
-        from bertie.training.finetune import fit
+        from bertie.training.finetune.base import fit
 
         options: dict[str, Any] = {"resume": resume, "save_steps": save_steps, "strategy": strategy, "progress": progress}
         return fit(self, X, y, dev=dev, columns=columns, folder=folder, **options)
 
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
         """The task's main metric on labelled data, as in scikit-learn."""
-        from bertie.training.finetune import score
+        from bertie.training.finetune.base import score
 
         return score(self, X, y, columns=columns)
 
