@@ -37,8 +37,8 @@ import numpy as np
 from bertie.checkpoints.checkpoint import Checkpoint, resolve
 from bertie.config import HeadInfo
 from bertie.errors import BertieError
-from bertie.evaluation import retrieval, scores
-from bertie.evaluation.intervals import Difference, FloatArray, Score, bootstrap, linear
+from bertie.evaluation import metrics, retrieval
+from bertie.evaluation.intervals import Difference, FloatArray, Score, bootstrap, from_sums
 from bertie.tasks import Classifier, Embedder, Reader, Reranker, Tagger
 
 PARTS = ("facts", "masked words", "similarity", "search", "heads", "long texts", "speed")
@@ -246,7 +246,7 @@ def masked_words(subject: Subject, data: Path, options: argparse.Namespace) -> F
     texts = articles(data)
     checkpoint, head = subject.masked
     sums = np.array(list(_judged(checkpoint, head, texts[:: 4 if options.quick else 1])))
-    found = bootstrap(linear(sums, lambda s: {"accuracy": s[:, 0] / s[:, 2], "loss": s[:, 1] / s[:, 2]}), len(sums))
+    found = bootstrap(from_sums(sums, lambda s: {"accuracy": s[:, 0] / s[:, 2], "loss": s[:, 1] / s[:, 2]}), len(sums))
     return {f"WikiText-103 held-out, {name}": Figure.of(one, int(sums[:, 2].sum())) for name, one in found.items()}
 
 
@@ -292,7 +292,7 @@ def similarity(subject: Subject, data: Path, options: argparse.Namespace) -> Fig
     for label, pairs in similar(data):
         a, b = np.split(subject.vectors([row[side] for side in ("text_a", "text_b") for row in pairs]), 2)
         cosines = (a * b).sum(axis=1)
-        score = scores.regression([row["score"] for row in pairs], cosines)["spearman"]
+        score = metrics.regression([row["score"] for row in pairs], cosines)["spearman"]
         found[label] = Figure.of(score, len(pairs), cosines)
     return found | {f"mean of {', '.join(YEARS)}": mean([found[year] for year in YEARS])}
 
@@ -316,9 +316,9 @@ def search(subject: Subject, data: Path, options: argparse.Namespace) -> Figures
         collection = Collection.read(data, name, split)
         asked = subject.vectors(list(collection.queries.values()), "query")
         run = collection.run(asked @ subject.vectors(collection.texts, "document").T)
-        vectors[label] = retrieval.each_query(collection.qrels, run)
+        vectors[label] = retrieval.per_query_metrics(collection.qrels, run)
         if subject.reranker is not None and not options.quick:
-            again[label] = retrieval.each_query(collection.qrels, reranked(subject.reranker, collection, run))
+            again[label] = retrieval.per_query_metrics(collection.qrels, reranked(subject.reranker, collection, run))
     return searched(vectors) | (searched(again, ", first 50 reranked") if again else {})
 
 
@@ -350,7 +350,7 @@ def bm25(data: Path) -> Figures:
         run = collection.run([index.get_scores(one) for one in words])
         # What shares no word with the query is not found.
         run = {query: {d: point for d, point in one.items() if point > 0} for query, one in run.items()}
-        found[label] = retrieval.each_query(collection.qrels, run)
+        found[label] = retrieval.per_query_metrics(collection.qrels, run)
     return searched(found)
 
 
@@ -358,7 +358,7 @@ def searched(found: Mapping[str, Mapping[str, FloatArray]], how: str = "") -> Fi
     """The figures of several collections, nDCG@10 first."""
     main, others = {}, {}
     for label, values in found.items():
-        for metric, score in retrieval.by_query(values).items():
+        for metric, score in retrieval.mean_scores(values).items():
             n = len(values[metric])
             if metric == "ndcg_10":
                 main[f"{label}, nDCG@10{how}"] = Figure.of(score, n, values[metric])
@@ -385,7 +385,7 @@ def heads(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
             )
             names = list(classifier.info.labels.values())
             table = [[one.scores[name] for name in names] for one in said]
-            predictions = scores.classification([row["label"] for row in read], table, names)
+            predictions = metrics.classification([row["label"] for row in read], table, names)
             found |= {
                 f"{label}, {metric}": Figure.of(predictions[metric], len(read)) for metric in ("accuracy", "macro_f1")
             }
@@ -396,11 +396,11 @@ def heads(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
             gold, tags = (
                 [[as_type(tag) for tag in one] for one in many] for many in ([r["tags"] for r in read], tagged)
             )
-            found[f"{label}, F1"] = Figure.of(scores.tagging(gold, tags)["f1"], len(read))
+            found[f"{label}, F1"] = Figure.of(metrics.tagging(gold, tags)["f1"], len(read))
     if subject.reader is not None:
         read = rows(data / "squad_v1" / "dev.jsonl.gz", most)
         answers = subject.reader.predict([(row["question"], row["context"]) for row in read])
-        predictions = scores.answering([[one["text"] for one in row["answers"]] for row in read], answers)
+        predictions = metrics.answering([[one["text"] for one in row["answers"]] for row in read], answers)
         found |= {f"answers (SQuAD dev), {name}": Figure.of(one, len(read)) for name, one in predictions.items()}
     read = rows(data / "wikiqa" / "test.jsonl.gz")
     told = {row["qid"] for row in read if float(row["label"])}
@@ -411,7 +411,9 @@ def heads(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
     if subject.reranker is not None:
         ways["rerank head"] = subject.reranker.predict([(row["query"], row["passage"]) for row in read])
     for way, points in ways.items():
-        found[f"passages (WikiQA) by {way}, MAP"] = Figure.of(scores.ranking(asked, relevant, points)["map"], len(told))
+        found[f"passages (WikiQA) by {way}, MAP"] = Figure.of(
+            metrics.ranking(asked, relevant, points)["map"], len(told)
+        )
     return found
 
 
@@ -521,14 +523,16 @@ def compared(columns: Sequence[Column], data: Path) -> list[tuple[str, str, str,
             for label, mine in one.parts.get("similarity", {}).items():
                 theirs = other.parts.get("similarity", {}).get(label)
                 if theirs is not None and mine.units and theirs.units:
-                    gap = scores.paired("regress", (gold[label], mine.units), (gold[label], theirs.units))["spearman"]
+                    gap = metrics.paired("regress", (gold[label], mine.units), (gold[label], theirs.units))["spearman"]
                     found.append((label, one.name, other.name, gap))
             for label, mine in one.parts.get("search", {}).items():
                 theirs = other.parts.get("search", {}).get(
                     label.partition(", first")[0] if other.name == BM25 else label
                 )
                 if theirs is not None and mine.units and theirs.units:
-                    gap = retrieval.paired_by_query({"": np.array(mine.units)}, {"": np.array(theirs.units)})[""]
+                    gap = retrieval.paired_mean_differences({"": np.array(mine.units)}, {"": np.array(theirs.units)})[
+                        ""
+                    ]
                     found.append((label, one.name, other.name, gap))
     return found
 

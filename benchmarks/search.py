@@ -188,13 +188,13 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
             if others and stages[-1] in mine:
                 weights[way] = best_on([(sets[other].qrels, runs[other]) for other in others], stages)
                 made[way] = beir.fused({stage: mine[stage] for stage in stages}, weights[way])
-        units = {way: retrieval.each_query(sets[name].qrels, run) for way, run in made.items()}
+        units = {way: retrieval.per_query_metrics(sets[name].qrels, run) for way, run in made.items()}
         found[name] = {
             "queries": len(sets[name].queries),
             "weights": weights,
-            "scores": {way: plain(retrieval.by_query(mine)) for way, mine in units.items()},
+            "scores": {way: plain(retrieval.mean_scores(mine)) for way, mine in units.items()},
             "above": {
-                way: {base: plain(retrieval.paired_by_query(mine, units[base])) for base in BASES}
+                way: {base: plain(retrieval.paired_mean_differences(mine, units[base])) for base in BASES}
                 for way, mine in units.items()
                 if way not in BASES
             },

@@ -23,9 +23,8 @@ import numpy as np
 
 import bertie
 from bertie.data.progress import Progress
-from bertie.evaluation.geometry import Whitening, figures
-from bertie.evaluation.scores import ranking
-from bertie.evaluation.similarity import sts
+from bertie.evaluation.isotropy import Whitening, isotropy
+from bertie.evaluation.metrics import ranking, sts
 
 WAYS: dict[str, dict[str, Any]] = {
     "softmax, mean": {"loss": "softmax", "pooling": "mean"},
@@ -68,19 +67,21 @@ class Judge:
                 progress.update(1)
         return np.stack(found)
 
-    def scores(self, vectors: Any, draws: int = 1000) -> dict[str, Any]:
+    def scores(self, vectors: Any, resamples: int = 1000) -> dict[str, Any]:
         v = unit(vectors)
 
         def cosines(rows: list[dict[str, Any]], a: str, b: str) -> Any:
             return np.array([v[self.place[row[a]]] @ v[self.place[row[b]]] for row in rows])
 
         found = {
-            name: sts([row["score"] for row in rows], cosines(rows, "text_a", "text_b"), draws=draws)["spearman"]
+            name: sts([row["score"] for row in rows], cosines(rows, "text_a", "text_b"), resamples=resamples)[
+                "spearman"
+            ]
             for name, rows in self.pairs.items()
         }
         rows = self.passages
         queries, gold = [row["query"] for row in rows], [row["label"] for row in rows]
-        found["WikiQA MAP"] = ranking(queries, gold, cosines(rows, "query", "passage"), draws=draws)["map"]
+        found["WikiQA MAP"] = ranking(queries, gold, cosines(rows, "query", "passage"), resamples=resamples)["map"]
         return found
 
 
@@ -124,7 +125,7 @@ def main() -> None:
     out: list[dict[str, Any]] = []
 
     def put(name: str, vectors: Any, seconds: float = 0.0, examples: int = 0) -> None:
-        shape, found = figures(vectors), predict_labelled.scores(vectors)
+        shape, found = isotropy(vectors), predict_labelled.scores(vectors)
         out.append({
             "way": name, "examples": examples, "seconds": round(seconds, 1),
             "scores": {key: {"value": s.value, "low": s.low, "high": s.high} for key, s in found.items()},

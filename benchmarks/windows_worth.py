@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertie.evaluation.scores import Score
+from bertie.evaluation.metrics import Score
 from bertie.tasks import Classifier, Reader
 from bertie.tasks.trainable import Trainable
 from bertie.training.finetune.base import training_for

@@ -16,7 +16,7 @@ from tests.cli.conftest import NLI
 from tests.cli.toys import write, write_toys
 
 TASKS = ("classify", "regress", "tag", "answer", "rerank")
-FEW = ["--draws", "50"]
+FEW = ["--resamples", "50"]
 
 
 @pytest.fixture(scope="module")

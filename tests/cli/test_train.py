@@ -22,7 +22,7 @@ from bertie.training.finetune.base import fit_labelled, training_for
 from bertie.training.finetune.data import labelled
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 
-QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--draws", "50"]
+QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50"]
 MODEL_FILES = {"checksums.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 REPORT = {"README.md", "report.html", "report.json", "report.md"}
 
@@ -240,11 +240,11 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
         file.write_text(file.read_text().replace('"text"', '"sentence"'))
     Path("toys.toml").write_text(RECIPE)
     argv = ["--recipe", "toys.toml", "--data", "data", "-m", models["embed"], "--json"]
-    assert main(["train", *argv, "--out", "a", "--draws", "20"]) == 0
+    assert main(["train", *argv, "--out", "a", "--resamples", "20"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(1, 6), (2, 6)]
     flags = ["--epochs", "1", "--patience", "none", "--no-gradient-checkpointing", "--seed", "3"]
-    assert main(["train", *argv, *flags, "--out", "b", "--draws", "20"]) == 0
+    assert main(["train", *argv, *flags, "--out", "b", "--resamples", "20"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(3, 3)]
     recipe = json.loads(Path("b/report.json").read_text())["recipe"]

@@ -15,7 +15,7 @@ from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import labelled
 from tests.cli.toys import write
 
-QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--draws", "50"]
+QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50"]
 
 
 def pairs(count: int, shift: int = 0) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def test_pairs(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture
     assert 'pipeline_tag: "sentence-similarity"' in card
     assert "infonce:scale=10" in card
     assert Path("out/report.html").is_file()
-    assert json.loads(Path("out/report.json").read_text())["kind"] == "find"
+    assert json.loads(Path("out/report.json").read_text())["kind"] == "retrieval"
 
     from sentence_transformers import SentenceTransformer
 
@@ -81,7 +81,7 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
         'task = "embed"\n[data]\ntrain = "train.jsonl"\ntest = "test.jsonl"\n'
         '[training]\nepochs = 1\nloss = "cosent"\nmatryoshka = [8]\ndev_share = 0.2\n'
     )
-    assert main(["train", "--recipe", "sts.toml", "-m", models["embed"], "--out", "out", "--draws", "20"]) == 0
+    assert main(["train", "--recipe", "sts.toml", "-m", models["embed"], "--out", "out", "--resamples", "20"]) == 0
     said = capsys.readouterr()
     assert "spearman" in said.out
     assert json.loads(Path("out/report.json").read_text())["recipe"]["matryoshka"] == [8]

@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from bertie.evaluation import calibration, scores
+from bertie.evaluation import calibration, metrics
+from bertie.evaluation.label_noise import find_label_issues
 from bertie.evaluation.leaks import Leak
-from bertie.evaluation.noise import suspects
-from bertie.evaluation.report import Calibrated, Comparison, DataFile, Evaluation, LeakCheck, Reading, Study
-from bertie.evaluation.scores import Score
+from bertie.evaluation.metrics import Score
+from bertie.evaluation.report import (
+    CalibrationReport,
+    Comparison,
+    DataFile,
+    Evaluation,
+    LeakCheck,
+    ModelReport,
+    TokenCoverage,
+)
 
 EVIL = "<script>alert('x')</script> | **b** [l](http://e.vil) & \x00\x85\u2028\ud800 ```"
 
@@ -27,7 +35,7 @@ def classified(n: int = 120, k: int = 3, seed: int = 0) -> Evaluation:
     table = calibration.softmax(2 * logits)
     gold, said = ([labels[i] for i in one] for one in (true, table.argmax(1)))
     return Evaluation(
-        scores=scores.classification(gold, table, labels, draws=50),
+        scores=metrics.classification(gold, table, labels, resamples=50),
         gold=gold,
         predicted=said,
         labels=labels,
@@ -38,7 +46,7 @@ def classified(n: int = 120, k: int = 3, seed: int = 0) -> Evaluation:
     )
 
 
-def full(k: int = 3) -> Study:
+def full(k: int = 3) -> ModelReport:
     """A study with everything in it."""
     dev, test = classified(k=k, seed=1), classified(k=k, seed=2)
     right = np.array(test.gold) == np.array(test.predicted)
@@ -46,7 +54,7 @@ def full(k: int = 3) -> Study:
     bins = calibration.reliability(np.asarray(test.confidences), right)
     table = np.asarray(test.probabilities)
     other = table[::-1]
-    return Study(
+    return ModelReport(
         title=f"Reviews {EVIL}",
         kind="classify",
         model="some/encoder",
@@ -64,13 +72,13 @@ def full(k: int = 3) -> Study:
         leaks={
             "test": LeakCheck(
                 rows=120,
-                found=[Leak(3, 7, "near", 0.9), Leak(5, 1, "exact", 1.0)],
+                leaks=[Leak(3, 7, "near", 0.9), Leak(5, 1, "exact", 1.0)],
                 texts=[(EVIL, EVIL), ("same", "Same")],
-                without={"accuracy": Score(0.5, 0.4, math.nan)},
+                scores_without={"accuracy": Score(0.5, 0.4, math.nan)},
             )
         },
-        suspects={"test": suspects(index, table)},
-        calibration=Calibrated(
+        label_issues={"test": find_label_issues(index, table)},
+        calibration=CalibrationReport(
             temperature=1.5,
             fitted_on="dev",
             measured_on="test",
@@ -83,25 +91,25 @@ def full(k: int = 3) -> Study:
         comparison=Comparison(
             name="TF-IDF <i>",
             split="test",
-            scores=scores.classification(test.gold, other, test.labels, draws=20),
-            differences=scores.paired(
-                "classify", (test.gold, table, test.labels), (test.gold, other, test.labels), draws=20
+            scores=metrics.classification(test.gold, other, test.labels, resamples=20),
+            differences=metrics.paired(
+                "classify", (test.gold, table, test.labels), (test.gold, other, test.labels), resamples=20
             ),
             mcnemar=0.5,
         ),
-        reading={"test": Reading(texts=120, several=12, tokens_read=900, tokens_total=1000)},
+        token_coverage={"test": TokenCoverage(texts=120, several=12, tokens_read=900, tokens_total=1000)},
         timings={"seconds": 12.5, "tokens": 100_000},
         versions={"bertie": "0.1"},
     )
 
 
-def bare() -> Study:
+def bare() -> ModelReport:
     """A study with as little as can be."""
     test = replace(classified(), confidences=None, probabilities=None, lengths=None, texts=None)
-    return Study(title="Bare", kind="classify", model="x", evaluations={"test": test})
+    return ModelReport(title="Bare", kind="classify", model="x", evaluations={"test": test})
 
 
-def of_kind(kind: Any) -> Study:
+def of_kind(kind: Any) -> ModelReport:
     """A study of a kind other than classification."""
     lengths = [3, 4, 5, 6, 7, 8]
     gold: Any
@@ -110,17 +118,17 @@ def of_kind(kind: Any) -> Study:
         gold = [("a",), (), ("a", "b"), ("b",), ("a",), ("b",)]
         said: Any = [("a",), ("b",), ("a",), ("b",), ("a",), ()]
         table = np.array([[label in one for label in labels] for one in gold])
-        found = scores.multi_label(table, np.array([[float(label in one) for label in labels] for one in said]), 0.5)
+        found = metrics.multi_label(table, np.array([[float(label in one) for label in labels] for one in said]), 0.5)
         one = Evaluation(scores=found, gold=gold, predicted=said, labels=labels, lengths=lengths)
     elif kind == "tag":
         gold = [["B-X", "I-X", "O"], ["O", "B-Y"]] * 3
         said = [["B-X", "I-X", "O"], ["O", "O"]] * 3
-        one = Evaluation(scores=scores.tagging(gold, said), gold=gold, predicted=said, lengths=lengths)
+        one = Evaluation(scores=metrics.tagging(gold, said), gold=gold, predicted=said, lengths=lengths)
     elif kind == "answer":
         gold, said = [["a cat"], [], ["b"]] * 2, ["cat", "", "c"] * 2
-        one = Evaluation(scores=scores.answering(gold, said), gold=gold, predicted=said, lengths=lengths)
+        one = Evaluation(scores=metrics.answering(gold, said), gold=gold, predicted=said, lengths=lengths)
     else:
         gold, said = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0], [0.1, 0.9, 0.3, 0.2, 0.5, 0.0]
-        found = scores.regression(gold, said) if kind == "regress" else scores.ranking([1, 1, 1, 2, 2, 2], gold, said)
+        found = metrics.regression(gold, said) if kind == "regress" else metrics.ranking([1, 1, 1, 2, 2, 2], gold, said)
         one = Evaluation(scores=found, gold=gold, predicted=said, lengths=lengths)
-    return Study(title=kind, kind=kind, model="x", evaluations={"test": one})
+    return ModelReport(title=kind, kind=kind, model="x", evaluations={"test": one})

@@ -11,8 +11,8 @@ from bertie.evaluation.calibration import (
     abstention,
     best_threshold,
     ece,
-    kept,
     reliability,
+    selective_precision,
     softmax,
     temperature,
     temperature_multi,
@@ -103,7 +103,7 @@ def test_abstention_reaches_what_was_wanted() -> None:
     for _ in range(50):
         found = abstention(*answers(800), 0.95)
         assert found is not None
-        reached.append(kept(*fresh, found.threshold).value)
+        reached.append(selective_precision(*fresh, found.threshold).value)
         coverage.append(found.coverage)
     assert np.mean(np.array(reached) >= 0.95) > 0.75
     assert min(reached) > 0.93
@@ -121,7 +121,7 @@ def test_abstention_takes_the_lowest_threshold() -> None:
     assert found.precision.low < found.precision.value < found.precision.high
     # One standard error under the precision is what has to reach 0.9, so it stops before 0.9 itself.
     assert 0.9 < found.precision.value < 0.95
-    assert found.wanted == 0.9
+    assert found.target == 0.9
 
 
 def test_abstention_that_cannot_be() -> None:
@@ -139,7 +139,7 @@ def test_equal_confidences_are_answered_together() -> None:
 
 
 def test_nothing_kept() -> None:
-    assert math.isnan(kept([0.5], [1], 0.9).value)
+    assert math.isnan(selective_precision([0.5], [1], 0.9).value)
 
 
 def test_best_threshold_is_the_best_of_the_grid() -> None:
@@ -166,7 +166,7 @@ def test_best_threshold_lies_amid_equals() -> None:
         (lambda: temperature([[1.0, 2.0]], [2]), "indices from 0 to 1"),
         (lambda: temperature([[1.0, 2.0]], [0, 1]), "gold has shape"),
         (lambda: temperature_multi([[1.0, 2.0]], [[True]]), "gold has shape"),
-        (lambda: ece([0.5], [1, 0]), "one entry an answer"),
+        (lambda: ece([0.5], [1, 0]), "one entry per prediction"),
         (lambda: ece([1.5], [1]), "between 0 and 1"),
         (lambda: reliability([0.5], [1], bins=0), "bins=0"),
         (lambda: abstention([0.5], [1], 1.0), "precision=1.0"),

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from bertie.evaluation.card import _yaml, model_card
-from bertie.evaluation.report import Study
+from bertie.evaluation.report import ModelReport
 from tests.evaluation.studies import bare, full, of_kind
 
 
@@ -52,7 +52,7 @@ def test_nothing_is_made_up() -> None:
     card = model_card(bare())
     said = front(card)
     assert not {"language", "base_model", "license"} & set(said)
-    assert re.findall(r"^## (.*)$", card, re.M) == ["What it is", "How to use it", "Results", "Limits"]
+    assert re.findall(r"^## (.*)$", card, re.M) == ["Model description", "Usage", "Results", "Limitations"]
     assert "None" not in card
 
 
@@ -60,11 +60,11 @@ def test_sections() -> None:
     study = full()
     card = model_card(study)
     assert re.findall(r"^## (.*)$", card, re.M) == [
-        *("What it is", "How to use it", "Training data", "Recipe", "Results", "Calibration", "Limits"),
+        *("Model description", "Usage", "Training data", "Recipe", "Results", "Calibration", "Limitations"),
     ]
     interval = str(study.evaluations["test"].scores["accuracy"]).replace("[", r"\[").replace("]", r"\]")
     assert interval in card
-    assert "2 of 120 rows of test (1.67%) are in the training data" in card
+    assert "2 of 120 rows of test (1.67%) also occur in the training data, as exact or near-duplicates" in card
     assert "Of the 1,000 tokens of test, 900 were read." in card
     assert "secret" not in card
     assert "<script" not in card.split("---\n", 2)[2]
@@ -81,7 +81,7 @@ def test_sections() -> None:
         (of_kind("rerank"), "text-ranking", "Reranker", "SequenceClassification"),
     ],
 )
-def test_how_to_use_it(study: Study, tag: str, name: str, head: str) -> None:
+def test_how_to_use_it(study: ModelReport, tag: str, name: str, head: str) -> None:
     card = model_card(study)
     assert front(card)["pipeline_tag"] == tag
     blocks = re.findall(r"```python\n(.*?)```", card, re.S)

@@ -154,10 +154,10 @@ def plain(train: list[str], test: list[str]) -> dict[int, float]:
             if longer < 8 or not both:
                 continue
             common = subsequence(theirs, words)
-            nats = sum(math.log((len(kept) + leaks.MORE) / times[unit]) for unit in both)
+            nats = sum(math.log((len(kept) + leaks.PRIOR_TEXTS) / times[unit]) for unit in both)
             left_out = longer - common
             if left_out <= max(3, int(0.15 * longer)) and (
-                nats * common / len(both) - leaks.EDIT * left_out > leaks.CHANCE
+                nats * common / len(both) - leaks.EDIT_NATS * left_out > leaks.CHANCE_NATS
             ):
                 found[i] = max(found.get(i, 0.0), common / longer)
     return found

@@ -14,9 +14,9 @@ from sklearn.metrics import confusion_matrix
 from bertie.errors import InputError
 from bertie.evaluation import plots
 from bertie.evaluation.intervals import Score
-from bertie.evaluation.pages import Section, Table, plain, to_html, to_markdown
-from bertie.evaluation.report import DataFile, Evaluation, Study, write
-from bertie.evaluation.study import confusion
+from bertie.evaluation.model_report import confusion
+from bertie.evaluation.pages import Section, Table, escape_markdown, to_html, to_markdown
+from bertie.evaluation.report import DataFile, Evaluation, ModelReport, write_report
 from tests.evaluation.studies import EVIL, bare, classified, full, of_kind
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -52,7 +52,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("report") / "new"
-    written = write(folder, full())
+    written = write_report(folder, full())
     assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md"]
     return {path.name: path.read_text(encoding="utf-8") for path in written}
 
@@ -87,16 +87,16 @@ def test_plots_are_drawn_and_described(files: dict[str, str]) -> None:
     assert titles == [
         "Training loss by step",
         "Dev accuracy by step",
-        "Confusion matrix on test: gold labels are rows, predicted ones columns",
-        "accuracy by the length of texts on test",
-        "Accuracy against confidence on test, before and after the temperature",
+        "Confusion matrix on test: rows are gold labels, columns predicted labels",
+        "accuracy by text length on test",
+        "Reliability diagram on test, before and after temperature scaling",
     ]
 
 
 SECTIONS = [
-    *("Summary", "Scores", "Seeds", "Against TF-IDF &lt;i&gt;", "Leaks", "Training", "Confusion on test"),
-    *("By label on test", "By length on test", "Calibration", "When it had better not answer"),
-    *("Doubtful labels of test", "How much was read", "Data", "Recipe", "Time", "Versions"),
+    *("Summary", "Scores", "Seeds", "Comparison with TF-IDF &lt;i&gt;", "Leaks", "Training", "Confusion on test"),
+    *("By label on test", "By length on test", "Calibration", "Abstention threshold"),
+    *("Label issues of test", "Token coverage", "Data", "Recipe", "Time", "Versions"),
 ]
 
 
@@ -130,8 +130,8 @@ def test_json_goes_round_without_nan(files: dict[str, str]) -> None:
     study = full()
     test = said["evaluations"]["test"]
     assert test["scores"]["accuracy"] == study.evaluations["test"].scores["accuracy"].as_dict()
-    assert test["leaks"]["without"]["accuracy"] == {"value": 0.5, "low": 0.4, "high": None}
-    assert test["leaks"]["found"][0] == {"test_index": 3, "train_index": 7, "kind": "near", "similarity": 0.9}
+    assert test["leaks"]["scores_without"]["accuracy"] == {"value": 0.5, "low": 0.4, "high": None}
+    assert test["leaks"]["leaks"][0] == {"test_index": 3, "train_index": 7, "kind": "near", "similarity": 0.9}
     assert (said["main"], said["final"], said["kind"]) == ("accuracy", "test", "classify")
     assert said["recipe"]["patience"] is None
     assert len(said["curve"]) == 700
@@ -143,7 +143,7 @@ def test_json_goes_round_without_nan(files: dict[str, str]) -> None:
 
 
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
-    markdown, html, data = (path.read_text(encoding="utf-8") for path in write(tmp_path, bare()))
+    markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, bare()))
     assert re.findall(r"^## (.*)$", markdown, re.M) == ["Summary", "Scores", "Confusion on test", "By label on test"]
     Page(html)
     said = json.loads(data)
@@ -153,7 +153,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["multi", "regress", "tag", "answer", "rerank"])
 def test_every_kind(kind: str, tmp_path: Path) -> None:
-    markdown, html, data = (path.read_text(encoding="utf-8") for path in write(tmp_path, of_kind(kind)))
+    markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, of_kind(kind)))
     Page(html)
     said = json.loads(data)["evaluations"]["test"]
     assert ("By length on test" in markdown) == (kind != "rerank")
@@ -165,7 +165,7 @@ def test_every_kind(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_report_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, bare())
+    write_report(tmp_path, bare())
     before = (tmp_path / "report.md").read_bytes()
 
     def full_disk(self: Path, text: str, encoding: str) -> int:
@@ -174,7 +174,7 @@ def test_a_report_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Path, "write_text", full_disk)
     with pytest.raises(OSError, match="no space"):
-        write(tmp_path, replace(bare(), title="Another"))
+        write_report(tmp_path, replace(bare(), title="Another"))
     assert (tmp_path / "report.md").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -207,7 +207,7 @@ def test_markdown_that_means_nothing() -> None:
     said = to_markdown(EVIL, [Section("s", [EVIL, Table(["a|b"], [["c\nd|"]])])])
     assert "| a\\|b |\n| --- |\n| c d\\| |" in said
     assert "\x00" not in said
-    assert plain("*a* <b>") == r"\*a\* &lt;b&gt;"
+    assert escape_markdown("*a* <b>") == r"\*a\* &lt;b&gt;"
     assert "<script" not in to_html(EVIL, [Section(EVIL, [EVIL])])
 
 
@@ -224,8 +224,8 @@ def test_axes_hold_their_values(low: float, high: float) -> None:
 def test_plots_of_what_is_not_defined() -> None:
     nan = float("nan")
     assert plots.lines("x", [plots.Line("y", [(0.0, nan)])], "x", "y") == ""
-    assert plots.whiskers("x", ["a"], [Score(nan, nan, nan)], "x", "y") == ""
-    assert "<circle" in plots.whiskers("x", ["a", "b"], [Score(nan, nan, nan), Score(1.0, 0.5, 1.5)], "x", "y")
+    assert plots.error_bars("x", ["a"], [Score(nan, nan, nan)], "x", "y") == ""
+    assert "<circle" in plots.error_bars("x", ["a", "b"], [Score(nan, nan, nan), Score(1.0, 0.5, 1.5)], "x", "y")
 
 
 def test_refusals() -> None:
@@ -236,6 +236,6 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match="at least one split"):
         replace(bare(), evaluations={})
     with pytest.raises(InputError, match=r"name \['dev'\]; the splits are \['test'\]"):
-        replace(bare(), suspects={"dev": []})
+        replace(bare(), label_issues={"dev": []})
     assert DataFile(split="x", files=["a/b.csv"], rows=1).files == ("b.csv",)
-    assert isinstance(bare(), Study)
+    assert isinstance(bare(), ModelReport)

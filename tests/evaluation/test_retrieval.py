@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from bertie.errors import InputError, MissingPackageError
-from bertie.evaluation.retrieval import by_query, each_query, paired_by_query, paired_retrieval, retrieval
-from bertie.evaluation.scores import ranking
+from bertie.evaluation.metrics import ranking
+from bertie.evaluation.retrieval import (
+    mean_scores,
+    paired_mean_differences,
+    paired_retrieval,
+    per_query_metrics,
+    retrieval,
+)
 
 pytest.importorskip("ir_measures")
 
@@ -44,11 +50,11 @@ def by_hand(qrels: dict[str, int], run: dict[str, float]) -> dict[str, float]:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_values_are_those_worked_out_by_hand(seed: int) -> None:
     qrels, run = made(seed)
-    found = each_query(qrels, run)
+    found = per_query_metrics(qrels, run)
     for i, query in enumerate(qrels):
         for name, value in by_hand(qrels[query], run[query]).items():
             assert found[name][i] == pytest.approx(value, abs=1e-9), (query, name)
-    scores = retrieval(qrels, run, draws=50)
+    scores = retrieval(qrels, run, resamples=50)
     for name, values in found.items():
         assert scores[name].value == pytest.approx(values.mean())
         assert scores[name].low < scores[name].value < scores[name].high
@@ -59,8 +65,8 @@ def test_a_fully_judged_list_has_the_scores_of_ranking() -> None:
     rng = np.random.default_rng(0)
     run = {query: {d: float(rng.random()) for d in one} for query, one in qrels.items()}
     rows = [(query, grade, run[query][d]) for query, one in qrels.items() for d, grade in one.items()]
-    other = ranking(*zip(*rows, strict=True), draws=0)  # type: ignore[arg-type]
-    scores = retrieval(qrels, run, draws=0)
+    other = ranking(*zip(*rows, strict=True), resamples=0)  # type: ignore[arg-type]
+    scores = retrieval(qrels, run, resamples=0)
     for name in ("map", "mrr", "ndcg_10"):
         assert scores[name].value == pytest.approx(other[name].value), name
 
@@ -68,8 +74,8 @@ def test_a_fully_judged_list_has_the_scores_of_ranking() -> None:
 def test_what_is_not_found_counts_and_what_is_not_judged_does_not() -> None:
     qrels = {"found": {"a": 1}, "missing": {"a": 1}, "empty": {"a": 1}, "unjudged": {"a": 0}}
     run = {"found": {"a": 1.0}, "empty": {}, "unjudged": {"a": 1.0}, "unasked": {"a": 1.0}}
-    assert each_query(qrels, run)["map"].tolist() == [1.0, 0.0, 0.0]
-    assert each_query(qrels, {})["ndcg_10"].tolist() == [0.0, 0.0, 0.0]
+    assert per_query_metrics(qrels, run)["map"].tolist() == [1.0, 0.0, 0.0]
+    assert per_query_metrics(qrels, {})["ndcg_10"].tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(InputError, match="no query has a relevant"):
         retrieval({"q": {"a": 0}}, {"q": {"a": 1.0}})
 
@@ -78,22 +84,22 @@ def test_a_difference_is_that_of_the_same_queries() -> None:
     qrels, run = made(1, queries=40)
     backwards = {query: {d: -score for d, score in one.items()} for query, one in run.items()}
     gaps = paired_retrieval(qrels, run, backwards)
-    first, second = each_query(qrels, run), each_query(qrels, backwards)
+    first, second = per_query_metrics(qrels, run), per_query_metrics(qrels, backwards)
     for name, gap in gaps.items():
         assert gap.value == pytest.approx(float((first[name] - second[name]).mean()))
     assert gaps["ndcg_10"].low > 0
     assert gaps["ndcg_10"].p < 0.01
-    same = paired_by_query(first, first)["map"]
+    same = paired_mean_differences(first, first)["map"]
     assert (same.value, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
     with pytest.raises(InputError, match="40 queries and the second 39"):
-        paired_by_query(first, {name: one[:-1] for name, one in first.items()})
+        paired_mean_differences(first, {name: one[:-1] for name, one in first.items()})
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(0)
     inside = 0
     for trial in range(200):
-        score = by_query({"map": rng.beta(2, 3, 60)}, draws=300, seed=trial)["map"]
+        score = mean_scores({"map": rng.beta(2, 3, 60)}, resamples=300, seed=trial)["map"]
         inside += score.low <= 0.4 <= score.high
     assert 178 <= inside <= 199  # of 200, at 95%
 

@@ -20,8 +20,9 @@ from sklearn.metrics import (
 
 from bertie.cli import main
 from bertie.errors import InputError
-from bertie.evaluation.intervals import counts
-from bertie.evaluation.similarity import Thresholds, alike, clustering, pair_classification, row_by_row, sts
+from bertie.evaluation.intervals import resample_counts
+from bertie.evaluation.metrics import sts
+from bertie.evaluation.similarity import Thresholds, clustering, pair_classification
 from bertie.nn.sentence_modules import SentenceModules
 from bertie.tasks import Embedder
 from tests.tasks import tiny
@@ -45,39 +46,11 @@ def made(seed: int, n: int = 60, ties: bool = True) -> tuple[np.ndarray, np.ndar
     return same, np.round(values, 1) if ties else values
 
 
-# --- pairs of vectors ---
-
-
-@pytest.mark.parametrize("how", ["cosine", "dot", "euclidean", "manhattan"])
-def test_rows_are_compared_as_the_checkpoint_says(model: Path, how: str) -> None:
-    embedder = Embedder.load(model)
-    embedder.modules.similarity = how
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 150, 32)).astype(np.float32)
-    wanted = {
-        "cosine": (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1),
-        "dot": (a * b).sum(1),
-        "euclidean": -np.linalg.norm(a - b, axis=1),
-        "manhattan": -np.abs(a - b).sum(1),
-    }[how]
-    np.testing.assert_allclose(row_by_row(embedder, a, b), wanted, rtol=1e-4, atol=1e-4)
-    assert row_by_row(embedder, a[:0], b[:0]).shape == (0,)
-
-
-def test_texts_are_alike_as_their_vectors_are(model: Path) -> None:
-    embedder = Embedder.load(model)
-    a, b = tiny.sentences(70, seed=1), tiny.sentences(70, seed=2)
-    b[3] = a[3]
-    found = alike(embedder, list(zip(a, b, strict=True)))
-    np.testing.assert_allclose(found, np.diagonal(embedder.similarity(a, b)), atol=1e-5)
-    assert found[3] == pytest.approx(1.0, abs=1e-5)
-
-
 def test_sts_is_scipys_correlation() -> None:
     rng = np.random.default_rng(0)
     gold = np.round(rng.random(80) * 5)
     predicted = gold + rng.normal(size=80)
-    found = sts(gold, predicted, draws=100)
+    found = sts(gold, predicted, resamples=100)
     assert found["spearman"].value == pytest.approx(spearmanr(gold, predicted)[0])
     assert found["pearson"].value == pytest.approx(pearsonr(gold, predicted)[0])
     assert all(one.low < one.value < one.high for one in found.values())
@@ -100,18 +73,20 @@ def test_thresholds_are_the_best_there_are(seed: int, ties: bool) -> None:
 def test_pairs_are_scored_as_by_scikit_learn(seed: int) -> None:
     thresholds = Thresholds.fit(*made(seed + 100))
     same, values = made(seed)
-    found = pair_classification(same, values, thresholds, draws=60)
+    found = pair_classification(same, values, thresholds, resamples=60)
     assert found["average_precision"].value == pytest.approx(average_precision_score(same, values))
     assert found["f1"].value == pytest.approx(f1_score(same, values >= thresholds.f1))
     assert found["accuracy"].value == pytest.approx(accuracy_score(same, values >= thresholds.accuracy))
-    # The ends of the interval, from the same draws by scikit-learn.
-    drawn = [average_precision_score(same, values, sample_weight=one) for some in counts(60, 60, 0) for one in some]
+    # The ends of the interval, from the same resamples by scikit-learn.
+    drawn = [
+        average_precision_score(same, values, sample_weight=one) for some in resample_counts(60, 60, 0) for one in some
+    ]
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert (found["average_precision"].low, found["average_precision"].high) == pytest.approx((low, high))
 
 
 def test_pairs_that_cannot_be_scored() -> None:
-    with pytest.raises(InputError, match="pairs that mean the same and pairs that do not"):
+    with pytest.raises(InputError, match="both positive and negative pairs"):
         Thresholds.fit([True, True], [0.1, 0.2])
     with pytest.raises(InputError, match="one length"):
         pair_classification([True, False], [0.1], Thresholds(0.0, 0.0))
@@ -138,7 +113,7 @@ def test_clusters_are_scored_as_by_scikit_learn(spread: float) -> None:
 
 
 def test_clusters_that_cannot_be_scored() -> None:
-    with pytest.raises(InputError, match="one row a label"):
+    with pytest.raises(InputError, match="one row per label"):
         clustering([[0.0]], ["a", "b"])
     with pytest.raises(InputError, match="at least two"):
         clustering([[0.0], [1.0]], ["a", "a"])
@@ -156,12 +131,12 @@ def test_a_model_of_vectors_is_scored_on_pairs(model: Path, tmp_path: Path, caps
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     wanted = spearmanr(gold, np.diagonal(Embedder.load(model).similarity(a, b)))[0]
     for flags in ([], ["--task", "embed"]):
-        assert main(["eval", str(file), "-m", str(model), "--draws", "50", "--json", *flags]) == 0
+        assert main(["eval", str(file), "-m", str(model), "--resamples", "50", "--json", *flags]) == 0
         found = json.loads(capsys.readouterr().out)
         assert list(found) == ["spearman", "pearson"]
         assert found["spearman"]["value"] == pytest.approx(wanted, abs=1e-5)
     bare = str(model.parent / "bare")
-    assert main(["eval", str(file), "-m", str(model), "--baseline", bare, "--draws", "50", "--json"]) == 0
+    assert main(["eval", str(file), "-m", str(model), "--baseline", bare, "--resamples", "50", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     gap = found["spearman"]["value"] - found["baseline"]["scores"]["spearman"]["value"]
     assert found["baseline"]["difference"]["spearman"]["value"] == pytest.approx(gap)

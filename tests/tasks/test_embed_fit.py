@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 
 from bertie import Checkpoint, Embedder, Recipe
 from bertie.errors import ConfigError, InputError
-from bertie.evaluation.scores import finding
+from bertie.evaluation.metrics import retrieval_from_ranks
 from bertie.training.embedding import losses
 from bertie.training.embedding.similarity import Vectors
 from bertie.training.finetune.base import training_for
@@ -101,7 +101,7 @@ def test_the_rank_is_that_of_a_plain_search(folder: Path) -> None:
     ranks = [1 + sum(cosine(a, c) >= cosine(a, p) for c in candidates - right[a]) for a, p, _ in data]
     above = [cosine(a, p) > cosine(a, n) for a, p, n in data]
     predictions = training_for(embedder).predict_labelled(labelled("embed", data))
-    assert predictions.kind == "find"
+    assert predictions.kind == "retrieval"
     assert [one[0] for one in predictions.predicted] == ranks
     assert [bool(one[1]) for one in predictions.predicted] == above
     scores = training_for(embedder).metrics(labelled("embed", data))
@@ -111,9 +111,9 @@ def test_the_rank_is_that_of_a_plain_search(folder: Path) -> None:
 
 
 def test_a_model_that_tells_nothing_apart_finds_nothing() -> None:
-    assert finding([1, 1], [3, 12])["recall_1"].value == 0
+    assert retrieval_from_ranks([1, 1], [3, 12])["recall_1"].value == 0
     with pytest.raises(InputError, match="from 1 on"):
-        finding([1], [0])
+        retrieval_from_ranks([1], [0])
 
 
 def test_scores(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertie.errors import ConfigError, InputError
+from bertie.nn.pooling import splade_pool
 from bertie.text.batch import Batch
 from bertie.training.embedding import losses, similarity
 from bertie.training.embedding.losses import (
@@ -34,7 +35,7 @@ from bertie.training.embedding.losses import (
     VectorLoss,
     neighbours,
 )
-from bertie.training.embedding.similarity import Cosine, Dot, MaxSim, Tokens, Vectors, across_ranks, lexical, maxsim
+from bertie.training.embedding.similarity import Cosine, Dot, MaxSim, Tokens, Vectors, across_ranks, maxsim
 
 ROWS, WIDTH, CLASSES = 8, 6, 3
 Reference = Callable[[list[Any], Any, nn.ModuleDict], Tensor]
@@ -49,7 +50,7 @@ def _vectors(count: int, seed: int, rows: int = ROWS, width: int = WIDTH) -> lis
 
 
 def _words(count: int, seed: int) -> list[Tensor]:
-    """As `lexical` makes them: many are 0."""
+    """Like SPLADE embeddings: many entries are 0."""
     return [one.relu().log1p() for one in _vectors(count, seed)]
 
 
@@ -422,13 +423,13 @@ def test_late_interaction_as_in_sentence_transformers() -> None:
     torch.testing.assert_close(MaxSim().pairs(queries, passages), theirs.diag(), atol=1e-6, rtol=1e-6)
 
 
-def test_lexical_as_in_sentence_transformers() -> None:
+def test_splade_pool_as_in_sentence_transformers() -> None:
     pytest.importorskip("sentence_transformers")
     from sentence_transformers.sparse_encoder.modules import SpladePooling
 
     batch = Batch.from_ids([[1, 2, 3], [4], [5, 6]])
     logits = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    found = lexical(logits, batch)
+    found = splade_pool(logits, batch)
     padded = nn.utils.rnn.pad_sequence(list(torch.split(logits, list(batch.lengths))), batch_first=True)
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
     theirs = SpladePooling()({"token_embeddings": padded, "attention_mask": mask})["sentence_embedding"]
@@ -675,7 +676,7 @@ def test_wrong_input(loss: VectorLoss, columns: Sequence[Vectors], values: Tenso
 
 def test_logits_of_another_batch() -> None:
     with pytest.raises(InputError, match=r"shape \(3, 5\); the batch needs \(2, V\)"):
-        lexical(torch.ones(3, 5), Batch.from_ids([[1], [2]]))
+        splade_pool(torch.ones(3, 5), Batch.from_ids([[1], [2]]))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def sentence(number: int, words: int = 8) -> str:
 def test_an_evaluation(task: Classifier, data: Labelled) -> None:
     from sklearn.metrics import accuracy_score
 
-    found = evaluate(task, data, draws=20)
+    found = evaluate(task, data, resamples=20)
     assert found.scores["accuracy"].value == pytest.approx(accuracy_score(found.gold, found.predicted))
     assert list(found.labels) == ["cat", "dog", "mat"]
     assert found.texts is not None
@@ -73,14 +73,14 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
         task.checkpoint.heads["classify"] = info
         data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
         assert task.problem == "multi"
-    plain = training_for(task).scores(training_for(task).predict_labelled(data), draws=50)
+    plain = training_for(task).scores(training_for(task).predict_labelled(data), resamples=50)
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.5))
     predictions = training_for(task).predict_labelled(data)
-    found = calibration(task, predictions, "test", draws=50)
+    found = calibration(task, predictions, "test", resamples=50)
     assert found is not None
     for one, wanted in (
         (found.before, plain["ece"]),
-        (found.after, training_for(task).scores(predictions, draws=50)["ece"]),
+        (found.after, training_for(task).scores(predictions, resamples=50)["ece"]),
     ):
         assert [one.value, one.low, one.high] == pytest.approx([wanted.value, wanted.low, wanted.high], abs=1e-4)
     assert found.before.value > found.after.value + 0.05
@@ -96,7 +96,7 @@ def test_abstention(task: Classifier, data: Labelled) -> None:
     held = predictions.confidence >= 0.6
     assert 0 < held.sum() < len(held)
     right = np.array(predictions.gold) == np.array(predictions.predicted)
-    made = study(task, {"dev": predictions, "test": predictions}, title="x", model="y", draws=10)
+    made = study(task, {"dev": predictions, "test": predictions}, title="x", model="y", resamples=10)
     assert made.abstention is not None
     assert made.abstention.precision.value == pytest.approx(right[held].mean())
     assert made.abstention.coverage == pytest.approx(held.mean())
@@ -114,10 +114,10 @@ def test_leaks_of_pairs(task: Classifier) -> None:
     mixed = [pairs[2], (pairs[3][0], pairs[11][1]), *pairs[10:]]
     test = labelled("classify", mixed, labels[:12], known=train.labels)
     rest = replace(test, examples=test.examples[1:])
-    found = leaks(task, train, training_for(task).predict_labelled(test), draws=20)
+    found = leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
     assert [(one.test_index, one.train_index, one.kind) for one in found.found] == [(0, 2, "exact")]
     assert found.rows == 12
-    assert found.without == training_for(task).scores(training_for(task).predict_labelled(rest), draws=20)
+    assert found.without == training_for(task).scores(training_for(task).predict_labelled(rest), resamples=20)
     assert found.texts[0][0] == "\n".join(pairs[2])
 
 
@@ -128,10 +128,10 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
     train = labelled("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
     pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
     test = labelled("rerank", pairs, [1, 0] * 3)
-    found = leaks(task, train, training_for(task).predict_labelled(test), draws=20)
+    found = leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
     assert [(one.test_index, one.train_index) for one in found.found] == [(0, 1), (1, 1)]
     assert found.without is not None
-    everything = leaks(task, replace(test, name="all"), training_for(task).predict_labelled(test), draws=20)
+    everything = leaks(task, replace(test, name="all"), training_for(task).predict_labelled(test), resamples=20)
     assert len(everything.found) == 6
     assert everything.without is None
 
@@ -143,7 +143,7 @@ def test_leaks_of_questions(task: Classifier) -> None:
     asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
     test = labelled("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
     predictions = training_for(task).predict_labelled(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
-    found = leaks(task, train, replace(predictions, data=test), draws=5)
+    found = leaks(task, train, replace(predictions, data=test), resamples=5)
     assert [(one.test_index, one.kind) for one in found.found] == [(0, "exact"), (1, "near")]
 
 
@@ -159,7 +159,7 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
     other.checkpoint.heads["classify"] = replace(other.info, labels=names)
     predictions = training_for(task).predict_labelled(in_words_of(task, given))
     judged_too = training_for(other).predict_labelled(in_words_of(other, given))
-    same = compare(task, predictions, "other", other, judged_too, draws=30)
+    same = compare(task, predictions, "other", other, judged_too, resamples=30)
     assert same.mcnemar == 1.0
     for gap in same.differences.values():
         assert (gap.value, gap.low, gap.high) == pytest.approx((0, 0, 0))
@@ -168,7 +168,7 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
         assert out is not None
         out.weight.neg_()
     judged_too = training_for(other).predict_labelled(in_words_of(other, given))
-    opposite = compare(task, predictions, "other", other, judged_too, draws=30)
+    opposite = compare(task, predictions, "other", other, judged_too, resamples=30)
     mine, theirs = (np.array(one.gold) == np.array(one.predicted) for one in (predictions, judged_too))
     assert opposite.differences["accuracy"].value == pytest.approx(mine.mean() - theirs.mean())
     assert opposite.scores["accuracy"].value == pytest.approx(theirs.mean())
@@ -193,7 +193,7 @@ def test_other_models_of_several_labels(folder: Path, data: Labelled) -> None:
         tasks.append(task)
     data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
     first, second = (training_for(task).predict_labelled(in_words_of(task, data)) for task in tasks)
-    found = compare(tasks[0], first, "other", tasks[1], second, draws=30)
+    found = compare(tasks[0], first, "other", tasks[1], second, resamples=30)
     assert {name: gap.value for name, gap in found.differences.items()} == pytest.approx(
         dict.fromkeys(found.differences, 0), abs=1e-7
     )
@@ -242,7 +242,7 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
         metric="accuracy",
         baseline=("other", task, predictions),
         files={"train": ["/home/me/secret/train.jsonl"]},
-        draws=20,
+        resamples=20,
     )
     assert made.model == "model"
     assert made.base is None
@@ -253,8 +253,8 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     assert made.leaks is not None
     assert set(made.leaks) == {"test"}  # the dev data is the training's own affair
     assert len(made.leaks["test"].found) == 80
-    assert made.suspects is not None
-    assert made.suspects["test"]
+    assert made.label_issues is not None
+    assert made.label_issues["test"]
     assert made.reading is not None
     assert made.reading["test"].tokens_total == 80 * 8
     write_all(tmp_path / "model", made)

@@ -149,7 +149,7 @@ def test_intervals_draw_documents(corpus: Corpus, tokenizer: Tokenizer) -> None:
     of = model(tokenizer.vocab_size)
     slow = np.array(list(each_document(of.eval(), corpus, tokenizer, Masking()).values()))
     held = held_out(corpus, tokenizer)
-    found = predict_labelled(of, held, draws=300, seed=1)
+    found = predict_labelled(of, held, resamples=300, seed=1)
     rng = np.random.default_rng(1)
     drawn = np.array([slow[rng.integers(0, len(slow), len(slow))].sum(0) for _ in range(300)])
     losses = drawn[:, 0] / drawn[:, 2]

@@ -121,12 +121,12 @@ def _labelled(args: argparse.Namespace, model: str) -> None:
         train=train,
         baseline=others[0] if others else None,
         files={"train": [args.train or ""], "test": [args.file]},
-        draws=args.draws,
+        resamples=args.resamples,
     )
     if args.output is not None:
-        from bertie.evaluation.report import write
+        from bertie.evaluation.report import write_report
 
-        write(args.output, made)
+        write_report(args.output, made)
     if args.json:
         found = summary(made)
         print(json.dumps(found.pop("test") | found))
@@ -151,8 +151,9 @@ def _compares(model: str, args: argparse.Namespace) -> bool:
 
 def _similar(args: argparse.Namespace, model: str) -> None:
     """How far similarities agree with the scores of pairs."""
-    from bertie.evaluation import scores, similarity
+    from bertie.evaluation import metrics
     from bertie.tasks import Embedder
+    from bertie.tasks.pairwise import similarity_pairwise
 
     data = read("regress", [args.file], pairs(args.columns, "--columns", "NAME=COLUMN"))
     texts = [(one.texts[0], one.texts[-1]) for one in data.examples if len(one.texts) == 2]
@@ -165,16 +166,16 @@ def _similar(args: argparse.Namespace, model: str) -> None:
         embedder = Embedder.load(
             name, overflow=args.overflow, revision=revision, device=device, precision=args.precision
         )
-        return similarity.alike(embedder, texts)
+        return similarity_pairwise(embedder, texts)
 
     found = said(model, args.revision)
-    measured = similarity.sts(gold, found, draws=args.draws)
+    measured = metrics.sts(gold, found, resamples=args.resamples)
     if args.baseline is None:
         _say(args, measured)
         return
     other = said(args.baseline, None)
-    gaps = scores.paired("regress", (gold, found), (gold, other), draws=args.draws)
-    _say(args, measured, similarity.sts(gold, other, draws=args.draws), {name: gaps[name] for name in measured})
+    gaps = metrics.paired("regress", (gold, found), (gold, other), resamples=args.resamples)
+    _say(args, measured, metrics.sts(gold, other, resamples=args.resamples), {name: gaps[name] for name in measured})
 
 
 def _search(args: argparse.Namespace) -> None:
@@ -207,14 +208,16 @@ def _search(args: argparse.Namespace) -> None:
     if qrels:
         weights = beir.tuned(qrels, runs)
         print(f"bertie: --weights {','.join(f'{name}={one:g}' for name, one in weights.items())}", file=sys.stderr)
-    found = retrieval.each_query(collection.qrels, _joined(runs, weights))
-    measured = retrieval.by_query(found, draws=args.draws)
+    found = retrieval.per_query_metrics(collection.qrels, _joined(runs, weights))
+    measured = retrieval.mean_scores(found, resamples=args.resamples)
     if args.baseline is None:
         _say(args, measured)
         return
-    base = retrieval.each_query(collection.qrels, _joined(_runs(args, collection, args.baseline, None, words), weights))
-    gaps = retrieval.paired_by_query(found, base, draws=args.draws)
-    _say(args, measured, retrieval.by_query(base, draws=args.draws), gaps)
+    base = retrieval.per_query_metrics(
+        collection.qrels, _joined(_runs(args, collection, args.baseline, None, words), weights)
+    )
+    gaps = retrieval.paired_mean_differences(found, base, resamples=args.resamples)
+    _say(args, measured, retrieval.mean_scores(base, resamples=args.resamples), gaps)
 
 
 def _collection(folder: str, split: str) -> Collection:

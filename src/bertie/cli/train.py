@@ -36,7 +36,7 @@ from bertie.training.recipe_file import RecipeFile, read_recipe
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
-    from bertie.evaluation.report import Study
+    from bertie.evaluation.report import ModelReport
     from bertie.training.finetune.base import AnyTrainable, Predictions
     from bertie.training.finetune.data import Labelled
     from bertie.training.finetune.runs import Done, Job, Runs
@@ -133,7 +133,7 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
 def add_draws(parser: argparse.ArgumentParser) -> None:
     """How fine intervals are."""
     parser.add_argument(
-        "--draws", metavar="N", type=_count, default=1000, help="of the bootstrap behind each interval (1000)"
+        "--resamples", metavar="N", type=_count, default=1000, help="of the bootstrap behind each interval (1000)"
     )
 
 
@@ -235,7 +235,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
     """All that was asked for, with all data read and checked, before any model is loaded."""
-    from bertie.evaluation.scores import entities, spans_in
+    from bertie.evaluation.metrics import entities, is_span_scheme
     from bertie.training.finetune.data import split
     from bertie.training.finetune.runs import Job, claim
 
@@ -251,7 +251,7 @@ def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
     )
     if asked.task == "embed":
         _comparable(dev, test)
-    if asked.task == "tag" and (dev or test or recipe.dev_share) and spans_in([train.labels]):
+    if asked.task == "tag" and (dev or test or recipe.dev_share) and is_span_scheme([train.labels]):
         entities([])  # a package that is missing is an error now, not after the first epoch
     if args.baseline is not None and test is not None:
         _baseline(args.baseline, asked.task, test)  # one that cannot be compared is an error now
@@ -443,7 +443,7 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
     from bertie.training.finetune.reports import study, write_all
 
     best = runs.best()
-    made: Study | None = None
+    made: ModelReport | None = None
     if best.predictions:
         other = None if args.baseline is None else _other(args, job)
         train = [Path(name).name for name in asked.train]
@@ -460,7 +460,7 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
             metric=runs.metric,
             baseline=other,
             files={"train": train, "dev": [asked.dev] if asked.dev else held, "test": [asked.test or ""]},
-            draws=args.draws,
+            resamples=args.resamples,
         )
     runs.finish(lambda folder: None if made is None else write_all(folder, made))
     if args.json:
@@ -500,9 +500,9 @@ def _of_seed(done: Done) -> dict[str, Any]:
     return {"seed": done.seed, **values, **facts, "seconds": round(history.seconds, 3)}
 
 
-def summary(study: Study) -> dict[str, Any]:
+def summary(study: ModelReport) -> dict[str, Any]:
     """The scores of a study for scripts."""
-    from bertie.evaluation.study import abstentions
+    from bertie.evaluation.model_report import selective_predictions
 
     found: dict[str, Any] = {
         split: {metric: score.as_dict() for metric, score in one.scores.items()}
@@ -510,14 +510,14 @@ def summary(study: Study) -> dict[str, Any]:
     }
     if study.leaks is not None:
         check = study.leaks[study.final]
-        without = {metric: score.as_dict() for metric, score in (check.without or {}).items()}
-        found["leaks"] = {"rows": len(check.found), "scores": without}
+        without = {metric: score.as_dict() for metric, score in (check.scores_without or {}).items()}
+        found["leaks"] = {"rows": len(check.leaks), "scores": without}
     if study.calibration is not None:
         one = study.calibration
         errors = {"before": one.before.as_dict(), "after": one.after.as_dict()}
         found["calibration"] = {"temperature": one.temperature, **errors}
-    if (held := abstentions(study).get(study.final)) is not None and study.abstention is not None:
-        facts = {"threshold": study.abstention.threshold, "wanted": study.abstention.wanted}
+    if (held := selective_predictions(study).get(study.final)) is not None and study.abstention is not None:
+        facts = {"threshold": study.abstention.threshold, "target": study.abstention.target}
         found["abstention"] = {**facts, "precision": held.precision.as_dict(), "coverage": held.coverage}
     if study.comparison is not None:
         other = study.comparison
@@ -530,7 +530,7 @@ def summary(study: Study) -> dict[str, Any]:
     return found
 
 
-def table(study: Study) -> str:
+def table(study: ModelReport) -> str:
     """The scores of a study for people."""
     splits = study.evaluations
     seeds = study.seeds or []
@@ -551,7 +551,9 @@ def table(study: Study) -> str:
             row += [study.comparison.scores[metric].value, f"{gap.value:+.4f} ({gap.low:+.4f}–{gap.high:+.4f})", gap.p]
         rows.append(row)
     text = TableWriter(titles).text(rows)
-    if study.leaks is not None and (check := study.leaks[study.final]).found:
-        main = "" if check.without is None else f"; without them {study.main} is {check.without[study.main]}"
-        text += f"{len(check.found):,} of {check.rows:,} rows of {study.final} are in the training data{main}\n"
+    if study.leaks is not None and (check := study.leaks[study.final]).leaks:
+        main = (
+            "" if check.scores_without is None else f"; without them {study.main} is {check.scores_without[study.main]}"
+        )
+        text += f"{len(check.leaks):,} of {check.rows:,} rows of {study.final} are in the training data{main}\n"
     return text

@@ -1,4 +1,4 @@
-"""The card of a model: a README.md that the Hugging Face hub reads, with what a user has to know."""
+"""Model cards: a README.md with the metadata that the Hugging Face hub indexes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertie.evaluation.intervals import number
-from bertie.evaluation.pages import Table, clean, markdown_table, plain
+from bertie.evaluation.intervals import finite_or_none
+from bertie.evaluation.model_report import Evaluation, ModelReport, selective_predictions
+from bertie.evaluation.pages import Table, clean, markdown_table
+from bertie.evaluation.pages import escape_markdown as md
 from bertie.evaluation.report import KINDS
-from bertie.evaluation.study import Evaluation, Study, abstentions
 
-# What the hub calls a task, and the names of our metrics there.
+# The hub's task types and metric names.
 _TASKS = {
     "classify": ("text-classification", "Text Classification"),
     "multi": ("text-classification", "Text Classification"),
@@ -19,7 +20,7 @@ _TASKS = {
     "tag": ("token-classification", "Token Classification"),
     "answer": ("question-answering", "Question Answering"),
     "rerank": ("text-ranking", "Text Ranking"),
-    "alike": ("sentence-similarity", "Semantic Similarity"),
+    "similarity": ("sentence-similarity", "Semantic Similarity"),
     "find": ("sentence-similarity", "Information Retrieval"),
 }
 _METRICS = {
@@ -30,7 +31,7 @@ _METRICS = {
     "spearman": "spearmanr",
     "ndcg_10": "ndcg",
 }
-# The class of transformers, what Bertie calls such a model, and one use of it.
+# transformers' auto class, Bertie's class, and an example call.
 _USES = {
     "classify": ("SequenceClassification", "Classifier", 'classify(["A text."])[0]'),
     "multi": ("SequenceClassification", "Classifier", 'classify(["A text."])[0]'),
@@ -38,145 +39,143 @@ _USES = {
     "tag": ("TokenClassification", "Tagger", 'tag(["A text."])[0]'),
     "answer": ("QuestionAnswering", "Reader", 'answer([("A question?", "The text that answers it.")])[0]'),
     "rerank": ("SequenceClassification", "Reranker", 'rerank("a query", ["a text", "another text"])'),
-    "alike": ("", "Embedder", 'embed(["A text."])'),
+    "similarity": ("", "Embedder", 'embed(["A text."])'),
     "find": ("", "Embedder", 'embed(["A text."])'),
 }
 
 
-def model_card(study: Study) -> str:
-    """A card in the hub's format: YAML between lines of dashes, then Markdown.
+def model_card(report: ModelReport) -> str:
+    """Render a model card: YAML front matter, then Markdown.
 
     >>> from bertie.evaluation.intervals import Score
-    >>> tested = Evaluation(scores={"accuracy": Score(0.9, 0.8, 1.0)}, gold=["a"], predicted=["a"], labels=["a", "b"])
-    >>> card = model_card(Study(title="Reviews", kind="classify", model="x", evaluations={"test": tested}))
+    >>> test = Evaluation(scores={"accuracy": Score(0.9, 0.8, 1.0)}, gold=["a"], predicted=["a"], labels=["a", "b"])
+    >>> card = model_card(ModelReport(title="Reviews", kind="classify", model="x", evaluations={"test": test}))
     >>> card.splitlines()[:2]
     ['---', 'library_name: "bertie"']
     """
-    parts = [f"---\n{_yaml(_front(study))}---", f"# {plain(study.title)}"]
-    for title, body in _chapters(study):
+    parts = [f"---\n{_yaml(_front(report))}---", f"# {md(report.title)}"]
+    for title, body in _sections(report):
         parts += [f"## {title}", body]
     return clean("\n\n".join(parts) + "\n")
 
 
-def _front(study: Study) -> dict[str, Any]:
-    """The facts that the hub indexes."""
-    tag, task = _TASKS[study.kind]
+def _front(report: ModelReport) -> dict[str, Any]:
+    """The metadata that the hub indexes."""
+    tag, task = _TASKS[report.kind]
     front: dict[str, Any] = {}
-    if study.language is not None:
-        front["language"] = study.language if isinstance(study.language, str) else list(study.language)
-    other = "transformers" if _USES[study.kind][0] else "sentence-transformers"
-    front |= {"library_name": "bertie", "tags": ["bertie", other, study.kind], "pipeline_tag": tag}
-    if study.base is not None:
-        front["base_model"] = study.base
-    named = [name for one in study.evaluations.values() for name in one.scores]
-    front["metrics"] = list(dict.fromkeys(_METRICS.get(name, name) for name in named))
+    if report.language is not None:
+        front["language"] = report.language if isinstance(report.language, str) else list(report.language)
+    other = "transformers" if _USES[report.kind][0] else "sentence-transformers"
+    front |= {"library_name": "bertie", "tags": ["bertie", other, report.kind], "pipeline_tag": tag}
+    if report.base is not None:
+        front["base_model"] = report.base
+    names = [name for evaluation in report.evaluations.values() for name in evaluation.scores]
+    front["metrics"] = list(dict.fromkeys(_METRICS.get(name, name) for name in names))
     results = [
         {
             "task": {"type": tag, "name": task},
-            "dataset": {"type": _dataset(study, split), "name": f"{study.title} ({split})", "split": split},
+            "dataset": {"type": _dataset(report, split), "name": f"{report.title} ({split})", "split": split},
             "metrics": [
-                {"type": _METRICS.get(name, name), "value": number(score.value), "name": name}
-                for name, score in one.scores.items()
-                if number(score.value) is not None
+                {"type": _METRICS.get(name, name), "value": finite_or_none(score.value), "name": name}
+                for name, score in evaluation.scores.items()
+                if finite_or_none(score.value) is not None
             ],
         }
-        for split, one in study.evaluations.items()
+        for split, evaluation in report.evaluations.items()
     ]
-    return front | {"model-index": [{"name": study.title, "results": results}]}
+    return front | {"model-index": [{"name": report.title, "results": results}]}
 
 
-def _dataset(study: Study, split: str) -> str:
-    return next((one.files[0] for one in study.data if one.split == split and one.files), study.title)
+def _dataset(report: ModelReport, split: str) -> str:
+    return next((data.files[0] for data in report.data if data.split == split and data.files), report.title)
 
 
-def _chapters(study: Study) -> list[tuple[str, str]]:
-    final = study.evaluations[study.final]
-    head, name, call = _USES[study.kind]
-    chapters = [
+def _sections(report: ModelReport) -> list[tuple[str, str]]:
+    final = report.evaluations[report.final]
+    head, name, call = _USES[report.kind]
+    sections = [
         (
-            "What it is",
-            f"{plain(study.model)}, fine-tuned for {KINDS[study.kind]}. On {plain(study.final)} ({len(final.gold):,} "
-            f"rows) its {plain(study.main)} is {plain(str(final.scores[study.main]))}.{_label_list(final)}",
+            "Model description",
+            f"{md(report.model)}, fine-tuned for {KINDS[report.kind]}. On {md(report.final)} ({len(final.gold):,} "
+            f"rows) its {md(report.main)} is {md(str(final.scores[report.main]))}.{_label_list(final)}",
         ),
         (
-            "How to use it",
+            "Usage",
             f'```python\nimport bertie\n\nmodel = bertie.{name}.load("path/to/this/folder")\n'
-            f"print(model.{call})\n```\n\n" + _others(head),
+            f"print(model.{call})\n```\n\n" + _other_libraries(head),
         ),
     ]
-    if study.data:
-        rows = [[one.split, ", ".join(one.files), f"{one.rows:,}"] for one in study.data]
-        chapters.append(("Training data", _table(["split", "files", "rows"], rows)))
-    if study.recipe:
-        rows = [[key, str(value)] for key, value in study.recipe.items()]
-        chapters.append(("Recipe", _table(["setting", "value"], rows)))
-    chapters.append(("Results", _results(study)))
-    if study.calibration is not None:
-        one = study.calibration
-        said = f"Logits are divided by a temperature of {one.temperature:.3f}, fitted on {plain(one.fitted_on)}."
-        rows = [["before", str(one.before)], ["after", str(one.after)]]
-        error = _table(["", f"expected calibration error on {one.measured_on}"], rows)
-        chapters.append(("Calibration", f"{said}\n\n{error}"))
-    return [*chapters, ("Limits", _limits(study))]
+    if report.data:
+        rows = [[data.split, ", ".join(data.files), f"{data.rows:,}"] for data in report.data]
+        sections.append(("Training data", _table(["split", "files", "rows"], rows)))
+    if report.recipe:
+        rows = [[key, str(value)] for key, value in report.recipe.items()]
+        sections.append(("Recipe", _table(["setting", "value"], rows)))
+    sections.append(("Results", _results(report)))
+    if report.calibration is not None:
+        fit = report.calibration
+        text = f"Logits are divided by a temperature of {fit.temperature:.3f}, fitted on {md(fit.fitted_on)}."
+        rows = [["before", str(fit.before)], ["after", str(fit.after)]]
+        error = _table(["", f"expected calibration error on {fit.measured_on}"], rows)
+        sections.append(("Calibration", f"{text}\n\n{error}"))
+    return [*sections, ("Limitations", _limitations(report))]
 
 
-def _others(head: str) -> str:
-    """How other packages load it; without a head it is one for sentence-transformers."""
+def _other_libraries(head: str) -> str:
+    """How other packages load the model: sentence-transformers if it has no head."""
     if not head:
         return (
-            "Bertie reads texts of any length in windows. sentence-transformers loads the same folder, and reads the "
-            "beginning of each text:\n\n"
+            "Bertie reads texts of any length in windows. sentence-transformers loads the same folder, and truncates "
+            "long texts:\n\n"
             "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
             'model = SentenceTransformer("path/to/this/folder")\nprint(model.encode(["A text."]))\n```'
         )
     return (
         "Bertie reads texts of any length in windows and uses the temperature and thresholds below. transformers "
-        "loads the same weights, without these:\n\n"
+        "loads the same weights without them:\n\n"
         f"```python\nfrom transformers import AutoModelFor{head}, AutoTokenizer\n\n"
         f'model = AutoModelFor{head}.from_pretrained("path/to/this/folder")\n'
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```'
     )
 
 
-def _label_list(one: Evaluation) -> str:
-    if not one.labels:
+def _label_list(evaluation: Evaluation) -> str:
+    if not evaluation.labels:
         return ""
-    shown = ", ".join(map(plain, one.labels[:30]))
-    more = f" and {len(one.labels) - 30} more" if len(one.labels) > 30 else ""
+    shown = ", ".join(map(md, evaluation.labels[:30]))
+    more = f" and {len(evaluation.labels) - 30} more" if len(evaluation.labels) > 30 else ""
     return f" Its labels: {shown}{more}."
 
 
-def _results(study: Study) -> str:
-    names = list(dict.fromkeys(name for one in study.evaluations.values() for name in one.scores))
-    rows = [
-        [name, *("–" if name not in one.scores else str(one.scores[name]) for one in study.evaluations.values())]
-        for name in names
-    ]
-    return f"With 95% intervals by bootstrap.\n\n{_table(['metric', *study.evaluations], rows)}"
+def _results(report: ModelReport) -> str:
+    names = list(dict.fromkeys(name for evaluation in report.evaluations.values() for name in evaluation.scores))
+    columns = [evaluation.scores for evaluation in report.evaluations.values()]
+    rows = [[name, *(str(scores[name]) if name in scores else "–" for scores in columns)] for name in names]
+    return f"With 95% bootstrap confidence intervals.\n\n{_table(['metric', *report.evaluations], rows)}"
 
 
-def _limits(study: Study) -> str:
-    """What is known to go wrong, and what nobody measured."""
-    said = [
-        "The scores hold for texts like those of the splits above, and for these labels alone. Other domains, "
-        "languages and times were not measured."
+def _limitations(report: ModelReport) -> str:
+    """Known problems, and what was not measured."""
+    lines = [
+        "The scores are valid for texts like those of the splits above, and for these labels only. Other domains, "
+        "languages and time periods were not measured."
     ]
-    for split, check in (study.leaks or {}).items():
-        share = len(check.found) / check.rows if check.rows else 0.0
-        said.append(
-            f"{len(check.found):,} of {check.rows:,} rows of {plain(split)} ({share:.2%}) are in the training data as "
-            "well, as they are or lightly edited."
+    for split, check in (report.leaks or {}).items():
+        fraction = len(check.leaks) / check.rows if check.rows else 0.0
+        lines.append(
+            f"{len(check.leaks):,} of {check.rows:,} rows of {md(split)} ({fraction:.2%}) also occur in the training "
+            "data, as exact or near-duplicates."
         )
-    for split, held in abstentions(study).items():
-        assert study.abstention is not None
-        said.append(
-            f"From a confidence of {study.abstention.threshold:.4f} on, {plain(str(held.precision))} of its answers on "
-            f"{plain(split)} are right; that is {held.coverage:.1%} of texts."
+    for split, result in selective_predictions(report).items():
+        assert report.abstention is not None
+        lines.append(
+            f"On {md(split)}, predictions with a confidence of at least {report.abstention.threshold:.4f} have a "
+            f"precision of {md(str(result.precision))}, and cover {result.coverage:.1%} of texts."
         )
-    for split, one in (study.reading or {}).items():
-        if one.tokens_read < one.tokens_total:
-            said.append(f"Of the {one.tokens_total:,} tokens of {plain(split)}, {one.tokens_read:,} were read.")
-    return "\n".join(f"- {line}" for line in said)
+    for split, coverage in (report.token_coverage or {}).items():
+        if coverage.tokens_read < coverage.tokens_total:
+            lines.append(f"Of the {coverage.tokens_total:,} tokens of {md(split)}, {coverage.tokens_read:,} were read.")
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -184,23 +183,23 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _yaml(value: Mapping[str, Any], indent: str = "") -> str:
-    """Block style, each scalar as JSON, which is YAML as well."""
+    """Render block-style YAML with JSON scalars, which are valid YAML."""
     lines = []
-    for name, one in value.items():
-        if isinstance(one, Mapping):
-            lines.append(f"{indent}{name}:\n{_yaml(one, indent + '  ')}")
-        elif isinstance(one, list):
-            lines.append(f"{indent}{name}:{'' if one else ' []'}\n")
-            for item in one:
-                # The dash takes the place of the first two spaces of what it stands before.
+    for name, entry in value.items():
+        if isinstance(entry, Mapping):
+            lines.append(f"{indent}{name}:\n{_yaml(entry, indent + '  ')}")
+        elif isinstance(entry, list):
+            lines.append(f"{indent}{name}:{'' if entry else ' []'}\n")
+            for item in entry:
+                # The dash replaces the first two spaces of the item's indentation.
                 body = _yaml(item, indent + "  ") if isinstance(item, Mapping) else f"{indent}  {_scalar(item)}\n"
                 lines.append(f"{indent}- {body[len(indent) + 2 :]}")
         else:
-            lines.append(f"{indent}{name}: {_scalar(one)}\n")
+            lines.append(f"{indent}{name}: {_scalar(entry)}\n")
     return "".join(lines)
 
 
 def _scalar(value: Any) -> str:
     text = json.dumps(clean(value) if isinstance(value, str) else value, ensure_ascii=False)
-    # YAML 1.1 takes 1e-05 for a text: its numbers have a point.
+    # YAML 1.1 parses 1e-05 as a string: its floats need a decimal point.
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text

@@ -1,4 +1,4 @@
-"""A document of paragraphs, tables and plots, as Markdown and as one self-contained HTML page."""
+"""Render documents of paragraphs, tables and plots as Markdown and as self-contained HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html import escape
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of plain text. A table that only says what a plot shows is left out of the page that has the plot."""
+    """Rows of plain text. With `for_plot` it repeats a plot's data, and HTML, which has the plot, leaves it out."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -20,60 +20,64 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """An SVG, for the page alone."""
+    """An SVG, for HTML only."""
 
     svg: str
     caption: str
 
 
+Block = str | Table | Plot
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands under it; a str is a paragraph."""
+    """A heading and its blocks; a str is a paragraph."""
 
     title: str
-    blocks: Sequence[str | Table | Plot]
+    blocks: Sequence[Block]
 
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Paragraphs and tables."""
-    parts = [f"# {plain(title)}"]
+    """Render paragraphs and tables as Markdown."""
+    parts = [f"# {escape_markdown(title)}"]
     for section in sections:
-        parts.append(f"## {plain(section.title)}")
+        parts.append(f"## {escape_markdown(section.title)}")
         for block in section.blocks:
             if isinstance(block, str):
-                parts.append(plain(block))
+                parts.append(escape_markdown(block))
             elif isinstance(block, Table):
-                parts += [plain(block.caption)] if block.caption else []
+                parts += [escape_markdown(block.caption)] if block.caption else []
                 parts.append(markdown_table(block))
     return clean("\n\n".join(parts) + "\n")
 
 
 def markdown_table(table: Table) -> str:
-    """A table as GitHub reads it."""
+    """Render a GitHub-flavoured Markdown table."""
     rows = [table.head, ["---"] * len(table.head), *table.rows]
-    cells = [[cell if i == 1 else plain(cell) for cell in row] for i, row in enumerate(rows)]
+    cells = [[cell if i == 1 else escape_markdown(cell) for cell in row] for i, row in enumerate(rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def plain(text: str) -> str:
-    """Text in which Markdown finds nothing to interpret, on one line."""
+def escape_markdown(text: str) -> str:
+    """Escape Markdown syntax, and join lines."""
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", escape(" ".join(text.split()), quote=False))
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
-    """A page that needs nothing from elsewhere and runs nothing."""
+    """Render a self-contained HTML page without scripts or external resources."""
     body = "".join(
-        f"<section><h2>{escape(one.title)}</h2>{''.join(map(_block, one.blocks))}</section>" for one in sections
+        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_block, section.blocks))}</section>"
+        for section in sections
     )
     return clean(_PAGE.format(title=escape(title), style=_STYLE, body=body))
 
 
 def clean(text: str) -> str:
-    """Text without control characters and lone surrogates, which no file of text can hold."""
+    """Replace control characters and lone surrogates, which a UTF-8 text file cannot hold, by spaces."""
     return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]", " ", text)
 
 
-def _block(block: str | Table | Plot) -> str:
+def _block(block: Block) -> str:
     if isinstance(block, str):
         return f"<p>{escape(block)}</p>"
     if isinstance(block, Plot):

@@ -1,4 +1,4 @@
-"""Small plots as SVG, drawn in colours that the page defines, so that they follow its light and its dark."""
+"""Small SVG plots in the colours of the page's stylesheet, so that they follow its light and dark themes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from html import escape
 from bertie.evaluation.calibration import Bin
 from bertie.evaluation.intervals import Score
 
-_WIDE, _HIGH = 640, 300
+_WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points joined by a line; its style is one of the page's: a, b or faint."""
+    """A line plot; `style` is one of the stylesheet's classes a, b and faint."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -25,44 +25,44 @@ class Line:
 
 
 def lines(alt: str, series: Sequence[Line], x: str, y: str) -> str:
-    """Lines over a common pair of axes."""
-    points = [point for one in series for point in one.points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    """Plot lines over shared axes."""
+    points = [point for line in series for point in line.points if math.isfinite(point[0]) and math.isfinite(point[1])]
     if not points:
         return ""
     axes = _Axes([p[0] for p in points], [p[1] for p in points])
-    return _svg(alt, [*axes.drawn(x, y), *(shape for one in series for shape in _line(one, axes)), *_legend(series)])
+    return _svg(alt, [*axes.draw(x, y), *(shape for line in series for shape in _line(line, axes)), *_legend(series)])
 
 
 def reliability(alt: str, before: Sequence[Bin], after: Sequence[Bin]) -> str:
-    """How often answers are right against how sure they are, before and after; the diagonal is perfect."""
+    """Reliability diagram before and after calibration; the diagonal is perfect calibration."""
     axes = _Axes([0.0, 1.0], [0.0, 1.0])
     series = [
-        Line(name, [(one.confidence, one.accuracy) for one in bins if one.count], style, dots=True)
+        Line(name, [(row.confidence, row.accuracy) for row in bins if row.count], style, dots=True)
         for name, bins, style in (("before", before, "b"), ("after", after, "a"))
         if bins
     ]
     diagonal = Line("calibrated", [(0.0, 0.0), (1.0, 1.0)], "faint")
-    shapes = [shape for one in (diagonal, *series) for shape in _line(one, axes)]
-    return _svg(alt, [*axes.drawn("confidence", "accuracy"), *shapes, *_legend([*series, diagonal])])
+    shapes = [shape for line in (diagonal, *series) for shape in _line(line, axes)]
+    return _svg(alt, [*axes.draw("confidence", "accuracy"), *shapes, *_legend([*series, diagonal])])
 
 
-def whiskers(alt: str, names: Sequence[str], scores: Sequence[Score], x: str, y: str) -> str:
-    """A dot and its interval for each name."""
-    heights = [value for one in scores for value in (one.value, one.low, one.high) if math.isfinite(value)]
+def error_bars(alt: str, names: Sequence[str], scores: Sequence[Score], x: str, y: str) -> str:
+    """Plot one point with its confidence interval per name."""
+    heights = [value for score in scores for value in (score.value, score.low, score.high) if math.isfinite(value)]
     if not heights:
         return ""
     axes = _Axes([-0.5, len(names) - 0.5], heights)
-    shapes = axes.drawn(x, y, ticks=[(float(i), name) for i, name in enumerate(names)])
-    for i, one in enumerate(scores):
-        if math.isfinite(one.value):
-            across, top, bottom = axes.x(i), axes.y(one.high), axes.y(one.low)
+    shapes = axes.draw(x, y, ticks=[(float(i), name) for i, name in enumerate(names)])
+    for i, score in enumerate(scores):
+        if math.isfinite(score.value):
+            across, top, bottom = axes.x(i), axes.y(score.high), axes.y(score.low)
             shapes.append(f'<line class="a" x1="{across:.1f}" x2="{across:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>')
-            shapes.append(_dot(across, axes.y(one.value), "a", f"{names[i]}: {one}"))
+            shapes.append(_dot(across, axes.y(score.value), "a", f"{names[i]}: {score}"))
     return _svg(alt, shapes)
 
 
-def matrix(alt: str, labels: Sequence[str], table: Sequence[Sequence[int]]) -> str:
-    """A confusion matrix, each row shaded by its shares."""
+def confusion_matrix(alt: str, labels: Sequence[str], table: Sequence[Sequence[int]]) -> str:
+    """Plot a confusion matrix, each row shaded by its row-normalized counts."""
     cell, left, top = 30, 170, 130
     size = cell * len(labels)
     shapes = []
@@ -86,7 +86,7 @@ def matrix(alt: str, labels: Sequence[str], table: Sequence[Sequence[int]]) -> s
 
 
 class _Axes:
-    """Where a value lies on the page."""
+    """Linear scales from data to page coordinates, with ticks."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self._x_ticks, self._x = _scale(min(xs), max(xs), 8)
@@ -94,29 +94,29 @@ class _Axes:
 
     def x(self, value: float) -> float:
         low, high = self._x
-        return _LEFT + (value - low) / (high - low) * (_WIDE - _LEFT - _RIGHT)
+        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
         low, high = self._y
-        return _HIGH - _BOTTOM - (value - low) / (high - low) * (_HIGH - _TOP - _BOTTOM)
+        return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
-    def drawn(self, x: str, y: str, ticks: Sequence[tuple[float, str]] | None = None) -> list[str]:
-        foot = _HIGH - _BOTTOM
+    def draw(self, x: str, y: str, ticks: Sequence[tuple[float, str]] | None = None) -> list[str]:
+        foot = _HEIGHT - _BOTTOM
         shapes = []
         for value in self._y_ticks:
             at = self.y(value)
-            shapes.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDE - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            shapes.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
             shapes.append(f'<text class="end" x="{_LEFT - 6}" y="{at + 4:.1f}">{value:.6g}</text>')
         for value, name in ticks if ticks is not None else [(value, f"{value:.6g}") for value in self._x_ticks]:
             shapes.append(f'<text class="mid" x="{self.x(value):.1f}" y="{foot + 16}">{escape(name)}</text>')
-        middle = (_LEFT + _WIDE - _RIGHT) / 2
-        shapes.append(f'<text class="mid name" x="{middle:.0f}" y="{_HIGH - 8}">{escape(x)}</text>')
+        middle = (_LEFT + _WIDTH - _RIGHT) / 2
+        shapes.append(f'<text class="mid name" x="{middle:.0f}" y="{_HEIGHT - 8}">{escape(x)}</text>')
         shapes.append(f'<text class="mid name" transform="translate(14 {foot / 2:.0f}) rotate(-90)">{escape(y)}</text>')
         return shapes
 
 
 def _scale(low: float, high: float, about: int) -> tuple[list[float], tuple[float, float]]:
-    """Round numbers from below the lowest to above the highest value."""
+    """Round tick values that span the data, and the ends of the axis."""
     if high <= low:
         low, high = low - (abs(low) or 1.0) * 0.1, high + (abs(high) or 1.0) * 0.1
     rough = (high - low) / about
@@ -126,13 +126,13 @@ def _scale(low: float, high: float, about: int) -> tuple[list[float], tuple[floa
     return [round(i * step, 12) for i in range(first, last + 1)], (first * step, last * step)
 
 
-def _line(one: Line, axes: _Axes) -> list[str]:
-    at = [(axes.x(x), axes.y(y)) for x, y in one.points if math.isfinite(x) and math.isfinite(y)]
+def _line(line: Line, axes: _Axes) -> list[str]:
+    at = [(axes.x(x), axes.y(y)) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-    shapes = [f'<polyline class="{one.style}" points="{path}"/>']
-    if one.dots:
-        finite = [(x, y) for x, y in one.points if math.isfinite(x) and math.isfinite(y)]
-        shapes += [_dot(*place, one.style, f"{x:.6g}: {y:.4f}") for place, (x, y) in zip(at, finite, strict=True)]
+    shapes = [f'<polyline class="{line.style}" points="{path}"/>']
+    if line.dots:
+        finite = [(x, y) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
+        shapes += [_dot(*place, line.style, f"{x:.6g}: {y:.4f}") for place, (x, y) in zip(at, finite, strict=True)]
     return shapes
 
 
@@ -144,10 +144,10 @@ def _legend(series: Sequence[Line]) -> list[str]:
     if len(series) < 2:
         return []
     shapes = []
-    for i, one in enumerate(series):
+    for i, line in enumerate(series):
         height = _TOP + 14 + 16 * i
-        shapes.append(f'<line class="{one.style}" x1="{_LEFT + 10}" x2="{_LEFT + 34}" y1="{height}" y2="{height}"/>')
-        shapes.append(f'<text x="{_LEFT + 40}" y="{height + 4}">{escape(one.name)}</text>')
+        shapes.append(f'<line class="{line.style}" x1="{_LEFT + 10}" x2="{_LEFT + 34}" y1="{height}" y2="{height}"/>')
+        shapes.append(f'<text x="{_LEFT + 40}" y="{height + 4}">{escape(line.name)}</text>')
     return shapes
 
 
@@ -155,7 +155,7 @@ def _short(label: str, most: int = 24) -> str:
     return escape(label if len(label) <= most else label[: most - 1] + "…")
 
 
-def _svg(alt: str, shapes: Sequence[str], wide: float = _WIDE, high: float = _HIGH) -> str:
-    size = f'viewBox="0 0 {wide:.0f} {high:.0f}" style="max-width:{wide:.0f}px"'
+def _svg(alt: str, shapes: Sequence[str], width: float = _WIDTH, height: float = _HEIGHT) -> str:
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px"'
     inside = "".join(shapes)
     return f'<svg role="img" aria-label="{escape(alt)}" {size}><title>{escape(alt)}</title>{inside}</svg>'

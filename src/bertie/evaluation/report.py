@@ -1,4 +1,4 @@
-"""The report of a study: `report.md` with tables, `report.html` with plots, `report.json` for programs."""
+"""Write a model report: `report.md` with tables, `report.html` with plots, `report.json` for programs."""
 
 from __future__ import annotations
 
@@ -13,56 +13,65 @@ from typing import Any
 import numpy as np
 
 from bertie.evaluation import plots
-from bertie.evaluation.intervals import DRAWS, Difference, Score, number
-from bertie.evaluation.pages import Plot, Section, Table, clean, to_html, to_markdown
-from bertie.evaluation.slices import LabelSlice, LengthSlice
-from bertie.evaluation.study import (
-    Calibrated,
+from bertie.evaluation.intervals import RESAMPLES, Difference, Score, finite_or_none
+from bertie.evaluation.model_report import (
+    CalibrationReport,
     Comparison,
     Confusion,
     DataFile,
     Evaluation,
-    Held,
     LeakCheck,
-    Reading,
-    Study,
-    abstentions,
+    ModelReport,
+    SelectivePrediction,
+    TokenCoverage,
     confusion,
     label_slices,
     length_slices,
+    selective_predictions,
 )
+from bertie.evaluation.pages import Block, Plot, Section, Table, clean, to_html, to_markdown
+from bertie.evaluation.slices import LabelSlice, LengthSlice
 
-__all__ = ["Calibrated", "Comparison", "DataFile", "Evaluation", "LeakCheck", "Reading", "Study", "write"]
+__all__ = [
+    "CalibrationReport",
+    "Comparison",
+    "DataFile",
+    "Evaluation",
+    "LeakCheck",
+    "TokenCoverage",
+    "ModelReport",
+    "write_report",
+]
 
 KINDS = {
     "classify": "classification",
-    "multi": "classification with any number of labels",
+    "multi": "multi-label classification",
     "regress": "regression",
-    "tag": "tagging",
+    "tag": "token classification",
     "answer": "question answering",
-    "rerank": "ranking",
-    "alike": "similarity",
+    "rerank": "reranking",
+    "similarity": "semantic similarity",
     "find": "retrieval",
 }
-_MOST = 20  # rows of a table of examples
-_POINTS = 300  # of a curve
+_MAX_EXAMPLES = 20  # rows of a table of examples
+_MAX_POINTS = 300  # of a curve
 
 
-def write(folder: str | Path, study: Study) -> list[Path]:
-    """Write `report.md`, `report.html` and `report.json` into a folder; each appears whole or not at all."""
-    found = _Found(study)
-    sections = _sections(study, found)
-    where = Path(folder)
-    where.mkdir(parents=True, exist_ok=True)
+def write_report(folder: str | Path, report: ModelReport) -> list[Path]:
+    """Write `report.md`, `report.html` and `report.json` into a folder, each atomically."""
+    derived = _Derived(report)
+    sections = _sections(report, derived)
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
     texts = {
-        "report.md": to_markdown(study.title, sections),
-        "report.html": to_html(study.title, sections),
-        "report.json": json.dumps(_as_json(study, found), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        "report.md": to_markdown(report.title, sections),
+        "report.html": to_html(report.title, sections),
+        "report.json": json.dumps(_as_json(report, derived), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
-    return [_written(where / name, clean(text)) for name, text in texts.items()]
+    return [_write_atomically(path / name, clean(text)) for name, text in texts.items()]
 
 
-def _written(path: Path, text: str) -> Path:
+def _write_atomically(path: Path, text: str) -> Path:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -72,122 +81,123 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
-class _Found:
-    """What is computed of a study once, for all three files."""
+class _Derived:
+    """What all three files need, computed once."""
 
-    def __init__(self, study: Study) -> None:
-        each = study.evaluations.items()
-        single = study.kind == "classify"
-        self.labels: dict[str, list[LabelSlice]] = {split: label_slices(study.kind, one) for split, one in each}
-        self.lengths: dict[str, list[LengthSlice]] = {
-            split: length_slices(study.kind, one, study.main) for split, one in each
-        }
-        self.confusion: dict[str, Confusion] = {split: confusion(one) for split, one in each} if single else {}
-        self.held: dict[str, Held] = abstentions(study)
-
-
-# --- what the report says ---
+    def __init__(self, report: ModelReport) -> None:
+        self.labels: dict[str, list[LabelSlice]] = {}
+        self.lengths: dict[str, list[LengthSlice]] = {}
+        self.confusion: dict[str, Confusion] = {}
+        for split, evaluation in report.evaluations.items():
+            self.labels[split] = label_slices(report.kind, evaluation)
+            self.lengths[split] = length_slices(report.kind, evaluation, report.main)
+            if report.kind == "classify":
+                self.confusion[split] = confusion(evaluation)
+        self.selective: dict[str, SelectivePrediction] = selective_predictions(report)
 
 
-def _sections(study: Study, found: _Found) -> list[Section]:
+# --- sections ---
+
+
+def _sections(report: ModelReport, derived: _Derived) -> list[Section]:
     sections = [
-        _summary(study),
-        _scores(study),
-        _seeds(study),
-        _comparison(study),
-        _leaks(study),
-        _curves(study),
-        _confusion(study.final, found.confusion.get(study.final)),
-        _labels(study.final, found.labels[study.final]),
-        _lengths(study.final, found.lengths[study.final], study.main),
-        _calibration(study),
-        _abstention(study, found),
-        *(_suspects(study, split) for split in study.suspects or {}),
-        _reading(study),
-        _data(study),
-        _pairs("Recipe", study.recipe),
-        _pairs("Time", study.timings),
-        _pairs("Versions", study.versions),
+        _summary(report),
+        _scores(report),
+        _seeds(report),
+        _comparison(report),
+        _leaks(report),
+        _curves(report),
+        _confusion(report.final, derived.confusion.get(report.final)),
+        _labels(report.final, derived.labels[report.final]),
+        _lengths(report.final, derived.lengths[report.final], report.main),
+        _calibration(report),
+        _abstention(report, derived),
+        *(_label_issues(report, split) for split in report.label_issues or {}),
+        _token_coverage(report),
+        _data(report),
+        _settings("Recipe", report.recipe),
+        _settings("Time", report.timings),
+        _settings("Versions", report.versions),
     ]
     return [section for section in sections if section is not None]
 
 
-def _summary(study: Study) -> Section:
-    one = study.evaluations[study.final]
-    said = (
-        f"{KINDS[study.kind].capitalize()} with {study.model}. On {study.final} ({len(one.gold):,} rows) its "
-        f"{study.main} is {one.scores[study.main]}."
+def _summary(report: ModelReport) -> Section:
+    evaluation = report.evaluations[report.final]
+    headline = (
+        f"{KINDS[report.kind].capitalize()} with {report.model}. On {report.final} ({len(evaluation.gold):,} rows) "
+        f"its {report.main} is {evaluation.scores[report.main]}."
     )
-    meant = (
-        f"Numbers in brackets are 95% intervals: what the score would be on other samples of the same size, by {DRAWS} "
-        "draws from the split. They do not cover another run of the training or other data."
+    intervals = (
+        f"Numbers in brackets are 95% confidence intervals from {RESAMPLES} bootstrap resamples of the split. They "
+        "do not cover the variance between training runs, or other data."
     )
-    return Section("Summary", [said, meant])
+    return Section("Summary", [headline, intervals])
 
 
-def _scores(study: Study) -> Section:
-    splits = list(study.evaluations)
-    names = list(dict.fromkeys(name for one in study.evaluations.values() for name in one.scores))
-    rows = [[name, *(_score(study.evaluations[split].scores.get(name)) for split in splits)] for name in names]
+def _scores(report: ModelReport) -> Section:
+    splits = list(report.evaluations)
+    names = list(dict.fromkeys(name for evaluation in report.evaluations.values() for name in evaluation.scores))
+    rows = [[name, *(_score(report.evaluations[split].scores.get(name)) for split in splits)] for name in names]
     return Section("Scores", [Table(["metric", *splits], rows)])
 
 
-def _seeds(study: Study) -> Section | None:
-    if not study.seeds:
+def _seeds(report: ModelReport) -> Section | None:
+    if not report.seeds:
         return None
-    names = list(dict.fromkeys(name for seed in study.seeds for name in seed))
+    names = list(dict.fromkeys(name for seed in report.seeds for name in seed))
     rows = []
     for name in names:
-        values = [seed[name] for seed in study.seeds if name in seed]
+        values = [seed[name] for seed in report.seeds if name in seed]
         spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
         rows.append(
             [name, f"{fmean(values):.4f}{spread}", f"{min(values):.4f}", f"{max(values):.4f}", str(len(values))]
         )
-    said = "The whole training, repeated: mean ± standard deviation over seeds."
-    return Section("Seeds", [said, Table(["metric", "mean ± sd", "lowest", "highest", "seeds"], rows)])
+    text = "Mean ± standard deviation over training runs with different seeds."
+    return Section("Seeds", [text, Table(["metric", "mean ± sd", "lowest", "highest", "seeds"], rows)])
 
 
-def _comparison(study: Study) -> Section | None:
-    one = study.comparison
-    if one is None:
+def _comparison(report: ModelReport) -> Section | None:
+    other = report.comparison
+    if other is None:
         return None
-    own = study.evaluations[one.split].scores if one.split in study.evaluations else {}
+    own = report.evaluations[other.split].scores if other.split in report.evaluations else {}
     rows = [
-        [name, _score(own.get(name)), _score(one.scores.get(name)), str(gap), f"{gap.p:.4f}"]
-        for name, gap in one.differences.items()
+        [name, _score(own.get(name)), _score(other.scores.get(name)), str(gap), f"{gap.p:.4f}"]
+        for name, gap in other.differences.items()
     ]
-    said = (
-        f"Both on the same rows of {one.split}, so the difference is surer than the two intervals let one think. With "
-        f"{DRAWS} draws p is never below {2 / (DRAWS + 1):.3f}."
+    text = (
+        f"Paired bootstrap on the same rows of {other.split}: the difference is more certain than the two separate "
+        f"intervals suggest. With {RESAMPLES} resamples p is never below {2 / (RESAMPLES + 1):.3f}."
     )
-    blocks: list[str | Table | Plot] = [said, Table(["metric", "this model", one.name, "difference", "p"], rows)]
-    if one.mcnemar is not None:
-        blocks.append(f"McNemar's exact test that both are right equally often: p = {one.mcnemar:.4g}.")
-    return Section(f"Against {one.name}", blocks)
+    blocks: list[Block] = [text, Table(["metric", "this model", other.name, "difference", "p"], rows)]
+    if other.mcnemar is not None:
+        blocks.append(f"McNemar's exact test of equal accuracy: p = {other.mcnemar:.4g}.")
+    return Section(f"Comparison with {other.name}", blocks)
 
 
-def _leaks(study: Study) -> Section | None:
-    if study.leaks is None:
+def _leaks(report: ModelReport) -> Section | None:
+    if report.leaks is None:
         return None
-    blocks: list[str | Table | Plot] = []
+    blocks: list[Block] = []
     rows, changes = [], []
-    for split, check in study.leaks.items():
-        exact = sum(leak.kind == "exact" for leak in check.found)
-        share = len(check.found) / check.rows if check.rows else 0.0
-        rows.append([split, f"{check.rows:,}", f"{exact:,}", f"{len(check.found) - exact:,}", f"{share:.2%}"])
-        for name, score in (check.without or {}).items():
-            changes.append([split, name, _score(study.evaluations[split].scores.get(name)), _score(score)])
+    for split, check in report.leaks.items():
+        exact = sum(leak.kind == "exact" for leak in check.leaks)
+        fraction = len(check.leaks) / check.rows if check.rows else 0.0
+        rows.append([split, f"{check.rows:,}", f"{exact:,}", f"{len(check.leaks) - exact:,}", f"{fraction:.2%}"])
+        for name, score in (check.scores_without or {}).items():
+            changes.append([split, name, _score(report.evaluations[split].scores.get(name)), _score(score)])
     blocks.append(
         Table(
-            ["split", "rows", "the same text", "lightly edited", "share"],
+            ["split", "rows", "exact duplicates", "near-duplicates", "fraction"],
             rows,
-            "Rows whose text is in the training data as well",
+            "Rows whose text also occurs in the training data",
         )
     )
     if changes:
-        blocks.append(Table(["split", "metric", "all rows", "without them"], changes, "Scores without these rows"))
-    for split, check in study.leaks.items():
-        shown = sorted(zip(check.found, check.texts, strict=False), key=lambda pair: pair[0].similarity)[:_MOST]
+        blocks.append(Table(["split", "metric", "all rows", "without leaks"], changes, "Scores without these rows"))
+    for split, check in report.leaks.items():
+        shown = sorted(zip(check.leaks, check.texts, strict=False), key=lambda pair: pair[0].similarity)[:_MAX_EXAMPLES]
         if shown:
             rows = [
                 [
@@ -199,22 +209,24 @@ def _leaks(study: Study) -> Section | None:
                 ]
                 for leak, (test, train) in shown
             ]
-            head = [f"{split} row", "training row", "similarity", "its text", "the training text"]
+            head = [f"{split} row", "training row", "similarity", "text", "training text"]
             blocks.append(Table(head, rows, "Examples, least similar first; rows are counted from 1"))
     return Section("Leaks", blocks)
 
 
-def _curves(study: Study) -> Section | None:
-    blocks: list[str | Table | Plot] = []
-    if study.curve:
-        points = [(float(row["step"]), float(row["loss"])) for row in study.curve if "loss" in row]
+def _curves(report: ModelReport) -> Section | None:
+    blocks: list[Block] = []
+    if report.curve:
+        points = [(float(row["step"]), float(row["loss"])) for row in report.curve if "loss" in row]
         alt = "Training loss by step"
-        blocks.append(Plot(plots.lines(alt, [plots.Line("loss", _thinned(points, _POINTS))], "step", "loss"), alt))
-        rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in _thinned(points, _MOST)]
-        blocks.append(Table(["step", "loss"], rows, "Training loss, averaged over stretches of steps", for_plot=True))
-    if study.dev:
+        blocks.append(
+            Plot(plots.lines(alt, [plots.Line("loss", _downsample(points, _MAX_POINTS))], "step", "loss"), alt)
+        )
+        rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in _downsample(points, _MAX_EXAMPLES)]
+        blocks.append(Table(["step", "loss"], rows, "Training loss, averaged over neighbouring steps", for_plot=True))
+    if report.dev:
         series: dict[str, list[tuple[float, float]]] = {}
-        for row in study.dev:
+        for row in report.dev:
             series.setdefault(str(row["metric"]), []).append((float(row["step"]), float(row["value"])))
         for name, values in series.items():
             alt = f"Dev {name} by step"
@@ -224,134 +236,135 @@ def _curves(study: Study) -> Section | None:
     return Section("Training", blocks) if blocks else None
 
 
-def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Means of neighbours, so that at most so many points are left."""
+def _downsample(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Average neighbouring points until at most `most` are left."""
     if len(points) <= most:
         return list(points)
     return [tuple(np.mean(part, axis=0).tolist()) for part in np.array_split(np.array(points), most)]
 
 
-def _confusion(split: str, one: Confusion | None) -> Section | None:
-    if one is None:
+def _confusion(split: str, matrix: Confusion | None) -> Section | None:
+    if matrix is None:
         return None
-    alt = f"Confusion matrix on {split}: gold labels are rows, predicted ones columns"
-    rows = [[gold, said, f"{count:,}"] for gold, said, count in one.pairs]
-    blocks: list[str | Table | Plot] = [Plot(plots.matrix(alt, one.labels, one.table), alt)]
-    if len(one.labels) <= 10:
-        cells = [[label, *map(str, row)] for label, row in zip(one.labels, one.table, strict=True)]
-        blocks.append(Table(["gold / predicted", *one.labels], cells, alt, for_plot=True))
+    alt = f"Confusion matrix on {split}: rows are gold labels, columns predicted labels"
+    rows = [[gold, predicted, f"{count:,}"] for gold, predicted, count in matrix.pairs]
+    blocks: list[Block] = [Plot(plots.confusion_matrix(alt, matrix.labels, matrix.table), alt)]
+    if len(matrix.labels) <= 10:
+        cells = [[label, *map(str, row)] for label, row in zip(matrix.labels, matrix.table, strict=True)]
+        blocks.append(Table(["gold / predicted", *matrix.labels], cells, alt, for_plot=True))
     if rows:
-        blocks.append(Table(["gold", "predicted", "times"], rows, "The most frequent errors"))
+        blocks.append(Table(["gold", "predicted", "count"], rows, "The most frequent errors"))
     return Section(f"Confusion on {split}", blocks)
 
 
-def _labels(split: str, rows: Sequence[LabelSlice]) -> Section | None:
-    if not rows:
+def _labels(split: str, slices: Sequence[LabelSlice]) -> Section | None:
+    if not slices:
         return None
     cells = [
-        [one.label, f"{one.support:,}", f"{one.predicted:,}", str(one.precision), str(one.recall), str(one.f1)]
-        for one in rows
+        [s.label, f"{s.support:,}", f"{s.predicted:,}", str(s.precision), str(s.recall), str(s.f1)] for s in slices
     ]
-    head = ["label", "occurs", "predicted", "precision", "recall", "f1"]
+    head = ["label", "support", "predicted", "precision", "recall", "f1"]
     return Section(f"By label on {split}", [Table(head, cells)])
 
 
-def _lengths(split: str, rows: Sequence[LengthSlice], metric: str) -> Section | None:
-    if not rows:
+def _lengths(split: str, slices: Sequence[LengthSlice], metric: str) -> Section | None:
+    if not slices:
         return None
-    names = [f"{one.low}" if one.low == one.high else f"{one.low}–{one.high}" for one in rows]
-    alt = f"{metric} by the length of texts on {split}"
-    cells = [[name, f"{one.count:,}", str(one.score)] for name, one in zip(names, rows, strict=True)]
-    plot = plots.whiskers(alt, names, [one.score for one in rows], "tokens", metric)
+    names = [f"{s.low}" if s.low == s.high else f"{s.low}–{s.high}" for s in slices]
+    alt = f"{metric} by text length on {split}"
+    cells = [[name, f"{s.count:,}", str(s.score)] for name, s in zip(names, slices, strict=True)]
+    plot = plots.error_bars(alt, names, [s.score for s in slices], "tokens", metric)
     return Section(f"By length on {split}", [Plot(plot, alt), Table(["tokens", "texts", metric], cells)])
 
 
-def _calibration(study: Study) -> Section | None:
-    one = study.calibration
-    if one is None:
+def _calibration(report: ModelReport) -> Section | None:
+    fit = report.calibration
+    if fit is None:
         return None
-    said = f"A temperature of {one.temperature:.3f} was fitted on {one.fitted_on}; measured on {one.measured_on}."
-    if one.threshold is not None:
-        said += f" A label is given from a probability of {one.threshold:.2f} on."
-    rows = [["before", str(one.before)], ["after", str(one.after)]]
-    blocks: list[str | Table | Plot] = [said, Table(["", "expected calibration error"], rows)]
-    if one.bins_before or one.bins_after:
-        alt = f"Accuracy against confidence on {one.measured_on}, before and after the temperature"
-        blocks.append(Plot(plots.reliability(alt, one.bins_before, one.bins_after), alt))
+    text = f"Temperature {fit.temperature:.3f}, fitted on {fit.fitted_on}; measured on {fit.measured_on}."
+    if fit.threshold is not None:
+        text += f" Labels with a probability of at least {fit.threshold:.2f} are predicted."
+    rows = [["before", str(fit.before)], ["after", str(fit.after)]]
+    blocks: list[Block] = [text, Table(["", "expected calibration error"], rows)]
+    if fit.bins_before or fit.bins_after:
+        alt = f"Reliability diagram on {fit.measured_on}, before and after temperature scaling"
+        blocks.append(Plot(plots.reliability(alt, fit.bins_before, fit.bins_after), alt))
         cells = [
             [name, f"{b.low:.2f}–{b.high:.2f}", f"{b.count:,}", f"{b.confidence:.3f}", f"{b.accuracy:.3f}"]
-            for name, bins in (("before", one.bins_before), ("after", one.bins_after))
+            for name, bins in (("before", fit.bins_before), ("after", fit.bins_after))
             for b in bins
             if b.count
         ]
-        blocks.append(Table(["", "confidence", "answers", "mean confidence", "accuracy"], cells, alt, for_plot=True))
+        head = ["", "confidence", "predictions", "mean confidence", "accuracy"]
+        blocks.append(Table(head, cells, alt, for_plot=True))
     return Section("Calibration", blocks)
 
 
-def _abstention(study: Study, found: _Found) -> Section | None:
-    one = study.abstention
-    if one is None:
+def _abstention(report: ModelReport, derived: _Derived) -> Section | None:
+    fit = report.abstention
+    if fit is None:
         return None
-    said = (
-        f"Answers of a confidence of at least {one.threshold:.4f} were right in {one.precision} of all cases where the "
-        f"threshold was fitted, which is for {one.coverage:.1%} of texts; {one.wanted:.2%} was wanted."
+    text = (
+        f"Predictions with confidence of at least {fit.threshold:.4f} have a precision of {fit.precision} on the data "
+        f"the threshold was fitted on (target {fit.target:.2%}), and cover {fit.coverage:.1%} of texts."
     )
-    rows = [[split, str(held.precision), f"{held.coverage:.1%}"] for split, held in found.held.items()]
-    table = [Table(["split", "precision of these answers", "share of texts"], rows)] if rows else []
-    return Section("When it had better not answer", [said, *table])
+    rows = [[split, str(result.precision), f"{result.coverage:.1%}"] for split, result in derived.selective.items()]
+    table = [Table(["split", "precision", "coverage"], rows)] if rows else []
+    return Section("Abstention threshold", [text, *table])
 
 
-def _suspects(study: Study, split: str) -> Section | None:
-    listed, one = (study.suspects or {})[split], study.evaluations[split]
-    if not listed:
+def _label_issues(report: ModelReport, split: str) -> Section | None:
+    issues, evaluation = (report.label_issues or {})[split], report.evaluations[split]
+    if not issues:
         return None
-    said = (
-        f"{len(listed)} gold labels of {split} that the model doubts most, for a person to look at: it may be the "
-        "model that errs. None was changed."
+    text = (
+        f"{len(issues)} gold labels of {split} that are most likely wrong (confident learning), for review: "
+        " the model itself may be wrong. None was changed."
     )
+    labels, texts = evaluation.labels, evaluation.texts
     rows = [
         [
-            str(s.index + 1),
-            one.labels[s.given],
-            f"{one.labels[s.likely]} ({s.likely_probability:.2f})",
-            _excerpt(one.texts[s.index]) if one.texts is not None else "",
+            str(issue.index + 1),
+            labels[issue.given],
+            f"{labels[issue.likely]} ({issue.likely_probability:.2f})",
+            _excerpt(texts[issue.index]) if texts is not None else "",
         ]
-        for s in listed[:_MOST]
+        for issue in issues[:_MAX_EXAMPLES]
     ]
-    return Section(f"Doubtful labels of {split}", [said, Table(["row", "gold", "the model says", "text"], rows)])
+    return Section(f"Label issues of {split}", [text, Table(["row", "gold", "suggested", "text"], rows)])
 
 
-def _reading(study: Study) -> Section | None:
-    if not study.reading:
+def _token_coverage(report: ModelReport) -> Section | None:
+    if not report.token_coverage:
         return None
     rows = [
         [
             split,
-            f"{one.texts:,}",
-            f"{one.several / one.texts:.2%}" if one.texts else "–",
-            f"{one.tokens_read:,}",
-            f"{one.tokens_total:,}",
+            f"{coverage.texts:,}",
+            f"{coverage.several / coverage.texts:.2%}" if coverage.texts else "–",
+            f"{coverage.tokens_read:,}",
+            f"{coverage.tokens_total:,}",
         ]
-        for split, one in study.reading.items()
+        for split, coverage in report.token_coverage.items()
     ]
-    head = ["split", "texts", "in several windows", "tokens read", "tokens in all"]
-    return Section("How much was read", [Table(head, rows)])
+    head = ["split", "texts", "in several windows", "tokens read", "tokens in total"]
+    return Section("Token coverage", [Table(head, rows)])
 
 
-def _data(study: Study) -> Section | None:
-    if not study.data:
+def _data(report: ModelReport) -> Section | None:
+    if not report.data:
         return None
-    rows = [[one.split, ", ".join(one.files), f"{one.rows:,}"] for one in study.data]
-    blocks: list[str | Table | Plot] = [Table(["split", "files", "rows"], rows)]
-    counted = [one for one in study.data if one.labels]
-    if counted:
-        names = list(dict.fromkeys(name for one in counted for name in one.labels or {}))
-        cells = [[name, *(f"{(one.labels or {}).get(name, 0):,}" for one in counted)] for name in names]
-        blocks.append(Table(["label", *(one.split for one in counted)], cells, "How often each label occurs"))
+    rows = [[data.split, ", ".join(data.files), f"{data.rows:,}"] for data in report.data]
+    blocks: list[Block] = [Table(["split", "files", "rows"], rows)]
+    labelled = [data for data in report.data if data.labels]
+    if labelled:
+        names = list(dict.fromkeys(name for data in labelled for name in data.labels or {}))
+        cells = [[name, *(f"{(data.labels or {}).get(name, 0):,}" for data in labelled)] for name in names]
+        blocks.append(Table(["label", *(data.split for data in labelled)], cells, "Label counts"))
     return Section("Data", blocks)
 
 
-def _pairs(title: str, values: Mapping[str, Any] | None) -> Section | None:
+def _settings(title: str, values: Mapping[str, Any] | None) -> Section | None:
     if not values:
         return None
     return Section(title, [Table(["name", "value"], [[name, _value(value)] for name, value in values.items()])])
@@ -372,50 +385,52 @@ def _excerpt(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-# --- for programs ---
+# --- JSON ---
 
 
-def _as_json(study: Study, found: _Found) -> dict[str, Any]:
+def _as_json(report: ModelReport, derived: _Derived) -> dict[str, Any]:
     facts = {
-        name: getattr(study, name)
+        name: getattr(report, name)
         for name in (
             *("title", "kind", "model", "base", "language", "data", "recipe", "curve", "dev", "seeds"),
-            *("calibration", "abstention", "comparison", "reading", "timings", "versions"),
+            *("calibration", "abstention", "comparison", "token_coverage", "timings", "versions"),
         )
     }
     splits = {
         split: {
-            "rows": len(one.gold),
-            "scores": one.scores,
-            "labels": found.labels[split],
-            "lengths": found.lengths[split],
-            "confusion": found.confusion.get(split),
-            "abstention": found.held.get(split),
-            "leaks": (study.leaks or {}).get(split),
-            "suspects": (study.suspects or {}).get(split),
+            "rows": len(evaluation.gold),
+            "scores": evaluation.scores,
+            "labels": derived.labels[split],
+            "lengths": derived.lengths[split],
+            "confusion": derived.confusion.get(split),
+            "abstention": derived.selective.get(split),
+            "leaks": (report.leaks or {}).get(split),
+            "label_issues": (report.label_issues or {}).get(split),
         }
-        for split, one in study.evaluations.items()
+        for split, evaluation in report.evaluations.items()
     }
-    said = {**_there(facts), "main": study.main, "final": study.final}
-    return dict(_jsonable({**said, "evaluations": {split: _there(one) for split, one in splits.items()}}))
+    evaluations = {split: _without_none(fields) for split, fields in splits.items()}
+    return dict(
+        _jsonable({**_without_none(facts), "main": report.main, "final": report.final, "evaluations": evaluations})
+    )
 
 
-def _there(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _jsonable(value: Any) -> Any:
-    """As JSON has it: no NaN, no infinity, no numpy."""
+    """Convert to JSON types: no NaN, no infinity, no numpy."""
     if isinstance(value, Score | Difference):
         return value.as_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return _jsonable(_there({name: getattr(value, name) for name in value.__dataclass_fields__}))
+        return _jsonable(_without_none({name: getattr(value, name) for name in value.__dataclass_fields__}))
     if isinstance(value, Mapping):
-        return {str(name): _jsonable(one) for name, one in value.items()}
+        return {str(name): _jsonable(item) for name, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return _jsonable(value.tolist())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_jsonable(one) for one in value]
+        return [_jsonable(item) for item in value]
     if isinstance(value, float):
-        return number(value)
+        return finite_or_none(value)
     return value if value is None or isinstance(value, str | int) else str(value)

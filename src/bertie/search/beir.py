@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bertie.data.compression import COMPRESSED_SUFFIXES
 from bertie.data.readers import Row, Table, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
-from bertie.evaluation.retrieval import Qrels, Run, each_query
+from bertie.evaluation.retrieval import Qrels, Run, per_query_metrics
 
 if TYPE_CHECKING:
     from bertie.tasks import Embedder, Reranker
@@ -305,7 +305,7 @@ def gains(qrels: Qrels, runs: Mapping[str, Run]) -> Iterator[tuple[dict[str, flo
     splits = [one for one in product(range(11), repeat=len(runs)) if sum(one) == 10]
     for split in sorted(splits, key=lambda one: sum(part * part for part in one)):
         weights = {name: part / 10 for name, part in zip(runs, split, strict=True)}
-        yield weights, float(each_query(qrels, fused(runs, weights))["ndcg_10"].mean())
+        yield weights, float(per_query_metrics(qrels, fused(runs, weights))["ndcg_10"].mean())
 
 
 def _ranked(one: Mapping[str, float]) -> list[str]:

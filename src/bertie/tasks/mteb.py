@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.errors import InputError, MissingPackageError
-from bertie.evaluation.similarity import row_by_row
+from bertie.tasks.pairwise import compare_pairwise
 
 if TYPE_CHECKING:
     from bertie.tasks import Embedder, Reranker
@@ -90,7 +90,7 @@ class Encoder(_Adapter):
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> NDArray[np.float32]:
         """(n, D), (n, D) -> (n,) as `similarity`, of each row and its partner."""
-        return row_by_row(self.model, _rows(embeddings1), _rows(embeddings2))
+        return compare_pairwise(self.model, _rows(embeddings1), _rows(embeddings2))
 
 
 class CrossEncoder(_Adapter):

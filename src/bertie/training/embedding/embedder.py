@@ -16,8 +16,8 @@ from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.model_spec import model_spec
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
-from bertie.evaluation import scores
-from bertie.evaluation.scores import Score
+from bertie.evaluation import metrics
+from bertie.evaluation.metrics import Score
 from bertie.nn.heads import Head
 from bertie.nn.model import Model
 from bertie.nn.sentence_modules import SentenceModules
@@ -159,7 +159,7 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         ]
         if data.inputs == "pairs":
             ranks = self._ranks(rows, embeddings)
-            return Predictions("find", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
+            return Predictions("retrieval", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
         similarities = [self.task.compare(embeddings[row[:1]], embeddings[row[1:]])[0] for row in rows]
         if data.inputs == "lists":  # one row per passage
             sizes = [len(row) for row in similarities]
@@ -171,7 +171,7 @@ class EmbeddingTraining(TaskTraining[Embedder]):
             data, counts = replace(data, examples=examples, inputs="scores"), [np.repeat(c, sizes) for c in counts]
         gold = [float(example.target) for example in data.examples]
         predicted = np.concatenate(similarities).tolist()
-        return Predictions("alike", data, gold, predicted, None, None, counts[0], counts[1], counts[2])
+        return Predictions("similarity", data, gold, predicted, None, None, counts[0], counts[1], counts[2])
 
     def _ranks(self, rows: Sequence[Sequence[int]], embeddings: NDArray[np.float32]) -> list[tuple[float, ...]]:
         """The rank of each row's second text for its first, among all second and later texts; ties count against it.
@@ -198,10 +198,10 @@ class EmbeddingTraining(TaskTraining[Embedder]):
                 ranks.append((rank, float(all(above))) if negatives else (rank,))
         return ranks
 
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Correlations with the scores, or recall and MRR of the matching text."""
-        metrics = scores.finding if predictions.kind == "find" else scores.alikeness
-        return metrics(predictions.gold, predictions.predicted, draws=draws)
+        metric = metrics.retrieval_from_ranks if predictions.kind == "retrieval" else metrics.sts
+        return metric(predictions.gold, predictions.predicted, resamples=resamples)
 
 
 def _numeric(data: Labelled) -> bool:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
-from bertie.evaluation import scores
-from bertie.evaluation.scores import Score
+from bertie.evaluation import metrics
+from bertie.evaluation.metrics import Score
 from bertie.nn.linear import precision_of
 from bertie.recipe import Recipe
 from bertie.tasks import registry
@@ -45,7 +45,7 @@ TaskT = TypeVar("TaskT", bound=AnyTrainable)
 class Predictions:
     """A model's predictions on labelled data, beside the true labels."""
 
-    kind: str  # a key of `bertie.evaluation.scores.MAIN`
+    kind: str  # a key of `bertie.evaluation.metrics.MAIN`
     data: Labelled
     gold: Sequence[Any]
     predicted: Sequence[Any]
@@ -93,8 +93,8 @@ class TaskTraining(ABC, Generic[TaskT]):
         """Predict labelled data."""
 
     @abstractmethod
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
-        """Every metric with its confidence interval; `draws=0`: values only."""
+    def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
+        """Every metric with its confidence interval; `resamples=0`: values only."""
 
     def texts(self, example: Example) -> tuple[str, ...]:
         """The texts of an example as the model reads them."""
@@ -140,7 +140,7 @@ class TaskTraining(ABC, Generic[TaskT]):
 
     def metrics(self, data: Labelled) -> dict[str, float]:
         """The values of all metrics, without intervals."""
-        return {name: score.value for name, score in self.scores(self.predict_labelled(data), draws=0).items()}
+        return {name: score.value for name, score in self.scores(self.predict_labelled(data), resamples=0).items()}
 
     def fingerprint(self, data: Sequence[Labelled]) -> str:
         """A hash of all that a run depends on."""
@@ -269,10 +269,10 @@ def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data:
 def main_metric(data: Labelled) -> str:
     """The metric that stands for a task; for plain tags, which form no spans, their accuracy."""
     if data.kind == "embed":
-        return scores.MAIN["find" if data.inputs == "pairs" else "alike"]
-    if data.kind == "tag" and not scores.spans_in([data.labels]):
+        return metrics.MAIN["retrieval" if data.inputs == "pairs" else "similarity"]
+    if data.kind == "tag" and not metrics.is_span_scheme([data.labels]):
         return "accuracy"
-    return scores.MAIN["multi" if data.multi else data.kind]
+    return metrics.MAIN["multi" if data.multi else data.kind]
 
 
 def pieces(windows: Sequence[Window]) -> tuple[TrainingWindow, ...]:

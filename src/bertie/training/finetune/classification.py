@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from bertie.config import Calibration, HeadInfo
-from bertie.evaluation import calibration, scores
-from bertie.evaluation.scores import Score
+from bertie.evaluation import calibration, metrics
+from bertie.evaluation.metrics import Score
 from bertie.tasks.classify import Classifier, Regressor, Text
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, class_weights, pieces, token_counts
@@ -75,15 +75,15 @@ class ClassificationTraining(TaskTraining[Classifier]):
         confidence = probabilities.max(1)
         return Predictions(kind, data, gold, predicted, probabilities, confidence, *token_counts(results))
 
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Accuracy, F1 and calibration error, or F1 over labels."""
         assert predictions.probabilities is not None
         if predictions.kind == "classify":
-            return scores.classification(predictions.gold, predictions.probabilities, self.labels, draws=draws)
+            return metrics.classification(predictions.gold, predictions.probabilities, self.labels, resamples=resamples)
         threshold = self.task.info.calibration.threshold
         table = label_table(predictions.gold, self.labels)
-        return scores.multi_label(
-            table, predictions.probabilities, 0.5 if threshold is None else threshold, draws=draws
+        return metrics.multi_label(
+            table, predictions.probabilities, 0.5 if threshold is None else threshold, resamples=resamples
         )
 
     def calibrate(self, dev: Labelled) -> None:
@@ -154,9 +154,9 @@ class RegressionTraining(TaskTraining[Regressor]):
         predicted = [result.value for result in results]
         return Predictions("regress", data, gold, predicted, None, None, *token_counts(results))
 
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Correlations and errors."""
-        return scores.regression(predictions.gold, predictions.predicted, draws=draws)
+        return metrics.regression(predictions.gold, predictions.predicted, resamples=resamples)
 
 
 def as_text(example: Example) -> Text:

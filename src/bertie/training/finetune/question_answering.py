@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.config import HeadInfo
-from bertie.evaluation import scores
-from bertie.evaluation.scores import Score
+from bertie.evaluation import metrics
+from bertie.evaluation.metrics import Score
 from bertie.tasks.answer import Reader
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces, token_counts
@@ -50,9 +50,9 @@ class QuestionAnsweringTraining(TaskTraining[Reader]):
         predicted = [result.best.text for result in results]
         return Predictions("answer", data, gold, predicted, None, None, *token_counts(results))
 
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Exact match and F1 of words, as SQuAD defines them."""
-        return scores.answering(predictions.gold, predictions.predicted, draws=draws)
+        return metrics.answering(predictions.gold, predictions.predicted, resamples=resamples)
 
 
 def _answer_tokens(window: Window, example: Example) -> NDArray[np.int64]:

@@ -19,11 +19,20 @@ from numpy.typing import NDArray
 
 from bertie._version import __version__
 from bertie.errors import InputError
-from bertie.evaluation.calibration import Abstention, kept, reliability, softmax
+from bertie.evaluation.calibration import Abstention, reliability, selective_precision, softmax
+from bertie.evaluation.label_noise import find_label_issues
 from bertie.evaluation.leaks import find_leaks
-from bertie.evaluation.noise import suspects
-from bertie.evaluation.report import Calibrated, Comparison, DataFile, Evaluation, LeakCheck, Reading, Study, write
-from bertie.evaluation.scores import classification, mcnemar, multi_label, paired
+from bertie.evaluation.metrics import classification, mcnemar, multi_label, paired
+from bertie.evaluation.report import (
+    CalibrationReport,
+    Comparison,
+    DataFile,
+    Evaluation,
+    LeakCheck,
+    ModelReport,
+    TokenCoverage,
+    write_report,
+)
 from bertie.training.finetune.base import training_for
 
 if TYPE_CHECKING:
@@ -32,22 +41,22 @@ if TYPE_CHECKING:
     from bertie.training.finetune.data import Labelled
     from bertie.training.finetune.runs import Done
 
-DRAWS = 1000
+RESAMPLES = 1000
 
 
-def evaluate(task: AnyTrainable, data: Labelled, *, draws: int = DRAWS) -> Evaluation:
+def evaluate(task: AnyTrainable, data: Labelled, *, resamples: int = RESAMPLES) -> Evaluation:
     """Predict labelled data, and score it.
 
     >>> evaluate(Classifier.load("my-model"), labelled("classify", "test.jsonl")).scores["accuracy"]  # doctest: +SKIP
     Score(value=0.91, low=0.89, high=0.93)
     """
-    return evaluation(task, training_for(task).predict_labelled(data), draws=draws)
+    return evaluation(task, training_for(task).predict_labelled(data), resamples=resamples)
 
 
-def evaluation(task: AnyTrainable, predictions: Predictions, *, draws: int = DRAWS) -> Evaluation:
+def evaluation(task: AnyTrainable, predictions: Predictions, *, resamples: int = RESAMPLES) -> Evaluation:
     """Score what was predicted."""
     return Evaluation(
-        scores=training_for(task).scores(predictions, draws=draws),
+        scores=training_for(task).scores(predictions, resamples=resamples),
         gold=predictions.gold,
         predicted=predictions.predicted,
         labels=_labels(task) if predictions.probabilities is not None else (),
@@ -71,8 +80,8 @@ def study(
     metric: str = "",
     baseline: tuple[str, AnyTrainable, Predictions] | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
-    draws: int = DRAWS,
-) -> Study:
+    resamples: int = RESAMPLES,
+) -> ModelReport:
     """All there is to say of a model by what it predicted, by split; the last split is the one it is predictions by.
 
     `train` is what it was trained on. `runs` are those of all seeds, `chosen` is the seed that was kept, by `metric` on
@@ -84,33 +93,37 @@ def study(
     best = next((run for run in runs if run.seed == chosen), None)
     local = Path(model).is_dir()  # where it lies is nobody's business
     held = {split: one for split, one in predictions.items() if split != "dev" or len(predictions) == 1}
-    return Study(
+    return ModelReport(
         title=title,
         kind=kind,
         model=Path(model).absolute().name if local else model,
         base=None if local else model,
-        evaluations={split: evaluation(task, one, draws=draws) for split, one in predictions.items()},
+        evaluations={split: evaluation(task, one, resamples=resamples) for split, one in predictions.items()},
         data=_data(train, predictions, files or {}),
         recipe=None if recipe is None else recipe.replace(seed=chosen).as_dict(),
         curve=None if best is None else best.history.curve,
         dev=None if best is None or not best.dev else _dev_rows(best, metric),
         seeds=[run.test or run.dev for run in runs] if len(runs) > 1 else None,
-        leaks=None if train is None else {split: leaks(task, train, one, draws=draws) for split, one in held.items()},
-        suspects={split: _suspects(task, one) for split, one in held.items()} if kind == "classify" else None,
-        calibration=calibration(task, predictions[last], last, draws=draws),
+        leaks=None
+        if train is None
+        else {split: leaks(task, train, one, resamples=resamples) for split, one in held.items()},
+        label_issues={split: _suspects(task, one) for split, one in held.items()} if kind == "classify" else None,
+        calibration=calibration(task, predictions[last], last, resamples=resamples),
         abstention=_abstention(task, predictions.get("dev")),
-        comparison=None if baseline is None else compare(task, predictions[last], *baseline, split=last, draws=draws),
-        reading={split: _reading(one) for split, one in predictions.items()},
+        comparison=None
+        if baseline is None
+        else compare(task, predictions[last], *baseline, split=last, resamples=resamples),
+        token_coverage={split: _reading(one) for split, one in predictions.items()},
         timings=None if best is None else _timings(best),
         versions=_versions(),
     )
 
 
-def write_all(folder: str | Path, study: Study) -> None:
+def write_all(folder: str | Path, study: ModelReport) -> None:
     """Write the report and the model card (README.md) beside a model."""
     from bertie.evaluation.card import model_card
 
-    write(folder, study)
+    write_report(folder, study)
     card = Path(folder) / "README.md"
     draft = card.with_name(f".{card.name}.part")
     draft.write_text(model_card(study), encoding="utf-8")
@@ -120,7 +133,7 @@ def write_all(folder: str | Path, study: Study) -> None:
 # --- parts of it ---
 
 
-def leaks(task: AnyTrainable, train: Labelled, predictions: Predictions, *, draws: int = DRAWS) -> LeakCheck:
+def leaks(task: AnyTrainable, train: Labelled, predictions: Predictions, *, resamples: int = RESAMPLES) -> LeakCheck:
     """Rows of a split that were trained on, as they are or lightly edited, and the scores without them."""
     known, asked = _units(train), _units(predictions.data)
     # Many rows may share a unit, as the passages of a query.
@@ -136,9 +149,9 @@ def leaks(task: AnyTrainable, train: Labelled, predictions: Predictions, *, draw
     rest = sorted(set(range(rows)) - {leak.test_index for leak in found})
     return LeakCheck(
         rows=rows,
-        found=found,
+        leaks=found,
         texts=[(asked[leak.test_index], known[leak.train_index]) for leak in found],
-        without=_scores_of(task, predictions, rest, draws) if found and rest else None,
+        scores_without=_scores_of(task, predictions, rest, resamples) if found and rest else None,
     )
 
 
@@ -148,7 +161,7 @@ def _units(data: Labelled) -> list[str]:
     return ["\n".join(one.texts) for one in data.examples]
 
 
-def _scores_of(task: AnyTrainable, predictions: Predictions, rows: Sequence[int], draws: int) -> Any:
+def _scores_of(task: AnyTrainable, predictions: Predictions, rows: Sequence[int], resamples: int) -> Any:
     """Of some rows alone; None where they cannot be scored, as queries without a relevant passage."""
 
     def part(values: Any) -> Any:
@@ -158,12 +171,14 @@ def _scores_of(task: AnyTrainable, predictions: Predictions, rows: Sequence[int]
     data = replace(predictions.data, examples=part(predictions.data.examples))
     some = replace(predictions, data=data, **{name: part(getattr(predictions, name)) for name in several})
     try:
-        return training_for(task).scores(some, draws=draws)
+        return training_for(task).scores(some, resamples=resamples)
     except InputError:
         return None
 
 
-def calibration(task: AnyTrainable, predictions: Predictions, split: str, *, draws: int = DRAWS) -> Calibrated | None:
+def calibration(
+    task: AnyTrainable, predictions: Predictions, split: str, *, resamples: int = RESAMPLES
+) -> CalibrationReport | None:
     """The calibration error with and without the temperature that was fitted; None where none was."""
     after = predictions.probabilities
     if after is None or (temperature := task.info.calibration.temperature) == 1.0:
@@ -173,15 +188,15 @@ def calibration(task: AnyTrainable, predictions: Predictions, split: str, *, dra
     if predictions.kind == "classify":
         # p is softmax(z / temperature), so log p times temperature is z, but for what softmax takes no notice of.
         before = softmax(temperature * np.log(table))
-        scores = [classification(predictions.gold, p, labels, draws=draws) for p in (before, after)]
+        scores = [classification(predictions.gold, p, labels, resamples=resamples) for p in (before, after)]
         gold = np.array([labels.index(label) for label in predictions.gold])
         bins = [reliability(p.max(1), p.argmax(1) == gold) for p in (before, after)]
     else:
         z = temperature * (np.log(table) - np.log(np.clip(1 - table, 1e-30, 1.0)))
         before, true = np.exp(-np.logaddexp(0, -z)), _truth(predictions.gold, labels)
-        scores = [multi_label(true, p, 0.5, draws=draws) for p in (before, after)]
+        scores = [multi_label(true, p, 0.5, resamples=resamples) for p in (before, after)]
         bins = [reliability(p.ravel(), true.ravel()) for p in (before, after)]
-    return Calibrated(
+    return CalibrationReport(
         temperature=temperature,
         fitted_on="dev",
         measured_on=split,
@@ -201,7 +216,7 @@ def _abstention(task: AnyTrainable, dev: Predictions | None) -> Abstention | Non
     if found.abstain_below is None or found.precision is None:
         return None
     right = np.array([a == b for a, b in zip(dev.gold, dev.predicted, strict=True)])
-    precision = kept(dev.confidence, right, found.abstain_below)
+    precision = selective_precision(dev.confidence, right, found.abstain_below)
     coverage = float((dev.confidence >= found.abstain_below).mean())
     return Abstention(found.abstain_below, found.precision, precision, coverage)
 
@@ -209,7 +224,7 @@ def _abstention(task: AnyTrainable, dev: Predictions | None) -> Abstention | Non
 def _suspects(task: AnyTrainable, predictions: Predictions) -> Any:
     labels = _labels(task)
     assert predictions.probabilities is not None
-    return suspects([labels.index(label) for label in predictions.gold], predictions.probabilities)
+    return find_label_issues([labels.index(label) for label in predictions.gold], predictions.probabilities)
 
 
 def compare(
@@ -220,7 +235,7 @@ def compare(
     others: Predictions,
     *,
     split: str = "test",
-    draws: int = DRAWS,
+    resamples: int = RESAMPLES,
 ) -> Comparison:
     """This model and another on the same rows, whose labels may have other names for the other."""
     words = _translation(predictions, others, name)
@@ -244,14 +259,14 @@ def compare(
     return Comparison(
         name=name,
         split=split,
-        scores=training_for(other).scores(others, draws=draws),
-        differences=paired(predictions.kind, first, second, draws=draws),
+        scores=training_for(other).scores(others, resamples=resamples),
+        differences=paired(predictions.kind, first, second, resamples=resamples),
         mcnemar=None if right is None else mcnemar(*right),
     )
 
 
 def _arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any, ...]:
-    """What the function for this kind in `bertie.evaluation.scores` takes."""
+    """What the function for this kind in `bertie.evaluation.metrics` takes."""
     if predictions.kind == "classify":
         return predictions.gold, predictions.probabilities, _labels(task)
     if predictions.kind == "multi":
@@ -345,8 +360,8 @@ def _dev_rows(run: Done, metric: str) -> list[dict[str, Any]]:
     ]
 
 
-def _reading(predictions: Predictions) -> Reading:
-    return Reading(
+def _reading(predictions: Predictions) -> TokenCoverage:
+    return TokenCoverage(
         texts=len(predictions.gold),
         several=int((predictions.windows > 1).sum()),
         tokens_read=int(predictions.read.sum()),

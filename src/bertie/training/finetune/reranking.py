@@ -9,8 +9,8 @@ import numpy as np
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
-from bertie.evaluation import scores
-from bertie.evaluation.scores import Score
+from bertie.evaluation import metrics
+from bertie.evaluation.metrics import Score
 from bertie.tasks.rerank import Reranker
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces, token_counts
@@ -57,7 +57,9 @@ class RerankingTraining(TaskTraining[Reranker]):
         predicted = [result.score for result in results]
         return Predictions("rerank", data, gold, predicted, None, None, *token_counts(results))
 
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Ranking metrics, averaged over queries."""
         queries = [example.texts[0] for example in predictions.data.examples]
-        return scores.ranking(queries, np.array(predictions.gold), np.array(predictions.predicted), draws=draws)
+        return metrics.ranking(
+            queries, np.array(predictions.gold), np.array(predictions.predicted), resamples=resamples
+        )

@@ -185,7 +185,9 @@ class Runs:
 
     # --- a seed ---
 
-    def train(self, seed: int, *, save_steps: int | None = None, strategy: Strategy = "ddp", progress: bool = True) -> Done:
+    def train(
+        self, seed: int, *, save_steps: int | None = None, strategy: Strategy = "ddp", progress: bool = True
+    ) -> Done:
         """Train with one seed, unless that is done already."""
         if seed in self.done:
             return self.done[seed]
@@ -207,7 +209,7 @@ class Runs:
             raise
         predictions = self._judge(task)
         values = {
-            name: {metric: score.value for metric, score in training_for(task).scores(one, draws=0).items()}
+            name: {metric: score.value for metric, score in training_for(task).scores(one, resamples=0).items()}
             for name, one in predictions.items()
         }
         done = self.done[seed] = Done(seed, task.history_, **values)

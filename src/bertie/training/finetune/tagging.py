@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from bertie.config import HeadInfo
-from bertie.evaluation import scores
-from bertie.evaluation.scores import Score
+from bertie.evaluation import metrics
+from bertie.evaluation.metrics import Score
 from bertie.tasks.tag import Tagger, align_words, split_tag
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, class_weights, pieces
@@ -58,8 +58,8 @@ class TaggingTraining(TaskTraining[Tagger]):
 
     def check_metrics(self, dev: Labelled) -> None:
         """Entities are counted by seqeval."""
-        if scores.spans_in([example.target for example in dev.examples]):
-            scores.entities([])
+        if metrics.is_span_scheme([example.target for example in dev.examples]):
+            metrics.entities([])
 
     def predict_labelled(self, data: Labelled) -> Predictions:
         """Tag the words of labelled data."""
@@ -69,9 +69,9 @@ class TaggingTraining(TaskTraining[Tagger]):
         counts = [np.array([c[name] for _, c in results]) for name in ("tokens_total", "tokens_read", "windows")]
         return Predictions("tag", data, gold, [list(tags) for tags, _ in results], None, None, *counts)
 
-    def scores(self, predictions: Predictions, draws: int = 1000) -> dict[str, Score]:
+    def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Precision, recall and F1 of spans."""
-        return scores.tagging(predictions.gold, predictions.predicted, draws=draws)
+        return metrics.tagging(predictions.gold, predictions.predicted, resamples=resamples)
 
 
 def _continuation(tag: str, known: frozenset[str]) -> str | None:

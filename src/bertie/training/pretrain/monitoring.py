@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from bertie.data.atomic import atomic_write
 from bertie.errors import ConfigError, InputError
-from bertie.evaluation.intervals import DRAWS, FloatArray, Score, bootstrap, linear, number
+from bertie.evaluation.intervals import RESAMPLES, FloatArray, Score, bootstrap, finite_or_none, from_sums
 from bertie.nn.model import Model
 from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Tokenizer
@@ -147,10 +147,12 @@ class HeldOutEvaluation:
         return torch.cat(found, dim=1)
 
 
-def predict_labelled(model: Model, held: HeldOutEvaluation, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Score]:
+def predict_labelled(
+    model: Model, held: HeldOutEvaluation, *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Score]:
     """Loss, accuracy and perplexity with their intervals: documents are drawn anew, as their tokens hang together."""
     sums = held.sums(model)
-    return bootstrap(linear(sums, _means), len(sums), draws=draws, seed=seed)
+    return bootstrap(from_sums(sums, _means), len(sums), resamples=resamples, seed=seed)
 
 
 def _means(sums: FloatArray) -> dict[str, FloatArray]:
@@ -198,7 +200,7 @@ def _filled(model: Model, tokenizer: Tokenizer, text: str, top: int, head: str) 
     return {
         "text": text,
         "masks": [
-            {tokenizer.token(i): number(round(chance, 4)) for i, chance in zip(ids, found, strict=True)}
+            {tokenizer.token(i): finite_or_none(round(chance, 4)) for i, chance in zip(ids, found, strict=True)}
             for ids, found in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
     }

@@ -16,9 +16,9 @@ from seqeval import metrics as seqeval
 from sklearn import metrics as sk
 
 from bertie.errors import InputError
-from bertie.evaluation import intervals, scores
-from bertie.evaluation.intervals import bootstrap, counts, linear, mcnemar, wilson
-from bertie.evaluation.scores import answering, classification, multi_label, paired, ranking, regression, tagging
+from bertie.evaluation import intervals, metrics
+from bertie.evaluation.intervals import bootstrap, from_sums, mcnemar, resample_counts, wilson_interval
+from bertie.evaluation.metrics import answering, classification, multi_label, paired, ranking, regression, tagging
 
 LABELS = ["a", "b", "c", "d"]
 
@@ -50,7 +50,7 @@ def test_classification_is_scikit_learns(labels: list[str]) -> None:
         expected |= {
             name: getattr(sk, f"{name}_score")(gold, said, pos_label="yes") for name in ("f1", "precision", "recall")
         }
-    found = values(classification(gold, table, labels, draws=0))
+    found = values(classification(gold, table, labels, resamples=0))
     assert found.pop("ece") == pytest.approx(plain_ece(table.max(1), np.array(gold) == np.array(said)))
     assert found == pytest.approx(expected)
 
@@ -86,7 +86,7 @@ def test_multi_label_is_scikit_learns() -> None:
     gold[:, 4] = False  # never occurs, and is never given: scikit-learn counts it as 0
     table[:, 4] = 0.01
     said = table >= 0.4
-    found = values(multi_label(gold, table, 0.4, draws=0))
+    found = values(multi_label(gold, table, 0.4, resamples=0))
     assert found.pop("ece") == pytest.approx(plain_ece(table.ravel(), gold.ravel()))
     assert found == pytest.approx(
         {
@@ -101,7 +101,7 @@ def test_regression_is_scipys() -> None:
     rng = np.random.default_rng(0)
     gold = rng.integers(0, 6, 150) + 1000.0  # ties, and far from 0
     said = gold + rng.normal(size=150).round(1)
-    assert values(regression(gold, said, draws=0)) == pytest.approx(
+    assert values(regression(gold, said, resamples=0)) == pytest.approx(
         {
             "pearson": stats.pearsonr(gold, said).statistic,
             "spearman": stats.spearmanr(gold, said).statistic,
@@ -131,7 +131,7 @@ def tagged(tags: list[str], n: int = 120, seed: int = 0) -> tuple[list[list[str]
 @pytest.mark.parametrize("scheme", ["BI", "BIES"])
 def test_entities_are_seqevals(scheme: str) -> None:
     gold, said = tagged(["O", "O", *(f"{part}-{kind}" for part in scheme for kind in ("PER", "A-B"))])
-    assert values(tagging(gold, said, draws=0)) == pytest.approx(
+    assert values(tagging(gold, said, resamples=0)) == pytest.approx(
         {
             "precision": seqeval.precision_score(gold, said),
             "recall": seqeval.recall_score(gold, said),
@@ -145,19 +145,19 @@ def test_bilou_is_read_as_bioes() -> None:
     gold, said = tagged(["O", "B-X", "I-X", "E-X", "S-X"])
     other = {"E-X": "L-X", "S-X": "U-X"}
     renamed = [[[other.get(tag, tag) for tag in one] for one in sentences] for sentences in (gold, said)]
-    assert values(tagging(*renamed, draws=0)) == values(tagging(gold, said, draws=0))
+    assert values(tagging(*renamed, resamples=0)) == values(tagging(gold, said, resamples=0))
 
 
 def test_plain_tags() -> None:
     gold, said = tagged(["NOUN", "VERB", "X", "ADP"])
     flat, flat_said = list(chain(*gold)), list(chain(*said))
-    assert values(tagging(gold, said, draws=0)) == pytest.approx(
+    assert values(tagging(gold, said, resamples=0)) == pytest.approx(
         {
             "accuracy": sk.accuracy_score(flat, flat_said),
             "macro_f1": sk.f1_score(flat, flat_said, average="macro"),
         }
     )
-    assert scores.main_metric("tag", tagging(gold, said, draws=0)) == "accuracy"
+    assert metrics.main_metric("tag", tagging(gold, said, resamples=0)) == "accuracy"
 
 
 def test_no_entities_at_all() -> None:
@@ -202,7 +202,7 @@ ANSWERS: list[tuple[list[str], str]] = [
 def test_answers_are_squads() -> None:
     gold, said = [g for g, _ in ANSWERS], [s for _, s in ANSWERS]
     for one, other in ANSWERS:
-        assert values(answering([one], [other], draws=0)) == pytest.approx(
+        assert values(answering([one], [other], resamples=0)) == pytest.approx(
             dict(zip(("exact_match", "f1"), squad(one, other), strict=True))
         )
     rows = [squad(*one) for one in ANSWERS]
@@ -224,7 +224,7 @@ def test_rankings_are_scikit_learns() -> None:
             precision.append(sk.average_precision_score(true > 0, score))
             gain.append(sk.ndcg_score([true], [score], k=10))
             reciprocal.append(1 / (1 + np.flatnonzero(true[np.argsort(-score)] > 0)[0]))
-    assert values(ranking(queries, gold, points, draws=0)) == pytest.approx(
+    assert values(ranking(queries, gold, points, resamples=0)) == pytest.approx(
         {"map": np.mean(precision), "mrr": np.mean(reciprocal), "ndcg_10": np.mean(gain)}
     )
 
@@ -237,9 +237,9 @@ def test_ties_stay_in_order_and_queries_without_a_relevant_document_are_left_out
 # --- intervals ---
 
 
-def drawn_rows(n: int, draws: int, seed: int) -> list[np.ndarray]:
-    """The draws of the vectorized bootstrap, as rows that a plain one would have picked."""
-    return [np.repeat(np.arange(n), row.astype(int)) for part in counts(n, draws, seed) for row in part]
+def drawn_rows(n: int, resamples: int, seed: int) -> list[np.ndarray]:
+    """The resamples of the vectorized bootstrap, as rows that a plain one would have picked."""
+    return [np.repeat(np.arange(n), row.astype(int)) for part in resample_counts(n, resamples, seed) for row in part]
 
 
 def test_every_draw_is_a_sample_of_the_same_size() -> None:
@@ -257,7 +257,7 @@ def percentiles(values: list[float]) -> tuple[float, float]:
 def test_intervals_of_classification_are_those_of_a_plain_loop() -> None:
     gold, table = classified(80, LABELS)
     true, said = np.array(gold), np.array([LABELS[i] for i in table.argmax(1)])
-    found = classification(gold, table, LABELS, draws=40, seed=5)
+    found = classification(gold, table, LABELS, resamples=40, seed=5)
     rows = drawn_rows(80, 40, 5)
     plain = {
         "accuracy": [sk.accuracy_score(true[row], said[row]) for row in rows],
@@ -273,7 +273,7 @@ def test_intervals_of_correlations_are_those_of_a_plain_loop() -> None:
     rng = np.random.default_rng(1)
     gold = rng.integers(0, 4, 50).astype(float)
     said = (gold + rng.normal(size=50)).round(1)
-    found = regression(gold, said, draws=150, seed=2)
+    found = regression(gold, said, resamples=150, seed=2)
     rows = drawn_rows(50, 150, 2)
     for name, one in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
         loop = percentiles([one(gold[row], said[row]).statistic for row in rows])
@@ -285,7 +285,7 @@ def test_intervals_of_correlations_are_those_of_a_plain_loop() -> None:
 
 def test_intervals_of_entities_are_those_of_a_plain_loop() -> None:
     gold, said = tagged(["O", "O", "B-X", "I-X"], n=40)
-    found = tagging(gold, said, draws=60, seed=1)["f1"]
+    found = tagging(gold, said, resamples=60, seed=1)["f1"]
     loop = [seqeval.f1_score([gold[i] for i in row], [said[i] for i in row]) for row in drawn_rows(40, 60, 1)]
     assert (found.low, found.high) == pytest.approx(percentiles(loop))
 
@@ -295,7 +295,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     held = 0
     for _ in range(150):
         right = (rng.random(150) < 0.8).astype(float)
-        score = bootstrap(linear(right[:, None], lambda sums: {"accuracy": sums[:, 0] / 150}), 150, draws=300)
+        score = bootstrap(from_sums(right[:, None], lambda sums: {"accuracy": sums[:, 0] / 150}), 150, resamples=300)
         held += score["accuracy"].low <= 0.8 <= score["accuracy"].high
     assert 0.88 <= held / 150 <= 0.99
 
@@ -307,7 +307,7 @@ def test_the_calibration_error_lies_in_its_interval() -> None:
     for i in range(40):
         sure = 0.5 + 0.5 * rng.random(400)
         gold = ["a" if one else "b" for one in rng.random(400) < sure - 0.05]
-        score = classification(gold, np.stack([sure, 1 - sure], axis=1), ["a", "b"], draws=200, seed=i)["ece"]
+        score = classification(gold, np.stack([sure, 1 - sure], axis=1), ["a", "b"], resamples=200, seed=i)["ece"]
         assert 0 <= score.low <= score.value <= score.high
         held += score.low <= 0.05 <= score.high
     assert held >= 34
@@ -327,7 +327,7 @@ def test_seeds() -> None:
 
 def test_no_draws_give_the_values_alone() -> None:
     gold, table = classified(50, LABELS)
-    found = classification(gold, table, LABELS, draws=0)
+    found = classification(gold, table, LABELS, resamples=0)
     assert values(found) == values(classification(gold, table, LABELS))
     assert all(math.isnan(score.low) and math.isnan(score.high) for score in found.values())
     assert re.fullmatch(r"0\.\d{4}", str(found["accuracy"]))
@@ -339,18 +339,18 @@ def test_no_draws_give_the_values_alone() -> None:
 def test_a_better_model_is_better() -> None:
     gold, good = classified(400, LABELS)
     bad = np.full_like(good, 0.25)
-    found = paired("classify", (gold, good, LABELS), (gold, bad, LABELS), draws=300)["accuracy"]
-    own, other = (classification(gold, table, LABELS, draws=0)["accuracy"].value for table in (good, bad))
+    found = paired("classify", (gold, good, LABELS), (gold, bad, LABELS), resamples=300)["accuracy"]
+    own, other = (classification(gold, table, LABELS, resamples=0)["accuracy"].value for table in (good, bad))
     assert found.value == pytest.approx(own - other)
     assert 0 < found.low < found.value < found.high
     assert found.p < 0.01
-    back = paired("classify", (gold, bad, LABELS), (gold, good, LABELS), draws=300)["accuracy"]
+    back = paired("classify", (gold, bad, LABELS), (gold, good, LABELS), resamples=300)["accuracy"]
     assert (back.value, back.low, back.high, back.p) == pytest.approx((-found.value, -found.high, -found.low, found.p))
 
 
 def test_the_same_predictions_do_not_differ() -> None:
     gold, said = tagged(["O", "B-X"], n=20)
-    found = paired("tag", (gold, said), (gold, said), draws=50)["f1"]
+    found = paired("tag", (gold, said), (gold, said), resamples=50)["f1"]
     assert (found.value, found.low, found.high, found.p) == (0, 0, 0, 1)
 
 
@@ -360,7 +360,7 @@ def test_p_is_fair_where_nothing_differs() -> None:
     for _ in range(100):
         gold = rng.normal(size=60)
         one, other = (gold + rng.normal(size=60) for _ in range(2))
-        found.append(paired("regress", (gold, one), (gold, other), draws=200)["mse"].p)
+        found.append(paired("regress", (gold, one), (gold, other), resamples=200)["mse"].p)
     assert 0 <= np.mean(np.array(found) < 0.05) <= 0.13
 
 
@@ -373,8 +373,8 @@ def test_p_is_fair_where_nothing_differs() -> None:
     ],
 )
 def test_every_kind_can_be_compared(kind: str, first: tuple[Any, ...]) -> None:
-    found = paired(kind, first, first, draws=20)
-    assert scores.MAIN[kind] in found
+    found = paired(kind, first, first, resamples=20)
+    assert metrics.MAIN[kind] in found
     assert {one.value for one in found.values()} == {0}
 
 
@@ -390,7 +390,7 @@ def test_mcnemar_is_the_binomial_test() -> None:
 def test_wilson_is_scipys() -> None:
     for right, of in ((0, 5), (5, 5), (70, 100)):
         expected = stats.binomtest(right, of).proportion_ci(method="wilson")
-        assert wilson(right, of) == pytest.approx((expected.low, expected.high), abs=1e-4)
+        assert wilson_interval(right, of) == pytest.approx((expected.low, expected.high), abs=1e-4)
 
 
 # --- refusals ---
@@ -420,9 +420,9 @@ HALVES = [[0.5, 0.5]]
         (lambda: ranking(["q", "r"], [1], [1.0]), "lengths 2, 1 and 1"),
         (lambda: paired("guess", (), ()), "kind='guess' must be one of classify"),
         (lambda: paired("regress", ([1.0], [1.0]), ([2.0], [1.0])), "the same gold"),
-        (lambda: paired("regress", ([1.0], [1.0]), ([1.0], [1.0]), draws=0), "draws=0"),
+        (lambda: paired("regress", ([1.0], [1.0]), ([1.0], [1.0]), resamples=0), "resamples=0"),
         (lambda: mcnemar([1, 0], [1]), "two lists of one length"),
-        (lambda: scores.main_metric("guess", {}), "kind='guess'"),
+        (lambda: metrics.main_metric("guess", {}), "kind='guess'"),
     ],
 )
 def test_refusals(call: Any, named: str) -> None:
@@ -437,4 +437,4 @@ def test_nothing_heavy_is_imported() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
-    assert intervals.DRAWS == 1000
+    assert intervals.RESAMPLES == 1000

@@ -245,10 +245,10 @@ def test_tuned_finds_the_best_of_all_weights() -> None:
     assert len(tried) == 66
     assert all(sum(weights.values()) == pytest.approx(1.0) for weights, _ in tried)
     weights = beir.tuned(qrels, runs)
-    best = retrieval(qrels, beir.fused(runs, weights), draws=10)["ndcg_10"].value
+    best = retrieval(qrels, beir.fused(runs, weights), resamples=10)["ndcg_10"].value
     assert best == pytest.approx(max(gain for _, gain in tried))
     assert weights["dense"] > 0
-    assert best > max(retrieval(qrels, run, draws=10)["ndcg_10"].value for run in runs.values())
+    assert best > max(retrieval(qrels, run, resamples=10)["ndcg_10"].value for run in runs.values())
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
-    assert main(["eval", *map(str, argv), "--draws", "50", "--json"]) == 0
+    assert main(["eval", *map(str, argv), "--resamples", "50", "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -280,7 +280,7 @@ def test_the_command_prints_the_scores_of_the_run(
         (["--mode", "hybrid", "--rerank", models["cross"]], again),
     ):
         said = evaluated(capsys, "--beir", folder, "-m", models["one"], *flags)
-        wanted = retrieval(found.qrels, run, draws=50)
+        wanted = retrieval(found.qrels, run, resamples=50)
         assert said == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in wanted.items()}, flags
         assert list(said) == ["ndcg_10", "map", "recall_100", "mrr"]
 
@@ -298,9 +298,9 @@ def test_the_command_finds_weights_on_another_split(
 
     dev, test = read(folder, "dev"), read(folder)
     weights = beir.tuned(dev.qrels, runs(dev))
-    wanted = retrieval(test.qrels, beir.fused(runs(test), weights), draws=50)
+    wanted = retrieval(test.qrels, beir.fused(runs(test), weights), resamples=50)
     argv = ["--beir", str(folder), "-m", models["one"], "--mode", "hybrid", "--rerank", models["cross"]]
-    assert main(["eval", *argv, "--tune", "dev", "--draws", "50", "--json"]) == 0
+    assert main(["eval", *argv, "--tune", "dev", "--resamples", "50", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in wanted.items()}
     told = next(line for line in err.splitlines() if "--weights" in line).split("--weights ")[1]
@@ -326,7 +326,10 @@ def test_the_command_compares_two_models(
     for metric, gap in other["difference"].items():
         assert gap["value"] == pytest.approx(one[metric]["value"] - two[metric]["value"])
         assert gap["low"] <= gap["value"] <= gap["high"]
-    assert main(["eval", "--beir", str(folder), "-m", models["one"], "--baseline", models["two"], "--draws", "50"]) == 0
+    assert (
+        main(["eval", "--beir", str(folder), "-m", models["one"], "--baseline", models["two"], "--resamples", "50"])
+        == 0
+    )
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["metric", "test", "95%", "two", "difference", "p"]
     assert table[1].split()[:2] == ["ndcg_10", f"{one['ndcg_10']['value']:.4f}"]
@@ -359,7 +362,7 @@ def test_errors_and_warnings_are_one_line(
     assert (out, err.count("\n")) == ("", 1)
     assert "its splits: test" in err
     (folder / "corpus.jsonl").write_text(jsonl([*CORPUS, {"_id": "d39", "text": "anew"}]))
-    evaluated_argv = ["eval", "--beir", str(folder), "--mode", "lexical", "--draws", "50", "--json"]
+    evaluated_argv = ["eval", "--beir", str(folder), "--mode", "lexical", "--resamples", "50", "--json"]
     assert main(evaluated_argv) == 0
     out, err = capsys.readouterr()
     assert "ndcg_10" in json.loads(out)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertie.errors import InputError
-from bertie.evaluation.noise import suspects
+from bertie.evaluation.label_noise import find_label_issues
 
 
 def test_planted_errors_are_found() -> None:
@@ -14,7 +14,7 @@ def test_planted_errors_are_found() -> None:
     table[np.arange(1000), true] += 0.6
     gold, wrong = true.copy(), rng.choice(1000, 60, replace=False)
     gold[wrong] = (true[wrong] + rng.integers(1, 5, 60)) % 5
-    found = suspects(gold, table, most=60)
+    found = find_label_issues(gold, table, most=60)
     assert {one.index for one in found} <= set(wrong.tolist())
     assert len(found) >= 30  # the half of which the model is surer than it usually is
     for one in found:
@@ -27,23 +27,23 @@ def test_a_model_that_is_never_sure_of_a_label_does_not_make_it_suspect() -> Non
     """A rare label with low probabilities throughout: a fixed threshold would doubt all of its texts."""
     gold = np.array([0] * 90 + [1] * 10)
     table = np.array([[0.95, 0.05]] * 90 + [[0.6, 0.4]] * 10)
-    assert suspects(gold, table) == []
+    assert find_label_issues(gold, table) == []
 
 
 def test_labels_that_no_text_has() -> None:
-    found = suspects([0, 0, 0], [[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.0, 0.9]])
+    found = find_label_issues([0, 0, 0], [[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.0, 0.9]])
     assert found == []
 
 
 def test_most() -> None:
     gold = [0] * 10 + [1] * 10
     table = [[0.9, 0.1]] * 5 + [[0.1, 0.9]] * 5 + [[0.1, 0.9]] * 10
-    assert len(suspects(gold, table)) == 5
-    assert len(suspects(gold, table, most=2)) == 2
+    assert len(find_label_issues(gold, table)) == 5
+    assert len(find_label_issues(gold, table, most=2)) == 2
 
 
 def test_refusals() -> None:
     with pytest.raises(InputError, match="probabilities has shape"):
-        suspects([0, 1], [[0.5, 0.5]])
+        find_label_issues([0, 1], [[0.5, 0.5]])
     with pytest.raises(InputError, match="indices from 0 to 1"):
-        suspects([2], [[0.5, 0.5]])
+        find_label_issues([2], [[0.5, 0.5]])
