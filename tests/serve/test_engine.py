@@ -443,7 +443,7 @@ def test_heads_with_wishes_of_their_own_have_their_own_pass(monkeypatch: pytest.
     read = [Batch.from_ids([draw.integers(3, 60, size=n)]) for n in (5, 20, 31, 12)]
 
     def item(batch: Batch) -> Any:
-        from bertie.text.tokenizer import Encoding
+        from bertie.text.encoding import Encoding
         from bertie.text.windows import Window
 
         ids, n = batch.ids.numpy(), len(batch.ids)

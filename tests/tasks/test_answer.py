@@ -38,7 +38,7 @@ def search(folder: Path, kind: str, question: str, text: str, longest: int = 30)
         none = min(none, start[0] + end[0])
         for first in range(len(e)):
             for last in range(first, len(e)):
-                if last - first < longest and e.sources[first] == e.sources[last] == 1:
+                if last - first < longest and e.sequence_ids[first] == e.sequence_ids[last] == 1:
                     place = (int(e.offsets[first][0]), int(e.offsets[last][1]))
                     if text[slice(*place)].strip():
                         best[place] = max(start[first] + end[last], best.get(place, -1e9))

@@ -155,7 +155,7 @@ def test_threads_are_for_slow_tokenizers(folder: Path, monkeypatch: pytest.Monke
     texts = many(10)
     for device, quick in (("cpu", True), ("meta", True), ("meta", False)):
         monkeypatch.setattr(type(embedder.model), "device", torch.device(device))
-        monkeypatch.setattr(type(embedder.tokenizer), "is_quick", lambda self, some, quick=quick: quick)
+        monkeypatch.setattr(type(embedder.tokenizer), "is_compiled", lambda self, some, quick=quick: quick)
         embedder._blocks(texts, None)
         embedder._blocks(texts[:2], None)
     assert seen == [(0, False)] * 2 + [(0, True), (0, False)] + [(embed.THREADS, True), (0, False)]

@@ -247,7 +247,7 @@ def test_words_are_aligned_with_tokens(encoder: Path) -> None:
     encoding = tokenizer.encode(text)
     word, sub = align_words(encoding, text, places)
     for t, (start, end) in enumerate(encoding.offsets.tolist()):
-        if encoding.sources[t] == 0:
+        if encoding.sequence_ids[t] == 0:
             low, high = places[word[t]]
             assert low <= start < end <= high
     assert [int(sub[word == w].max()) for w in range(4)] == [0, 1, 2, 3]  # ' s; river - like; U . S .

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertie.errors import InputError
 from bertie.text.batch import Batch, pack
-from bertie.text.tokenizer import Flat
+from bertie.text.encoding import Encodings
 
 
 def test_flat() -> None:
@@ -28,10 +28,10 @@ def test_flat() -> None:
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.randoms())
 def test_some_of_a_run_of_tokens(lengths: list[int], draw: Any) -> None:
     total = sum(lengths)
-    flat = Flat(np.arange(total), np.arange(total) % 2, np.array(lengths))
+    flat = Encodings(np.arange(total), np.arange(total) % 2, np.array(lengths))
     texts = draw.sample(range(len(lengths)), draw.randint(1, len(lengths)))
     ids = np.split(flat.ids, np.cumsum(lengths)[:-1])
-    one, other = Batch.chosen(flat, texts), Batch.from_ids([ids[i] for i in texts], [ids[i] % 2 for i in texts])
+    one, other = Batch.select(flat, texts), Batch.from_ids([ids[i] for i in texts], [ids[i] % 2 for i in texts])
     assert one.lengths == other.lengths
     for name in ("ids", "segments", "positions", "cu_seqlens"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name

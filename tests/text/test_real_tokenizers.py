@@ -18,7 +18,8 @@ from tokenizers import AddedToken
 from transformers.convert_slow_tokenizer import AlbertConverter
 
 from bertie.errors import InputError
-from bertie.text.tokenizer import Encoding, Tokenizer
+from bertie.text.encoding import Encoding
+from bertie.text.tokenizer import Tokenizer
 from tests.text.recipes import RECIPES
 
 SHARED = Path(__file__).parents[3] / "shared"

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from bertie.errors import CheckpointError, ConfigError, InputError
-from bertie.text.tokenizer import Encoding, Tokenizer
+from bertie.text.encoding import Encoding
+from bertie.text.tokenizer import Tokenizer
 from bertie.text.windows import take
 from tests.text.recipes import RECIPES
 from tests.text.test_legacy import BERT_IDS, PAIR, TEXTS, bpe_folder, train, wordpiece_folder  # noqa: F401
@@ -32,11 +33,11 @@ def tokenizer(folder: Path) -> Tokenizer:
 def test_encoding(tokenizer: Tokenizer) -> None:
     text = "Héllo 今天, the cat"
     e = tokenizer.encode(text)
-    assert [a.dtype for a in (e.ids, e.segments, e.offsets, e.words, e.sources)] == [np.int64] * 5
+    assert [a.dtype for a in (e.ids, e.segments, e.offsets, e.word_ids, e.sequence_ids)] == [np.int64] * 5
     assert e.special.dtype == np.bool_
     assert (len(e), e.offsets.shape) == (len(e.ids), (len(e.ids), 2))
     assert [text[a:b] for a, b in e.offsets] == ["", "Héllo", "今", "天", ",", "the", "cat", ""]
-    assert e.words.tolist() == [-1, 0, 1, 2, 3, 4, 5, -1]
+    assert e.word_ids.tolist() == [-1, 0, 1, 2, 3, 4, 5, -1]
     assert e.special.tolist() == [True, *[False] * 6, True]
     with pytest.raises(AttributeError):
         e.ids = e.ids  # type: ignore[misc]
@@ -45,8 +46,8 @@ def test_encoding(tokenizer: Tokenizer) -> None:
 def test_pairs(tokenizer: Tokenizer) -> None:
     e = tokenizer.encode("the cat", "on mat")
     assert e.segments.tolist() == [0, 0, 0, 0, 1, 1, 1]
-    assert e.sources.tolist() == [-1, 0, 0, -1, 1, 1, -1]
-    assert e.offsets[e.sources == 1].max() == len("on mat")
+    assert e.sequence_ids.tolist() == [-1, 0, 0, -1, 1, 1, -1]
+    assert e.offsets[e.sequence_ids == 1].max() == len("on mat")
     bare = tokenizer.encode("the cat", "on mat", special=False)
     assert not bare.special.any()
     assert bare.ids.tolist() == e.ids[~e.special].tolist()
@@ -66,7 +67,7 @@ def test_flat(tmp_path: Path, name: str) -> None:
     assert flat.segments.tolist() == [i for one in wanted for i in one.segments]
     assert {int(one.special.sum()) for one in wanted} == {tokenizer.special_count}
     for one in [*wanted, tokenizer.encode("a b", "[SEP] c"), tokenizer.encode("a b", special=False)]:
-        assert one.text_tokens == take(one, np.arange(len(one))).text_tokens == (one.sources >= 0).sum()
+        assert one.text_tokens == take(one, np.arange(len(one))).text_tokens == (one.sequence_ids >= 0).sum()
     assert len(tokenizer.encode_flat([]).ids) == 0
     with pytest.raises(InputError, match="item 1: character 0 is the lone surrogate"):
         tokenizer.encode_flat(["a", "\ud800"])
@@ -95,9 +96,11 @@ def test_fields_are_what_the_library_says(tokenizer: Tokenizer) -> None:
             "ids": one.ids,
             "segments": one.type_ids,
             "offsets": [list(pair) for pair in one.offsets],
-            "words": [-1 if w is None else w for w in one.word_ids],
+            "word_ids": [-1 if w is None else w for w in one.word_ids],
             "special": [bool(s) for s in one.special_tokens_mask],
-            "sources": [-1 if s is None else s for s in (one.sequence_ids if isinstance(item, tuple) else nowhere)],
+            "sequence_ids": [
+                -1 if s is None else s for s in (one.sequence_ids if isinstance(item, tuple) else nowhere)
+            ],
         }
         kept = deepcopy(pickle.loads(pickle.dumps(e)))
         whole = take(e, np.arange(len(e)))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertie.errors import InputError
-from bertie.text.tokenizer import Encoding, Tokenizer
+from bertie.text.encoding import Encoding
+from bertie.text.tokenizer import Tokenizer
 from bertie.text.windows import LINE, PARAGRAPH, SENTENCE, WORD, Window, beginning, strengths, windows, word_starts
 from tests.tasks.tiny import document, tokenizer
 
@@ -42,16 +43,16 @@ def test_windows(kind: str, several: tuple[str, ...], max_length: int) -> None:
         assert (np.diff(window.places) > 0).all()
         assert window.encoding.ids.tolist() == whole.ids[window.places].tolist()
         # [CLS] a [SEP] b [SEP]: the special tokens are all there, and the stretches lie between the same ones as ever.
-        kept = window.encoding.sources
-        assert kept[kept < 0].size == (whole.sources < 0).sum()
-        assert collapsed(kept) == collapsed(whole.sources)
+        kept = window.encoding.sequence_ids
+        assert kept[kept < 0].size == (whole.sequence_ids < 0).sum()
+        assert collapsed(kept) == collapsed(whole.sequence_ids)
         for source in range(len(several)):
             stretch = window.places[kept == source]
             assert (np.diff(stretch) == 1).all()
-            assert stretch.size or source not in whole.sources
+            assert stretch.size or source not in whole.sequence_ids
     assert (times == 1).all(), "each token is answered for by exactly one window"
-    assert sum(window.tokens_read for window in found) == (whole.sources >= 0).sum()
-    assert sum(window.weight for window in found) == pytest.approx((whole.sources >= 0).sum())
+    assert sum(window.tokens_read for window in found) == (whole.sequence_ids >= 0).sum()
+    assert sum(window.weight for window in found) == pytest.approx((whole.sequence_ids >= 0).sum())
     for source in range(len(several)):
         check_stretches(whole, source, found)
 
@@ -62,17 +63,19 @@ def collapsed(sources: np.ndarray) -> list[int]:
 
 def check_stretches(whole: Encoding, source: int, found: list[Window]) -> None:
     """Neighbours overlap, and a token belongs to the stretch where it has most context on both sides."""
-    part = np.flatnonzero(whole.sources == source)
+    part = np.flatnonzero(whole.sequence_ids == source)
     if not part.size:
         return
-    spans = sorted({(int(p[0]), int(p[-1]) + 1) for w in found if (p := w.places[w.encoding.sources == source]).size})
+    spans = sorted(
+        {(int(p[0]), int(p[-1]) + 1) for w in found if (p := w.places[w.encoding.sequence_ids == source]).size}
+    )
     assert (spans[0][0], spans[-1][1]) == (part[0], part[-1] + 1)
     for (low, high), (next_low, next_high) in pairwise(spans):
         assert low < next_low < high <= next_high, "onward, and with something in common"
     owner = {}
     for window in found:
-        stretch = window.places[window.encoding.sources == source]
-        for place in window.places[window.owned & (window.encoding.sources == source)]:
+        stretch = window.places[window.encoding.sequence_ids == source]
+        for place in window.places[window.owned & (window.encoding.sequence_ids == source)]:
             owner[int(place)] = (int(stretch[0]), int(stretch[-1]) + 1)
     for place in part.tolist():
         contexts = {}
@@ -93,7 +96,7 @@ def test_the_beginning_is_what_transformers_keeps(kind: str, several: tuple[str,
     lists = [[one] for one in several]  # an empty second text by itself would be taken for none
     (want,) = tokenizer(kind)(*lists, truncation=True, max_length=max_length)["input_ids"]
     assert window.encoding.ids.tolist() == want
-    assert window.tokens_read == len(want) - (whole.sources < 0).sum()
+    assert window.tokens_read == len(want) - (whole.sequence_ids < 0).sum()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +119,7 @@ def test_cuts_are_between_sentences_or_else_words(kind: str, max_length: int) ->
     for content, wanted in ((document(120), SENTENCE), (" ".join(document(120).replace(".", "").split()), WORD)):
         content = content.replace("!", "").replace("?", "") if wanted == WORD else content
         whole = encode(kind, (content,))
-        places = np.flatnonzero(whole.sources == 0)
+        places = np.flatnonzero(whole.sequence_ids == 0)
         cuts = strengths(whole, places, content)
         ends = [int(w.places[-2]) for w in windows(whole, (content,), max_length)][
             :-1
@@ -128,7 +131,7 @@ def test_cuts_are_between_sentences_or_else_words(kind: str, max_length: int) ->
 def test_strengths(kind: str) -> None:
     content = "Emma wrote. (Never!) She had 3.5 letters\nin London\n\nand Berlin. \n 北京。河"
     whole = encode(kind, (content,))
-    places = np.flatnonzero(whole.sources == 0)
+    places = np.flatnonzero(whole.sequence_ids == 0)
     got: dict[int, int] = {}
     for start, strength in zip(whole.offsets[places, 0].tolist(), strengths(whole, places, content), strict=True):
         got.setdefault(start, int(strength))  # a space may be a token of its own, with nothing in it

@@ -154,7 +154,7 @@ def _checked(item: object, name: str) -> tuple[str, Sequence[str]]:
 def _spans(window: Window, logits: FloatArray, ask: TaskInput[_Options]) -> dict[tuple[int, int], float]:
     """The best spans of one window, by their characters: every start with every end up to `longest` tokens on."""
     options, text = ask.options, ask.texts[1]
-    inside = np.flatnonzero(window.encoding.sources == 1)
+    inside = np.flatnonzero(window.encoding.sequence_ids == 1)
     offsets, logits = window.encoding.offsets[inside], logits[inside]
     n, wide = len(inside), min(options.longest, len(inside))
     best: dict[tuple[int, int], float] = {}

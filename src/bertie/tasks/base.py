@@ -22,7 +22,8 @@ from bertie.config import HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch, pack
-from bertie.text.tokenizer import Encoding, Tokenizer, checked_text
+from bertie.text.encoding import Encoding
+from bertie.text.tokenizer import Tokenizer, checked_text
 from bertie.text.windows import Window, beginning, windows
 
 Overflow = Literal["window", "error", "truncate"]
@@ -364,7 +365,7 @@ def pooled(found: Sequence[Window], outputs: Sequence[FloatArray]) -> FloatArray
 
 def owned(found: Sequence[Window], outputs: Sequence[FloatArray]) -> tuple[NDArray[np.int64], FloatArray]:
     """The tokens of the whole that were read, special ones left out, each with the row of the window it belongs to."""
-    mine = [window.owned & (window.encoding.sources >= 0) for window in found]
+    mine = [window.owned & (window.encoding.sequence_ids >= 0) for window in found]
     places = np.concatenate([window.places[own] for window, own in zip(found, mine, strict=True)])
     rows = np.concatenate([output[own] for output, own in zip(outputs, mine, strict=True)])
     order = np.argsort(places, kind="stable")

@@ -39,7 +39,8 @@ from bertie.tasks.base import (
 )
 from bertie.tasks.trainable import Hyperparameters, Trainable
 from bertie.text.batch import Batch, pack
-from bertie.text.tokenizer import Flat, checked_text
+from bertie.text.encoding import Encodings
+from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
@@ -207,7 +208,7 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         flat = self._tokenized(list(enumerate(texts)), _Options(0, before))
         if flat.lengths.max() > self.checkpoint.max_length or len(flat.ids) > self.budget:
             return None
-        batch = Batch.chosen(flat, None)
+        batch = Batch.select(flat, None)
         with torch.inference_mode():
             rows: NDArray[np.float32] = modules.pooling.means(model.hidden(batch), batch)
         return scaled(rows) if self.normalize or len(modules.layers) else rows
@@ -226,7 +227,7 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
             return (self._apart(chunk, options) for chunk in chunks)
         late = self.model.device.type != "cpu" and isinstance(texts, Sized) and len(texts) > base.ITEMS_AT_ONCE
         some = list(islice(texts, base.ITEMS_AT_ONCE)) if late and isinstance(texts, Sequence) else []
-        threads = 0 if not late or self.tokenizer.is_quick(some) else THREADS
+        threads = 0 if not late or self.tokenizer.is_compiled(some) else THREADS
         return self._in_flight(chunks, options, threads, late)
 
     def _in_flight(
@@ -241,7 +242,7 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         for land in flying:
             yield land()
 
-    def _tokenized(self, chunk: _Chunk, options: _Options) -> Flat:
+    def _tokenized(self, chunk: _Chunk, options: _Options) -> Encodings:
         try:
             return self.tokenizer.encode_flat([self.prepare_text(options.prompt + text) for _, text in chunk])
         except InputError:
@@ -250,14 +251,14 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
             raise
 
     @torch.inference_mode()
-    def _launched(self, chunk: _Chunk, flat: Flat, options: _Options) -> Callable[[], _Block]:
+    def _launched(self, chunk: _Chunk, flat: Encodings, options: _Options) -> Callable[[], _Block]:
         """Start the texts that fit into the model's max_length. What is returned waits for them, and sees to the others."""
         fit = flat.lengths <= self.checkpoint.max_length
         fits, far = np.flatnonzero(fit), np.flatnonzero(~fit)
         said: list[tuple[NDArray[np.int64], PendingCopy]] = []
         for group in pack(flat.lengths[fits].tolist(), self.budget):
             mine = fits[group]
-            batch = Batch.chosen(flat, mine).to(self.model.device)
+            batch = Batch.select(flat, mine).to(self.model.device)
             skips = None
             if options.prompt_tokens:
                 skips = np.where(flat.lengths[mine] > options.prompt_tokens, options.prompt_tokens, 0).tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 from bertie.errors import InputError
 from bertie.tasks.base import TOKENS_A_BATCH, FloatArray, Task, TaskInput, at_least_one, listed, owned, reading, singles
 from bertie.text.batch import Batch
-from bertie.text.tokenizer import Encoding, IntArray
+from bertie.text.encoding import Encoding, IntArray
 from bertie.text.windows import Window
 
 
@@ -165,7 +165,7 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
     def _token_scores(self, window: Window) -> FloatArray:
         """(n,) the log-probability of each token that the window answers for, with that token masked."""
         scores = np.zeros(len(window), dtype=np.float32)
-        places = iter(np.flatnonzero(window.owned & (window.encoding.sources >= 0)).tolist())
+        places = iter(np.flatnonzero(window.owned & (window.encoding.sequence_ids >= 0)).tolist())
         while chunk := list(islice(places, max(1, TOKENS_A_BATCH // len(window)))):
             batch = Batch.from_encodings([self._masked(window.encoding, at) for at in chunk]).to(self.model.device)
             rows = torch.tensor([i * len(window) + at for i, at in enumerate(chunk)], device=self.model.device)

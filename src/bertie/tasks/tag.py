@@ -21,7 +21,8 @@ from bertie.errors import InputError
 from bertie.tasks.base import FloatArray, Task, TaskInput, listed, owned, reading, singles, softmax, trimmed
 from bertie.tasks.trainable import Trainable
 from bertie.text.batch import Batch
-from bertie.text.tokenizer import Encoding, IntArray, checked_text
+from bertie.text.encoding import Encoding, IntArray
+from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window, word_starts
 
 Words = Literal["average", "first", "max", "simple", "none"]
@@ -199,7 +200,7 @@ def align_words(encoding: Encoding, text: str, places: Places) -> tuple[IntArray
     """
     word = np.full(len(encoding), -1, dtype=np.int64)
     sub = np.zeros(len(encoding), dtype=np.int64)
-    inside = np.flatnonzero((encoding.sources == 0) & (encoding.offsets[:, 1] > encoding.offsets[:, 0]))
+    inside = np.flatnonzero((encoding.sequence_ids == 0) & (encoding.offsets[:, 1] > encoding.offsets[:, 0]))
     if not len(inside) or not places:
         return word, sub
     starts, ends = np.array(places, dtype=np.int64).T

@@ -1,4 +1,4 @@
-"""From encodings to one flat run of tokens: `Batch`, and the packing of texts into token budgets."""
+"""Flat batches without padding, and the packing of texts into token budgets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.text.tokenizer import Encoding, Flat
+from bertie.text.encoding import Encoding, Encodings, IntArray
 
 Ids = Sequence[int] | np.ndarray
-Range = tuple[int, int]  # the smallest and the largest
+Range = tuple[int, int]  # minimum and maximum
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Several texts as one flat run of T tokens. There is no attention mask, because there is no padding.
+    """B texts as one flat sequence of T tokens. There is no attention mask, because there is no padding.
 
     >>> batch = Batch.from_ids([[101, 7592, 102], [101, 102]])
     >>> batch.ids.tolist(), batch.cu_seqlens.tolist(), batch.max_len
@@ -30,15 +30,15 @@ class Batch:
     segments: Tensor  # (T,) int64
     positions: Tensor  # (T,) int64, counted from 0 in each text
     cu_seqlens: Tensor  # (B + 1,) int32: text b is tokens cu_seqlens[b] to cu_seqlens[b + 1]
-    lengths: tuple[int, ...]  # the same on the host, so that no kernel has to ask the device
-    # (T,) bool: tokens that see, and are seen by, the whole text in models with global tokens; None elsewhere.
+    lengths: tuple[int, ...]  # the same on the host, so that no kernel has to synchronize
+    # (T,) bool: tokens with global attention, in models that have it; None elsewhere.
     global_tokens: Tensor | None = None
-    # What `ranges` found. Not an argument, so that `replace` with other ids or segments forgets it.
+    # Cached by `ranges`. Not an argument, so that `replace` with other ids or segments resets it.
     _ranges: tuple[Range, Range] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def max_len(self) -> int:
-        """The longest text, in tokens."""
+        """Length of the longest text, in tokens."""
         return max(self.lengths)
 
     def __len__(self) -> int:
@@ -46,48 +46,42 @@ class Batch:
 
     @classmethod
     def from_encodings(cls, encodings: Sequence[Encoding]) -> Batch:
-        """Lay encodings end to end."""
-        return cls._flat([e.ids for e in encodings], [e.segments for e in encodings])
+        """Concatenate encodings."""
+        return cls.from_ids([e.ids for e in encodings], [e.segments for e in encodings])
 
     @classmethod
     def from_ids(cls, ids: Sequence[Ids], segments: Sequence[Ids] | None = None) -> Batch:
-        """Lay token ids end to end; all segments are 0 unless given."""
-        rows = [np.asarray(one, dtype=np.int64) for one in ids]
-        if segments is None:
-            return cls._flat(rows, [np.zeros_like(row) for row in rows])
-        return cls._flat(rows, [np.asarray(one, dtype=np.int64) for one in segments])
-
-    @classmethod
-    def _flat(cls, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray]) -> Batch:
+        """Concatenate token ids; all segment ids are 0 unless given."""
         if not ids:
             raise InputError("an empty batch: give at least one text")
-        lengths = [len(one) for one in ids]
-        for b, (one, segment) in enumerate(zip(ids, segments, strict=True)):
-            if one.ndim != 1:
-                raise InputError(f"text {b} of the batch has shape {one.shape}; it must be one row of ids")
-            if len(segment) != len(one):
-                raise InputError(f"text {b} of the batch has {len(one)} ids but {len(segment)} segments")
-        every, kinds = (np.concatenate(one, dtype=np.int64) for one in (ids, segments))
-        return cls.chosen(Flat(every, kinds, np.array(lengths)), None)
+        rows = [np.asarray(row, dtype=np.int64) for row in ids]
+        kinds = [np.zeros_like(row) for row in rows] if segments is None else [np.asarray(row) for row in segments]
+        for b, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
+            if row.ndim != 1:
+                raise InputError(f"text {b} of the batch has shape {row.shape}; it must be one row of ids")
+            if len(kind) != len(row):
+                raise InputError(f"text {b} of the batch has {len(row)} ids but {len(kind)} segments")
+        flat, flat_kinds = (np.concatenate(arrays, dtype=np.int64) for arrays in (rows, kinds))
+        return cls.select(Encodings(flat, flat_kinds, np.array([len(row) for row in rows])))
 
     @classmethod
-    def chosen(cls, flat: Flat, texts: Ids | None) -> Batch:
-        """Some of the texts of a run of tokens, in the order given, or all as they lie.
+    def select(cls, encodings: Encodings, texts: Ids | None = None) -> Batch:
+        """The texts with these indices, in this order; all of them without copying if None.
 
-        >>> flat = Flat(np.arange(6), np.zeros(6, np.int64), np.array([1, 3, 2]))
-        >>> Batch.chosen(flat, [2, 0]).ids.tolist()
+        >>> encodings = Encodings(np.arange(6), np.zeros(6, np.int64), np.array([1, 3, 2]))
+        >>> Batch.select(encodings, [2, 0]).ids.tolist()
         [4, 5, 0]
         """
-        if len(flat.lengths) == 1:
+        if len(encodings.lengths) == 1:
             texts = None  # the only one
-        lengths = flat.lengths if texts is None else flat.lengths[texts]
+        lengths = encodings.lengths if texts is None else encodings.lengths[texts]
         if not lengths.all():
             raise InputError(f"text {lengths.argmin()} of the batch has no tokens; each needs at least one")
         ends = np.cumsum(lengths)
         positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-        ids, segments = flat.ids, flat.segments
+        ids, segments = encodings.ids, encodings.segments
         if texts is not None:
-            at = positions + np.repeat((np.cumsum(flat.lengths) - flat.lengths)[texts], lengths)
+            at = positions + np.repeat(encodings.starts[texts], lengths)
             ids, segments = ids[at], segments[at]
         return cls(
             ids=torch.from_numpy(ids),
@@ -97,9 +91,24 @@ class Batch:
             lengths=tuple(lengths.tolist()),
         )
 
+    def slice(self, first: int, last: int) -> Batch:
+        """Texts `first` to `last` as a batch of their own."""
+        if first == 0 and last == len(self):
+            return self
+        start = sum(self.lengths[:first])
+        tokens = slice(start, start + sum(self.lengths[first:last]))
+        return Batch(
+            ids=self.ids[tokens],
+            segments=self.segments[tokens],
+            positions=self.positions[tokens],
+            cu_seqlens=self.cu_seqlens[first : last + 1] - start,
+            lengths=self.lengths[first:last],
+            global_tokens=None if self.global_tokens is None else self.global_tokens[tokens],
+        )
+
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device. The host does not wait for a GPU to take it."""
-        self.ranges()  # cheap here, and a stop for the device if it were asked later
+        """Copy the batch to a device, asynchronously."""
+        self.ranges()  # cheap here; later it would synchronize with the device
         if self.ids.device == torch.device(device):
             return self
         return self._with(
@@ -111,7 +120,7 @@ class Batch:
         )
 
     def with_ids(self, ids: Tensor) -> Batch:
-        """The same batch with other tokens that are known to lie in the vocabulary: nobody looks at them again."""
+        """The same batch with other token ids that are known to be in the vocabulary: they are not checked again."""
         return self._with(ids=ids)
 
     def with_globals(self, global_tokens: Tensor | None) -> Batch:
@@ -119,44 +128,42 @@ class Batch:
         return self._with(global_tokens=global_tokens)
 
     def _with(self, **changes: Any) -> Batch:
-        """`replace` for changes that leave the values of ids and segments as they are."""
+        """`replace`, keeping the cached ranges of ids and segments."""
         out = replace(self, **changes)
         object.__setattr__(out, "_ranges", self._ranges)
         return out
 
     def ranges(self) -> tuple[Range, Range]:
-        """The smallest and largest of the ids and of the segments: looked up once, on the host for what came from it.
+        """Minimum and maximum of the ids and of the segments; computed once, on the host where possible.
 
         >>> Batch.from_ids([[101, 7592, 102], [101, 102]]).ranges()
         ((101, 7592), (0, 0))
         """
         if self._ranges is None:
-            both = (self.ids, self.segments)
+            arrays: tuple[Any, ...] = (self.ids, self.segments)
             if self.ids.device.type == "cpu":
-                found = tuple((int(x.min()), int(x.max())) for x in (one.numpy() for one in both))
-            else:
-                found = tuple((int(x.min()), int(x.max())) for x in both)
-            object.__setattr__(self, "_ranges", found)
+                arrays = tuple(tensor.numpy() for tensor in arrays)
+            object.__setattr__(self, "_ranges", tuple((int(x.min()), int(x.max())) for x in arrays))
         assert self._ranges is not None
         return self._ranges
 
     def text_of_token(self) -> Tensor:
-        """(T,) the number of the text that each token belongs to."""
+        """(T,) index of the text that each token belongs to."""
         tokens = torch.arange(len(self.ids), dtype=self.cu_seqlens.dtype, device=self.ids.device)
-        return torch.searchsorted(self.cu_seqlens[1:], tokens, right=True)  # how many texts have ended by then
+        return torch.searchsorted(self.cu_seqlens[1:], tokens, right=True)  # number of texts that end before it
 
 
 def send(x: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor on a device. From the host to a GPU it goes by pinned memory: other memory would make the host wait."""
+    """Copy a tensor to a device; to a GPU from pinned memory, without which the copy would block the host."""
     if x.device.type == "cpu" and torch.device(device).type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 
 def spare_ends(tokens: int, room: int, texts: int, longest: int) -> np.ndarray:
-    """Where `texts` more texts end that fill a batch of so many tokens up to its room.
+    """End offsets of `texts` dummy texts that fill a batch of `tokens` tokens up to `room`.
 
-    First come texts of no tokens, then as many as it takes, each of at most `longest`.
+    Empty texts come first, then as many as are needed, each of at most `longest` tokens.
 
     >>> spare_ends(10, 16, texts=4, longest=4).tolist()
     [10, 10, 14, 16]
@@ -167,23 +174,21 @@ def spare_ends(tokens: int, room: int, texts: int, longest: int) -> np.ndarray:
     return ends
 
 
-def pack(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Group texts of like length into batches of at most `budget` tokens, longest first.
+def pack(lengths: Sequence[int] | IntArray, budget: int) -> Iterator[list[int]]:
+    """Group texts of similar length into batches of at most `budget` tokens, longest first.
 
-    A text longer than the budget is a batch of its own. Indices let the caller restore the order.
+    A text longer than the budget is a batch of its own. The groups are indices into `lengths`.
 
     >>> list(pack([3, 9, 2, 4], budget=8))
     [[1], [3, 0], [2]]
     """
     if budget < 1:
         raise InputError(f"budget={budget} must be at least 1 token")
-    group: list[int] = []
-    used = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if group and used + lengths[index] > budget:
-            yield group
-            group, used = [], 0
-        group.append(index)
-        used += lengths[index]
-    if group:
-        yield group
+    sizes = np.asarray(lengths, np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    totals = np.cumsum(sizes[order])
+    order_list, first, used = order.tolist(), 0, 0
+    while first < len(order_list):
+        last = max(first + 1, int(np.searchsorted(totals, used + budget, side="right")))
+        yield order_list[first:last]
+        first, used = last, int(totals[last - 1])

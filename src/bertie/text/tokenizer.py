@@ -1,36 +1,34 @@
-"""Text in, token ids out: one `Encoding` a text, never padded and never cut.
+"""Tokenization: texts to token ids and back, without padding or truncation.
 
-A folder's tokenizer.json decides; where there is none, `bertie.text.legacy` builds the tokenizer from old files. The
-Rust library `tokenizers` does the work, and this file sees to the rest: special tokens, segment ids, clear errors.
+A folder's tokenizer.json is authoritative; without one, `bertie.text.legacy` builds the tokenizer from older vocabulary
+files. The `tokenizers` library, or the compiled WordPiece, does the work; this module adds special tokens, segment ids
+and clear errors.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 
 from bertie.errors import CheckpointError, ConfigError, InputError
-from bertie.text import legacy as old
-from bertie.text import wordpiece as fast
+from bertie.text import legacy as legacy_files
+from bertie.text import wordpiece
+from bertie.text.encoding import Encoding, Encodings, IntArray, merge
 from bertie.text.legacy import LegacyTokenizer, Settings
 from bertie.text.tokenizer_files import read_text, rust_errors
 from bertie.text.wordpiece import state
 
-IntArray = NDArray[np.int64]
-
-# The two classes of transformers that take a tokenizer.json as it is; all others may rebuild it by rules of their own.
+# The classes of transformers that use a tokenizer.json unchanged; all others may rebuild it by their own rules.
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
-# What the special tokens are mostly called: asked last, when neither the folder nor a recipe says.
+# Common names of special tokens: the last resort, where neither the folder nor the family names them.
 COMMON = {
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
@@ -40,90 +38,8 @@ COMMON = {
 }
 
 
-def _unknown() -> IntArray:
-    return np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoding:
-    """One text, or one pair of texts, as tokens.
-
-    >>> e = Encoding(*(np.zeros(s, np.int64) for s in (3, 3, (3, 2), 3)), special=np.array([True, False, True]))
-    >>> len(e)
-    3
-    """
-
-    ids: IntArray  # (n,)
-    segments: IntArray  # (n,) what the model's segment table is asked for
-    offsets: IntArray  # (n, 2) characters of the first or second text, as Python counts them
-    words: IntArray  # (n,) which word of its text a token is part of; -1 at special tokens
-    special: NDArray[np.bool_]  # (n,) tokens that the template added, not those that the text spells out
-    # (n,) 0: of the first text, 1: of the second, -1: of neither. Segments cannot tell, as many models have only one.
-    sources: IntArray = field(default_factory=_unknown)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def text_tokens(self) -> int:
-        """How many tokens are not the template's."""
-        return int((self.sources >= 0).sum())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Flat:
-    """Many texts as tokens, one behind the other."""
-
-    ids: IntArray  # (T,)
-    segments: IntArray  # (T,)
-    lengths: IntArray  # (N,)
-
-
-class _Encoded(Encoding):
-    """An encoding fresh from the library: all but ids and segments is read when it is first asked for.
-
-    Few callers ask, and each field takes as long to read as the ids.
-    """
-
-    __slots__ = ("_paired", "_raw")
-
-    @classmethod
-    def of(cls, ids: IntArray, segments: IntArray, raw: tokenizers.Encoding, paired: bool) -> _Encoded:
-        """Beside the constructor, which takes all fields."""
-        self, put = cls.__new__(cls), object.__setattr__  # frozen
-        put(self, "ids", ids)
-        put(self, "segments", segments)
-        put(self, "_raw", raw)
-        put(self, "_paired", paired)
-        return self
-
-    @property
-    def text_tokens(self) -> int:
-        """The same without an array: it is asked for every text."""
-        return len(self) - int(sum(self._raw.special_tokens_mask))
-
-    def __getattr__(self, name: str) -> Any:
-        """A field that has no value yet."""
-        if name not in ("offsets", "words", "special", "sources"):
-            raise AttributeError(f"an encoding has no {name!r}")
-        raw, n = self._raw, len(self)
-        value: Any
-        if name == "offsets":
-            value = np.fromiter(chain.from_iterable(raw.offsets), np.int64, 2 * n).reshape(n, 2)
-        elif name == "words":
-            value = np.array([-1 if w is None else w for w in raw.word_ids], np.int64)
-        elif name == "special":
-            value = np.array(raw.special_tokens_mask, np.bool_)
-        elif self._paired:
-            value = np.array([-1 if s is None else s for s in raw.sequence_ids], np.int64)
-        else:
-            value = np.where(self.special, np.int64(-1), np.int64(0))
-        object.__setattr__(self, name, value)
-        return value
-
-
 class Tokenizer:
-    """Turns texts into ids and back.
+    """Converts texts to token ids and back.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -148,131 +64,160 @@ class Tokenizer:
         self._legacy = legacy
         self._backend = backend
         padding = backend.padding or {}
-        backend.no_padding()  # a flat batch has no use for either, and cutting is only done when asked for
+        backend.no_padding()  # flat batches need no padding, and truncation is explicit
         backend.no_truncation()
         backend.encode_special_tokens = False
         self._special = self._find_special(padding.get("pad_token"))
         self._segments = self._segments_reach_model()
-        self._alone = _one_segment(state(backend.post_processor))  # whether texts without a pair have segment 0 alone
+        self._one_segment = _one_segment(state(backend.post_processor))  # whether single texts have segment 0 only
         self._max_length = self._read_max_length()
-        for index in self.encode("", "").ids:  # the template's ids, which the library takes from the file unseen
+        for index in self.encode("", "").ids:  # the template's ids, which the library does not check
             if backend.id_to_token(int(index)) is None:
                 raise CheckpointError(f"the tokenizer's template adds id={index}, which its vocabulary does not have")
 
     @classmethod
     def from_folder(cls, path: str | Path, legacy: LegacyTokenizer | None = None) -> Tokenizer:
-        """Load the tokenizer of a checkpoint folder: its tokenizer.json, else its old files by the recipe `legacy`.
+        """Load the tokenizer of a checkpoint folder: its tokenizer.json, else its older vocabulary files.
 
-        The recipe is used beside a tokenizer.json, too: it knows which segment ids the model is fed, and what the
-        special tokens are called where the folder does not say.
+        `legacy` describes the family's tokenizer. It is used beside a tokenizer.json too: it knows whether the model
+        uses segment ids, and the names of special tokens that the folder does not give.
         """
         folder = Path(path)
-        settings = old.read_settings(folder)
+        settings = legacy_files.read_settings(folder)
         file = folder / "tokenizer.json"
         if file.is_file():
             text = read_text(file)
             with rust_errors(str(file)):
                 backend = tokenizers.Tokenizer.from_str(text)
-                # As transformers does: what the other files declare and tokenizer.json lacks is added behind it.
-                old.add_declared(backend, settings)
-                old.add_missing(backend, [*settings.named.values(), *settings.extra])
+                # As in transformers: tokens that other files declare and tokenizer.json lacks are appended.
+                legacy_files.add_declared(backend, settings)
+                legacy_files.add_missing(backend, [*settings.named.values(), *settings.extra])
                 self = cls(backend, legacy, settings)
                 self._refuse_contradiction()
             return self
         if legacy is None:
             kind = settings.options.get("tokenizer_class", "its kind")
             raise CheckpointError(
-                f"{folder} holds no tokenizer.json, and Bertie has no recipe for old files of {kind}; save one with "
-                "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+                f"{folder} holds no tokenizer.json, and Bertie cannot read the vocabulary files of {kind}; save one "
+                "with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
-        backend = old.build(folder, legacy)
+        backend = legacy_files.build(folder, legacy)
         with rust_errors(f"the tokenizer in {folder}"):
             return cls(backend, legacy, settings)
 
     # ── text to ids ──
 
     def encode(self, text: str, pair: str | None = None, special: bool = True) -> Encoding:
-        """Encode a text, or a text and its pair; `special` adds the template's tokens ([CLS], [SEP])."""
+        """Encode a text, or a text and its pair; `special` adds the special tokens of the template ([CLS], [SEP])."""
         return self.encode_batch([text if pair is None else (text, pair)], special)[0]
 
     def encode_batch(self, items: Sequence[str | tuple[str, str]], special: bool = True) -> list[Encoding]:
-        """Encode many texts or pairs, on all cores; the order is kept."""
+        """Encode texts or pairs, with character offsets and word ids; multi-threaded."""
         if isinstance(items, str):
             raise InputError("encode_batch takes a list of texts, not one text; wrap it: [text]")
-        # A str can only be at fault in its letters, and then the library refuses it.
-        items = [item if type(item) is str else _checked(item, index) for index, item in enumerate(items)]
-        raw = self._encoded(self._backend.encode_batch, items, special)
-        # A view of one array for each text: to make an array takes longer than to fill it.
-        flat = self._flat(raw, any(isinstance(item, tuple) for item in items))
-        ends = np.cumsum(flat.lengths).tolist()
-        return [
-            _Encoded.of(flat.ids[start:end], flat.segments[start:end], one, isinstance(item, tuple))
-            for (start, end), one, item in zip(pairwise([0, *ends]), raw, items, strict=True)
-        ]
+        return list(self._encode(list(items), range(len(items)), special=special, offsets=True))
 
-    def encode_flat(self, texts: Sequence[str]) -> Flat:
-        """Encode many texts, as `encode_batch` does, for callers that want their ids and no more: twice as fast.
+    def encode_flat(self, items: Sequence[str | tuple[str, str]], *, offsets: bool = False) -> Encodings:
+        """Encode texts or pairs into flat arrays of token ids.
 
-        ASCII texts for BERT's WordPiece are taken by `bertie.text.wordpiece`: forty times as fast, on one core.
+        ASCII texts for BERT's WordPiece go through `bertie.text.wordpiece`, all others through the `tokenizers`
+        library. Character offsets and the like are computed for a text when they are accessed; `offsets=True` has the
+        library compute them at once, which is cheaper where all of them are needed.
         """
-        texts = list(texts)
-        quick = self._quick if fast.enabled else None
-        mine = [i for i, text in enumerate(texts) if type(text) is str and text.isascii()] if quick else []
-        if quick is None or not mine:
-            return self._flat(self._by_library(texts, range(len(texts))))
-        ids, lengths = quick.encode([texts[i] for i in mine])
-        if len(mine) == len(texts) and (lengths >= 0).all():
-            return Flat(ids, np.zeros_like(ids), lengths)
-        taken = np.array(mine)[lengths >= 0]  # those that spell out a token are left
-        others = np.setdiff1d(np.arange(len(texts)), taken)
-        found = self._flat(self._by_library(texts, others.tolist()))
-        lengths = np.concatenate((lengths[lengths >= 0], found.lengths))
-        order = np.argsort(np.concatenate((taken, others)))
-        begins, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
-        at = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-        ids = np.concatenate((ids, found.ids))[at]
-        return Flat(ids, np.zeros_like(ids), lengths)
+        items = list(items)
+        compiled = None if offsets else self._compiled
+        everything = range(len(items))
+        if compiled is None:
+            return self._encode(items, everything, offsets=offsets)
+        texts = [i for i, item in enumerate(items) if type(item) is str and item.isascii()]
+        pairs = [] if len(texts) == len(items) or compiled.pair_template is None else _ascii_pairs(items)
+        parts: list[tuple[IntArray, Encodings]] = []
+        if texts:
+            ids, lengths = compiled.encode(items if len(texts) == len(items) else [items[i] for i in texts])  # type: ignore[misc, arg-type]
+            usable = lengths >= 0  # the others contain an added token
+            parts.append((np.array(texts)[usable], Encodings(ids, np.zeros_like(ids), lengths[usable])))
+        if pairs:
+            encoded, usable = compiled.encode_pairs([items[i] for i in pairs])  # type: ignore[misc]
+            if not self._segments:
+                encoded = Encodings(encoded.ids, np.zeros_like(encoded.ids), encoded.lengths)
+            parts.append((np.array(pairs)[usable], encoded))
+        if sum(len(index) for index, _ in parts) < len(items):
+            done = np.concatenate([np.empty(0, np.int64), *(index for index, _ in parts)])
+            others = np.setdiff1d(np.arange(len(items)), done)
+            parts.append((others, self._encode(items, others.tolist())))
+        return self._describe(merge(parts) if parts else self._encode([], everything), items)
 
-    def is_quick(self, texts: Sequence[str]) -> bool:
-        """Whether nine in ten of such texts, of which there are some, are taken by `bertie.text.wordpiece`."""
-        if not texts or not fast.enabled or self._quick is None:
+    def is_compiled(self, texts: Sequence[str]) -> bool:
+        """Whether the compiled tokenizer encodes at least nine in ten of these texts."""
+        if not texts or self._compiled is None:
             return False
         return sum(type(text) is str and text.isascii() for text in texts) >= 0.9 * len(texts)
 
     @cached_property
-    def _quick(self) -> fast.WordPiece | None:
-        return fast.find(self._backend)
+    def _compiled(self) -> wordpiece.WordPiece | None:
+        return wordpiece.find(self._backend)
 
-    def _flat(self, raw: list[tokenizers.Encoding], paired: bool = False) -> Flat:
-        lengths = np.array([len(one) for one in raw], np.int64)
+    def _encode(
+        self, items: list[Any], index: Sequence[int], *, special: bool = True, offsets: bool = False
+    ) -> Encodings:
+        """Encode the items at `index` with the library; without offsets by its fast method, which computes none."""
+        chosen = [items[i] for i in index]
+        raw = self._call_library(chosen, index, special, offsets)
+        lengths = np.array([len(encoding) for encoding in raw], np.int64)
         total = int(lengths.sum())
-        ids = np.fromiter(chain.from_iterable(one.ids for one in raw), np.int64, total)
-        if not self._segments or (self._alone and not paired):  # to read them takes as long as the ids
-            return Flat(ids, np.zeros(total, np.int64), lengths)
-        segments = np.fromiter(chain.from_iterable(one.type_ids for one in raw), np.int64, total)
-        return Flat(ids, segments, lengths)
+        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in raw), np.int64, total)
+        paired = any(not isinstance(item, str) for item in chosen)
+        if not self._segments or (self._one_segment and not paired):  # reading them takes as long as the ids
+            segments = np.zeros(total, np.int64)
+        else:
+            segments = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in raw), np.int64, total)
+        encodings = Encodings(ids, segments, lengths)
+        return self._describe(encodings, chosen, raw if offsets else None, special)
 
-    def _by_library(self, texts: list[str], which: Sequence[int]) -> list[tokenizers.Encoding]:
-        # The library's fast way knows no offsets, and is the same in all else.
-        return self._encoded(self._backend.encode_batch_fast, [texts[i] for i in which], True, which)
+    def _describe(
+        self,
+        encodings: Encodings,
+        items: list[Any],
+        raw: list[tokenizers.Encoding] | None = None,
+        special: bool = True,
+    ) -> Encodings:
+        """The same encodings with all that is derived from the texts: special tokens and, lazily, their details."""
+        paired = np.fromiter((not isinstance(item, str) for item in items), np.bool_, len(items))
+        single, pair = self._special_counts if special else (0, 0)
+        counts = np.where(paired, pair, single)
 
-    @staticmethod
-    def _encoded(
-        call: Any, items: list[Any], special: bool, numbers: Sequence[int] | None = None
+        def load(i: int) -> tokenizers.Encoding:
+            if raw is not None:
+                return raw[i]
+            return self._backend.encode(items[i]) if isinstance(items[i], str) else self._backend.encode(*items[i])
+
+        return Encodings(encodings.ids, encodings.segments, encodings.lengths, counts, load, paired)
+
+    @cached_property
+    def _special_counts(self) -> tuple[int, int]:
+        backend = self._backend
+        return backend.num_special_tokens_to_add(False), backend.num_special_tokens_to_add(True)
+
+    def _call_library(
+        self, items: list[Any], index: Sequence[int], special: bool, offsets: bool
     ) -> list[tokenizers.Encoding]:
-        """What the library makes of them. If it fails, the item that is at fault is named."""
+        """Encode with the library. If it fails, the error names the item that is at fault."""
+        # The fast method computes no offsets; without a post-processor it gives both texts of a pair the segment id 0.
+        fast = not offsets and self._backend.post_processor is not None
+        call = self._backend.encode_batch_fast if fast else self._backend.encode_batch
+        # A str can only be wrong in its characters, which the library notices.
+        items = [item if type(item) is str else _checked(item, i) for i, item in zip(index, items, strict=True)]
         try:
-            found: list[tokenizers.Encoding] = call(items, add_special_tokens=special)
-            return found
+            return call(items, add_special_tokens=special)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # its panics are no Exception
-            for index, item in zip(numbers or range(len(items)), items, strict=True):
-                _checked(item, index)
-            raise CheckpointError(f"the tokenizer is broken: it fails on a sound text ({str(error)[:300]})") from error
+            for i, item in zip(index, items, strict=True):
+                _checked(item, i)
+            raise CheckpointError(f"the tokenizer is broken: it fails on a valid text ({str(error)[:300]})") from error
 
     def decode(self, ids: Sequence[int] | IntArray, skip_special: bool = True) -> str:
-        """The text of some ids; `skip_special` leaves special tokens out."""
+        """Decode token ids into text; `skip_special` leaves special tokens out."""
         numbers = np.asarray(ids)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise InputError(f"ids must be one row of integers, not {numbers.dtype} of shape {numbers.shape}")
@@ -285,74 +230,74 @@ class Tokenizer:
 
     @property
     def kind(self) -> str:
-        """How words become tokens: WordPiece, BPE, Unigram, …"""
+        """The algorithm: WordPiece, BPE, Unigram, …"""
         return type(self._backend.model).__name__
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included."""
+        """Size of the vocabulary, added tokens included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def cls_id(self) -> int | None:
-        """The id of the token that opens a text."""
+        """Id of the classification token, which begins every text."""
         return self._role_id("cls")
 
     @property
     def sep_id(self) -> int | None:
-        """The id of the token that closes a text."""
+        """Id of the separator token, which ends every text."""
         return self._role_id("sep")
 
     @property
     def pad_id(self) -> int | None:
-        """The id of the padding token: Bertie never uses it, but positions of some models are counted from it."""
+        """Id of the padding token. Bertie never pads, but some models count positions from it."""
         return self._role_id("pad")
 
     @property
     def mask_id(self) -> int | None:
-        """The id of the token that stands for a hidden one."""
+        """Id of the mask token."""
         return self._role_id("mask")
 
     @property
     def unk_id(self) -> int | None:
-        """The id of the token that stands for what the vocabulary lacks."""
+        """Id of the unknown token."""
         return self._role_id("unk")
 
     @property
     def mask_token(self) -> str | None:
-        """How the mask token is spelled in a text."""
+        """The mask token as it is written in a text."""
         return self._special.get("mask")
 
     @property
     def special_count(self) -> int:
-        """How many special tokens a single text is given."""
-        return self._backend.num_special_tokens_to_add(False)
+        """Number of special tokens added to a single text."""
+        return self._special_counts[0]
 
     @property
     def model_max_length(self) -> int | None:
-        """The longest text the folder's files allow, in tokens; None where they do not say."""
+        """Maximum length in tokens that tokenizer_config.json declares; None if it declares none."""
         return self._max_length
 
     @property
     def vocabulary(self) -> dict[int, str]:
-        """Every token by its id, in the order of ids, which may leave gaps."""
+        """Tokens by id, in order of ids, which may have gaps."""
         return dict(sorted((id, token) for token, id in self._backend.get_vocab(with_added_tokens=True).items()))
 
     def token(self, id: int) -> str:
-        """The token of an id."""
+        """Convert an id to its token."""
         token = self._backend.id_to_token(int(id)) if 0 <= id < 1 << 32 else None
         if token is None:
             raise InputError(f"id={id} is not in the vocabulary of {self.vocab_size} tokens")
         return token
 
     def id(self, token: str) -> int | None:
-        """The id of a token, spelled as in the vocabulary."""
+        """Convert a token, spelled as in the vocabulary, to its id; None if there is none."""
         return self._backend.token_to_id(checked_text(token, "token"))
 
     # ── saving ──
 
     def save(self, folder: str | Path) -> None:
-        """Write the tokenizer's files, for Bertie and for transformers."""
+        """Write the tokenizer's files, readable by transformers."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for name, raw in self.files().items():
@@ -361,8 +306,8 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """The files that `save` writes, by name.
 
-        tokenizer_config.json is kept as it was, unless the class that it names would make transformers rebuild the
-        tokenizer by other rules than tokenizer.json's: then it names the class that keeps them.
+        tokenizer_config.json is kept unchanged, unless it names a class that would make transformers rebuild the
+        tokenizer by other rules than those of tokenizer.json: then it names the generic class, which keeps them.
         """
         result = {"tokenizer.json": self._backend.to_str(pretty=True).encode("utf-8")}
         raw = self._settings.raw
@@ -385,39 +330,39 @@ class Tokenizer:
         return config
 
     def _class_agrees(self) -> bool:
-        """Whether transformers' own class, which may rebuild the tokenizer, would keep its rules."""
-        recipe, settings, backend = self._legacy, self._settings, self._backend
-        if recipe is None or settings.options.get("tokenizer_class") in GENERIC:
+        """Whether the class that tokenizer_config.json names would keep the tokenizer's rules."""
+        family, settings, backend = self._legacy, self._settings, self._backend
+        if family is None or settings.options.get("tokenizer_class") in GENERIC:
             return True
-        same_words = state(backend.pre_tokenizer) == state(old.pre_tokenizer(recipe, settings))
-        if recipe.kind == "sentencepiece":  # its normalizer depends on a table that only the model file has
-            return recipe.faithful and same_words
-        return recipe.faithful and same_words and state(backend.normalizer) == self._expected_normalizer()
+        same_words = state(backend.pre_tokenizer) == state(legacy_files.pre_tokenizer(family, settings))
+        if family.kind == "sentencepiece":  # its normalizer needs a table that only the model file has
+            return family.faithful and same_words
+        return family.faithful and same_words and state(backend.normalizer) == self._expected_normalizer()
 
     def _expected_normalizer(self) -> Any:
         if self._legacy is None or self._settings.flag("do_basic_tokenize") is False:
             return None
-        return state(old.normalizer(self._legacy, self._settings, b""))
+        return state(legacy_files.normalizer(self._legacy, self._settings, b""))
 
     # ── reading the facts ──
 
     def _find_special(self, pad: str | None) -> dict[str, str]:
-        """The special tokens by role: the folder's word first, then the recipe's, then common usage."""
+        """Special tokens by role: as the folder names them, else the family, else by common names."""
         added = {t.content for t in self._backend.get_added_tokens_decoder().values() if t.special}
         unk = getattr(self._backend.model, "unk_token", None)
-        found: dict[str, str] = {}
-        for role in old.ROLES:
-            said = self._settings.named.get(role)
-            guesses: list[str | None] = [said.content] if said is not None else []
+        special: dict[str, str] = {}
+        for role in legacy_files.ROLES:
+            token = self._settings.named.get(role)
+            candidates: list[str | None] = [token.content] if token is not None else []
             if self._legacy is not None:
-                guesses.append(getattr(self._legacy, role))
-            guesses.append({"unk": unk, "pad": pad}.get(role))
-            guesses += [text for text in COMMON.get(role, ()) if text in added]
-            for text in guesses:
+                candidates.append(getattr(self._legacy, role))
+            candidates.append({"unk": unk, "pad": pad}.get(role))
+            candidates += [text for text in COMMON.get(role, ()) if text in added]
+            for text in candidates:
                 if text is not None and self._backend.token_to_id(text) is not None:
-                    found[role] = text
+                    special[role] = text
                     break
-        return found
+        return special
 
     def _role_id(self, role: str) -> int | None:
         text = self._special.get(role)
@@ -440,10 +385,10 @@ class Tokenizer:
         return int(value) if value < 1e9 else None  # transformers writes 1e30 for "no limit"
 
     def _refuse_contradiction(self) -> None:
-        """Refuse a folder whose two files disagree about the case of letters.
+        """Refuse a folder whose two files disagree about normalization.
 
-        tokenizer.json would be right, but transformers follows tokenizer_config.json: whoever trained the model may
-        have used either, so nobody can know which answer is the wrong one.
+        tokenizer.json should win, but transformers follows tokenizer_config.json. The model may have been trained with
+        either, so there is no telling which one is wrong.
         """
         rules = state(self._backend.normalizer)
         if not isinstance(rules, dict) or rules.get("type") != "BertNormalizer":
@@ -457,12 +402,23 @@ class Tokenizer:
             ("strip_accents", lower if accents is None else accents),
             ("tokenize_chinese_chars", bool(rules["handle_chinese_chars"])),
         ):
-            said = self._settings.flag(key)
-            if said is not None and said != actual:
+            declared = self._settings.flag(key)
+            if declared is not None and declared != actual:
                 raise ConfigError(
-                    f"tokenizer_config.json says {key}={said} and tokenizer.json does {key}={actual}; "
-                    "make the two files agree (a model answers well only to the one it was trained with)"
+                    f"tokenizer_config.json says {key}={declared} and tokenizer.json does {key}={actual}; "
+                    "make the two files agree with the tokenization that the model was trained with"
                 )
+
+
+def _ascii_pairs(items: Sequence[Any]) -> list[int]:
+    """The indices of the pairs of ASCII texts."""
+    return [
+        i
+        for i, item in enumerate(items)
+        if isinstance(item, tuple | list)
+        and len(item) == 2
+        and all(type(text) is str and text.isascii() for text in item)
+    ]
 
 
 def _checked(item: Any, index: int) -> str | tuple[str, str]:
@@ -474,27 +430,27 @@ def _checked(item: Any, index: int) -> str | tuple[str, str]:
 
 
 def checked_text(text: Any, where: str) -> str:
-    """The text, if it is one that can be read; an error calls it `where`."""
+    """Check that a text is a str that can be encoded in UTF-8; an error calls it `where`."""
     if not isinstance(text, str):
         raise InputError(f"{where} must be a str, not {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{where}: character {error.start} is the lone surrogate U+{ord(text[error.start]):04X}, which is no text; "
-            "read the file with its true encoding, or replace it: text.encode('utf-8', 'replace').decode()"
+            f"{where}: character {error.start} is the lone surrogate U+{ord(text[error.start]):04X}, which is not valid "
+            "text; read the file with its actual encoding, or replace it: text.encode('utf-8', 'replace').decode()"
         ) from None
     return text
 
 
 def _one_segment(rules: Any) -> bool:
-    """Whether a template gives every token of a text without a pair segment 0."""
+    """Whether a template gives every token of a single text the segment id 0."""
     kind = None if rules is None else rules["type"]
     if kind == "Sequence":
         return all(map(_one_segment, rules["processors"]))
     if kind == "TemplateProcessing":
         return all(part["type_id"] == 0 for item in rules["single"] for part in item.values())
-    return kind in (None, "ByteLevel") or {"cls", "sep"} <= set(rules)  # a family's own template has these two
+    return kind in (None, "ByteLevel") or {"cls", "sep"} <= set(rules)  # BertProcessing and RobertaProcessing
 
 
 def _json_bytes(value: dict[str, Any]) -> bytes:

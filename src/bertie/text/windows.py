@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.errors import InputError
-from bertie.text.tokenizer import Encoding, IntArray
+from bertie.text.encoding import Encoding, IntArray
 
 BoolArray = NDArray[np.bool_]
 
@@ -50,7 +50,7 @@ class Window:
     @cached_property
     def tokens_read(self) -> int:
         """How many tokens of the text it answers for."""
-        return int((self.owned & (self.whole.sources[self.places] >= 0)).sum())
+        return int((self.owned & (self.whole.sequence_ids[self.places] >= 0)).sum())
 
     def __len__(self) -> int:
         return len(self.places)
@@ -114,8 +114,8 @@ def _parts(encoding: Encoding, count: int, max_length: int, least: int) -> tuple
 
     `least`: of each text; 2 for stretches that share a token with their neighbour and have one for themselves.
     """
-    special = np.flatnonzero(encoding.sources < 0)
-    parts = [np.flatnonzero(encoding.sources == source) for source in range(count)]
+    special = np.flatnonzero(encoding.sequence_ids < 0)
+    parts = [np.flatnonzero(encoding.sequence_ids == source) for source in range(count)]
     room = max_length - len(special)
     if room < least * count:
         raise InputError(
@@ -179,7 +179,7 @@ def word_starts(encoding: Encoding, part: IntArray, text: str) -> BoolArray:
     word of its own, as it is to BERT, and so is each piece in scripts that are written without spaces. No word ends
     between a letter and its accent.
     """
-    words, offsets = encoding.words[part].tolist(), encoding.offsets[part].tolist()
+    words, offsets = encoding.word_ids[part].tolist(), encoding.offsets[part].tolist()
     out = np.ones(len(part), dtype=bool)
     for t in range(1, len(words)):
         end, start = offsets[t - 1][1], offsets[t][0]

@@ -1,7 +1,7 @@
-"""BERT's WordPiece for ASCII texts in C++ (cpp/): the ids that the library `tokenizers` gives, many times as fast.
+"""BERT's WordPiece for ASCII texts in C++ (cpp/): the ids of the `tokenizers` library, about forty times as fast.
 
-Built with the package where there is a compiler. Where there is none, for tokenizers of other kinds and for texts that
-are not ASCII or spell out an added token such as [MASK], `tokenizers` does the work.
+Built with the package where a compiler is available. Without one, for other kinds of tokenizers, and for texts that
+are not ASCII or that contain an added token such as [MASK], the `tokenizers` library is used.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
@@ -22,7 +23,8 @@ from tokenizers.models import WordPiece as WordPieceModel
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-enabled = True  # whether the library is used where it can be
+from bertie.text.encoding import Encodings, IntArray, ranges
+
 ABI_VERSION = 2  # increment here and in wordpiece.cpp when the C interface changes
 NORMALIZER = {"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"}
 LETTER, SPACE, PUNCTUATION, DROPPED = 0, 1, 2, 255
@@ -31,12 +33,12 @@ MAX_ADDED = 1 << 14  # characters of added tokens: each takes up to half a kilob
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled part, if it was built, and from these sources."""
-    files = (Path(__file__).with_name(f"_wordpiece{ending}") for ending in EXTENSION_SUFFIXES)
-    found = next((file for file in files if file.exists()), None)
-    if found is None:
+    """The compiled library, if it was built from these sources."""
+    files = (Path(__file__).with_name(f"_wordpiece{suffix}") for suffix in EXTENSION_SUFFIXES)
+    path = next((file for file in files if file.exists()), None)
+    if path is None:
         return None
-    lib = ctypes.CDLL(str(found))
+    lib = ctypes.CDLL(str(path))
     if not hasattr(lib, f"bertie_wordpiece_abi_{ABI_VERSION}"):  # left over from an older installation
         return None
     text, pointer, wide = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
@@ -51,8 +53,18 @@ def library() -> ctypes.CDLL | None:
     return lib
 
 
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """Special tokens around a pair of texts, and the segment ids of all five parts."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    segments: tuple[list[int], int, list[int], int, list[int]]  # before, first text, between, second text, after
+
+
 def find(backend: tokenizers.Tokenizer) -> WordPiece | None:
-    """The fast twin of a tokenizer that neither pads nor cuts. None where there is none: no guesses.
+    """The compiled equivalent of a tokenizer without padding and truncation; None if there is none.
 
     >>> find(tokenizers.Tokenizer(tokenizers.models.BPE())) is None
     True
@@ -67,58 +79,87 @@ def find(backend: tokenizers.Tokenizer) -> WordPiece | None:
     vocab = backend.get_vocab(with_added_tokens=False)
     if model.unk_token not in vocab or len(set(vocab.values())) != len(vocab):
         return None
-    around, letters = _template(backend), _letters(backend)
-    if around is None or letters is None or not model.continuing_subword_prefix.isascii():
+    template, characters = _template(backend), _characters(backend)
+    if template is None or characters is None or not model.continuing_subword_prefix.isascii():
         return None
-    added = _added(backend, letters[0])
+    added = _added(backend, characters[0])
     if added is None:
         return None
-    return WordPiece(backend, lib, vocab, around, letters, added)
+    return WordPiece(backend, lib, vocab, template, characters, added)
 
 
 class WordPiece:
-    """The library's copy of a vocabulary."""
+    """A vocabulary in the compiled library."""
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
         lib: ctypes.CDLL,
         vocab: dict[str, int],
-        around: tuple[list[int], list[int]],
-        letters: tuple[bytes, bytes],
+        template: tuple[list[int], list[int]],
+        characters: tuple[bytes, bytes],
         added: list[str],
     ) -> None:
         self._backend, self._run, self._free = backend, lib.bertie_wordpiece_encode, lib.bertie_wordpiece_destroy
-        self._around = sum(map(len, around))
+        self._before, self._specials = len(template[0]), sum(map(len, template))
+        self.pair_template = _pair_template(backend)
         pieces = [piece for piece in vocab if piece.isascii()]
         ids = np.array([vocab[piece] for piece in pieces], np.int64)
-        template = np.array([*around[0], *around[1]], np.int64)
-        (raw, ends), (special, special_ends) = _joined(pieces), _joined(added)
+        special_ids = np.array([*template[0], *template[1]], np.int64)
+        (raw, ends), (special, special_ends) = _join(pieces), _join(added)
         model: Any = backend.model
         prefix = model.continuing_subword_prefix.encode()
         self._handle = lib.bertie_wordpiece_create(
-            *(*letters, raw, ends.ctypes.data, ids.ctypes.data, len(pieces), prefix, len(prefix)),
-            *(special, special_ends.ctypes.data, len(added), template.ctypes.data, len(around[0]), len(around[1])),
+            *(*characters, raw, ends.ctypes.data, ids.ctypes.data, len(pieces), prefix, len(prefix)),
+            *(special, special_ends.ctypes.data, len(added)),
+            *(special_ids.ctypes.data, len(template[0]), len(template[1])),
             *(vocab[model.unk_token], min(model.max_input_chars_per_word, 1 << 62)),
         )
         if not self._handle:
-            raise MemoryError("no memory for the tokenizer's vocabulary")
+            raise MemoryError("out of memory for the tokenizer's vocabulary")
 
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(T,) the ids of ASCII texts, one behind the other, and (N,) how many each has: -1 where it is not for us."""
-        raw, ends = _joined(texts)
-        ids = np.empty(len(raw) + len(texts) * self._around, np.int64)  # no token is shorter than a character
+    def encode(self, texts: Sequence[str]) -> tuple[IntArray, IntArray]:
+        """(T,) ids of ASCII texts, end to end, and (N,) their lengths: -1 for texts that the library has to encode."""
+        raw, ends = _join(texts)
+        ids = np.empty(len(raw) + len(texts) * self._specials, np.int64)  # no token is shorter than a character
         lengths = np.empty(len(texts), np.int64)
         total = self._run(
             *(self._handle, raw, len(raw), ends.ctypes.data, len(texts)),
             *(ids.ctypes.data, len(ids), lengths.ctypes.data),
         )
         if total < 0:
-            raise MemoryError(f"no memory to tokenize {len(texts)} texts")
+            raise MemoryError(f"out of memory while tokenizing {len(texts)} texts")
         return ids[:total], lengths
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[Encodings, NDArray[np.bool_]]:
+        """Encodings of those pairs of ASCII texts that can be encoded here, and (N,) which ones these are."""
+        template = self.pair_template
+        assert template is not None
+        ids, lengths = self.encode(list(chain.from_iterable(pairs)))
+        both = lengths.reshape(-1, 2)
+        usable: NDArray[np.bool_] = np.all(both >= 0, axis=1)
+        starts = (np.cumsum(lengths.clip(0)) - lengths.clip(0)).reshape(-1, 2)[usable] + self._before
+        texts = both[usable] - self._specials  # (n, 2) without special tokens
+        parts = [len(template.before), len(template.between), len(template.after)]
+        totals = texts.sum(1) + sum(parts)
+        first = np.cumsum(totals) - totals
+        places = np.stack([first + parts[0], first + parts[0] + texts[:, 0] + parts[1]], 1)  # (n, 2) of the texts
+        out, segments = np.empty(int(totals.sum()), np.int64), np.empty(int(totals.sum()), np.int64)
+        at = ranges(places.ravel(), texts.ravel())
+        out[at] = ids[ranges(starts.ravel(), texts.ravel())]
+        segments[at] = np.repeat(np.tile([template.segments[1], template.segments[3]], len(texts)), texts.ravel())
+        specials = (
+            (first, template.before, template.segments[0]),
+            (places[:, 1] - parts[1], template.between, template.segments[2]),
+            (first + totals - parts[2], template.after, template.segments[4]),
+        )
+        for begin, tokens, kinds in specials:
+            for k, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+                out[begin + k], segments[begin + k] = token, kind
+        return Encodings(out, segments, totals), usable
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return find, (self._backend,)  # a copy, here or in another process, is made anew
+        return find, (self._backend,)  # a handle cannot be copied: a copy builds its own
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -126,19 +167,19 @@ class WordPiece:
 
 
 def state(part: Any) -> Any:
-    """What a part of a tokenizer says of itself in tokenizer.json."""
+    """A part of a tokenizer as it stands in tokenizer.json."""
     return None if part is None else json.loads(part.__getstate__())
 
 
-def _joined(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+def _join(texts: Sequence[str]) -> tuple[bytes, IntArray]:
     return "".join(texts).encode("ascii"), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
 
 
 def _template(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids before and after every text; None if that is not all that is done to a text."""
+    """The ids before and after every text; None if the post-processor does more than add them."""
     rules = state(backend.post_processor)
-    own = rules is None or {"cls", "sep"} <= set(rules)  # these two are all that a family's own template has
-    if not own and (rules["type"] != "TemplateProcessing" or sum("Sequence" in one for one in rules["single"]) != 1):
+    own = rules is None or {"cls", "sep"} <= set(rules)  # BertProcessing and RobertaProcessing have just these two
+    if not own and (rules["type"] != "TemplateProcessing" or sum("Sequence" in part for part in rules["single"]) != 1):
         return None
     whole, bare = backend.encode("a b"), backend.encode("a b", add_special_tokens=False)
     mask, n = whole.special_tokens_mask, len(bare.ids)
@@ -151,36 +192,64 @@ def _template(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | No
     return (before, after) if backend.encode("").ids == before + after else None
 
 
-def _letters(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
-    """What the tokenizer makes of each ASCII character, and where it cuts: asked, and not known by heart."""
+def _pair_template(backend: tokenizers.Tokenizer) -> PairTemplate | None:
+    """The special tokens around and between the texts of a pair; None if the post-processor does more than add them."""
+    rules = state(backend.post_processor)
+    if rules is not None and rules["type"] == "TemplateProcessing":
+        names = [part["Sequence"]["id"] for part in rules["pair"] if "Sequence" in part]
+        if names != ["A", "B"]:
+            return None
+    whole = backend.encode("a b", "c d e")
+    first, second = (backend.encode(text, add_special_tokens=False).ids for text in ("a b", "c d e"))
+    mask, kinds = whole.special_tokens_mask, whole.type_ids
+    if 0 not in mask:
+        return None
+    a = mask.index(0)
+    b = a + len(first) + [*mask[a + len(first) :], 0].index(0)
+    parts = [slice(0, a), slice(a, a + len(first)), slice(a + len(first), b), slice(b, b + len(second))]
+    parts.append(slice(b + len(second), None))
+    before, between, after = (whole.ids[parts[i]] for i in (0, 2, 4))
+    expected = [1] * len(before) + [0] * len(first) + [1] * len(between) + [0] * len(second) + [1] * len(after)
+    if whole.ids != before + first + between + second + after or mask != expected:
+        return None
+    if any(len(set(kinds[part])) > 1 for part in (parts[1], parts[3])):
+        return None
+    if backend.encode("", "").ids != before + between + after:
+        return None
+    segments = (kinds[parts[0]], kinds[a], kinds[parts[2]], kinds[b], kinds[parts[4]])
+    return PairTemplate(before, between, after, segments)
+
+
+def _characters(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
+    """What the normalizer makes of each ASCII character, and its kind for the pre-tokenizer: found by asking them."""
     becomes, kinds = bytearray([DROPPED] * 256), bytearray(256)
     normalizer: Any = backend.normalizer
-    cutter: Any = backend.pre_tokenizer
+    pre_tokenizer: Any = backend.pre_tokenizer
     for code in range(128):
         letter = chr(code)
-        now = normalizer.normalize_str(letter)
-        words = [word for word, _ in cutter.pre_tokenize_str(f"a{letter}a")]
+        normalized = normalizer.normalize_str(letter)
+        words = [word for word, _ in pre_tokenizer.pre_tokenize_str(f"a{letter}a")]
         kind = {1: LETTER, 2: SPACE, 3: PUNCTUATION}.get(len(words))
         expected = {LETTER: [f"a{letter}a"], SPACE: ["a", "a"], PUNCTUATION: ["a", letter, "a"]}
-        if kind is None or words != expected[kind] or len(now) > 1 or not now.isascii():
+        if kind is None or words != expected[kind] or len(normalized) > 1 or not normalized.isascii():
             return None
         kinds[code] = kind
-        if now:
-            becomes[code] = ord(now)
+        if normalized:
+            becomes[code] = ord(normalized)
     return bytes(becomes), bytes(kinds)
 
 
 def _added(backend: tokenizers.Tokenizer, becomes: bytes) -> list[str] | None:
-    """Added tokens as a normalized text in lower case would have them: a text without these has none of them.
+    """Added tokens as they appear in a normalized, lower-cased text: a text without these contains none of them.
 
-    That finds more than `tokenizers` does, never less: it looks for some in the text as it is, for others in the
-    normalized text, and for some only at word boundaries.
+    This may match more than `tokenizers` does, never less: `tokenizers` looks for some in the raw text, for others in
+    the normalized text, and for some at word boundaries only.
     """
     normalizer: Any = backend.normalizer
     contents = [token.content for token in backend.get_added_tokens_decoder().values()]
-    spelled = chain(contents, map(normalizer.normalize_str, contents))  # an accent may be taken away: then it is ASCII
-    kept = [text.encode("ascii") for text in spelled if text.isascii()]
-    found = {bytes(becomes[c] for c in text if becomes[c] != DROPPED).decode().lower() for text in kept}
+    spellings = chain(contents, map(normalizer.normalize_str, contents))  # stripping accents may make a token ASCII
+    encoded = [text.encode("ascii") for text in spellings if text.isascii()]
+    found = {bytes(becomes[c] for c in text if becomes[c] != DROPPED).decode().lower() for text in encoded}
     if "" in found or sum(map(len, found)) > MAX_ADDED:
         return None
     return sorted(found)

@@ -115,9 +115,9 @@ def map_windows(checkpoint: Checkpoint, texts: tuple[str, ...]) -> dict[str, Any
     encoding = checkpoint.tokenizer.encode_batch([item])[0]
     rows, tokens_read = [], 0
     for window in split_windows(encoding, texts, checkpoint.max_length):
-        inside = window.encoding.sources == len(texts) - 1
+        inside = window.encoding.sequence_ids == len(texts) - 1
         offsets = [window.encoding.offsets[tokens] for tokens in (inside, inside & window.owned)]
         (start, end), owns = ((int(span[0, 0]), int(span[-1, 1])) if len(span) else (0, 0) for span in offsets)
         rows.append({"start": start, "end": end, "owns": list(owns), "tokens": len(window)})
         tokens_read += window.tokens_read
-    return {"windows": rows, "tokens_total": int((encoding.sources >= 0).sum()), "tokens_read": tokens_read}
+    return {"windows": rows, "tokens_total": int((encoding.sequence_ids >= 0).sum()), "tokens_read": tokens_read}

@@ -62,7 +62,7 @@ def _answer_tokens(window: Window, example: Example) -> NDArray[np.int64]:
         return absent
     start, end = example.target[0]
     encoding = window.encoding
-    inside = np.flatnonzero(encoding.sources == 1)
+    inside = np.flatnonzero(encoding.sequence_ids == 1)
     offsets = encoding.offsets[inside]
     if not len(inside) or start < offsets[0, 0] or end > offsets[-1, 1]:
         return absent

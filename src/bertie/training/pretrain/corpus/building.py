@@ -296,7 +296,7 @@ class _Writer:
                 raise CheckpointError(
                     f"the tokenizer gave id={ids.max()}, and its vocabulary has {self._tokenizer.vocab_size} tokens"
                 )
-            in_word = np.concatenate([one.words for one in found])
+            in_word = np.concatenate([one.word_ids for one in found])
             line = np.repeat(np.arange(len(own)), [len(one) for one in found])
             first = np.ones(len(ids), np.bool_)
             first[1:] = line[1:] != line[:-1]

@@ -98,9 +98,30 @@ def check(tokenizer: Tokenizer, texts: list[str], least: float = 0.5) -> None:
     assert got.segments.tolist() == [0] * len(got.ids)
     assert [a.dtype for a in (got.ids, got.segments, got.lengths)] == [np.int64] * 3
     if fast.library() is not None:
-        assert tokenizer._quick is not None
+        assert tokenizer._compiled is not None
         mine = [text for text in texts if text.isascii()]
-        assert (tokenizer._quick.encode(mine)[1] >= 0).sum() >= least * len(mine)
+        assert (tokenizer._compiled.encode(mine)[1] >= 0).sum() >= least * len(mine)
+
+
+def test_pairs(tokenizer: Tokenizer) -> None:
+    """Pairs, mixed with single texts, in any order: as the library encodes them."""
+    draw = random.Random(1)
+    texts = ["the cat", "", "un able", "hello, world!", "zzz [MASK] b", "今 cat", "a\x00b", "the quick brown fox " * 9]
+    items = [(a, b) for a in texts for b in texts] + texts
+    draw.shuffle(items)
+    raw = tokenizer._backend.encode_batch(items)
+    got = tokenizer.encode_flat(items)
+    assert got.lengths.tolist() == [len(encoding) for encoding in raw]
+    assert got.ids.tolist() == [i for encoding in raw for i in encoding.ids]
+    assert got.segments.tolist() == [i for encoding in raw for i in encoding.type_ids]
+    assert got.special_counts.tolist() == [sum(encoding.special_tokens_mask) for encoding in raw]
+    for lazy, encoding in zip(got, raw, strict=True):
+        assert lazy.offsets.tolist() == [list(pair) for pair in encoding.offsets]
+        assert lazy.sequence_ids.tolist() == [-1 if s is None else s for s in encoding.sequence_ids]
+    if fast.library() is not None and tokenizer._backend.post_processor is not None:
+        assert tokenizer._compiled is not None
+        assert tokenizer._compiled.pair_template is not None
+        assert tokenizer._compiled.encode_pairs([("the cat", "a"), ("the [SEP]", "b")])[1].tolist() == [True, False]
 
 
 def test_every_character(tokenizer: Tokenizer) -> None:
@@ -250,15 +271,12 @@ def test_errors_name_the_text() -> None:
 
 def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     with_it = tokenizer.encode_flat(TEXTS)
-    monkeypatch.setattr(fast, "enabled", False)
-    switched_off = tokenizer.encode_flat(TEXTS)
-    monkeypatch.setattr(fast, "enabled", True)
     monkeypatch.setattr(fast, "library", lambda: None)
     other = Tokenizer(RustTokenizer.from_str(tokenizer._backend.to_str()))
     without = other.encode_flat(TEXTS)
-    assert other._quick is None
-    assert with_it.ids.tolist() == without.ids.tolist() == switched_off.ids.tolist()
-    assert with_it.lengths.tolist() == without.lengths.tolist() == switched_off.lengths.tolist()
+    assert other._compiled is None
+    assert with_it.ids.tolist() == without.ids.tolist()
+    assert with_it.lengths.tolist() == without.lengths.tolist()
 
 
 def test_a_library_that_is_missing_or_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +291,7 @@ def test_a_library_that_is_missing_or_old(tmp_path: Path, monkeypatch: pytest.Mo
 def test_copies(tokenizer: Tokenizer) -> None:
     check(tokenizer, TEXTS, least=0)
     for one in (deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
-        assert (one._quick is None) == (tokenizer._quick is None)
+        assert (one._compiled is None) == (tokenizer._compiled is None)
         check(one, TEXTS, least=0)
 
 
@@ -288,7 +306,7 @@ def test_threads(tokenizer: Tokenizer) -> None:
 @needs_library
 def test_what_it_is_told_is_checked() -> None:
     """Ends that lie, and too little room, are refused; bytes that are not ASCII are not for it."""
-    quick, lib = Tokenizer(backend())._quick, fast.library()
+    quick, lib = Tokenizer(backend())._compiled, fast.library()
     assert quick is not None
     assert lib is not None
 
