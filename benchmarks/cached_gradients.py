@@ -67,9 +67,9 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     items = [row([[TrainingWindow(text, zeros)] for text in pair]) for pair in texts]
 
     class Counted(EmbeddingObjective):
-        def rows(self, model: Any, mini: Any, head: str) -> Any:
+        def embed(self, model: Any, mini: Any, head: str) -> Any:
             held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
-            return super().rows(model, mini, head)
+            return super().embed(model, mini, head)
 
     objective = Counted(InfoNCE())
     objective.begin(model, SentenceModules.fresh(width))

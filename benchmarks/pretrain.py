@@ -207,7 +207,7 @@ class Clocked(Trainer):
     every = warm = 1
 
     def _step(self) -> int:
-        step = self.progressed.step
+        step = self.state.step
         if step == 0:
             self.marks: list[tuple[float, int]] = []  # when, and how many tokens were read before
         if step >= self.warm and (step - self.warm) % self.every == 0:
@@ -215,7 +215,7 @@ class Clocked(Trainer):
         return super()._step()
 
     def mark(self) -> None:
-        self.marks.append((settled(), self.progressed.tokens))
+        self.marks.append((settled(), self.state.tokens))
 
     @property
     def paces(self) -> list[float]:
@@ -227,7 +227,7 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
     packed = Packed(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
     readers = READERS if HERE.type == "cuda" else 0
-    trainer = Clocked(model, MaskedLMSampler(packed, tokenizer, steps), recipe, progress=False, ahead=readers)
+    trainer = Clocked(model, MaskedLMSampler(packed, tokenizer, steps), recipe, progress=False, prefetch_workers=readers)
     trainer.every = max(1, (steps - steps // 3) // 3)
     trainer.warm = steps - 3 * trainer.every
     fused.enabled = on

@@ -215,7 +215,7 @@ def stopped(data: Path, out: Path, *argv: str, after: int) -> None:
     try:
         end = time.monotonic() + 120
         while time.monotonic() < end and process.poll() is None:
-            if state.exists() and torch.load(state, weights_only=True)["progressed"]["step"] > after:
+            if state.exists() and torch.load(state, weights_only=True)["progress"]["step"] > after:
                 break
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
@@ -273,14 +273,14 @@ def test_ctrl_c_saves(data: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -
     step = Trainer._step
 
     def interrupted(self: Trainer) -> int:
-        if self.progressed.step == 7:
+        if self.state.step == 7:
             signal.raise_signal(signal.SIGINT)
         return step(self)
 
     monkeypatch.setattr(Trainer, "_step", interrupted)
     assert pretrain(data, recipe(data), "-o", "out") == 130
     assert not Path("out").exists()
-    assert torch.load("out.training/state.pt", weights_only=True)["progressed"]["step"] == 8
+    assert torch.load("out.training/state.pt", weights_only=True)["progress"]["step"] == 8
     monkeypatch.undo()
     assert main(["pretrain", recipe(data), "--data", str(data), "-o", str(here / "out"), "--resume"]) == 0
     assert weights(here / "out") == weights(data / "model")

@@ -108,7 +108,7 @@ def test_a_number_of_seeds(models: dict[str, str], here: Path, capsys: pytest.Ca
 KILLED = """
 import os, signal, sys
 from bertie.cli import main
-from bertie.training.state import Folder
+from bertie.training.state import StateFolder
 saved, count, most = Folder.save, 0, int(sys.argv[1])
 def save(*args, **options):
     global count

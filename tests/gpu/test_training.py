@@ -95,13 +95,13 @@ def items(objective: Objective, count: int = 40, longest: int = 40) -> list[Trai
 def gradients(kind: str, recorded: bool, rotary: bool, longest: int) -> tuple[list[float], list[torch.Tensor]]:
     objective, head = OBJECTIVES[kind]
     model = made(rotary).train()
-    module = stepper.Loss(model)
+    module = stepper.ObjectiveModule(model)
     used = [p for name, p in model.named_parameters() if not name.startswith("heads.") or f"heads.{head}." in name]
     optimizer = torch.optim.AdamW(used, lr=torch.tensor(0.0, device="cuda"), fused=True, capturable=True)
     optimizer.param_groups[0]["scale"] = 0.0
     how = {"dtype": torch.bfloat16, "clip": 0.0}
-    one: stepper.Stepper = (
-        stepper.Graphs(module, optimizer, **how) if recorded else stepper.Stepper(module, optimizer, **how)
+    one: stepper.TrainStep = (
+        stepper.Graphs(module, optimizer, **how) if recorded else stepper.TrainStep(module, optimizer, **how)
     )
     assert stepper.can_record(model, torch.bfloat16)
     some = items(objective, longest=longest)
@@ -133,7 +133,7 @@ def trained(recorded: bool, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dro
         model = made(dropout=dropout)
         trainer = Trainer(model, [TrainingTask(head, objective, items(objective, 160))], recipe, progress=False)
         history = trainer.run()
-        assert isinstance(trainer.stepper, stepper.Graphs) is recorded
+        assert isinstance(trainer.train_step, stepper.Graphs) is recorded
         return model, history
 
 
@@ -153,7 +153,7 @@ def test_dropout_follows_the_seed_of_each_step() -> None:
     objective, head = OBJECTIVES["one of many"]
     model = made(dropout=0.5).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.0, device="cuda"), fused=True, capturable=True)
-    one = stepper.Graphs(stepper.Loss(model), optimizer, dtype=torch.bfloat16, clip=0.0)
+    one = stepper.Graphs(stepper.ObjectiveModule(model), optimizer, dtype=torch.bfloat16, clip=0.0)
     mini = objective.collate(items(objective)[:8])
     losses = [one.add(mini, head, objective, 8.0, seed, True).item() for seed in (1, 2, 1, 3, 2)]
     assert losses[0] == losses[2]

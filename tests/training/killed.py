@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bertie.training.state import LOG, Folder
+from bertie.training.state import LOG, StateFolder
 from tests.training import tiny
 
 CASES: dict[str, dict[str, Any]] = {
@@ -115,7 +115,7 @@ def die_at(point: int) -> None:
         file.write(data[len(data) // 2 :])
         return None
 
-    def half_logged(self: Folder, row: str) -> None:
+    def half_logged(self: StateFolder, row: str) -> None:
         assert self.path is not None
         with (self.path / LOG).open("a") as log:
             log.write(row[:5])
@@ -125,7 +125,7 @@ def die_at(point: int) -> None:
 
     torch.save, os.replace, os.fsync = half_saved, around(replace), around(fsync)
     Path.unlink = around(unlink)  # type: ignore[method-assign]
-    Folder.log = half_logged  # type: ignore[method-assign]
+    StateFolder.log = half_logged  # type: ignore[method-assign]
 
 
 def difference(a: Path, b: Path) -> str:

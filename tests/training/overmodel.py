@@ -33,7 +33,7 @@ from bertie.training.pretrain.plans import BatchSizeWarmup, MixtureSampler, Sent
 from bertie.training.pretrain.pretraining_objectives import NextSentence, ReplacedTokens, Replacement
 from bertie.training.pretrain.sentence_distillation import Aligned, SentenceDistillation, SentenceDistillationSampler
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
-from bertie.training.step import Loss
+from bertie.training.step import ObjectiveModule
 from tests.training import killed, tiny
 from tests.training.test_corpus import PIECES, SPECIALS, texts, tokenizer_of
 
@@ -71,7 +71,7 @@ def checkpoint(tokenizer: Tokenizer, width: int = 16, seed: int = 0, **options: 
 class Times(SingleLabelObjective):
     """A loss so many times as large."""
 
-    steady = True
+    detect_spikes = True
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -171,11 +171,11 @@ def gradients(
 ) -> tuple[float, dict[str, Tensor]]:
     """As the loop does it: each part's loss by the number of texts of the step."""
     whole = [item for part in parts for item in part]
-    counted = objective.with_counts(objective.counted(whole))
+    counted = objective.with_counts(objective.count_step(whole))
     of.zero_grad(set_to_none=True)
     total = 0.0
     for part in parts:
-        loss = Loss(of)(counted.collate(part), "", counted) / len(whole)
+        loss = ObjectiveModule(of)(counted.collate(part), "", counted) / len(whole)
         loss.backward()
         total += loss.item()
     return total, {name: p.grad.clone() for name, p in of.named_parameters() if p.grad is not None}

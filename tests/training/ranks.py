@@ -15,8 +15,9 @@ from torch import Tensor
 
 from bertie.errors import TrainingError
 from bertie.text.batch import Batch
+from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy
-from bertie.training.loop import Trainer, TrainingHistory
+from bertie.training.loop import Trainer
 from bertie.training.objectives import SingleLabelObjective, Targets
 from bertie.training.sampling import TrainingTask
 from tests.training import tiny
@@ -38,19 +39,19 @@ class Stops(SingleLabelObjective):
         super().__init__()
         self.left = at
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         self.left -= 1
         if self.left == 0:
             signal.raise_signal(signal.SIGTERM)
-        return super().each(outputs, batch, targets)
+        return super().losses(outputs, batch, targets)
 
 
 class Breaks(Stops):
     """Has no loss in its n-th call."""
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         self.left -= 1
-        lost = SingleLabelObjective.each(self, outputs, batch, targets)
+        lost = SingleLabelObjective.losses(self, outputs, batch, targets)
         return lost * float("nan") if self.left == 0 else lost
 
 
@@ -94,13 +95,13 @@ def main(folder: Path, cases: list[str]) -> None:
             trainer = made("plain", strategy, into, Breaks(9 if rank else 10**9))
             with contextlib.suppress(TrainingError):
                 trainer.run()
-            result = {"steps": trainer.progressed.step}
+            result = {"steps": trainer.state.step}
         elif case == "resumed":
             stopped = made(case, strategy, into, Stops(12 if rank else 10**9))
             with contextlib.suppress(KeyboardInterrupt):
                 stopped.run()
             trainer = made(case, strategy, into, resume=True)
-            result = kept(trainer, trainer.run()) | {"steps": stopped.progressed.step}
+            result = kept(trainer, trainer.run()) | {"steps": stopped.state.step}
         else:
             trainer = made(case, strategy)
             result = kept(trainer, trainer.run())

@@ -11,7 +11,7 @@ import torch
 
 from bertie.errors import TrainingError
 from bertie.training.objectives import TrainingExample
-from bertie.training.prefetch import Prefetcher, ready
+from bertie.training.prefetch import Prefetcher, prepare_step
 from bertie.training.sampling import ExampleSampler, TrainingTask
 from tests.training import overmodel, tiny
 
@@ -20,7 +20,7 @@ CASES = ["mlm", "growing", "pairs", "tied", "taught", "mixed"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_the_same_whoever_reads(case: str, tmp_path: Path) -> None:
-    alone, helped = (overmodel.kept(overmodel.made(case, tmp_path, dropout=0.1, ahead=n)) for n in (0, 2))
+    alone, helped = (overmodel.kept(overmodel.made(case, tmp_path, dropout=0.1, prefetch_workers=n)) for n in (0, 2))
     assert alone["curve"] == helped["curve"]
     assert alone["weights"].keys() == helped["weights"].keys()
     assert all(torch.equal(alone["weights"][name], helped["weights"][name]) for name in alone["weights"])
@@ -68,11 +68,11 @@ def opened() -> Any:
 
 def same(ahead: Prefetcher, plan: Told, step: int, micro: int = 64) -> None:
     source, found = ahead(step, micro)
-    expected_source, expected = ready(plan.inner, step, micro)
+    expected_source, expected = prepare_step(plan.inner, step, micro)
     assert source.objective is expected_source.objective
     assert (found.total, found.texts, found.tokens) == (expected.total, expected.texts, expected.tokens)
-    assert len(found.minis) == len(expected.minis)
-    for a, b in zip(found.minis, expected.minis, strict=True):
+    assert len(found.micro_batches) == len(expected.micro_batches)
+    for a, b in zip(found.micro_batches, expected.micro_batches, strict=True):
         assert torch.equal(a.batch.ids, b.batch.ids)
         assert torch.equal(a.targets.values, b.targets.values)
 
@@ -116,7 +116,7 @@ def test_a_reader_that_was_killed(tmp_path: Path, opened: Any) -> None:
         for step in range(1, plan.total_steps):
             ahead(step, 64)
 
-    with pytest.raises(TrainingError, match="a process that reads ahead ended before step"):
+    with pytest.raises(TrainingError, match="a prefetch worker died before step"):
         rest()
 
 

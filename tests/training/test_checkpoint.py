@@ -21,9 +21,9 @@ from torch import Tensor
 from bertie.errors import CheckpointError, ExistsError, TrainingError
 from bertie.text.batch import Batch
 from bertie.training import state as checkpoint
-from bertie.training.loop import TrainingHistory
+from bertie.training.callbacks import TrainingHistory
 from bertie.training.objectives import SingleLabelObjective, Targets
-from bertie.training.state import Folder, TrainState
+from bertie.training.state import StateFolder, TrainState
 from tests.training import tiny
 
 
@@ -75,12 +75,12 @@ class Signalled(SingleLabelObjective):
         super().__init__()
         self.at, self.numbers, self.calls = at, numbers, 0
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         self.calls += 1
         if self.calls == self.at:
             for number in self.numbers:
                 signal.raise_signal(number)
-        return super().each(outputs, batch, targets)
+        return super().losses(outputs, batch, targets)
 
 
 def _run(
@@ -106,7 +106,7 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _step(folder: Path) -> int:
-    return int(_state(folder)["progressed"]["step"])
+    return int(_state(folder)["progress"]["step"])
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_asked_to_stop_it_saves_and_says_so(tmp_path: Path, whole: Any, number: 
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     with pytest.raises(KeyboardInterrupt) as caught:
         _run(tmp_path, Signalled(at, number))
-    assert caught.value.__notes__ == [f"the run is saved at step {at} of 18; go on with resume"]
+    assert caught.value.__notes__ == [f"saved at step {at} of 18; continue with resume"]
     assert _step(tmp_path) == at
     assert {one: signal.getsignal(one) for one in before} == before
     _assert_as_whole(tmp_path, _run(tmp_path), whole)
@@ -156,7 +156,7 @@ def test_without_a_folder_ctrl_c_ends_it_at_once() -> None:
     trainer = tiny.trainer(tiny.model(), source, tiny.recipe())
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
-    assert trainer.progressed.step == 2
+    assert trainer.state.step == 2
 
 
 # --- going on, or not ---
@@ -184,7 +184,7 @@ def test_there_must_be_no_run_unless_it_is_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _run(tmp_path, Signalled(7, signal.SIGINT))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ExistsError, match="holds a run that was begun; go on with it"):
+    with pytest.raises(ExistsError, match="holds an unfinished run; resume it"):
         _run(tmp_path, resume=False)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -228,7 +228,7 @@ def test_a_state_that_cannot_be_read_is_refused_by_name(tmp_path: Path, damage: 
         torch.save(torch.zeros(3), file)
     else:
         file.write_bytes(data[: len(data) // 2] if damage == "cut" else b"")
-    with pytest.raises(CheckpointError, match=r"state\.pt .*remove it to begin anew"):
+    with pytest.raises(CheckpointError, match=r"state\.pt .*remove it to start again"):
         _run(tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_best_weights_that_are_gone_are_named(tmp_path: Path) -> None:
 
 def test_it_saves_every_few_minutes_unless_told_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
-    monkeypatch.setattr(Folder, "save", lambda self, progressed, *_: saved.append(progressed.step))
+    monkeypatch.setattr(StateFolder, "save", lambda self, progress, *_: saved.append(progress.step))
     monkeypatch.setattr("bertie.training.loop.SAVE_SECONDS", -1.0)
     _run(tmp_path / "a", save_steps=None)
     assert saved == list(range(1, 19))
@@ -321,14 +321,14 @@ def test_a_disk_that_is_really_full(small_disk: Path, whole: Any) -> None:
     class Fills(SingleLabelObjective):
         calls = 0
 
-        def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
             self.calls += 1
             if self.calls == 8:
                 with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
                     while file.write(bytes(4096)):
                         pass
                 os.truncate(filler, filler.stat().st_size - 20_000)  # room for less than a state
-            return super().each(outputs, batch, targets)
+            return super().losses(outputs, batch, targets)
 
     with pytest.raises(TrainingError, match=r"state\.pt could not be written to .*: the disk is full"):
         _run(folder, Fills())
@@ -357,33 +357,33 @@ def test_errors_that_are_not_of_the_disk_are_left_as_they_are(tmp_path: Path, mo
 
 
 def test_the_state_is_what_was_saved(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "mark")
-    assert folder.begin(resume=False) is None
-    progressed = TrainState(
+    folder = StateFolder(tmp_path, "mark")
+    assert folder.open(resume=False) is None
+    progress = TrainState(
         step=3, loss=0.1, weight=2.5, best_step=2, best=-0.5, evaluations=[{"step": 2, "f1": float("nan")}],
         rows=["a,b", "1,2"],
     )  # fmt: skip
     weights = {"w": torch.randn(3, 2)}
-    folder.keep_best(2, weights)
-    folder.save(progressed, weights, {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": []}, {"scale": 2.0})
+    folder.save_best(2, weights)
+    folder.save(progress, weights, {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": []}, {"scale": 2.0})
     folder.log("9,9")
-    state = Folder(tmp_path, "mark").begin(resume=True)
+    state = StateFolder(tmp_path, "mark").open(resume=True)
     assert state is not None
-    assert repr(TrainState(**state["progressed"])) == repr(progressed)
+    assert repr(TrainState(**state["progress"])) == repr(progress)
     assert torch.equal(state["model"]["w"], weights["w"])
     assert state["optimizer"]["state"][0]["step"] == 3
     assert state["scaler"] == {"scale": 2.0}
     assert (tmp_path / "log.csv").read_text() == "a,b\n1,2\n"
-    assert torch.equal(folder.best(2)["w"], weights["w"])
+    assert torch.equal(folder.load_best(2)["w"], weights["w"])
 
 
 def test_old_best_weights_go_only_when_a_state_names_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder(tmp_path, "")
+    folder = StateFolder(tmp_path, "")
     names = lambda: sorted(p.name for p in tmp_path.glob("best*"))  # noqa: E731
-    folder.begin(resume=False)
-    folder.keep_best(1, {})
+    folder.open(resume=False)
+    folder.save_best(1, {})
     folder.save(TrainState(step=1, best_step=1), {}, {}, {})
-    folder.keep_best(2, {})
+    folder.save_best(2, {})
     with monkeypatch.context() as patch:
         _failing(patch, "replace", 1, OSError(errno.ENOSPC, ""))
         with pytest.raises(TrainingError):
@@ -394,11 +394,11 @@ def test_old_best_weights_go_only_when_a_state_names_new_ones(tmp_path: Path, mo
 
 
 def test_without_a_path_the_best_weights_are_held_in_memory() -> None:
-    folder = Folder(None, "")
+    folder = StateFolder(None, "")
     weights = {"w": torch.zeros(2)}
-    folder.keep_best(1, weights)
+    folder.save_best(1, weights)
     weights["w"] += 1
-    assert torch.equal(folder.best(1)["w"], torch.zeros(2))
-    assert folder.begin(resume=False) is None
+    assert torch.equal(folder.load_best(1)["w"], torch.zeros(2))
+    assert folder.open(resume=False) is None
     folder.save(TrainState(), weights, {}, {})
     folder.log("row")

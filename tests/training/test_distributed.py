@@ -102,8 +102,8 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all(folder: Path, strategy
 
 def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    world = World.here(torch.device("cpu"))
-    assert (world.rank, world.size, world.first) == (0, 1, True)
+    world = World.current(torch.device("cpu"))
+    assert (world.rank, world.size, world.is_main) == (0, 1, True)
     assert world.same("me") == "me"
     assert world.sum(torch.ones(2)).tolist() == [1, 1]
     world.wait()

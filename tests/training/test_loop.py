@@ -107,7 +107,7 @@ def test_several_sources_take_turns_in_proportion_to_their_items() -> None:
         assert heads != sorted(heads)
         for source in sources:
             seen = [_number(item) for from_, items in read if from_ is source for item in items]
-            assert sorted(seen) == list(range(len(source.items)))
+            assert sorted(seen) == list(range(len(source.examples)))
 
 
 def test_of_a_text_of_very_many_windows_other_ones_are_read_each_epoch() -> None:
@@ -125,7 +125,7 @@ def test_of_a_text_of_very_many_windows_other_ones_are_read_each_epoch() -> None
         (item,) = steps.read(s)[1]
         windows = [int(piece.ids[0]) for piece in item.windows]
         if len(windows) == 3:
-            assert item is source.items[1]
+            assert item is source.examples[1]
             continue
         drawn.append(windows)
         assert len(windows) == 5
@@ -458,9 +458,9 @@ class Breaks(SingleLabelObjective):
         super().__init__()
         self.at, self.what, self.calls = at, what, 0
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         self.calls += 1
-        lost = super().each(outputs, batch, targets)
+        lost = super().losses(outputs, batch, targets)
         return self.what(lost) if self.calls == self.at else lost
 
 
@@ -487,7 +487,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_never_saved(tmp_path: Path
         assert not (tmp_path / "state.pt").exists()
         return
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert state["progressed"]["step"] == saved
+    assert state["progress"]["step"] == saved
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
     # It can go on from there.
     done = tiny.trainer(
@@ -505,9 +505,9 @@ def test_a_gradient_that_is_no_number_is_not_saved_either(tmp_path: Path) -> Non
 
     source = replace(tiny.source(), objective=Breaks(6, steep))
     trainer = tiny.trainer(tiny.model(), source, tiny.recipe(epochs=4), folder=tmp_path, save_steps=3)
-    with pytest.raises(TrainingError, match="weights that are not finite after step 6"):
+    with pytest.raises(TrainingError, match="weights are not finite after step 6"):
         trainer.run()
-    assert torch.load(tmp_path / "state.pt", weights_only=True)["progressed"]["step"] == 4  # the end of an epoch
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["progress"]["step"] == 4  # the end of an epoch
 
 
 class Hungry(SingleLabelObjective):
@@ -518,11 +518,11 @@ class Hungry(SingleLabelObjective):
         self.room, self.error = room, error
         self.largest = 0
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         if len(batch.ids) > self.room:
             raise self.error
         self.largest = max(self.largest, len(batch.ids))
-        return super().each(outputs, batch, targets)
+        return super().losses(outputs, batch, targets)
 
 
 @pytest.mark.parametrize(
@@ -543,12 +543,12 @@ def test_out_of_memory_steps_are_cut_smaller_and_the_result_is_the_same(tmp_path
     )
     trainer.run()
     assert 15 < objective.largest <= 30
-    assert trainer.progressed.micro_tokens <= 60
+    assert trainer.state.micro_tokens <= 60
     tiny.assert_same(
         tiny.without_key_biases(tiny.weights(small)), tiny.without_key_biases(tiny.weights(model)), atol=1e-6
     )
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert state["progressed"]["micro_tokens"] == trainer.progressed.micro_tokens
+    assert state["progress"]["micro_tokens"] == trainer.state.micro_tokens
 
 
 def test_out_of_memory_in_the_middle_of_a_step_the_step_begins_anew() -> None:
@@ -579,7 +579,7 @@ def test_memory_may_run_out_in_the_update_too(monkeypatch: pytest.MonkeyPatch) -
     def update(self: Any, factor: float) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(loop.Stepper, "update", update)
+    monkeypatch.setattr(loop.TrainStep, "update", update)
     with pytest.raises(TrainingError, match="out of memory at step 1"):
         tiny.trainer(tiny.model(), tiny.source(), tiny.recipe()).run()
 

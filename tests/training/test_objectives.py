@@ -30,7 +30,7 @@ from bertie.training.objectives import (
     TrainingExample,
     TrainingWindow,
 )
-from bertie.training.step import Loss
+from bertie.training.step import ObjectiveModule
 from tests.training import tiny
 
 K = 5
@@ -330,7 +330,7 @@ def test_masked_tokens_are_asked_alone() -> None:
     dense = made.head("mlm").dense
     assert dense is not None
     dense.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    loss = Loss(made)(mini, "mlm", objective)
+    loss = ObjectiveModule(made)(mini, "mlm", objective)
     assert seen == [len(at)]
     loss.backward()
     got = {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}

@@ -21,13 +21,13 @@ from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.training import lora
 from bertie.training.optimizer import (
-    Schedule,
     apply_freezing,
     build_optimizer,
     frozen_layers,
     param_groups,
     set_lr,
 )
+from bertie.training.schedule import Schedule
 from tests.parity.tiny import TINY
 
 BATCH = [[2, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 11, 12, 13, 14, 3]]

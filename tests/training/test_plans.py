@@ -30,7 +30,6 @@ from bertie.training.objectives import (
     TrainingExample,
     TrainingWindow,
 )
-from bertie.training.optimizer import Schedule
 from bertie.training.prefetch import split_micro_batches
 from bertie.training.pretrain.corpus import Corpus, build
 from bertie.training.pretrain.distillation import Related, Relations, Triple, TripleLoss
@@ -49,7 +48,8 @@ from bertie.training.pretrain.pretraining_objectives import (
     SentenceOrder,
 )
 from bertie.training.sampling import TrainingTask
-from bertie.training.step import Loss
+from bertie.training.schedule import Schedule
+from bertie.training.step import ObjectiveModule
 from tests.training.overmodel import gradients
 from tests.training.test_corpus import SPECIALS, tokenizer_of
 
@@ -323,18 +323,18 @@ def test_plans_in_turn() -> None:
     plans = [Counted(4000, "a"), Counted(4000, "b"), Counted(300, "a")]
     mixed = MixtureSampler(plans, [3, 1, 1], 4000, seed=5)
     read = [mixed.read(step) for step in range(4000)]
-    numbers = np.array([source.plan for source, _ in read])
+    numbers = np.array([source.sampler for source, _ in read])
     for number, share in enumerate((0.6, 0.2, 0.2)):
         assert abs((numbers == number).mean() - share) < 4 * np.sqrt(share * (1 - share) / 4000)
-        own = [int(items[0].extras["step"]) for source, items in read if source.plan == number]
+        own = [int(items[0].extras["step"]) for source, items in read if source.sampler == number]
         total = plans[number].total_steps
         assert own == [i % total for i in range(len(own))]  # in its own order, and again from its beginning
     assert [source.head for source, _ in read] == [plans[n].head for n in numbers]
     assert mixed.heads == ["a", "b"]
     assert mixed.epochs_done(2000) == 0.5
     same, other = MixtureSampler(plans, [3, 1, 1], 4000, seed=5), MixtureSampler(plans, [3, 1, 1], 4000, seed=6)
-    assert [same.read(step)[0].plan for step in range(4000)] == numbers.tolist()
-    assert [other.read(step)[0].plan for step in range(4000)] != numbers.tolist()
+    assert [same.read(step)[0].sampler for step in range(4000)] == numbers.tolist()
+    assert [other.read(step)[0].sampler for step in range(4000)] != numbers.tolist()
     assert mixed.fingerprint() == same.fingerprint() != other.fingerprint()
 
 
@@ -517,9 +517,9 @@ def test_what_has_no_weight_adds_nothing() -> None:
     """A process without texts of its own takes part with one that does not count."""
     of, objective = case("nsp")
     all_items = items()
-    counted = objective.with_counts(objective.counted(all_items))
+    counted = objective.with_counts(objective.count_step(all_items))
     mini = replace(counted.collate(all_items[:1]), weight=0.0)
-    loss = Loss(of)(mini, "", counted)
+    loss = ObjectiveModule(of)(mini, "", counted)
     loss.backward()
     assert loss.item() == 0
     assert all(p.grad is None or not p.grad.any() for p in of.parameters())
@@ -529,10 +529,9 @@ def test_a_loss_over_the_model_has_none_of_outputs() -> None:
     """The loop must not take it for one over a head."""
     _, objective = case("nsp")
     assert not isinstance(objective, HeadObjective)
-    assert not hasattr(objective, "loss")
-    assert not hasattr(objective, "each")
+    assert not hasattr(objective, "losses")
     assert objective.counts == {}  # counting a step leaves the objective as it was
-    assert objective.counted(items())["texts"] == 9
+    assert objective.count_step(items())["texts"] == 9
 
 
 def test_hidden_tokens_alone_are_still_plain(corpus: Corpus, tokenizer: Tokenizer) -> None:

@@ -23,7 +23,7 @@ from bertie.errors import ConfigError, InputError, NotFoundError, TrainingError
 from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import train as learn
-from bertie.training.loop import TRIES, Trainer
+from bertie.training.loop import MAX_ROLLBACKS, Trainer
 from bertie.training.pretrain import pretraining_objectives as pretraining
 from bertie.training.pretrain.corpus import Settings, build
 from bertie.training.pretrain.initialization import fresh
@@ -158,19 +158,19 @@ def skipping(folder: Path, spans: list[tuple[int, int]], steps: int = 80, **opti
     """A run that goes on behind each span from where it was before it: states are edited by hand."""
     for start, end in spans:
         trainer = poisoned(folder, {}, steps, resume=True, **options)
-        read = trainer.steps.read
+        read = trainer.sampler.read
 
         def until(step: int, read: Any = read, start: int = start) -> Any:
             if step == start:
                 raise Stop
             return read(step)
 
-        trainer.steps.read = until  # type: ignore[method-assign]
+        trainer.sampler.read = until  # type: ignore[method-assign]
         with pytest.raises(Stop):
             trainer.run()
         state = torch.load(folder / "state.pt", weights_only=True)
-        assert state["progressed"]["step"] == start
-        state["progressed"]["step"] = end
+        assert state["progress"]["step"] == start
+        state["progress"]["step"] = end
         torch.save(state, folder / "state.pt")
     trainer = poisoned(folder, {}, steps, resume=True, **options)
     trainer.run()
@@ -191,7 +191,7 @@ def skipping(folder: Path, spans: list[tuple[int, int]], steps: int = 80, **opti
 def test_a_poisoned_step_is_skipped(tmp_path: Path, factors: dict[int, float], spans: list[tuple[int, int]]) -> None:
     trainer = poisoned(tmp_path / "a", factors)
     history = trainer.run()
-    assert trainer.progressed.skipped == [list(span) for span in spans]
+    assert trainer.state.skipped == [list(span) for span in spans]
     assert history.steps == 80
     assert all(math.isfinite(row["loss"]) for row in history.curve)
     steps = [row["step"] for row in history.curve]
@@ -199,7 +199,7 @@ def test_a_poisoned_step_is_skipped(tmp_path: Path, factors: dict[int, float], s
     other = skipping(tmp_path / "b", [s for s in spans if s[1] < 80])
     if spans[-1][1] < 80:
         tiny.assert_same(tiny.weights(trainer.model), tiny.weights(other.model))
-        assert trainer.progressed.tokens == other.progressed.tokens
+        assert trainer.state.tokens == other.state.tokens
     else:
         state = poisoned(tmp_path / "c", {60: 1.0}, 80)
         read = state.steps.read
@@ -224,20 +224,20 @@ def test_losses_of_different_plans_are_not_compared(tmp_path: Path) -> None:
         keep="last",
     )
     trainer.run()
-    assert trainer.progressed.skipped == []
-    assert len(trainer.progressed.recent) == 2
+    assert trainer.state.skipped == []
+    assert len(trainer.state.recent_losses) == 2
 
 
 def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = dict.fromkeys(range(21, 80), NAN)
     trainer = poisoned(tmp_path, bad, progress=True)
     with pytest.raises(
-        TrainingError, match=rf"the loss is nan at step 27, after {TRIES} spikes before it: the learning"
+        TrainingError, match=rf"the loss is nan at step 27, after {MAX_ROLLBACKS} spikes before it: the learning"
     ):
         trainer.run()
-    assert capsys.readouterr().err.count("back to the weights of step") == TRIES
+    assert capsys.readouterr().err.count("back to the weights of step") == MAX_ROLLBACKS
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert state["progressed"]["skipped"] == [[20, 22], [22, 23], [23, 24], [24, 25], [25, 26]]
+    assert state["progress"]["skipped"] == [[20, 22], [22, 23], [23, 24], [24, 25], [25, 26]]
     assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
     with pytest.raises(TrainingError, match="after 5 spikes before it"):
         poisoned(tmp_path, bad, resume=True).run()
@@ -245,7 +245,7 @@ def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     good = {step: NAN for step in range(80) if step % 10 == 4}
     trainer = poisoned(tmp_path / "other", good, save_steps=2)
     trainer.run()
-    assert len(trainer.progressed.skipped) == 8 > TRIES
+    assert len(trainer.state.skipped) == 8 > MAX_ROLLBACKS
 
 
 @pytest.mark.parametrize("options", [{"folder": None}, {"rollback": False}])
@@ -258,7 +258,7 @@ def test_without_a_state_to_go_back_to_it_is_an_error(tmp_path: Path, options: d
 def test_a_large_loss_is_no_spike_without_rollback(tmp_path: Path) -> None:
     trainer = poisoned(tmp_path, {62: 50.0}, rollback=False)
     trainer.run()
-    assert trainer.progressed.skipped == []
+    assert trainer.state.skipped == []
 
 
 # --- killed, and spread over processes ---

@@ -15,11 +15,11 @@ from bertie.config import Calibration
 from bertie.errors import InputError
 from bertie.recipe import Recipe
 from bertie.tasks import Classifier, Reranker
+from bertie.training.callbacks import TrainingHistory
 from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import Labelled, labelled
 from bertie.training.finetune.reports import calibration, compare, evaluate, in_words_of, leaks, study, write_all
 from bertie.training.finetune.runs import Done
-from bertie.training.loop import TrainingHistory
 from tests.checkpoints.sentence.tiny import save_bert
 
 

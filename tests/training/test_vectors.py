@@ -26,7 +26,7 @@ from bertie.training.embedding.rows import Rows
 from bertie.training.objectives import TrainingWindow
 from bertie.training.prefetch import split_micro_batches
 from bertie.training.sampling import TrainingTask
-from bertie.training.step import Loss, Stepper
+from bertie.training.step import ObjectiveModule, TrainStep
 from tests.training import compared, tiny
 from tests.training.killed import forked
 
@@ -64,14 +64,14 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
     found = []
     for number, mini in enumerate(minis):
         torch.manual_seed(100 + number)
-        found.append(objective.rows(model, mini, head))
-    wanted = objective.over(model, torch.cat(found), minis, len(items))
+        found.append(objective.embed(model, mini, head))
+    wanted = objective.step_loss(model, torch.cat(found), minis, len(items))
     wanted.backward()
     grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
 
     again, objective = compared.begun(loss, dropout, reading)
     again.train()
-    stepper = Stepper(Loss(again), torch.optim.SGD(again.parameters()), dtype=torch.float32, clip=0.0)
+    stepper = TrainStep(ObjectiveModule(again), torch.optim.SGD(again.parameters()), dtype=torch.float32, clip=0.0)
     said = [
         stepper.add(mini, head, objective, len(items), 100 + number, number == len(minis) - 1)
         for number, mini in enumerate(minis)
@@ -94,7 +94,7 @@ def test_one_micro_batch_or_many(name: str) -> None:
     found = []
     for tokens in (10_000, 48):
         model, objective = compared.begun(loss, reading=reading)
-        stepper = Stepper(Loss(model), torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
+        stepper = TrainStep(ObjectiveModule(model), torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
         parts = split_micro_batches(items, tokens)
         head = "mlm" if reading == "lexical" else ""
         for number, part in enumerate(parts):
@@ -112,8 +112,8 @@ def test_a_long_text_is_the_mean_of_its_windows() -> None:
     weights = (0.25, 0.75)
     parts = [TrainingWindow(p.ids, p.segments, share) for p, share in zip((one, two), weights, strict=True)]
     model.eval()
-    whole = objective.rows(model, objective.collate([row([parts, [one]])]), "")
-    alone = objective.rows(model, objective.collate([row([[one], [two]])]), "")
+    whole = objective.embed(model, objective.collate([row([parts, [one]])]), "")
+    alone = objective.embed(model, objective.collate([row([[one], [two]])]), "")
     modules = model.auxiliary["sentence"]
     assert isinstance(modules, SentenceModules)
     bare = [
@@ -127,13 +127,13 @@ def test_a_long_text_is_the_mean_of_its_windows() -> None:
 
 def test_no_more_tokens_at_a_time_than_a_micro_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    rows = EmbeddingObjective.rows
+    rows = EmbeddingObjective.embed
 
     def counted(self: EmbeddingObjective, model: Any, mini: Any, head: str) -> torch.Tensor:
         held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
         return rows(self, model, mini, head)
 
-    monkeypatch.setattr(EmbeddingObjective, "rows", counted)
+    monkeypatch.setattr(EmbeddingObjective, "embed", counted)
     items = compared.rows("pairs", 200, 2)
     recipe = {"batch_size": 200, "micro_tokens": 100, "epochs": 1}
     compared.trainer(losses.InfoNCE(), items, recipe=recipe).run()
@@ -306,9 +306,9 @@ def test_what_is_trained_beside_goes_away() -> None:
 
 def test_what_a_loss_trains_cannot_be_sharded() -> None:
     model, objective = compared.begun(losses.Softmax(3))
-    module: Any = Loss(model)
+    module: Any = ObjectiveModule(model)
     module.set_requires_gradient_sync = lambda on: None  # as FSDP gives it
-    stepper = Stepper(module, torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
+    stepper = TrainStep(module, torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
     mini = objective.collate(compared.rows("classes", 2, 2))
-    with pytest.raises(ConfigError, match="strategy='fsdp' cannot train what Softmax needs"):
+    with pytest.raises(ConfigError, match="strategy='fsdp' cannot train the parameters of Softmax"):
         stepper.add(mini, "", objective, 2, 0, True)

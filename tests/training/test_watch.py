@@ -34,12 +34,12 @@ from bertie.training.pretrain.masking import Masking, seeded
 from bertie.training.pretrain.monitoring import (
     SENTENCES,
     HeldOutEvaluation,
-    LossSpikeDetector,
     predict_labelled,
     samples,
     write_samples,
 )
 from bertie.training.pretrain.packing import Packed
+from bertie.training.spikes import LossSpikeDetector
 from tests.parity import tiny
 from tests.parity.test_transformers import ours
 from tests.training.test_corpus import PIECES, SPECIALS, sentence, tokenizer_of
@@ -445,7 +445,7 @@ def curve(seed: int, steps: int, noise: float = 0.04) -> np.ndarray[Any, Any]:
 def test_no_alarm_on_a_curve_that_falls() -> None:
     for seed in range(20):
         spikes = LossSpikeDetector()
-        assert not any(spikes.saw(loss) for loss in curve(seed, 5000))
+        assert not any(spikes.update(loss) for loss in curve(seed, 5000))
 
 
 @pytest.mark.parametrize("at", [600, 2000, 4500])
@@ -454,13 +454,13 @@ def test_alarm_on_a_jump(at: int) -> None:
         losses = curve(seed, at + 3)
         losses[at:] *= 2
         spikes = LossSpikeDetector()
-        alarms = [i for i, loss in enumerate(losses) if spikes.saw(loss)]
+        alarms = [i for i, loss in enumerate(losses) if spikes.update(loss)]
         assert alarms[0] in (at, at + 1, at + 2)
 
 
 def test_alarms_end_where_a_level_lasts() -> None:
     spikes = LossSpikeDetector(window=100)
-    alarms = [i for i, loss in enumerate([2.0] * 200 + [4.0] * 200 + [2.1] * 200) if spikes.saw(loss)]
+    alarms = [i for i, loss in enumerate([2.0] * 200 + [4.0] * 200 + [2.1] * 200) if spikes.update(loss)]
     assert alarms[0] == 200
     assert 245 < alarms[-1] < 255
     assert len(alarms) == alarms[-1] - 199
@@ -468,28 +468,28 @@ def test_alarms_end_where_a_level_lasts() -> None:
 
 def test_no_alarm_before_there_is_something_to_compare() -> None:
     spikes = LossSpikeDetector()
-    assert not any(spikes.saw(loss) for loss in [2.0] * 49 + [9.0])
-    assert spikes.saw(9.0)
-    assert not spikes.saw(2.19)  # 10% above a median without any spread
-    assert spikes.saw(2.21)
+    assert not any(spikes.update(loss) for loss in [2.0] * 49 + [9.0])
+    assert spikes.update(9.0)
+    assert not spikes.update(2.19)  # 10% above a median without any spread
+    assert spikes.update(2.21)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_an_alarm_and_is_forgotten(loss: float) -> None:
     spikes = LossSpikeDetector()
-    assert spikes.saw(loss)
+    assert spikes.update(loss)
     assert spikes.state == []
 
 
 def test_alarms_go_on_where_they_stopped() -> None:
     losses = curve(1, 1000, noise=0.3)  # noisy enough for some
     whole, part = LossSpikeDetector(100, 3.0), LossSpikeDetector(100, 3.0)
-    wanted = [whole.saw(loss) for loss in losses]
+    wanted = [whole.update(loss) for loss in losses]
     assert 0 < sum(wanted) < 100
-    found = [part.saw(loss) for loss in losses[:437]]
+    found = [part.update(loss) for loss in losses[:437]]
     state = json.loads(json.dumps(part.state))
     part = LossSpikeDetector(100, 3.0, state)
-    found += [part.saw(loss) for loss in losses[437:]]
+    found += [part.update(loss) for loss in losses[437:]]
     assert found == wanted
     assert part.state == whole.state
     assert len(part.state) == 100

@@ -385,10 +385,10 @@ def _train(args: argparse.Namespace, asked: RecipeFile, job: Job) -> None:
     from bertie.training.distributed import World, local_device
     from bertie.training.finetune.runs import Runs
 
-    world = World.here(local_device(torch.device(job.device)))
+    world = World.current(local_device(torch.device(job.device)))
     out = Path(args.out)
     runs = Runs(out, job, world, resume=args.resume)
-    if world.first:
+    if world.is_main:
         _say_plan(job, runs.state, len(runs.done))
     with warnings.catch_warnings():
         for text in job.recipe.warnings():  # they were said already, once
@@ -397,7 +397,7 @@ def _train(args: argparse.Namespace, asked: RecipeFile, job: Job) -> None:
             runs.train(seed, save_steps=args.save_steps, strategy=args.strategy)
     if world.size > 1:
         torch.distributed.destroy_process_group()
-    if world.first:
+    if world.is_main:
         _finish(args, asked, job, runs)
 
 

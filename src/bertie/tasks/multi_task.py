@@ -34,7 +34,7 @@ class MultiTask:
     >>> Tagger.load("my-model", head="names")                                                      # doctest: +SKIP
     """
 
-    history_: Any  # the `bertie.training.loop.TrainingHistory` of the last `fit`
+    history_: Any  # the `bertie.training.callbacks.TrainingHistory` of the last `fit`
 
     def __init__(
         self,

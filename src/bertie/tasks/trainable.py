@@ -62,7 +62,7 @@ class Trainable(Task[Options, Output, Result]):
     hyperparameters mean is documented at `bertie.Recipe`.
     """
 
-    history_: Any  # the `bertie.training.loop.TrainingHistory` of the last `fit`
+    history_: Any  # the `bertie.training.callbacks.TrainingHistory` of the last `fit`
     original_: Mapping[str, Any]  # from label names to the labels as `fit` got them
 
     def __init__(

@@ -1,7 +1,7 @@
-"""One process or many: who this one is, and how a model is spread over them.
+"""Distributed training with `torchrun`: process groups, DDP and FSDP.
 
-Started by `torchrun`, each process takes its share of every step's items. "ddp" keeps a whole model in each and adds up
-gradients; "fsdp" keeps a part of every block in each, for models that one device cannot train.
+Each process trains its shard of every step's examples. "ddp" keeps a full model in each process and sums gradients;
+"fsdp" shards weights and optimizer state, for models that do not fit on one device.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from torch import Tensor, nn
 Strategy = Literal["ddp", "fsdp"]
 
 T = TypeVar("T")
-SECONDS_TO_LET_GO = 0.1
+SHUTDOWN_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All processes of a run, and this one's place among them."""
+    """The process group of a run: this process's rank and the number of processes."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def here(cls, device: torch.device) -> World:
-        """As `torchrun` says, joined; alone without it."""
+    def current(cls, device: torch.device) -> World:
+        """Join the process group that `torchrun` started, if any."""
         if not dist.is_available() or (not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1"):
             return cls()
-        if device.type == "cuda":  # whatever the processes send each other goes by way of this one
+        if device.type == "cuda":  # collectives use the current device
             torch.cuda.set_device(local_device(device))
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-            atexit.register(_end)
+            atexit.register(_shut_down)
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
-    def first(self) -> bool:
-        """Whether this process writes and speaks for all."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over all processes."""
         if self.size > 1:
             x = x.clone()
             dist.all_reduce(x)
         return x
 
-    def same(self, value: T) -> T:
-        """What the first process has, in all of them."""
-        held = [value]
+    def broadcast(self, value: T) -> T:
+        """Return the main process's value in all processes."""
+        values = [value]
         if self.size > 1:
-            dist.broadcast_object_list(held, src=0)
-        return held[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def wait(self) -> None:
-        """Until all are here."""
+    def barrier(self) -> None:
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
 
-def _end() -> None:
-    """Leave the group while Python still runs: its threads let go of results, for which they need the interpreter, and
-    one that is then too late for it has the whole process aborted."""
-    time.sleep(SECONDS_TO_LET_GO)
+def _shut_down() -> None:
+    """Leave the process group while Python still runs: its threads need the interpreter to release their results, and
+    abort the process if they are too late."""
+    time.sleep(SHUTDOWN_SECONDS)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def local_device(device: torch.device) -> torch.device:
-    """The GPU of this process, where each has one."""
+    """The GPU of this process, if `torchrun` started several."""
     if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return device
@@ -85,7 +85,10 @@ def local_device(device: torch.device) -> torch.device:
 def distribute(
     module: nn.Module, blocks: nn.ModuleList, strategy: Strategy, world: World, device: torch.device, *, unused: bool
 ) -> nn.Module:
-    """The module over all processes; `unused`: a step may leave some of its weights out. "fsdp" changes it in place."""
+    """Wrap a module for all processes. `unused`: a step may leave parameters without gradients.
+
+    "fsdp" shards the module in place.
+    """
     if world.size == 1:
         return module
     if strategy == "ddp":
@@ -102,26 +105,26 @@ def distribute(
 
 
 @torch.no_grad()
-def gather(sharded: nn.Module, whole: nn.Module) -> None:
-    """Copy the weights of a sharded module into a whole one of the same shape: every process must ask."""
+def gather_weights(sharded: nn.Module, full: nn.Module) -> None:
+    """Copy the weights of a sharded module into a full one. Collective: every process must call it."""
     from torch.distributed.tensor import DTensor
 
-    parts = sharded.state_dict()
-    for name, tensor in whole.state_dict().items():
-        part = parts[name]
-        tensor.copy_(part.full_tensor() if isinstance(part, DTensor) else part)
+    shards = sharded.state_dict()
+    for name, tensor in full.state_dict().items():
+        shard = shards[name]
+        tensor.copy_(shard.full_tensor() if isinstance(shard, DTensor) else shard)
 
 
-def whole_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state of a sharded module's optimizer, whole, in the first process: every process must ask."""
+def full_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Gather the optimizer state of a sharded module in the main process. Collective."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return get_optimizer_state_dict(module, optimizer, options=options)
 
 
-def set_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give a sharded module's optimizer its state back; every process has it whole."""
+def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a full optimizer state, which every process has, into a sharded module's optimizer."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
     set_optimizer_state_dict(module, optimizer, dict(state), options=StateDictOptions(full_state_dict=True))

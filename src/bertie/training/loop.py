@@ -1,7 +1,7 @@
-"""The loop: items in steps, steps in micro-batches, gradients added up, weights updated, all of it safe to stop.
+"""The training loop: gradient accumulation over micro-batches, evaluation, checkpoints and rollback.
 
-What a step reads and every random number in it follow from the seed and the step's number, so a run that was killed
-goes on as if it had not been.
+The examples of a step and all its random numbers follow from the seed and the step number, so that an interrupted run
+resumes exactly where it was.
 """
 
 from __future__ import annotations
@@ -9,85 +9,52 @@ from __future__ import annotations
 import io
 import json
 import math
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertie.config import EncoderConfig, HeadConfig
 from bertie.data.progress import Progress
 from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
 from bertie.training import distributed, lora
+from bertie.training.callbacks import LOG_HEADER, TrainingCallback, TrainingHistory, parse_row
 from bertie.training.distributed import Strategy, World
+from bertie.training.dropout import restore_dropout, set_dropout
+from bertie.training.interrupt import InterruptHandler
 from bertie.training.objectives import ModelObjective
-from bertie.training.optimizer import Schedule, apply_freezing, build_optimizer, param_groups
+from bertie.training.optimizer import apply_freezing, build_optimizer, param_groups
 from bertie.training.prefetch import Prefetcher, PreparedStep
-from bertie.training.pretrain.monitoring import LossSpikeDetector
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
-from bertie.training.state import Folder, TrainState
-from bertie.training.step import Graphs, Loss, Stepper, can_record, out_of_memory
-
-Row = Mapping[str, float]
+from bertie.training.schedule import Schedule
+from bertie.training.spikes import LossMonitor, LossSpike
+from bertie.training.state import StateFolder, TrainState
+from bertie.training.step import Graphs, ObjectiveModule, TrainStep, autocast_dtype, can_record, is_out_of_memory
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 300.0
-TRIES = 5  # spikes in a row that a run is taken back from
-HEADER = "step,epoch,loss,lr,tokens"
-
-
-@dataclass(slots=True)
-class TrainingHistory:
-    """What a run says of itself."""
-
-    curve: list[dict[str, float]] = field(default_factory=list)  # rows of the log
-    evaluations: list[dict[str, float]] = field(default_factory=list)
-    best_step: int = -1
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0  # of this process; a run that was resumed has more
-    stopped_early: bool = False
-
-
-class TrainingCallback(Protocol):
-    """Whoever follows a run."""
-
-    def begin(self, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
-        """What there is already, of a run that goes on or was taken back."""
-
-    def row(self, row: Row) -> None:
-        """One more row of the log."""
-
-    def evaluated(self, row: Row) -> None:
-        """What an evaluation found."""
-
-    def saving(self) -> None:
-        """A state is about to be saved."""
+MAX_ROLLBACKS = 5  # consecutive spikes before a run fails
 
 
 class Trainer:
-    """Trains the heads of a model, and the encoder below them, by a recipe.
+    """Trains heads of a model, and its encoder, by a recipe.
 
-    `evaluate` gives scores, of which `metric` is the one to be as high as can be; the best weights are kept. With a
-    `folder` the run's state is saved there: at each evaluation, every `save_steps` steps or every few minutes, and
-    when it is told to stop. `fingerprint` stands for the data and the model: a run goes on only with its own.
+    `evaluate` returns scores; the weights with the highest `metric` are kept. With a `folder` the training state is saved
+    at each evaluation, every `save_steps` steps or every five minutes, and on Ctrl-C. `fingerprint` identifies data and
+    model: a run resumes only with its own.
 
-    For long runs: `evaluate_at` names the steps after which to evaluate, in place of the ends of epochs. `keep="last"`
-    ends with the last weights, whatever the scores. With `rollback` a loss that is out of line, or no number, takes the
-    weights back to the last state that was saved, and the run goes on behind the step that brought it. `ahead` is the
-    number of processes that read the next steps meanwhile: where a step is long to read and quick to train.
+    For long runs: `evaluate_at` lists the steps to evaluate after, instead of the ends of epochs. `keep="last"` keeps the
+    last weights, whatever their score. With `rollback` a loss spike, or a loss that is not finite, restores the last
+    checkpoint and skips the steps since. `prefetch_workers` processes prepare the next steps, where reading takes longer
+    than training.
     """
 
     def __init__(
@@ -108,93 +75,95 @@ class Trainer:
         keep: Literal["best", "last"] = "best",
         restart: bool = False,
         rollback: bool = False,
-        ahead: int = 0,
+        prefetch_workers: int = 0,
+        callback: TrainingCallback | None = None,
     ) -> None:
         if strategy not in ("ddp", "fsdp"):
             raise ConfigError(f"strategy={strategy!r} must be ddp or fsdp")
         if save_steps is not None and save_steps < 1:
             raise ConfigError(f"save_steps={save_steps} must be at least 1")
         if resume and folder is None:
-            raise ConfigError("resume=True needs the folder that holds the run")
+            raise ConfigError("resume=True needs the folder of the run")
         self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
         self.resume, self.restart, self.save_steps, self.progress = resume, restart, save_steps, progress
-        self.keep, self.rollback, self.ahead = keep, rollback and folder is not None, ahead
-        self.watcher: TrainingCallback | None = None  # of the first process
-        self.steps: BatchSampler = ExampleSampler(data, recipe) if isinstance(data, Sequence) else data
-        self.heads = self.steps.heads
+        self.keep, self.rollback, self.prefetch_workers = keep, rollback and folder is not None, prefetch_workers
+        self.sampler: BatchSampler = ExampleSampler(data, recipe) if isinstance(data, Sequence) else data
+        self.heads = self.sampler.heads
         self.device = model.device
-        self.world = World.here(self.device)
+        self.world = World.current(self.device)
+        self.callback = callback if self.world.is_main else None
         self.strategy: Strategy = strategy
         self._sharded = strategy == "fsdp" and self.world.size > 1
-        self._kept = folder is not None  # by the first process, and all must know
-        described = json.dumps([fingerprint, recipe.as_dict(), self.steps.fingerprint(), self._sharded])
-        self.folder = Folder(folder if self.world.first else None, described)
-        self.schedule = Schedule(recipe, self.steps.total_steps)
-        ends = (  # the end of each epoch, or of each part of one
+        self._saves = folder is not None  # known to all processes, though only the main one writes
+        identity = json.dumps([fingerprint, recipe.as_dict(), self.sampler.fingerprint(), self._sharded])
+        self.folder = StateFolder(folder if self.world.is_main else None, identity)
+        self.schedule = Schedule(recipe, self.sampler.total_steps)
+        epoch_ends = (  # or the ends of parts of an epoch
             start + round(k * (end - start) / recipe.evals_per_epoch)
-            for start, end in pairwise(self.steps.epoch_starts)
+            for start, end in pairwise(self.sampler.epoch_starts)
             for k in range(1, recipe.evals_per_epoch + 1)
         )
-        self._due = frozenset(ends if evaluate_at is None else evaluate_at)
-        self.progressed = TrainState()
-        self._losses: list[Tensor] = []  # of the steps that the host has not looked at yet
-        self._asked: list[tuple[str, float]] = []  # of the same: what was trained, if losses are steady; weights
-        self._spikes: dict[str, LossSpikeDetector] = {}
-        self._stop = False
+        self._evaluate_at = frozenset(epoch_ends if evaluate_at is None else evaluate_at)
+        self.state = TrainState()
+        self._losses = LossMonitor(self.rollback)
 
     def run(self) -> TrainingHistory:
-        """Train. The model holds the best weights afterwards, or the last ones where nothing was evaluated."""
-        began = time.monotonic()
+        """Train. Afterwards the model holds the best weights, or the last ones if nothing was evaluated."""
+        started = time.monotonic()
         try:
             self._set_up()
-            with _Signals(self._ask_to_stop, on=self._kept), self._progress() as progress:
-                saved = time.monotonic()
-                if self.rollback and self.progressed.step == 0:
-                    self._save()  # to have something to go back to
-                while not self._over:
-                    try:
-                        progress.update(self._step())
-                        due = self.progressed.step in self._due
-                        often = self.save_steps is not None and self.progressed.step % self.save_steps == 0
-                        late, stop = self._agreed(time.monotonic() - saved > SAVE_SECONDS)
-                        if due or often or late or stop:
-                            self._gather()
-                            if due and self.evaluate is not None:
-                                self._evaluate(self.evaluate)
-                            self._save()
-                            saved = time.monotonic()
-                    except _Spike as spike:
-                        self._roll_back(spike)
-                        stop = False
-                    if stop and not self._over:
-                        interrupt = KeyboardInterrupt()
-                        done, total = self.progressed.step, self.steps.total_steps
-                        interrupt.add_note(f"the run is saved at step {done} of {total}; go on with resume")
-                        raise interrupt
+            with InterruptHandler(self._saves) as interrupt, self._progress_bar() as progress:
+                self._train(interrupt, progress)
             self._gather()
-            if self.progressed.best_step >= 0 and self.keep == "best":
-                best: Any = self.folder.best(self.progressed.best_step) if self.world.first else None
-                self.model.load_state_dict(self.world.same(best))
-            self.world.wait()  # one that ended now would cut off another that is still receiving
+            if self.state.best_step >= 0 and self.keep == "best":
+                best: Any = self.folder.load_best(self.state.best_step) if self.world.is_main else None
+                self.model.load_state_dict(self.world.broadcast(best))
+            self.world.barrier()  # a process that exited now would cut off one that is still receiving
         finally:
-            self._leave()
-        return self._history(time.monotonic() - began)
+            self._tear_down()
+        p = self.state
+        curve, seconds = [parse_row(row) for row in p.rows[1:]], time.monotonic() - started
+        return TrainingHistory(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
+
+    def _train(self, interrupt: InterruptHandler, progress: Progress) -> None:
+        saved = time.monotonic()
+        if self.rollback and self.state.step == 0:
+            self._save()  # a checkpoint to roll back to
+        while not self._done:
+            try:
+                progress.update(self._step())
+                evaluate = self.state.step in self._evaluate_at
+                save = self.save_steps is not None and self.state.step % self.save_steps == 0
+                overdue, stop = self._agree(time.monotonic() - saved > SAVE_SECONDS, interrupt.requested)
+                if evaluate or save or overdue or stop:
+                    self._gather()
+                    if evaluate and self.evaluate is not None:
+                        self._evaluate(self.evaluate)
+                    self._save()
+                    saved = time.monotonic()
+            except LossSpike as spike:
+                self._roll_back(spike)
+                stop = False
+            if stop and not self._done:
+                error = KeyboardInterrupt()
+                error.add_note(f"saved at step {self.state.step} of {self.sampler.total_steps}; continue with resume")
+                raise error
 
     @property
-    def _over(self) -> bool:
-        return self.progressed.stopped or self.progressed.step >= self.steps.total_steps
+    def _done(self) -> bool:
+        return self.state.stopped or self.state.step >= self.sampler.total_steps
 
-    def _agreed(self, late: bool) -> tuple[bool, bool]:
-        """Whether to save because it has been long, and whether to stop: all processes at the same step."""
-        late = late and self.save_steps is None
+    def _agree(self, overdue: bool, stop: bool) -> tuple[bool, bool]:
+        """Whether to save and whether to stop: all processes decide at the same step."""
+        overdue = overdue and self.save_steps is None
         if self.world.size == 1:
-            return late, self._stop
-        if self.progressed.step % LOG_EVERY:  # asking takes time
+            return overdue, stop
+        if self.state.step % LOG_EVERY:  # communication takes time
             return False, False
-        said = self.world.sum(torch.tensor([late, self._stop], dtype=torch.float32, device=self.device))
-        return bool(said[0] > 0), bool(said[1] > 0)
+        votes = self.world.all_reduce(torch.tensor([overdue, stop], dtype=torch.float32, device=self.device))
+        return bool(votes[0] > 0), bool(votes[1] > 0)
 
-    # --- setting up ---
+    # --- setup ---
 
     def _set_up(self) -> None:
         recipe = self.recipe
@@ -202,64 +171,63 @@ class Trainer:
             lora.add(self.model, recipe.lora, recipe.lora_alpha, recipe.seed)
         self._trained = deepcopy(self.model) if self._sharded else self.model
         self._trained.encoder.gradient_checkpointing = recipe.gradient_checkpointing
-        self._dropout = _set_dropout(self._trained, recipe.dropout)
-        state = self.world.same(self.folder.begin(self.resume, self.restart))
-        if state is not None:
-            self.progressed = TrainState(**state["progressed"])
-            self._spikes = _spikes(self.progressed)
-            self._trained.load_state_dict(state["model"])
-        self._epoch = self._epoch_now()
+        self._dropout = set_dropout(self._trained, recipe.dropout)
+        saved = self.world.broadcast(self.folder.open(self.resume, self.restart))
+        if saved is not None:
+            self.state = TrainState(**saved["progress"])
+            self._losses = LossMonitor(self.rollback, self.state.recent_losses)
+            self._trained.load_state_dict(saved["model"])
+        self._epoch = self._current_epoch()
         apply_freezing(self._trained, self.heads, recipe, self._epoch)
         self._build()
-        if state is not None:
-            self._restore(state)
+        if saved is not None:
+            self._restore(saved)
         else:
-            self._log(HEADER)
-        self._watched_anew()
+            self._log(LOG_HEADER)
+        self._notify_start()
         self._trained.train()
-        self._ahead = Prefetcher(self.steps, self.ahead, self.world.rank, self.world.size)
+        self._prefetch = Prefetcher(self.sampler, self.prefetch_workers, self.world.rank, self.world.size)
 
-    def _epoch_now(self) -> int:
-        return self.steps.epoch_of(min(self.progressed.step, self.steps.total_steps - 1))
+    def _current_epoch(self) -> int:
+        return self.sampler.epoch_of(min(self.state.step, self.sampler.total_steps - 1))
 
     def _build(self) -> None:
-        """Module, optimizer and stepper."""
         dtype = autocast_dtype(self.recipe.mixed_precision, self.device)
         clip = self.recipe.clip
-        module = Loss(self._trained)
-        self._module = self._spread(module)
-        # Not before: a sharded module has other parameters.
+        module = ObjectiveModule(self._trained)
+        self._module = self._distribute(module)
+        # After distributing: FSDP replaces the parameters.
         groups = param_groups(self._trained, self.heads, self.recipe)
         self.optimizer = build_optimizer(groups, self.device.type, self.recipe)
-        self.stepper: Stepper
-        single_head = self.steps.single_head and len(self.heads) == 1
+        self.train_step: TrainStep
+        single_head = self.sampler.single_head and len(self.heads) == 1
         if self.world.size == 1 and single_head and can_record(self._trained, dtype):
-            self.stepper = Graphs(module, self.optimizer, dtype=dtype, clip=clip)
+            self.train_step = Graphs(module, self.optimizer, dtype=dtype, clip=clip)
         else:
-            self.stepper = Stepper(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
+            self.train_step = TrainStep(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
 
-    def _spread(self, module: Loss) -> torch.nn.Module:
-        # A step trains one head of several, or what lies auxiliary; of layers with global tokens, only what its texts have.
-        unused = len(self.heads) > 1 or not self.steps.single_head or bool(self.model.config.global_tokens)
+    def _distribute(self, module: ObjectiveModule) -> torch.nn.Module:
+        # A step may train one of several heads, or auxiliary modules, or leave the weights of global tokens unused.
+        unused = len(self.heads) > 1 or not self.sampler.single_head or bool(self.model.config.global_tokens)
         blocks = self._trained.encoder.blocks
         return distributed.distribute(module, blocks, self.strategy, self.world, self.device, unused=unused)
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, saved: Mapping[str, Any]) -> None:
         if self._sharded:
-            distributed.set_optimizer(self._module, self.optimizer, state["optimizer"])
+            distributed.load_optimizer_state(self._module, self.optimizer, saved["optimizer"])
         else:
-            # The groups are those of this device: how an optimizer steps differs between a CPU and a GPU.
+            # The groups are those of this device: AdamW's options differ between a CPU and a GPU.
             groups = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        if state["scaler"]:
-            self.stepper.scaler.load_state_dict(state["scaler"])
+            self.optimizer.load_state_dict({"state": saved["optimizer"]["state"], "param_groups": groups})
+        if saved["scaler"]:
+            self.train_step.scaler.load_state_dict(saved["scaler"])
 
-    def _leave(self) -> None:
-        """Make the model a plain one again, however the run ended."""
-        if hasattr(self, "_ahead"):
-            self._ahead.close()
+    def _tear_down(self) -> None:
+        """Restore the model for inference, however the run ended."""
+        if hasattr(self, "_prefetch"):
+            self._prefetch.close()
         if hasattr(self, "_dropout"):
-            _restore_dropout(self._dropout)
+            restore_dropout(self._dropout)
         self.model.encoder.gradient_checkpointing = False
         if lora.is_on(self.model):
             lora.merge(self.model)
@@ -271,303 +239,207 @@ class Trainer:
     # --- one step ---
 
     def _step(self) -> int:
-        """Do one; how many texts it read."""
-        p = self.progressed
-        self._thaw()
-        source, ready = self._ahead(p.step, self._micro_tokens)
-        self._losses.append(self._learn(source, ready) if ready.total > 0 else self._zero())
-        # Losses of one kind are compared with each other, and those of another plan are of another kind.
-        kind = f"{type(source.objective).__name__} {source.head} {source.plan}" if source.objective.steady else ""
-        self._asked.append((kind, ready.total))
-        p.weight += ready.total
-        p.texts += ready.texts
-        p.tokens += ready.tokens
+        """Train one step; returns its number of texts."""
+        p = self.state
+        self._unfreeze()
+        task, prepared = self._prefetch(p.step, self._micro_tokens)
+        loss = self._optimize(task, prepared) if prepared.total > 0 else self._zero()
+        # Only losses of the same kind are comparable.
+        kind = f"{type(task.objective).__name__} {task.head} {task.sampler}" if task.objective.detect_spikes else ""
+        self._losses.add(loss, kind, prepared.total)
+        p.weight += prepared.total
+        p.texts += prepared.texts
+        p.tokens += prepared.tokens
         p.step += 1
-        if p.step % LOG_EVERY == 0 or p.step == self.steps.total_steps:
+        if p.step % LOG_EVERY == 0 or p.step == self.sampler.total_steps:
             self._log_row()
-        return ready.texts
+        return prepared.texts
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _learn(self, source: TrainingTask, ready: PreparedStep) -> Tensor:
-        """Update the weights; the summed loss before that."""
-        step = self.progressed.step
+    def _optimize(self, task: TrainingTask, prepared: PreparedStep) -> Tensor:
+        """Update the weights; returns the summed loss before the update."""
+        step = self.state.step
         try:
-            loss = self._gradients(source, ready)
-            self.stepper.update(self.schedule.factor(self.steps.schedule_position(step)))
+            loss = self._accumulate(task, prepared)
+            self.train_step.update(self.schedule.factor(self.sampler.schedule_position(step)))
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise TrainingError(
-                f"out of memory at step {step + 1}, with {self._micro_tokens} tokens at a time; pass a smaller "
-                "micro_tokens, gradient_checkpointing=True or a smaller max_length. The last state that was saved is whole"
+                f"out of memory at step {step + 1}, with micro_tokens={self._micro_tokens}; pass a smaller micro_tokens, "
+                "gradient_checkpointing=True or a smaller max_length. The last checkpoint is intact"
             ) from None
         return loss
 
-    def _thaw(self) -> None:
-        epoch = self._epoch_now()
+    def _unfreeze(self) -> None:
+        epoch = self._current_epoch()
         if epoch == self._epoch:
             return
         self._epoch = epoch
         if apply_freezing(self._trained, self.heads, self.recipe, epoch):
             if self.world.size > 1 and not self._sharded:
-                # What is wrapped knows only the weights that were trained when it was.
-                self._module = self.stepper.module = self._spread(Loss(self._trained))
-            self.stepper.reset()
+                # DDP registers only the parameters that require gradients when it wraps a module.
+                self._module = self.train_step.module = self._distribute(ObjectiveModule(self._trained))
+            self.train_step.reset()
 
     @property
     def _micro_tokens(self) -> int:
-        return self.progressed.micro_tokens or self.recipe.micro_tokens
+        return self.state.micro_tokens or self.recipe.micro_tokens
 
-    def _gradients(self, source: TrainingTask, ready: PreparedStep) -> Tensor:
-        """Add up the gradients of a step; its summed loss. Out of memory: once more, in smaller parts."""
+    def _accumulate(self, task: TrainingTask, prepared: PreparedStep) -> Tensor:
+        """Accumulate the gradients of a step; returns its summed loss. Out of memory: retry with smaller micro-batches."""
         while True:
             try:
-                return self._added(source, ready)
+                return self._backward(task, prepared)
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or self.world.size > 1 or not ready.divisible:
+                if not is_out_of_memory(error) or self.world.size > 1 or not prepared.divisible:
                     raise
-            # Out of the handler, so that what it held is free.
-            self.stepper.forget()
-            self.stepper.reset()
+            # Outside the handler, so that the traceback no longer holds tensors.
+            self.train_step.zero_grad()
+            self.train_step.reset()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self.progressed.micro_tokens = ready.divisible // 2
-            source, ready = self._ahead(self.progressed.step, self._micro_tokens)
+            self.state.micro_tokens = prepared.divisible // 2
+            task, prepared = self._prefetch(self.state.step, self._micro_tokens)
 
-    def _added(self, source: TrainingTask, ready: PreparedStep) -> Tensor:
-        """This process's part of a step."""
-        objective = source.objective
+    def _backward(self, task: TrainingTask, prepared: PreparedStep) -> Tensor:
+        """Forward and backward pass of this process's micro-batches."""
+        objective = task.objective
         if isinstance(objective, ModelObjective):
-            objective = objective.with_counts(ready.counts)
+            objective = objective.with_counts(prepared.counts)
         rank, size = self.world.rank, self.world.size
         loss = self._zero()
-        for number, mini in enumerate(ready.minis):
-            seed = _seed(self.recipe.seed, self.progressed.step, number * size + rank)
-            last = number == len(ready.minis) - 1
-            loss += self.stepper.add(mini, source.head, objective, ready.total, seed, last)
+        for number, micro_batch in enumerate(prepared.micro_batches):
+            seed = _seed(self.recipe.seed, self.state.step, number * size + rank)
+            last = number == len(prepared.micro_batches) - 1
+            loss += self.train_step.add(micro_batch, task.head, objective, prepared.total, seed, last)
         return loss
 
-    def _settle(self) -> None:
-        """Look at the losses of the steps since the last time: the device is not asked after each step."""
-        p = self.progressed
-        if not self._losses:
-            return
-        first = p.step - len(self._losses)
-        found = self.world.sum(torch.stack(self._losses)).tolist()
-        asked = list(self._asked)
-        self._losses.clear()
-        self._asked.clear()
-        for number, (loss, (kind, weight)) in enumerate(zip(found, asked, strict=True), start=first + 1):
-            if self.rollback and weight > 0 and self._out_of_line(kind, loss / weight):
-                raise _Spike(number, loss / weight)
-            if not math.isfinite(loss):
-                raise self._diverged(f"the loss is {loss} at step {number}")
-            p.loss += loss
+    # --- losses and rollback ---
+
+    def _check_losses(self) -> None:
+        try:
+            self.state.loss += self._losses.check(self.world, self.state.step)
+        except LossSpike as spike:
+            if self.rollback:
+                raise
+            raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}") from None
         if self.rollback:
-            p.recent = {kind: spikes.state for kind, spikes in self._spikes.items()}
+            self.state.recent_losses = self._losses.recent
 
-    def _out_of_line(self, kind: str, loss: float) -> bool:
-        """Whether a loss calls for going back: no number, or, where losses are steady, far above those before it."""
-        return self._spikes.setdefault(kind, LossSpikeDetector()).saw(loss) if kind else not math.isfinite(loss)
-
-    def _roll_back(self, spike: _Spike) -> None:
-        """Take the weights back to the last state, and go on behind the step that brought the spike."""
-        saved = self.world.same(self.folder.last())
+    def _roll_back(self, spike: LossSpike) -> None:
+        """Restore the last checkpoint, and continue after the step with the spike."""
+        saved = self.world.broadcast(self.folder.last())
         if self._sharded or saved is None:
             raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}")
-        before = TrainState(**saved["progressed"])
-        near, end = 0, before.step
+        before = TrainState(**saved["progress"])
+        consecutive, end = 0, before.step
         for first, last in reversed(before.skipped):
-            if last < end:  # something was learnt since
+            if last < end:  # steps were trained in between
                 break
-            near, end = near + 1, first
-        if near >= TRIES:
-            raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}, after {TRIES} spikes before it")
-        self._say(f"the loss is {spike.loss:.4g} at step {spike.step}: back to the weights of step {before.step}")
+            consecutive, end = consecutive + 1, first
+        if consecutive >= MAX_ROLLBACKS:
+            raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}, after {MAX_ROLLBACKS} rollbacks")
+        self._print(f"loss {spike.loss:.4g} at step {spike.step}: rolled back to the weights of step {before.step}")
         self._trained.load_state_dict(saved["model"])
         self._restore(saved)
-        self.stepper.forget()
-        self.stepper.reset()
+        self.train_step.zero_grad()
+        self.train_step.reset()
         before.skipped.append([before.step, spike.step])
         before.step = spike.step
-        self.progressed = before
-        self._spikes = _spikes(before)
-        self._losses.clear()
-        self._asked.clear()
-        self._watched_anew()
+        self.state = before
+        self._losses = LossMonitor(self.rollback, before.recent_losses)
+        self._notify_start()
         self._save()
 
-    def _watched_anew(self) -> None:
-        if self.watcher is not None:
-            self.watcher.begin([_row(one) for one in self.progressed.rows[1:]], self.progressed.evaluations)
+    def _notify_start(self) -> None:
+        if self.callback is not None:
+            self.callback.on_start([parse_row(row) for row in self.state.rows[1:]], self.state.evaluations)
 
-    def _diverged(self, what: str) -> TrainingError:
+    def _diverged(self, reason: str) -> TrainingError:
         return TrainingError(
-            f"{what}: the learning rate ({self.recipe.lr:g}) may be too high for this data, or half precision too "
-            "coarse (mixed_precision='fp32'). The last state that was saved is whole"
+            f"{reason}: the learning rate ({self.recipe.lr:g}) may be too high for this data, or half precision too "
+            "coarse (mixed_precision='fp32'). The last checkpoint is intact"
         )
 
     def _log_row(self) -> None:
-        self._settle()
-        p = self.progressed
+        self._check_losses()
+        p = self.state
         mean = p.loss / p.weight if p.weight else 0.0
-        rate = self.schedule.factor(self.steps.schedule_position(p.step - 1)) * self.recipe.lr
-        row = f"{p.step},{self.steps.epochs_done(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}"
+        rate = self.schedule.factor(self.sampler.schedule_position(p.step - 1)) * self.recipe.lr
+        row = f"{p.step},{self.sampler.epochs_done(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}"
         self._log(row)
-        if self.watcher is not None:
-            self.watcher.row(_row(row))
+        if self.callback is not None:
+            self.callback.on_log(parse_row(row))
         p.loss = p.weight = 0.0
 
     def _log(self, row: str) -> None:
-        self.progressed.rows.append(row)
+        self.state.rows.append(row)
         self.folder.log(row)
 
-    # --- evaluating and saving ---
+    # --- evaluation and checkpoints ---
 
     def _gather(self) -> None:
-        """Bring all weights into the model, and refuse any that are not numbers any more."""
-        self._settle()
+        """Gather sharded weights into the model, and check that all weights are finite."""
+        self._check_losses()
         if self._sharded:
-            distributed.gather(self._trained, self.model)
+            distributed.gather_weights(self._trained, self.model)
         sums = torch.stack([parameter.detach().sum(dtype=torch.float32) for parameter in self.model.parameters()])
         if not sums.isfinite().all():
-            raise self._diverged(f"there are weights that are not finite after step {self.progressed.step}")
+            raise self._diverged(f"weights are not finite after step {self.state.step}")
 
     def _evaluate(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
-        p = self.progressed
+        p = self.state
         self.model.eval()
         with torch.no_grad():
-            scores = {name: float(value) for name, value in self.world.same(dict(evaluate())).items()}
+            scores = {name: float(value) for name, value in self.world.broadcast(dict(evaluate())).items()}
         self._trained.train()
-        p.evaluations.append({"step": p.step, "epoch": self.steps.epochs_done(p.step), **scores})
-        if self.watcher is not None:
-            self.watcher.evaluated(p.evaluations[-1])
+        p.evaluations.append({"step": p.step, "epoch": self.sampler.epochs_done(p.step), **scores})
+        if self.callback is not None:
+            self.callback.on_evaluation(p.evaluations[-1])
         if self.keep == "last":
-            told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            self._say(f"step {p.step} of {self.steps.total_steps}: {told}")
+            line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            self._print(f"step {p.step} of {self.sampler.total_steps}: {line}")
             return
         score = scores.get(self.metric)
         if score is None:
             raise ConfigError(f"metric={self.metric!r} must be one of {', '.join(scores)}")
-        self._say(f"epoch {self.steps.epochs_done(p.step):.2f}: dev {self.metric} {score:.4f}")
-        if math.isnan(score):  # as a correlation with what is always the same
+        self._print(f"epoch {self.sampler.epochs_done(p.step):.2f}: dev {self.metric} {score:.4f}")
+        if math.isnan(score):  # such as the correlation with a constant
             score = -math.inf
         if p.best is None or score > p.best:
             p.best, p.best_step, p.stale = score, p.step, 0
-            if self.world.first:
-                self.folder.keep_best(p.step, self.model.state_dict())
+            if self.world.is_main:
+                self.folder.save_best(p.step, self.model.state_dict())
         else:
             p.stale += 1
             p.stopped = self.recipe.patience is not None and p.stale >= self.recipe.patience
 
     def _save(self) -> None:
-        if not self._kept:
+        if not self._saves:
             return
-        if self.watcher is not None:
-            self.watcher.saving()
+        if self.callback is not None:
+            self.callback.on_save()
         optimizer = (
-            distributed.whole_optimizer(self._module, self.optimizer) if self._sharded else self.optimizer.state_dict()
+            distributed.full_optimizer_state(self._module, self.optimizer)
+            if self._sharded
+            else self.optimizer.state_dict()
         )
-        if self.world.first:
-            self.folder.save(self.progressed, self.model.state_dict(), optimizer, self.stepper.scaler.state_dict())
-        self.world.wait()
+        if self.world.is_main:
+            self.folder.save(self.state, self.model.state_dict(), optimizer, self.train_step.scaler.state_dict())
+        self.world.barrier()
 
-    def _history(self, seconds: float) -> TrainingHistory:
-        p = self.progressed
-        curve = [_row(row) for row in p.rows[1:]]
-        return TrainingHistory(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
+    def _progress_bar(self) -> Progress:
+        file = None if self.progress and self.world.is_main else io.StringIO()
+        before = self.state.texts
+        return Progress("train", lambda: self.state.step / self.sampler.total_steps, before=before, file=file)
 
-    def _progress(self) -> Progress:
-        file = None if self.progress and self.world.first else io.StringIO()
-        before = self.progressed.texts
-        return Progress("train", lambda: self.progressed.step / self.steps.total_steps, before=before, file=file)
-
-    def _say(self, text: str) -> None:
-        if self.world.first and self.progress:
+    def _print(self, text: str) -> None:
+        if self.world.is_main and self.progress:
             print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
-
-    def _ask_to_stop(self) -> None:
-        self._stop = True
-
-
-class _Spike(Exception):
-    """A loss out of line."""
-
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(step, loss)
-        self.step, self.loss = step, loss
-
-
-class _Signals:
-    """Ctrl-C and kill end a run after its step; a second Ctrl-C ends it at once."""
-
-    def __init__(self, ask: Callable[[], None], on: bool) -> None:
-        self.ask = ask
-        self.on = on and threading.current_thread() is threading.main_thread()
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if self.on:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._caught)
-
-    def _caught(self, number: int, frame: FrameType | None) -> None:
-        self.ask()
-        signal.signal(number, self.before[number])
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-
-def autocast_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision to compute in: half on GPUs that have bf16, else single."""
-    if name == "auto":
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if half else torch.float32
-    found = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    if found != torch.float32 and device.type == "cpu":
-        # torch's bf16 kernels die without an exception on some CPUs; fp16 is slow on all.
-        raise ConfigError(f"mixed_precision={name!r} is for GPUs; on a CPU use 'fp32' or 'auto'")
-    return found
-
-
-def _spikes(progressed: TrainState) -> dict[str, LossSpikeDetector]:
-    return {kind: LossSpikeDetector(seen=losses) for kind, losses in progressed.recent.items()}
-
-
-def _row(row: str) -> dict[str, float]:
-    """A row of the log by the names of its columns."""
-    return dict(zip(HEADER.split(","), map(float, row.split(",")), strict=True))
 
 
 def _seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _set_dropout(model: Model, rate: float | None) -> list[tuple[Any, str, Any]]:
-    """Use another dropout than the checkpoint's; what to put back afterwards."""
-    undo: list[tuple[Any, str, Any]] = []
-    if rate is None:
-        return undo
-    for part in model.modules():
-        for name in ("cfg", "dropout"):
-            value = getattr(part, name, None)
-            if isinstance(value, int | float):
-                new: Any = rate
-            elif isinstance(value, EncoderConfig):
-                new = replace(value, dropout=rate, attention_dropout=rate)
-            elif isinstance(value, HeadConfig):  # not all have one before their transform
-                new = replace(value, dropout=rate, dense_dropout=rate if value.dense_dropout else 0.0)
-            else:
-                continue
-            undo.append((part, name, value))
-            setattr(part, name, new)
-    return undo
-
-
-def _restore_dropout(undo: list[tuple[Any, str, Any]]) -> None:
-    for part, name, value in undo:
-        setattr(part, name, value)

@@ -1,8 +1,8 @@
-"""What training makes smaller: each objective says how far a head's outputs are from what was wanted.
+"""Training objectives: the loss of a micro-batch, given a model.
 
-A step reads items. An item is one example: the windows of its text with what is wanted of them. Losses are sums, with
-a weight for each thing that is asked, so that a step cut into micro-batches, or spread over machines, adds up to the
-same gradient: the sum over all its parts divided by the sum of their weights.
+A training step reads examples. An example is a text in one or more windows, with its labels. Losses are weighted sums:
+the gradient of a step is the sum over its micro-batches, and over processes, divided by the total weight. How a step is
+split therefore does not change its gradient.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from bertie.text.batch import Batch, send
 if TYPE_CHECKING:
     from bertie.nn.model import Model
 
-Level = Literal["text", "window", "token", "row"]
+Level = Literal[
+    "text", "window", "token", "row"
+]  # what a label belongs to; "row": selected tokens, such as masked ones
 Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingWindow:
-    """A window of a text, as the model reads it."""
+    """One window of a text, with its labels."""
 
     ids: Array  # (n,)
     segments: Array  # (n,)
-    share: float = 1.0  # of its text; those of one text add up to 1
-    values: Array | None = None  # what is wanted of its tokens (n, …), of some of them (m, …) or of itself (…,)
-    weights: Array | None = None  # (n,), (m,) or (): how much each of these counts, 0 for what is not asked
-    rows: Array | None = None  # (m,) which of its tokens are asked, where few are and a head's outputs are large
+    share: float = 1.0  # fraction of its text; the windows of one text sum to 1
+    values: Array | None = None  # labels of all tokens (n, …), of the selected ones (m, …) or of the window (…,)
+    weights: Array | None = None  # (n,), (m,) or (): the weight of each label; 0 ignores it
+    rows: Array | None = None  # (m,) indices of the selected tokens: the head runs on these alone
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,123 +48,142 @@ class TrainingWindow:
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """One example: its windows, and what is wanted of the whole."""
+    """One text in windows, with the label of the whole text."""
 
     windows: tuple[TrainingWindow, ...]
     value: Array | None = None
     weight: float = 1.0
-    extras: Mapping[str, Array] = field(default_factory=dict)  # what only its objective knows
+    extras: Mapping[str, Array] = field(default_factory=dict)  # arrays that one objective defines and reads
 
     def __len__(self) -> int:
-        return sum([len(piece.ids) for piece in self.windows])
+        """Number of tokens."""
+        return sum([len(window.ids) for window in self.windows])
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What is wanted, as tensors: N texts, windows, tokens or chosen tokens, by the objective's level."""
+    """Labels as tensors: N texts, windows, tokens or selected tokens, by the objective's level."""
 
     values: Tensor  # (N, …)
     weights: Tensor  # (N,)
-    owner: Tensor  # (W,) the text that each window belongs to
-    share: Tensor  # (W,) how much of it
-    rows: Tensor | None = None  # (N,) the chosen tokens: the head is run on these alone
+    owner: Tensor  # (W,) the text of each window
+    share: Tensor  # (W,) the window's fraction of its text
+    rows: Tensor | None = None  # (N,) indices of the selected tokens: the head runs on these alone
 
     def to(self, device: torch.device | str) -> Targets:
-        """The same on another device."""
+        """Copy to a device."""
         values, weights, owner, share = (send(x, device) for x in (self.values, self.weights, self.owner, self.share))
         return Targets(values, weights, owner, share, None if self.rows is None else send(self.rows, device))
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What goes through the model at once."""
+    """The examples of one forward and backward pass."""
 
     batch: Batch
     targets: Targets
-    weight: float  # of all that is asked
-    extras: Mapping[str, Tensor | Batch] = field(default_factory=dict)  # what only its objective knows
+    weight: float  # summed over all labels
+    extras: Mapping[str, Tensor | Batch] = field(default_factory=dict)  # tensors that one objective defines and reads
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same on another device."""
+        """Copy to a device."""
         extras = {name: x.to(device) if isinstance(x, Batch) else send(x, device) for name, x in self.extras.items()}
         return replace(self, batch=self.batch.to(device), targets=self.targets.to(device), extras=extras)
 
 
 class Objective(ABC):
-    """What a step is trained for: over one head's outputs (`HeadObjective`), or over more of the model (`ModelObjective`)."""
+    """Base class. A loss reads one head's outputs (`HeadObjective`), the whole model (`ModelObjective`), or all texts of
+    a step at once (`InBatchObjective`).
+    """
 
     level: ClassVar[Level]
-    steady: ClassVar[bool] = False  # whether a loss far above those before it means that something is wrong
+    detect_spikes: ClassVar[bool] = False  # whether a loss far above the recent ones means that training diverged
 
-    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
-        """Lay items end to end."""
-        pieces = [piece for item in items for piece in item.windows]
-        batch = Batch.from_ids([p.ids for p in pieces], [p.segments for p in pieces])
-        owner = np.repeat(np.arange(len(items)), [len(item.windows) for item in items])
+    @abstractmethod
+    def forward(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """Run the model on a micro-batch -> () its summed loss."""
+
+    def collate(self, examples: Sequence[TrainingExample]) -> MicroBatch:
+        """Concatenate examples into a flat micro-batch."""
+        windows = [window for example in examples for window in example.windows]
+        batch = Batch.from_ids([w.ids for w in windows], [w.segments for w in windows])
+        owner = np.repeat(np.arange(len(examples)), [len(example.windows) for example in examples])
         if self.level == "text":
-            values = np.stack([item.value for item in items if item.value is not None])
-            weights = np.array([item.weight for item in items], dtype=np.float32)
+            values = np.stack([example.value for example in examples if example.value is not None])
+            weights = np.array([example.weight for example in examples], dtype=np.float32)
         else:
-            given = [p.values for p in pieces if p.values is not None]
-            counted = [p.weights for p in pieces if p.weights is not None]
-            joined = np.stack if self.level == "window" else np.concatenate
-            values, weights = joined(given), joined(counted).astype(np.float32)
+            join = np.stack if self.level == "window" else np.concatenate
+            values = join([w.values for w in windows if w.values is not None])
+            weights = join([w.weights for w in windows if w.weights is not None]).astype(np.float32)
         targets = Targets(
             torch.from_numpy(values),
             torch.from_numpy(weights),
             torch.from_numpy(owner),
-            torch.tensor([p.share for p in pieces], dtype=torch.float32),
-            torch.from_numpy(_rows(pieces)) if self.level == "row" else None,
+            torch.tensor([w.share for w in windows], dtype=torch.float32),
+            torch.from_numpy(_flat_rows(windows)) if self.level == "row" else None,
         )
         return MicroBatch(batch, targets, float(weights.sum(dtype=np.float64)))
 
-    def example_weight(self, item: TrainingExample) -> float:
-        """The weight of all that is asked of an item."""
+    def example_weight(self, example: TrainingExample) -> float:
+        """Sum the weights of an example's labels."""
         if self.level == "text":
-            return item.weight
-        return float(sum(p.weights.sum(dtype=np.float64) for p in item.windows if p.weights is not None))
+            return example.weight
+        return float(sum(w.weights.sum(dtype=np.float64) for w in example.windows if w.weights is not None))
+
+
+def _flat_rows(windows: Sequence[TrainingWindow]) -> NDArray[np.int64]:
+    """(N,) indices of the selected tokens in the concatenated windows."""
+    starts = np.cumsum([0, *(len(window) for window in windows[:-1])])
+    selected = [window.rows + start for window, start in zip(windows, starts, strict=True) if window.rows is not None]
+    return np.concatenate(selected).astype(np.int64)
+
+
+# --- losses over the outputs of one head ---
 
 
 class HeadObjective(Objective):
-    """A loss over a head's outputs."""
+    """A loss over one head's outputs."""
 
     @abstractmethod
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """(N,) the loss of each text, window or token. What has no weight has a finite one, and outputs of zero."""
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """(N,) the loss of each text, window or token; finite for zero outputs, which entries without weight have."""
 
     def loss(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """The sum of weight · loss over all that is asked; `outputs` are the head's, in float32.
+        """Sum weight · loss over all labels; `outputs` are the head's, in float32.
 
-        Whatever the outputs are where nothing is asked, they add nothing to it or to its gradient.
+        Entries without weight add nothing to the loss or to its gradient, whatever their outputs are.
         """
         weights = targets.weights
         if self.level in ("text", "window"):
             weights = weights[targets.owner if self.level == "text" else batch.text_of_token()]
         outputs = torch.where(weights[:, None] > 0, outputs, 0.0)
-        return (self.each(outputs, batch, targets) * targets.weights).sum()
+        return (self.losses(outputs, batch, targets) * targets.weights).sum()
+
+    def forward(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """As `Objective.forward`."""
+        batch, targets = micro_batch.batch, micro_batch.targets
+        hidden = model.hidden(batch, head)
+        if targets.rows is not None:
+            hidden = hidden[targets.rows]
+        outputs = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)
+        with torch.autocast(batch.ids.device.type, enabled=False):
+            return self.loss(outputs.float(), batch, targets)
 
 
-def _rows(pieces: Sequence[TrainingWindow]) -> NDArray[np.int64]:
-    """(N,) the chosen tokens of all pieces, laid end to end."""
-    starts = np.cumsum([0, *(len(piece) for piece in pieces[:-1])])
-    chosen = [piece.rows + start for piece, start in zip(pieces, starts, strict=True) if piece.rows is not None]
-    return np.concatenate(chosen).astype(np.int64)
-
-
-def pooled(rows: Tensor, targets: Targets) -> Tensor:
-    """(W, k) -> (N, k) the mean over each text's windows, by their shares: as results are pooled."""
+def pool_windows(rows: Tensor, targets: Targets) -> Tensor:
+    """(W, k) -> (N, k) the mean over each text's windows, weighted by their shares, as at inference."""
     out = rows.new_zeros(len(targets.weights), rows.shape[1])
     return out.index_add(0, targets.owner, rows * targets.share[:, None])
 
 
 class SingleLabelObjective(HeadObjective):
-    """Cross-entropy of one class a text: windows are pooled by their log-probabilities, as the classifier does.
+    """Cross-entropy of one class per text; windows are pooled by their log-probabilities, as the classifier does.
 
     >>> from bertie.text.batch import Batch
-    >>> item = TrainingExample((TrainingWindow(np.array([1, 2]), np.array([0, 0])),), np.int64(1))
+    >>> example = TrainingExample((TrainingWindow(np.array([1, 2]), np.array([0, 0])),), np.int64(1))
     >>> objective = SingleLabelObjective()
-    >>> mini = objective.collate([item])
-    >>> round(objective.loss(torch.zeros(1, 4), mini.batch, mini.targets).item(), 4)     # log 4
+    >>> micro_batch = objective.collate([example])
+    >>> round(objective.loss(torch.zeros(1, 4), micro_batch.batch, micro_batch.targets).item(), 4)     # log 4
     1.3863
     """
 
@@ -171,46 +192,46 @@ class SingleLabelObjective(HeadObjective):
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """outputs (W, k), values (N,) classes."""
-        logs = pooled(torch.log_softmax(outputs, -1), targets)
+        logs = pool_windows(torch.log_softmax(outputs, -1), targets)
         return F.cross_entropy(logs, targets.values, reduction="none", label_smoothing=self.smoothing)
 
 
 class MultiLabelObjective(HeadObjective):
-    """Each label by itself, right or wrong: the mean of their binary cross-entropies."""
+    """Mean binary cross-entropy over the labels of a text."""
 
     level = "text"
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """outputs (W, k), values (N, k) between 0 and 1."""
-        wanted = targets.values * (1 - self.smoothing) + 0.5 * self.smoothing
-        return F.binary_cross_entropy_with_logits(pooled(outputs, targets), wanted, reduction="none").mean(-1)
+        labels = targets.values * (1 - self.smoothing) + 0.5 * self.smoothing
+        return F.binary_cross_entropy_with_logits(pool_windows(outputs, targets), labels, reduction="none").mean(-1)
 
 
 class RegressionObjective(HeadObjective):
-    """The squared distance from a value, in units of the values' variance so that any scale trains alike."""
+    """Squared error divided by the variance of the training values, so that their scale does not matter."""
 
     level = "text"
 
     def __init__(self, variance: float = 1.0) -> None:
         self.variance = variance
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """outputs (W, 1), values (N,)."""
-        return (pooled(outputs, targets)[:, 0] - targets.values) ** 2 / self.variance
+        return (pool_windows(outputs, targets)[:, 0] - targets.values) ** 2 / self.variance
 
 
 class RelevanceObjective(HeadObjective):
-    """How well a passage answers a query, between 0 and 1: the best window speaks for it, as when reranking."""
+    """Binary cross-entropy of a passage's relevance to a query; its best window counts, as when reranking."""
 
     level = "text"
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """outputs (W, 1), values (N,)."""
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (W, 1), values (N,) between 0 and 1."""
         lowest = outputs.new_full((len(targets.weights),), torch.finfo(outputs.dtype).min)
         best = lowest.scatter_reduce(0, targets.owner, outputs[:, 0], "amax")
         best = torch.where(targets.weights > 0, best, 0.0)
@@ -218,97 +239,143 @@ class RelevanceObjective(HeadObjective):
 
 
 class TokenClassificationObjective(HeadObjective):
-    """Cross-entropy of one class a token, where one is asked."""
+    """Cross-entropy of one class per labelled token."""
 
     level: ClassVar[Level] = "token"
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """outputs (T, k), values (T,) classes."""
         return F.cross_entropy(outputs, targets.values, reduction="none", label_smoothing=self.smoothing)
 
 
 class MaskedLMObjective(TokenClassificationObjective):
-    """Cross-entropy over the vocabulary of the tokens that were hidden; logits are computed for these alone.
+    """Masked-language modelling: cross-entropy over the vocabulary; logits are computed for masked tokens alone.
 
     >>> one = np.array([1])
-    >>> piece = TrainingWindow(np.array([1, 4, 2]), np.zeros(3, int), values=7 * one, weights=one, rows=one)
+    >>> window = TrainingWindow(np.array([1, 4, 2]), np.zeros(3, int), values=7 * one, weights=one, rows=one)
     >>> objective = MaskedLMObjective()
-    >>> mini = objective.collate([TrainingExample((piece,))])
-    >>> mini.targets.rows.tolist(), round(objective.loss(torch.zeros(1, 100), mini.batch, mini.targets).item(), 3)
+    >>> micro_batch = objective.collate([TrainingExample((window,))])
+    >>> loss = objective.loss(torch.zeros(1, 100), micro_batch.batch, micro_batch.targets)
+    >>> micro_batch.targets.rows.tolist(), round(loss.item(), 3)
     ([1], 4.605)
     """
 
     level = "row"
-    steady = True
+    detect_spikes = True
+
+    def forward(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """As `Objective.forward`; the fused loss never holds all logits."""
+        targets = micro_batch.targets
+        hidden = model.hidden(micro_batch.batch, head)[targets.rows]
+        words = model.encoder.embeddings.words.weight
+        return model.head(head).fused_linear_cross_entropy(hidden, words, targets.values, targets.weights)
 
 
 class AnswerSpanObjective(HeadObjective):
-    """Where an answer starts and where it ends: cross-entropy over the tokens of each window, the mean of the two.
+    """Extractive question answering: mean cross-entropy of an answer's first and last token in each window.
 
-    A window that does not hold the answer is to point at its first token.
+    A window without the answer has its first token as the target.
     """
 
     level = "window"
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """outputs (T, 2), values (W, 2) places inside the window."""
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+        """outputs (T, 2), values (W, 2) token indices in the window."""
         owner = batch.text_of_token()
-        asked = targets.weights > 0
-        lowest = outputs.new_full((len(asked), 2), torch.finfo(outputs.dtype).min)
+        labelled = targets.weights > 0
+        lowest = outputs.new_full((len(labelled), 2), torch.finfo(outputs.dtype).min)
         top = lowest.scatter_reduce(0, owner[:, None].expand(-1, 2), outputs.detach(), "amax")  # (W, 2)
-        top = torch.where(asked[:, None], top, 0.0)
-        sums = outputs.new_zeros(len(asked), 2).index_add(0, owner, (outputs - top[owner]).exp())
-        logs = sums.clamp(min=1.0).log() + top  # below 1 is only the sum over a text without tokens
+        top = torch.where(labelled[:, None], top, 0.0)
+        sums = outputs.new_zeros(len(labelled), 2).index_add(0, owner, (outputs - top[owner]).exp())
+        logs = sums.clamp(min=1.0).log() + top  # only the sum over an empty window is below 1
         at = batch.cu_seqlens[:-1].long()[:, None] + targets.values  # (W, 2)
         return (logs - outputs.gather(0, at.clamp(max=len(outputs) - 1))).mean(-1)
 
 
-class ModelObjective(Objective):
-    """A loss that asks more of the model than one head's outputs: several heads, hidden states, another model.
+# --- losses over the whole model ---
 
-    It is a sum of means, each over things of its own kind: over a step's hidden tokens, its texts, its words. `counts`
-    tell it how many of each a whole step has, so that micro-batches still add up to the step's gradient. What it
-    trains besides the model lies in `model.auxiliary`.
+
+class ModelObjective(Objective):
+    """A loss over more than one head's outputs: several heads, hidden states, a teacher.
+
+    It is a sum of means over different units: the step's masked tokens, its texts, its words. `counts` holds how many
+    of each the whole step has, so that micro-batches add up to the step's gradient. Additional trained modules are in
+    `model.auxiliary`.
     """
 
     level: ClassVar[Level] = "row"
-    steady = True
+    detect_spikes = True
 
     def __init__(self) -> None:
         self.counts: Mapping[str, float] = {}
 
     @abstractmethod
-    def of(self, model: Model, mini: MicroBatch) -> Tensor:
-        """() the sum of each term's `mean`, to be divided by the number of texts."""
+    def loss(self, model: Model, micro_batch: MicroBatch) -> Tensor:
+        """() the sum of each term's `mean`, to be divided by the step's number of texts."""
 
-    def count(self, item: TrainingExample) -> Mapping[str, float]:
-        """How many things of each kind an item has."""
-        return {"texts": 1, "hidden": sum(len(p.rows) for p in item.windows if p.rows is not None), "tokens": len(item)}
+    def forward(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """As `Objective.forward`."""
+        return self.loss(model, micro_batch) * float(micro_batch.weight > 0)
 
-    def counted(self, items: Sequence[TrainingExample]) -> Mapping[str, float]:
-        """How many things of each kind a step of these items has."""
+    def count(self, example: TrainingExample) -> Mapping[str, float]:
+        """Count an example's units of each kind."""
+        masked = sum(len(w.rows) for w in example.windows if w.rows is not None)
+        return {"texts": 1, "masked": masked, "tokens": len(example)}
+
+    def count_step(self, examples: Sequence[TrainingExample]) -> Mapping[str, float]:
+        """Count the units of each kind in a step."""
         total: Counter[str] = Counter()
-        for item in items:
-            total.update(self.count(item))
+        for example in examples:
+            total.update(self.count(example))
         return total
 
     def with_counts(self, counts: Mapping[str, float]) -> Self:
-        """The same objective for a step of so many things."""
-        one = copy(self)
-        one.counts = counts
-        return one
+        """Copy the objective for a step with these counts."""
+        objective = copy(self)
+        objective.counts = counts
+        return objective
 
-    def mean(self, total: Tensor, of: str) -> Tensor:
-        """A sum over things of a kind, such that dividing it by the number of texts gives their mean over the step."""
-        return total * (self.counts["texts"] / max(1.0, self.counts[of]))
+    def mean(self, total: Tensor, unit: str) -> Tensor:
+        """Scale a sum over units so that dividing it by the number of texts gives the mean over the step's units."""
+        return total * (self.counts["texts"] / max(1.0, self.counts[unit]))
 
-    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
-        """Lay items end to end. They count even where nothing is hidden."""
-        return replace(super().collate(items), weight=float(len(items)))
+    def collate(self, examples: Sequence[TrainingExample]) -> MicroBatch:
+        """Concatenate examples into a flat micro-batch; each counts, even without a masked token."""
+        return replace(super().collate(examples), weight=float(len(examples)))
 
-    def example_weight(self, item: TrainingExample) -> float:
-        """Texts count alike."""
+    def example_weight(self, example: TrainingExample) -> float:
+        """Weight all texts equally."""
         return 1.0
+
+
+# --- losses that compare all texts of a step ---
+
+
+class InBatchObjective(Objective):
+    """A loss over the embeddings of all texts of a step, such as one with in-batch negatives.
+
+    A step of several micro-batches is trained by gradient caching (Gao et al. 2021): embed all micro-batches without a
+    graph, compute the loss and its gradient with respect to each embedding, then run each micro-batch again and
+    backpropagate the cached gradients. The loss's own parameters are in `model.auxiliary["loss"]`.
+    """
+
+    loss: object
+
+    @abstractmethod
+    def embed(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """(R, D) the embeddings of a micro-batch."""
+
+    @abstractmethod
+    def surrogate_loss(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """() a scalar whose gradients are those cached in `extras`: "gradient" (R, D) and "auxiliary" (flat)."""
+
+    @abstractmethod
+    def step_loss(self, model: Model, embeddings: Tensor, micro_batches: Sequence[MicroBatch], total: float) -> Tensor:
+        """() the mean loss of a step from this process's embeddings."""
+
+    def forward(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """Compute the embeddings, or the surrogate loss where gradients are cached."""
+        return (self.surrogate_loss if "gradient" in micro_batch.extras else self.embed)(model, micro_batch, head)

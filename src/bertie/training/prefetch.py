@@ -1,4 +1,4 @@
-"""What a step puts through the model, made ready: by this process, or ahead of time by others beside it."""
+"""Micro-batches of a training step: prepared in this process, or prefetched by worker processes."""
 
 from __future__ import annotations
 
@@ -17,131 +17,132 @@ from bertie.errors import TrainingError
 from bertie.training.objectives import MicroBatch, ModelObjective, TrainingExample
 from bertie.training.sampling import BatchSampler, TrainingTask, group_by_budget
 
-DEPTH = 2  # steps that each process is ahead
+PREFETCH_FACTOR = 2  # steps that each worker prepares in advance
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step of one process, or its part of a step of several."""
+    """One process's part of a training step."""
 
-    minis: list[MicroBatch]  # none where nothing is asked; all processes have as many, the last of some without weight
-    total: float  # the weight of the whole step
-    counts: Mapping[str, float]  # of an objective over the model
+    # Empty where nothing has weight. All processes have equally many: the last of some are without weight.
+    micro_batches: list[MicroBatch]
+    total: float  # weight of the whole step, over all processes
+    counts: Mapping[str, float]  # of a `ModelObjective`
     texts: int
     tokens: int
-    divisible: int  # tokens of the largest micro-batch that could be smaller
+    divisible: int  # tokens of the largest micro-batch that could be split
 
 
-def ready(
-    plan: BatchSampler, step: int, micro_tokens: int, rank: int = 0, size: int = 1
+def prepare_step(
+    sampler: BatchSampler, step: int, micro_tokens: int, rank: int = 0, size: int = 1
 ) -> tuple[TrainingTask, PreparedStep]:
-    """What a step trains, and its micro-batches."""
-    source, items = plan.read(step)
-    objective = source.objective
-    total = sum(objective.example_weight(item) for item in items)
-    counts = objective.counted(items) if isinstance(objective, ModelObjective) else {}
-    minis: list[MicroBatch] = []
+    """Read a step and collate this process's micro-batches."""
+    task, examples = sampler.read(step)
+    objective = task.objective
+    total = sum(objective.example_weight(example) for example in examples)
+    counts = objective.count_step(examples) if isinstance(objective, ModelObjective) else {}
+    micro_batches: list[MicroBatch] = []
     divisible = 0
     if total > 0:
-        shares = [split_micro_batches(share, micro_tokens) for share in shard_examples(items, size)]
-        minis = [objective.collate(part) for part in shares[rank]]
-        missing = max(map(len, shares)) - len(minis)
-        minis += [_weightless(objective.collate(items[:1])) for _ in range(missing)]
-        divisible = max((sum(map(len, part)) for part in shares[rank] if len(part) > 1), default=0)
-    return source, PreparedStep(minis, total, counts, len(items), sum(map(len, items)), divisible)
+        shards = [split_micro_batches(shard, micro_tokens) for shard in shard_examples(examples, size)]
+        micro_batches = [objective.collate(part) for part in shards[rank]]
+        missing = max(map(len, shards)) - len(micro_batches)
+        micro_batches += [_zero_weights(objective.collate(examples[:1])) for _ in range(missing)]
+        divisible = max((sum(map(len, part)) for part in shards[rank] if len(part) > 1), default=0)
+    return task, PreparedStep(micro_batches, total, counts, len(examples), sum(map(len, examples)), divisible)
 
 
-def split_micro_batches(items: Sequence[TrainingExample], budget: int) -> list[list[TrainingExample]]:
-    """Items in parts of at most `budget` tokens; one that is larger is a part of its own.
+def split_micro_batches(examples: Sequence[TrainingExample], budget: int) -> list[list[TrainingExample]]:
+    """Split examples into micro-batches of at most `budget` tokens; a larger example is a micro-batch of its own.
 
     >>> import numpy as np
     >>> from bertie.training.objectives import TrainingWindow
-    >>> items = [TrainingExample((TrainingWindow(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
-    >>> [[len(item) for item in part] for part in split_micro_batches(items, budget=8)]
+    >>> examples = [TrainingExample((TrainingWindow(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
+    >>> [[len(example) for example in part] for part in split_micro_batches(examples, budget=8)]
     [[3, 4], [9], [2]]
     """
-    return list(group_by_budget(items, len, budget))
+    return list(group_by_budget(examples, len, budget))
 
 
-def shard_examples(items: Sequence[TrainingExample], size: int) -> list[list[TrainingExample]]:
-    """Items for each of so many processes, of nearly as many tokens each; none for some, where there are too few.
+def shard_examples(examples: Sequence[TrainingExample], size: int) -> list[list[TrainingExample]]:
+    """Distribute examples over `size` processes, balanced by tokens; with too few examples some shards are empty.
 
     >>> import numpy as np
     >>> from bertie.training.objectives import TrainingWindow
-    >>> items = [TrainingExample((TrainingWindow(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
-    >>> [[len(item) for item in share] for share in shard_examples(items, size=2)]
+    >>> examples = [TrainingExample((TrainingWindow(np.zeros(n), np.zeros(n)),)) for n in (3, 4, 9, 2)]
+    >>> [[len(example) for example in shard] for shard in shard_examples(examples, size=2)]
     [[9], [4, 3, 2]]
     """
     if size == 1:
-        return [list(items)]
-    shares: list[list[TrainingExample]] = [[] for _ in range(size)]
+        return [list(examples)]
+    shards: list[list[TrainingExample]] = [[] for _ in range(size)]
     used = [0] * size
-    for item in sorted(items, key=len, reverse=True):
+    for example in sorted(examples, key=len, reverse=True):
         least = used.index(min(used))
-        shares[least].append(item)
-        used[least] += len(item)
-    return shares
+        shards[least].append(example)
+        used[least] += len(example)
+    return shards
 
 
-def _weightless(mini: MicroBatch) -> MicroBatch:
-    targets = replace(mini.targets, weights=torch.zeros_like(mini.targets.weights))
-    return replace(mini, targets=targets, weight=0.0)
+def _zero_weights(micro_batch: MicroBatch) -> MicroBatch:
+    targets = replace(micro_batch.targets, weights=torch.zeros_like(micro_batch.targets.weights))
+    return replace(micro_batch, targets=targets, weight=0.0)
 
 
 class Prefetcher:
-    """Makes steps ready in so many processes while the device works; with none, in this one when they are asked for.
+    """Prepares steps in worker processes while the device computes; without workers, in this process on demand.
 
-    The processes are forks, which share the data's memory. They send micro-batches and never what is trained: a source
-    is known by its plan and head.
+    Workers are forks, which share the memory of the data. They send micro-batches only; the training task is looked up
+    by its sampler and head.
     """
 
-    def __init__(self, plan: BatchSampler, workers: int, rank: int = 0, size: int = 1) -> None:
-        self.plan, self.rank, self.size = plan, rank, size
-        self._sources: dict[tuple[int, str], TrainingTask] = {}
-        self._asked: deque[tuple[int, int, Connection]] = deque()  # step, micro_tokens, and who was asked
+    def __init__(self, sampler: BatchSampler, workers: int, rank: int = 0, size: int = 1) -> None:
+        self.sampler, self.rank, self.size = sampler, rank, size
+        self._tasks: dict[tuple[int, str], TrainingTask] = {}
+        self._pending: deque[tuple[int, int, Connection]] = deque()  # step, micro_tokens and the worker's pipe
         self._pipes: list[Connection] = []
-        for _ in range(workers if "fork" in get_all_start_methods() else 0):  # not on Windows
+        for _ in range(workers if "fork" in get_all_start_methods() else 0):  # Windows cannot fork
             fork = get_context("fork")
             ours, theirs = fork.Pipe()
             self._pipes.append(ours)
-            fork.Process(target=self._answer, args=(theirs,), daemon=True).start()
+            fork.Process(target=self._work, args=(theirs,), daemon=True).start()
             theirs.close()
 
     def __call__(self, step: int, micro_tokens: int) -> tuple[TrainingTask, PreparedStep]:
-        """A step; those after it are asked for, too."""
+        """Return a step, and request those after it."""
         if not self._pipes:
-            return ready(self.plan, step, micro_tokens, self.rank, self.size)
-        while self._asked and self._asked[0][:2] != (step, micro_tokens):
-            self._receive()  # nobody wants it any more
-        following = self._asked[-1][0] + 1 if self._asked else step
-        for one in range(following, min(step + DEPTH * len(self._pipes), self.plan.total_steps)):
-            pipe = self._pipes[one % len(self._pipes)]
-            self._asked.append((one, micro_tokens, pipe))
-            with suppress(OSError):  # of one that ended: told when its answer is wanted
-                pipe.send((one, micro_tokens))
-        key, found = self._receive()
-        if key not in self._sources:
-            self._sources[key] = self.plan.read(step)[0]
-        return self._sources[key], found
+            return prepare_step(self.sampler, step, micro_tokens, self.rank, self.size)
+        while self._pending and self._pending[0][:2] != (step, micro_tokens):
+            self._receive()  # discard: requested before a rollback or an out-of-memory retry
+        following = self._pending[-1][0] + 1 if self._pending else step
+        for number in range(following, min(step + PREFETCH_FACTOR * len(self._pipes), self.sampler.total_steps)):
+            pipe = self._pipes[number % len(self._pipes)]
+            self._pending.append((number, micro_tokens, pipe))
+            with suppress(OSError):  # a worker that died is reported when its step is needed
+                pipe.send((number, micro_tokens))
+        key, prepared = self._receive()
+        if key not in self._tasks:
+            self._tasks[key] = self.sampler.read(step)[0]
+        return self._tasks[key], prepared
 
     def _receive(self) -> tuple[tuple[int, str], PreparedStep]:
-        step, _, pipe = self._asked.popleft()
+        step, _, pipe = self._pending.popleft()
         try:
-            said = pickle.loads(pipe.recv_bytes())
+            message = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             raise TrainingError(
-                f"a process that reads ahead ended before step {step + 1}, maybe for lack of memory. The last state "
-                "that was saved is whole"
+                f"a prefetch worker died before step {step + 1}, perhaps for lack of memory. The last checkpoint is "
+                "intact"
             ) from None
-        if isinstance(said, BaseException):
-            raise said
-        key, found = said
-        assert isinstance(found, PreparedStep)
-        return key, found
+        if isinstance(message, BaseException):
+            raise message
+        key, prepared = message
+        assert isinstance(prepared, PreparedStep)
+        return key, prepared
 
-    def _answer(self, pipe: Connection) -> None:
-        """What another process does, until nobody asks any more."""
-        self.close()  # its copies of what the first process holds, so that it sees when that one has gone
+    def _work(self, pipe: Connection) -> None:
+        """The loop of a worker process, until the pipe is closed."""
+        self.close()  # its copies of the parent's pipes, so that it notices when the parent has exited
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
@@ -149,17 +150,17 @@ class Prefetcher:
             while True:
                 step, micro_tokens = pipe.recv()
                 try:
-                    source, found = ready(self.plan, step, micro_tokens, self.rank, self.size)
-                    said = pickle.dumps(((source.plan, source.head), found), pickle.HIGHEST_PROTOCOL)
-                except Exception as error:  # it is raised where the step was asked for
-                    said = pickle.dumps(error)
-                pipe.send_bytes(said)
+                    task, prepared = prepare_step(self.sampler, step, micro_tokens, self.rank, self.size)
+                    message = pickle.dumps(((task.sampler, task.head), prepared), pickle.HIGHEST_PROTOCOL)
+                except Exception as error:  # raised again in the training process
+                    message = pickle.dumps(error)
+                pipe.send_bytes(message)
         except (EOFError, OSError):
             return
 
     def close(self) -> None:
-        """End the processes."""
+        """End the workers."""
         for pipe in self._pipes:
             pipe.close()
         self._pipes.clear()
-        self._asked.clear()
+        self._pending.clear()

@@ -1,4 +1,4 @@
-"""What each step of a run reads: a function of the seed and of the step's number."""
+"""Batch samplers: which examples each training step reads, as a function of the seed and the step number."""
 
 from __future__ import annotations
 
@@ -18,139 +18,139 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """A head, what it is trained for, and on what."""
+    """A head, its objective and its examples."""
 
     head: str
     objective: Objective
-    items: Sequence[TrainingExample]
-    plan: int = 0  # of several in turn, the number of the one it is of
+    examples: Sequence[TrainingExample]
+    sampler: int = 0  # index of its sampler in a `MixtureSampler`
 
 
 class BatchSampler(Protocol):
-    """Which items each step reads: a function of the step's number, so that a run can go on anywhere."""
+    """Chooses the examples of each step by the step number alone, so that a run can resume anywhere."""
 
     total_steps: int
-    single_head: bool  # whether all objectives are over one head's outputs, so that steps can be recorded
+    single_head: bool  # whether all objectives read one head's outputs, so that CUDA graphs can record a step
 
     @property
     def heads(self) -> Sequence[str]:
-        """Those that are trained."""
+        """The heads that are trained."""
 
     @property
     def epoch_starts(self) -> Sequence[int]:
-        """The first step of each epoch, and the end."""
+        """The first step of each epoch, and the total number of steps."""
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to, from 0."""
+        """The epoch of a step, from 0."""
 
     def epochs_done(self, step: int) -> float:
-        """How many epochs are done after a number of steps."""
+        """The number of epochs completed after so many steps."""
 
     def schedule_position(self, step: int) -> float:
-        """Where a step stands in the schedule, counted in steps of equal worth."""
+        """The position of a step in the learning-rate schedule, in steps of equal size."""
 
     def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
-        """What a step reads."""
+        """Read the examples of a step."""
 
     def fingerprint(self) -> Any:
-        """What tells one plan from another, as JSON."""
+        """JSON that identifies the sampler: a run resumes only with the same."""
 
 
 class ExampleSampler:
-    """Examples drawn anew each epoch, the same for the same seed."""
+    """Samples examples without replacement, in another order each epoch. Each step reads one task."""
 
     single_head = True
 
-    def __init__(self, sources: Sequence[TrainingTask], recipe: Recipe) -> None:
-        if not any(source.items for source in sources):
+    def __init__(self, tasks: Sequence[TrainingTask], recipe: Recipe) -> None:
+        if not any(task.examples for task in tasks):
             raise ConfigError("there is nothing to train on")
-        self.sources, self.recipe = sources, recipe
-        self.heads = [source.head for source in sources]
-        self._epoch: tuple[int, list[tuple[int, list[int]]]] = (-1, [])
-        self.epoch_starts = [0]  # the first step of each epoch
-        whole, part = divmod(recipe.epochs, 1.0)
-        for epoch in range(int(whole) + bool(part)):
+        self.tasks, self.recipe = tasks, recipe
+        self.heads = [task.head for task in tasks]
+        self._cached_epoch: tuple[int, list[tuple[int, list[int]]]] = (-1, [])
+        self.epoch_starts = [0]
+        whole, fraction = divmod(recipe.epochs, 1.0)
+        for epoch in range(int(whole) + bool(fraction)):
             count = self._steps_in_epoch(epoch)
             if epoch >= whole:
-                count = max(1, round(count * part))
+                count = max(1, round(count * fraction))
             self.epoch_starts.append(self.epoch_starts[-1] + count)
         self.total_steps = self.epoch_starts[-1]
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to, from 0."""
+        """The epoch of a step, from 0."""
         return bisect_right(self.epoch_starts, step) - 1
 
     def epochs_done(self, step: int) -> float:
-        """How many epochs are done after a number of steps."""
+        """The number of epochs completed after so many steps."""
         epoch = min(self.epoch_of(step), len(self.epoch_starts) - 2)
         size = self.epoch_starts[epoch + 1] - self.epoch_starts[epoch]
-        share = min(1.0, self.recipe.epochs - epoch)
-        return epoch + share * (step - self.epoch_starts[epoch]) / size
+        fraction = min(1.0, self.recipe.epochs - epoch)
+        return epoch + fraction * (step - self.epoch_starts[epoch]) / size
 
     def schedule_position(self, step: int) -> float:
-        """Steps are alike."""
+        """All steps have the same size."""
         return step
 
     def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
-        """What a step reads."""
+        """Read the examples of a step."""
         epoch = self.epoch_of(step)
-        number, chosen = self._epoch_batches(epoch)[step - self.epoch_starts[epoch]]
-        source = self.sources[number]
-        return source, [self._sample_windows(source.items[i], epoch, i) for i in chosen]
+        number, indices = self._epoch_batches(epoch)[step - self.epoch_starts[epoch]]
+        task = self.tasks[number]
+        return task, [self._sample_windows(task.examples[i], epoch, i) for i in indices]
 
     def fingerprint(self) -> Any:
-        """How many items each head has."""
-        return [(source.head, len(source.items)) for source in self.sources]
+        """The number of examples of each head."""
+        return [(task.head, len(task.examples)) for task in self.tasks]
 
     def _steps_in_epoch(self, epoch: int) -> int:
         if self.recipe.batch_tokens is None:
-            return sum(-(-len(source.items) // self.recipe.batch_size) for source in self.sources)
+            return sum(-(-len(task.examples) // self.recipe.batch_size) for task in self.tasks)
         return len(self._epoch_batches(epoch))
 
     def _epoch_batches(self, epoch: int) -> list[tuple[int, list[int]]]:
-        """The steps of an epoch: the number of a source, and which of its items."""
-        if self._epoch[0] != epoch:
+        """The steps of an epoch: the index of a task, and the indices of its examples."""
+        if self._cached_epoch[0] != epoch:
             rng = np.random.default_rng([self.recipe.seed, epoch])
-            steps = [
-                (n, one)
-                for n, source in enumerate(self.sources)
-                for one in self._split_into_batches(source, epoch, rng)
+            batches = [
+                (n, indices)
+                for n, task in enumerate(self.tasks)
+                for indices in self._split_into_batches(task, epoch, rng)
             ]
-            if len(self.sources) > 1:
-                steps = [steps[i] for i in rng.permutation(len(steps))]
-            self._epoch = (epoch, steps)
-        return self._epoch[1]
+            if len(self.tasks) > 1:
+                batches = [batches[i] for i in rng.permutation(len(batches))]
+            self._cached_epoch = (epoch, batches)
+        return self._cached_epoch[1]
 
-    def _split_into_batches(self, source: TrainingTask, epoch: int, rng: np.random.Generator) -> Iterator[list[int]]:
-        order = rng.permutation(len(source.items)).tolist()
+    def _split_into_batches(self, task: TrainingTask, epoch: int, rng: np.random.Generator) -> Iterator[list[int]]:
+        order = rng.permutation(len(task.examples)).tolist()
         budget = self.recipe.batch_tokens
         if budget is None:
             size = self.recipe.batch_size
             yield from (order[i : i + size] for i in range(0, len(order), size))
             return
-        yield from group_by_budget(order, lambda i: len(self._sample_windows(source.items[i], epoch, i)), budget)
+        yield from group_by_budget(order, lambda i: len(self._sample_windows(task.examples[i], epoch, i)), budget)
 
-    def _sample_windows(self, item: TrainingExample, epoch: int, index: int) -> TrainingExample:
-        """Of a text with very many windows, as many as a step may read, others in each epoch."""
-        most = self.recipe.train_windows
-        if len(item.windows) <= most:
-            return item
+    def _sample_windows(self, example: TrainingExample, epoch: int, index: int) -> TrainingExample:
+        """Limit a long text to `train_windows` windows, drawn anew each epoch."""
+        limit = self.recipe.train_windows
+        if len(example.windows) <= limit:
+            return example
         rng = np.random.default_rng([self.recipe.seed, epoch, index, 1])
-        chosen = [item.windows[i] for i in sorted(rng.choice(len(item.windows), most, replace=False))]
-        whole = sum(piece.share for piece in chosen)
-        return replace(item, windows=tuple(replace(piece, share=piece.share / whole) for piece in chosen))
+        sampled = [example.windows[i] for i in sorted(rng.choice(len(example.windows), limit, replace=False))]
+        total = sum(window.share for window in sampled)
+        return replace(example, windows=tuple(replace(window, share=window.share / total) for window in sampled))
 
 
-def group_by_budget(things: Iterable[T], size: Callable[[T], int], budget: int) -> Iterator[list[T]]:
-    """Things in groups whose sizes add up to at most `budget`; one that is larger is a group of its own."""
+def group_by_budget(values: Iterable[T], size: Callable[[T], int], budget: int) -> Iterator[list[T]]:
+    """Group consecutive values up to a total size of `budget`; a larger value is a group of its own."""
     group: list[T] = []
     used = 0
-    for one in things:
-        more = size(one)
-        if group and used + more > budget:
+    for value in values:
+        added = size(value)
+        if group and used + added > budget:
             yield group
             group, used = [], 0
-        group.append(one)
-        used += more
+        group.append(value)
+        used += added
     if group:
         yield group

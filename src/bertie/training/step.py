@@ -21,46 +21,26 @@ from bertie.config import Full, Sliding
 from bertie.errors import ConfigError
 from bertie.nn.model import Model
 from bertie.text.batch import spare_ends
-from bertie.training.embedding.objective import EmbeddingObjective
-from bertie.training.objectives import HeadObjective, MaskedLMObjective, MicroBatch, ModelObjective, Objective, Targets
+from bertie.training.objectives import InBatchObjective, MicroBatch, Objective, Targets
 from bertie.training.optimizer import set_lr
 
 SHORT = 128  # tokens; attention's grid is for texts of up to this, or for any
 
 
-class Loss(nn.Module):
-    """A model with an objective behind a head: a micro-batch in, its summed loss out.
-
-    Objectives over vectors need those of other micro-batches as well: of these a micro-batch's vectors come out, or,
-    once their gradients are known, what has these gradients.
-    """
+class ObjectiveModule(nn.Module):
+    """A model as one module with its objective, for DDP and FSDP: a micro-batch in, its summed loss out."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, mini: MicroBatch, head: str, objective: Objective) -> Tensor:
-        """-> ()."""
-        if isinstance(objective, ModelObjective):
-            return objective.of(self.model, mini) * float(mini.weight > 0)
-        if isinstance(objective, EmbeddingObjective):
-            return (objective.surrogate if "gradient" in mini.extras else objective.rows)(self.model, mini, head)
-        assert isinstance(objective, HeadObjective)
-        hidden = self.model.hidden(mini.batch, head)
-        if mini.targets.rows is not None:
-            hidden = hidden[mini.targets.rows]
-        words = self.model.encoder.embeddings.words.weight
-        if isinstance(objective, MaskedLMObjective):  # whose outputs would be large
-            return self.model.head(head).fused_linear_cross_entropy(
-                hidden, words, mini.targets.values, mini.targets.weights
-            )
-        outputs = self.model.head(head)(hidden, mini.batch, words)
-        with torch.autocast(mini.batch.ids.device.type, enabled=False):
-            return objective.loss(outputs.float(), mini.batch, mini.targets)
+    def forward(self, micro_batch: MicroBatch, head: str, objective: Objective) -> Tensor:
+        """-> () the summed loss; of an `InBatchObjective` the embeddings, or the surrogate loss."""
+        return objective.forward(self.model, micro_batch, head)
 
 
-class Stepper:
-    """Eager steps."""
+class TrainStep:
+    """Gradient accumulation and optimizer updates, run eagerly."""
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float, world: int = 1
@@ -69,72 +49,77 @@ class Stepper:
         self.device = next(module.parameters()).device
         self.dtype = dtype
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
-        self._held: list[tuple[MicroBatch, int, Tensor]] = []  # of a step: micro-batches, their seeds, their vectors
+        self._cached: list[tuple[MicroBatch, int, Tensor]] = []  # of this step: micro-batch, seed, embeddings
 
     def autocast(self) -> Any:
-        """Half precision where it is asked for."""
+        """The autocast context of the compute dtype."""
         return (
             nullcontext()
             if self.dtype == torch.float32
             else torch.autocast(self.device.type, self.dtype, cache_enabled=False)
         )
 
-    def add(self, mini: MicroBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
-        """Add a micro-batch's gradient; its summed loss. `total` is the weight of the whole step."""
-        mini = mini.to(self.device)
-        if isinstance(objective, EmbeddingObjective):
-            return self._compared(mini, head, objective, total, seed, last)
+    def add(
+        self, micro_batch: MicroBatch, head: str, objective: Objective, total: float, seed: int, last: bool
+    ) -> Tensor:
+        """Add the gradient of a micro-batch; returns its summed loss. `total` is the weight of the whole step."""
+        micro_batch = micro_batch.to(self.device)
+        if isinstance(objective, InBatchObjective):
+            return self._add_in_batch(micro_batch, head, objective, total, seed, last)
         self._seed(seed)
-        with self._synced(last), self.autocast():
-            loss: Tensor = self.module(mini, head, objective)
-            # Gradients are averaged over processes; here they are to be summed.
+        with self._sync(last), self.autocast():
+            loss: Tensor = self.module(micro_batch, head, objective)
+            # DDP and FSDP average gradients over processes; the sum is needed.
             self.scaler.scale(loss * (self.world / total)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _seed(self, seed: int) -> None:
-        # Not torch.manual_seed: it seeds every kind of device there might be, at a quarter of a millisecond.
+        # torch.manual_seed would seed every kind of device, which takes a quarter of a millisecond.
         (torch.cuda.manual_seed if self.device.type == "cuda" else torch.default_generator.manual_seed)(seed)
 
-    def _compared(
-        self, mini: MicroBatch, head: str, objective: EmbeddingObjective, total: float, seed: int, last: bool
+    def _add_in_batch(
+        self, micro_batch: MicroBatch, head: str, objective: InBatchObjective, total: float, seed: int, last: bool
     ) -> Tensor:
-        """As `add`, of what is compared with all of its step: nothing is added before the last micro-batch is there."""
-        bare: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
-        model: Model = bare.model
-        weights = [one for one in model.auxiliary["loss"].parameters() if one.requires_grad]
+        """As `add`, by gradient caching: gradients are added with the last micro-batch of the step."""
+        unwrapped: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        model: Model = unwrapped.model
+        weights = [weight for weight in model.auxiliary["loss"].parameters() if weight.requires_grad]
         if weights and hasattr(self.module, "set_requires_gradient_sync"):
-            raise ConfigError(f"strategy='fsdp' cannot train what {type(objective.loss).__name__} needs; use 'ddp'")
+            raise ConfigError(
+                f"strategy='fsdp' cannot train the parameters of {type(objective.loss).__name__}; use 'ddp'"
+            )
         self._seed(seed)
-        alone = last and not self._held and self.world == 1
-        with torch.set_grad_enabled(alone), self.autocast():
-            found: Tensor = bare(mini, head, objective)
-        if alone:
-            loss = objective.over(model, found, [mini], total)
+        single = last and not self._cached and self.world == 1
+        with torch.set_grad_enabled(single), self.autocast():
+            embeddings: Tensor = unwrapped(micro_batch, head, objective)
+        if single:
+            loss = objective.step_loss(model, embeddings, [micro_batch], total)
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             return loss.detach() * total
-        self._held.append((mini, seed, found))
+        self._cached.append((micro_batch, seed, embeddings))
         if not last:
             return torch.zeros((), device=self.device)
-        held, self._held = self._held, []
-        own = [rows if mini.weight > 0 else rows[:0] for mini, _, rows in held]
-        leaf = torch.cat(own).requires_grad_()
-        loss = objective.over(model, leaf, [mini for mini, _, _ in held], total)
-        by_row, *by_weight = torch.autograd.grad(loss, [leaf, *weights])
-        flat = torch.cat([leaf.new_zeros(0), *(one.flatten() for one in by_weight)])
-        parts = torch.split(by_row, [len(rows) for rows in own])
-        for number, ((part, again, rows), gradient) in enumerate(zip(held, parts, strict=True), start=1):
-            once = flat if number == len(held) else torch.zeros_like(flat)
-            given = gradient if len(gradient) else torch.zeros_like(rows)
-            self._seed(again)  # for the same dropout
-            with self._synced(number == len(held)), self.autocast():
-                same: Tensor = self.module(
-                    replace(part, extras={**part.extras, "gradient": given, "auxiliary": once}), head, objective
-                )
-                self.scaler.scale(same * self.world).backward()  # type: ignore[no-untyped-call]
+        cached, self._cached = self._cached, []
+        rows = [embedded if part.weight > 0 else embedded[:0] for part, _, embedded in cached]
+        leaf = torch.cat(rows).requires_grad_()
+        loss = objective.step_loss(model, leaf, [part for part, _, _ in cached], total)
+        row_gradient, *weight_gradients = torch.autograd.grad(loss, [leaf, *weights])
+        flat = torch.cat([leaf.new_zeros(0), *(gradient.flatten() for gradient in weight_gradients)])
+        gradients = torch.split(row_gradient, [len(part) for part in rows])
+        for number, ((part, part_seed, embedded), gradient) in enumerate(zip(cached, gradients, strict=True), start=1):
+            final = number == len(cached)
+            extras = {
+                "gradient": gradient if len(gradient) else torch.zeros_like(embedded),
+                "auxiliary": flat if final else torch.zeros_like(flat),  # counted once
+            }
+            self._seed(part_seed)  # the same dropout as in the first pass
+            with self._sync(final), self.autocast():
+                surrogate: Tensor = self.module(replace(part, extras={**part.extras, **extras}), head, objective)
+                self.scaler.scale(surrogate * self.world).backward()  # type: ignore[no-untyped-call]
         return loss.detach() * total
 
-    def _synced(self, last: bool) -> Any:
-        """Processes add up their gradients once a step, with the last micro-batch."""
+    def _sync(self, last: bool) -> Any:
+        """Synchronize gradients over processes once per step, with the last micro-batch."""
         module: Any = self.module
         if hasattr(module, "set_requires_gradient_sync"):  # FSDP
             module.set_requires_gradient_sync(last)
@@ -142,25 +127,25 @@ class Stepper:
         return module.no_sync() if hasattr(module, "no_sync") and not last else nullcontext()
 
     def update(self, factor: float) -> None:
-        """One step of the optimizer at this share of its learning rates; gradients begin anew."""
+        """Clip gradients and step the optimizer, at `factor` times its learning rates; then zero the gradients."""
         set_lr(self.optimizer, factor)
         self.scaler.unscale_(self.optimizer)
         self._clip()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.forget()
+        self.zero_grad()
 
     def _clip(self) -> None:
         if self.clip:
             torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g["params"]], self.clip)
 
-    def forget(self) -> None:
-        """Drop the gradients."""
+    def zero_grad(self) -> None:
+        """Discard the gradients."""
         self.optimizer.zero_grad()
-        self._held.clear()
+        self._cached.clear()
 
     def reset(self) -> None:
-        """Which weights are trained has changed."""
+        """The set of trained weights has changed."""
 
 
 def can_record(model: Model, dtype: torch.dtype) -> bool:
@@ -179,10 +164,12 @@ def can_record(model: Model, dtype: torch.dtype) -> bool:
     )
 
 
-class Graphs(Stepper):
+class Graphs(TrainStep):
     """Steps played back from CUDA graphs."""
 
-    def __init__(self, module: Loss, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float) -> None:
+    def __init__(
+        self, module: ObjectiveModule, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float
+    ) -> None:
         super().__init__(module, optimizer, dtype=dtype, clip=clip)
         self.max_length = module.model.config.max_length
         self._recorded: dict[Any, _Recorded] = {}
@@ -191,7 +178,7 @@ class Graphs(Stepper):
         self._updates = 0
 
     def add(self, mini: MicroBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
-        """As `Stepper.add`."""
+        """As `TrainStep.add`."""
         sizes = _sizes(mini, self.max_length)
         filled = _filled(mini, objective, *sizes)
         recorded = self._recorded.get(sizes)
@@ -209,7 +196,7 @@ class Graphs(Stepper):
         return [p for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad]
 
     def update(self, factor: float) -> None:
-        """As `Stepper.update`."""
+        """As `TrainStep.update`."""
         set_lr(self.optimizer, factor)
         self._updates += 1
         if self._updates == 1:  # the optimizer makes its state in its first step, which cannot be recorded
@@ -225,9 +212,9 @@ class Graphs(Stepper):
     def _step(self) -> None:
         self._clip()
         self.optimizer.step()
-        self.forget()
+        self.zero_grad()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Set the gradients to zero where they are: the graphs know their places."""
         grads = [p.grad for p in self._parameters() if p.grad is not None]
         if grads:
@@ -327,10 +314,22 @@ def _filled(mini: MicroBatch, objective: Objective, room: int, texts: int, longe
     )
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device, or the machine, has no more memory."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the device or the machine is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and (
         "can't allocate memory" in str(error) or "not enough memory" in str(error)
     )
+
+
+def autocast_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of `mixed_precision`; "auto" is bf16 on GPUs that support it, else fp32."""
+    if name == "auto":
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if half else torch.float32
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+    if dtype != torch.float32 and device.type == "cpu":
+        # torch's bf16 kernels crash on some CPUs; fp16 is slow on all.
+        raise ConfigError(f"mixed_precision={name!r} is for GPUs; on a CPU use 'fp32' or 'auto'")
+    return dtype

@@ -32,7 +32,7 @@ from bertie.training.embedding.losses import (
     VectorLoss,
 )
 from bertie.training.embedding.similarity import Tokens, Vectors
-from bertie.training.objectives import MicroBatch, Objective, Targets, TrainingExample, TrainingWindow
+from bertie.training.objectives import InBatchObjective, MicroBatch, Targets, TrainingExample, TrainingWindow
 
 if TYPE_CHECKING:
     from bertie.nn.model import Model
@@ -95,7 +95,7 @@ def row(texts: Sequence[Sequence[TrainingWindow]], value: Any = None) -> Trainin
     return TrainingExample(pieces, None if value is None else np.asarray(value), extras={"windows": counts})
 
 
-class EmbeddingObjective(Objective):
+class EmbeddingObjective(InBatchObjective):
     """A loss over the vectors of a step's texts, all at once.
 
     `reading` says what a text becomes: one vector, as an `Embedder` has it; a vector for each of its tokens, for late
@@ -104,6 +104,7 @@ class EmbeddingObjective(Objective):
     """
 
     level = "text"
+    loss: VectorLoss
 
     def __init__(self, loss: VectorLoss, reading: Reading = "vectors") -> None:
         if reading not in get_args(Reading):
@@ -144,7 +145,7 @@ class EmbeddingObjective(Objective):
 
     # --- one micro-batch ---
 
-    def rows(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
+    def embed(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
         """(R, D) what the texts become: a row a text, or a row a token."""
         batch, targets = mini.batch, mini.targets
         texts = targets.weights.numel()
@@ -168,10 +169,10 @@ class EmbeddingObjective(Objective):
                 pooled = whole.index_add(0, targets.owner, pooled * targets.share[:, None])  # (W, D) -> (N, D)
             return modules.project(pooled)
 
-    def surrogate(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
+    def surrogate_loss(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
         """() what has the gradient that the micro-batch was given: of its rows, and of what the loss trains."""
         gradient, auxiliary = (cast(Tensor, mini.extras[name]) for name in ("gradient", "auxiliary"))
-        found = (self.rows(model, mini, head) * gradient).sum()
+        found = (self.embed(model, mini, head) * gradient).sum()
         weights = list(model.auxiliary["loss"].parameters())
         for weight, given in zip(weights, torch.split(auxiliary, [one.numel() for one in weights]), strict=True):
             found = found + (weight.flatten() * given).sum()
@@ -179,18 +180,18 @@ class EmbeddingObjective(Objective):
 
     # --- the whole step ---
 
-    def over(self, model: Model, found: Tensor, minis: Sequence[MicroBatch], total: float) -> Tensor:
+    def step_loss(self, model: Model, embeddings: Tensor, micro_batches: Sequence[MicroBatch], total: float) -> Tensor:
         """() this process's part of the loss: the parts of all add up to the mean over the step's `total` rows.
 
-        `found` are the rows of all its micro-batches. Every process must ask, even one of no rows.
+        `embeddings` are the rows of all its micro-batches. Every process must call it, even one without rows.
         """
-        own = [mini for mini in minis if mini.weight > 0]
+        own = [mini for mini in micro_batches if mini.weight > 0]
         values = None
-        if minis[0].targets.values.numel():
-            values = torch.cat([mini.targets.values for mini in own] or [minis[0].targets.values[:0]])
-        with torch.autocast(found.device.type, enabled=False):
+        if micro_batches[0].targets.values.numel():
+            values = torch.cat([mini.targets.values for mini in own] or [micro_batches[0].targets.values[:0]])
+        with torch.autocast(embeddings.device.type, enabled=False):
             mean = self.loss.loss(
-                self._columns(found, own, minis[0]), values, cast(nn.ModuleDict, model.auxiliary["loss"])
+                self._columns(embeddings, own, micro_batches[0]), values, cast(nn.ModuleDict, model.auxiliary["loss"])
             )
         return mean * (sum(mini.weight for mini in own) / total)
 

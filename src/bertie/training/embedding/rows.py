@@ -37,7 +37,7 @@ class Rows(ExampleSampler):
         if self._texts is None:
             yield from super()._split_into_batches(source, epoch, rng)
             return
-        waiting = deque(rng.permutation(len(source.items)).tolist())
+        waiting = deque(rng.permutation(len(source.examples)).tolist())
         budget, size = self.recipe.batch_tokens, self.recipe.batch_size
         while waiting:
             group: list[int] = []
@@ -47,7 +47,7 @@ class Rows(ExampleSampler):
             used = 0
             while waiting and (budget is not None or len(group) < size) and len(later) < LOOK * max(size, len(group)):
                 i = waiting.popleft()
-                tokens = len(self._sample_windows(source.items[i], epoch, i)) if budget is not None else 0
+                tokens = len(self._sample_windows(source.examples[i], epoch, i)) if budget is not None else 0
                 if budget is not None and group and used + tokens > budget:
                     waiting.appendleft(i)
                     break

@@ -33,8 +33,8 @@ from bertie.training.finetune.data import Labelled, fingerprint
 
 if TYPE_CHECKING:
     from bertie.tasks.base import Overflow
+    from bertie.training.callbacks import TrainingHistory
     from bertie.training.distributed import Strategy, World
-    from bertie.training.loop import TrainingHistory
 
 ASKED, DONE, MODEL, STATE = "asked.json", "done.json", "model", "state.pt"
 
@@ -130,7 +130,7 @@ class Runs:
         self.state = state_of(out)
         self.done: dict[int, Done] = {}
         self._judged: dict[int, dict[str, Predictions]] = {}
-        if world.first:
+        if world.is_main:
             self._open()
         self.done = self._shared(self.done)
 
@@ -156,7 +156,7 @@ class Runs:
                 )
 
     def _read(self, seed: int) -> Done | None:
-        from bertie.training.loop import TrainingHistory
+        from bertie.training.callbacks import TrainingHistory
 
         file = self._folder(seed) / DONE
         if not file.is_file():
@@ -204,7 +204,7 @@ class Runs:
                 progress=progress,
             )
         except BaseException:
-            if self.world.first and not self.done and not (folder / STATE).exists():  # nothing that could go on
+            if self.world.is_main and not self.done and not (folder / STATE).exists():  # nothing that could go on
                 shutil.rmtree(self.state, ignore_errors=True)
             raise
         predictions = self._judge(task)
@@ -214,7 +214,7 @@ class Runs:
         }
         done = self.done[seed] = Done(seed, task.history_, **values)
         self._judged[seed] = predictions
-        if self.world.first:
+        if self.world.is_main:
             task.save(self._model(seed), overwrite=True)
             atomic_write(folder / DONE, json.dumps(asdict(done)).encode())
             for state in (*folder.glob("*.pt"), folder / "log.csv"):
@@ -232,7 +232,7 @@ class Runs:
         for seed in self.done:
             if seed != best:
                 self._judged.pop(seed, None)
-                if self.world.first:
+                if self.world.is_main:
                     shutil.rmtree(self._model(seed), ignore_errors=True)
 
     def best_seed(self) -> int:

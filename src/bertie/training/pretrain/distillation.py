@@ -33,7 +33,7 @@ from bertie.training.objectives import (
     ModelObjective,
     Targets,
     TrainingExample,
-    pooled,
+    pool_windows,
 )
 
 Pair = Literal["qk", "qq", "kk", "vv"]
@@ -190,11 +190,11 @@ class Triple(ModelObjective):
         super().__init__()
         self.triple = triple
 
-    def of(self, model: Model, mini: MicroBatch) -> Tensor:
-        """As `ModelObjective.of`."""
-        rows, rate = mini.targets.rows, self.counts["hidden"] / self.counts["tokens"]
+    def loss(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.loss`."""
+        rows, rate = mini.targets.rows, self.counts["masked"] / self.counts["tokens"]
         assert rows is not None
-        return self.mean(self.triple.loss(model, mini.batch, rows, mini.targets.values, rate=rate), "hidden")
+        return self.mean(self.triple.loss(model, mini.batch, rows, mini.targets.values, rate=rate), "masked")
 
 
 # --- relations between tokens ---
@@ -309,8 +309,8 @@ class Related(ModelObjective):
         super().__init__()
         self.relations = relations
 
-    def of(self, model: Model, mini: MicroBatch) -> Tensor:
-        """As `ModelObjective.of`."""
+    def loss(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.loss`."""
         return self.mean(self.relations.loss(model, mini.batch), "tokens")
 
 
@@ -406,7 +406,7 @@ class Logits(HeadObjective):
             raise ConfigError(f"hard={hard} must lie between 0 and 1: it is a share of the loss")
         self.temperature, self.hard = temperature, hard
 
-    def each(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
+    def losses(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """outputs (W, k) or (T, k), values (N, k + 1): the teacher's logits, then the label or −1."""
         s, t = self._whole(outputs, targets), targets.values[:, :-1]
         if s.shape != t.shape:
@@ -419,7 +419,7 @@ class Logits(HeadObjective):
         return (1 - self.hard) * loss + self.hard * right
 
     def _whole(self, outputs: Tensor, targets: Targets) -> Tensor:
-        return pooled(torch.log_softmax(outputs, -1), targets)
+        return pool_windows(torch.log_softmax(outputs, -1), targets)
 
     def ask(
         self, teacher: Model, head: str, items: Sequence[TrainingExample], budget: int = 16384

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -27,8 +24,6 @@ from bertie.training.pretrain.masking import Ints, Masking, seeded
 from bertie.training.pretrain.packing import Packed
 
 CELLS = 1 << 25  # logits held at a time
-EARLY = 50  # losses without an alarm, before there is enough to compare with
-LEAST = 0.01  # of the median: how far from it losses are held to be at least
 SAMPLES = "samples.jsonl"
 SENTENCES = (
     "Paris is the [MASK] of France.",
@@ -214,47 +209,3 @@ def write_samples(folder: Path, step: int, found: Sequence[Mapping[str, Any]]) -
     lines += [json.dumps({"step": step, **one}, ensure_ascii=False) for one in found]
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
-
-
-# --- alarms ---
-
-
-class LossSpikeDetector:
-    """Tells a loss that is out of line with those before it, which a run may have to step back from.
-
-    Out of line is what is no number, and what is above the median of the last `window` losses by more than `factor`
-    times their median distance from it. That distance is held to be 1% of the median at least, so that a very smooth
-    curve raises no alarm over little. The first 50 losses raise none unless they are no numbers. Losses that did are
-    kept too: a level that lasts becomes the new normal. `state` goes into a checkpoint and back by `seen`.
-
-    >>> spikes = LossSpikeDetector()
-    >>> any(spikes.saw(2.0 + 0.01 * (i % 7)) for i in range(100)), spikes.saw(4.0), spikes.saw(2.0)
-    (False, True, False)
-    """
-
-    def __init__(self, window: int = 200, factor: float = 10.0, seen: Sequence[float] = ()) -> None:
-        if window < EARLY:
-            raise ConfigError(f"window={window} must be at least {EARLY} losses")
-        if not factor > 0:
-            raise ConfigError(f"factor={factor} must be greater than 0")
-        self.factor = factor
-        self._losses = deque(seen, maxlen=window)
-
-    def saw(self, loss: float) -> bool:
-        """Take the next loss; whether it is out of line."""
-        loss = float(loss)  # numpy's own are slow to sort
-        if not math.isfinite(loss):
-            return True
-        early = len(self._losses) < EARLY
-        middle = 0.0 if early else median(self._losses)
-        above = loss - middle
-        # The second median is asked for only where it matters.
-        spike = not early and above > self.factor * LEAST * abs(middle)
-        spike = spike and above > self.factor * median(abs(one - middle) for one in self._losses)
-        self._losses.append(loss)
-        return spike
-
-    @property
-    def state(self) -> list[float]:
-        """The losses that the next one is compared with."""
-        return list(self._losses)

@@ -223,4 +223,4 @@ class MixtureSampler:
         """The next step of one of the plans."""
         number = int(self._which[step])
         source, items = self.plans[number].read(int(self._own[step]))
-        return replace(source, plan=number), items
+        return replace(source, sampler=number), items

@@ -346,15 +346,15 @@ class MaskedPairs(ModelObjective):
         super().__init__()
         self.masked, self.pairs = MaskedLoss(), pairs
 
-    def of(self, model: Model, mini: MicroBatch) -> Tensor:
-        """As `ModelObjective.of`."""
+    def loss(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.loss`."""
         rows, labels = mini.targets.rows, mini.extras["labels"]
         assert rows is not None
         assert isinstance(labels, Tensor)
         hidden = model.hidden(mini.batch)
         masked = self.masked.loss(model, mini.batch, rows, mini.targets.values, hidden)
         said = self.pairs.loss(model, mini.batch, labels, hidden)
-        return self.mean(masked, "hidden") + self.mean(said, "texts")
+        return self.mean(masked, "masked") + self.mean(said, "texts")
 
     def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
         """Lay items end to end."""
@@ -373,12 +373,12 @@ class EnhancedMasked(ModelObjective):
         model.auxiliary["decoder"] = decoder
         self.masked = MaskedLoss()
 
-    def of(self, model: Model, mini: MicroBatch) -> Tensor:
-        """As `ModelObjective.of`."""
+    def loss(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.loss`."""
         rows, decoder = mini.targets.rows, model.auxiliary["decoder"]
         assert rows is not None
         hidden = decoder(model.encoder, mini.batch)
-        return self.mean(self.masked.loss(model, mini.batch, rows, mini.targets.values, hidden), "hidden")
+        return self.mean(self.masked.loss(model, mini.batch, rows, mini.targets.values, hidden), "masked")
 
 
 class Replacement(ModelObjective):
@@ -392,13 +392,13 @@ class Replacement(ModelObjective):
         self.both = both
         both.discriminator.auxiliary["generator"] = both.generator
 
-    def of(self, model: Model, mini: MicroBatch) -> Tensor:
-        """As `ModelObjective.of`."""
+    def loss(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.loss`."""
         rows, special = mini.targets.rows, mini.extras["special"]
         assert rows is not None
         assert isinstance(special, Tensor)
         losses = self.both(mini.batch, rows, mini.targets.values, special)
-        return self.mean(losses.masked, "hidden") + self.both.weight * self.mean(losses.found, "predictions")
+        return self.mean(losses.masked, "masked") + self.both.weight * self.mean(losses.found, "predictions")
 
     def count(self, item: TrainingExample) -> dict[str, float]:
         """Special tokens are not predictions."""

@@ -29,9 +29,10 @@ from bertie.recipe import Recipe
 from bertie.tasks import registry
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
+from bertie.training.callbacks import LogRow, TrainingHistory
 from bertie.training.distributed import Strategy
 from bertie.training.finetune.data import Labelled, labelled
-from bertie.training.loop import Row, Trainer, TrainingHistory, autocast_dtype
+from bertie.training.loop import Trainer
 from bertie.training.mfu import ceiling, flops_per_token
 from bertie.training.pretrain import initialization as begin
 from bertie.training.pretrain import monitoring as watch
@@ -59,6 +60,7 @@ from bertie.training.pretrain.sentence_distillation import (
     means,
 )
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
+from bertie.training.step import autocast_dtype
 
 PARTS = 8  # steps of a batch that grows
 BASIS_TEXTS = 8_192  # of a teacher's vectors, to find their directions
@@ -110,6 +112,7 @@ class _Run:
         if strategy == "fsdp" and any(one["kind"] == "rtd" for one in self.asked.objectives):
             raise ConfigError("strategy='fsdp' cannot train kind='rtd', whose two models share weights; use 'ddp'")
         half = autocast_dtype(self.recipe.mixed_precision, self.device)
+        watcher = _Watcher(self, plan, half, tensorboard)
         trainer = Trainer(
             self.checkpoint.model,
             plan,
@@ -124,12 +127,11 @@ class _Run:
             fingerprint=json.dumps(self.asked.as_dict()),
             strategy=strategy,
             rollback=True,
-            ahead=READERS if self.device.type == "cuda" else 0,  # on a CPU they would take what training needs
+            prefetch_workers=READERS if self.device.type == "cuda" else 0,  # on a CPU they would compete with training
             progress=self.progress,
+            callback=watcher,
         )
-        watcher = _Watcher(self, plan, half, tensorboard)
-        if trainer.world.first:
-            trainer.watcher = watcher
+        if trainer.world.is_main:
             if overwrite and not resume:
                 shutil.rmtree(self.folder, ignore_errors=True)  # of a run that nobody goes on with
         history = trainer.run()
@@ -139,12 +141,12 @@ class _Run:
         for task, dev in self.tasks.values():
             if dev is not None:
                 task.calibrate(dev)
-        run = self._about(history, watcher, trainer.progressed.skipped)
-        if trainer.world.first:
+        run = self._about(history, watcher, trainer.state.skipped)
+        if trainer.world.is_main:
             watcher.close()
             self._save(state, run)
             rename(state / "model", self.out, state)
-        trainer.world.wait()
+        trainer.world.barrier()
         return run
 
     # --- the model ---
@@ -355,7 +357,7 @@ class _Run:
         size = int(given.get("batch_size", 32))
         shares = sum(float(one.get("share", 1.0)) for one in self.asked.objectives)
         wanted = self.asked.steps * float(given.get("share", 1.0)) / shares
-        epochs = max(1, math.ceil(1.1 * wanted * size / len(source.items)))
+        epochs = max(1, math.ceil(1.1 * wanted * size / len(source.examples)))
         return ExampleSampler([source], self.recipe.replace(batch_size=size, batch_tokens=None, epochs=epochs))
 
     # --- what it says of itself ---
@@ -429,15 +431,15 @@ class _Watcher:
         self.tokens = self.seconds = 0.0
         self.share: float | None = None
 
-    def begin(self, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
-        """As `TrainingCallback.begin`."""
+    def on_start(self, rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> None:
+        """As `TrainingCallback`."""
         if self._curves is not None:
             self._curves.close()
         self._curves = Curves(self._run.folder, rows, evaluations, tensorboard=self._tensorboard)
         self._last = None
 
-    def row(self, row: Row) -> None:
-        """As `TrainingCallback.row`, with the speed since the last one; the first of a process has none."""
+    def on_log(self, row: LogRow) -> None:
+        """As `TrainingCallback`, with the speed since the last one; the first of a process has none."""
         assert self._curves is not None
         now, tokens = time.monotonic(), row["tokens"]
         more = {}
@@ -454,8 +456,8 @@ class _Watcher:
         self._last = (time.monotonic(), tokens)
         self._curves.log({**row, **more})
 
-    def evaluated(self, row: Row) -> None:
-        """As `TrainingCallback.evaluated`, with samples of what the model would fill in."""
+    def on_evaluation(self, row: LogRow) -> None:
+        """As `TrainingCallback`, with samples of what the model would fill in."""
         assert self._curves is not None
         self._curves.evaluated(row)
         model, tokenizer = self._run.checkpoint.model, self._run.checkpoint.tokenizer
@@ -463,8 +465,8 @@ class _Watcher:
             watch.write_samples(self._run.folder, int(row["step"]), watch.samples(model, tokenizer))
         self._last = None  # evaluating takes time, too
 
-    def saving(self) -> None:
-        """As `TrainingCallback.saving`."""
+    def on_save(self) -> None:
+        """As `TrainingCallback`."""
         assert self._curves is not None
         self._curves.write()
         self._last = None

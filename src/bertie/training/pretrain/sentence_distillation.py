@@ -269,8 +269,8 @@ class SentenceDistillation(ModelObjective):
         if asks_texts and has != ours and "basis" not in model.auxiliary:
             raise ConfigError(f"the teacher's vectors have {has} numbers, the student's {ours}")
 
-    def of(self, model: Model, mini: MicroBatch) -> Tensor:
-        """As `ModelObjective.of`."""
+    def loss(self, model: Model, mini: MicroBatch) -> Tensor:
+        """As `ModelObjective.loss`."""
         batch, theirs = mini.batch, mini.extras["teacher"]
         numbers, numbers_t = mini.extras["words"], mini.extras["teacher_words"]
         assert isinstance(theirs, Batch)
@@ -285,7 +285,7 @@ class SentenceDistillation(ModelObjective):
             lost = model.head("mlm").fused_linear_cross_entropy(
                 hidden[rows], words, mini.targets.values, mini.targets.weights
             )
-            total = total + self.mlm * self.mean(lost, "hidden")
+            total = total + self.mlm * self.mean(lost, "masked")
         count = self._words_of(mini)
         if self.words and count:
             project = model.auxiliary["words"]
