@@ -153,7 +153,7 @@ def main() -> None:
             epochs=options.epochs,
             batch_size=options.batch_size,
             seed=options.seed,
-            dev_share=0.0,
+            dev_fraction=0.0,
             **way,
         )
         embedder.fit(data, progress=False)

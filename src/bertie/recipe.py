@@ -13,13 +13,13 @@ from bertie.errors import ConfigError
 
 ScheduleName = Literal["linear", "cosine", "wsd", "constant"]
 MixedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
-EMBEDDING_FIELDS = ("loss", "matryoshka", "pooling")  # of Recipe
+EMBEDDING_FIELDS = ("loss", "matryoshka", "pooling")  # fields of Recipe that only an Embedder has
 POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The hyperparameters of fine-tuning. What contradicts itself is a ConfigError.
+    """Hyperparameters of training. Invalid or contradictory values raise a ConfigError.
 
     >>> recipe = Recipe(epochs=2, lr=2e-5)
     >>> recipe.epochs, recipe.batch_size
@@ -31,44 +31,44 @@ class Recipe:
     """
 
     epochs: float = 3.0
-    lr: float = 3e-5  # at its peak
-    head_lr: float | None = None  # None: the same as lr
-    batch_size: int = 32  # texts an optimizer step
-    batch_tokens: int | None = None  # instead of batch_size: tokens an optimizer step
-    micro_tokens: int = 16384  # held on the device at a time; a step is made of as many micro-batches as it takes
-    warmup: float = 0.1  # share of all steps
-    schedule: ScheduleName = "linear"  # what becomes of the rate after the warm-up
-    decay: float = 0.1  # of "wsd": the last share of all steps, over which the rate goes down
+    lr: float = 3e-5  # peak learning rate
+    head_lr: float | None = None  # learning rate of the head; None: lr
+    batch_size: int = 32  # texts per optimizer step
+    batch_tokens: int | None = None  # tokens per optimizer step, instead of batch_size
+    micro_tokens: int = 16384  # tokens per micro-batch; a step accumulates as many micro-batches as it needs
+    warmup: float = 0.1  # fraction of all steps
+    schedule: ScheduleName = "linear"  # of the learning rate after the warmup
+    decay: float = 0.1  # schedule="wsd": the last fraction of all steps, in which the learning rate decays
     weight_decay: float = 0.01
     beta2: float = 0.999
-    clip: float = 1.0  # the gradient's greatest norm; 0: none
-    layer_decay: float = 1.0  # a layer's rate is this times that of the layer above it
-    freeze: int | Literal["encoder"] = 0  # lower layers, and the embeddings with the first
-    thaw: int = 0  # layers that thaw each epoch, top first; 0: never
-    lora: int = 0  # rank; 0: without
+    max_grad_norm: float = 1.0  # gradient clipping; 0: none
+    layer_decay: float = 1.0  # learning rate of a layer relative to the layer above it
+    freeze: int | Literal["encoder"] = 0  # number of lower layers to freeze, with the embeddings
+    unfreeze: int = 0  # frozen layers to unfreeze per epoch, from the top; 0: none
+    lora: int = 0  # LoRA rank; 0: train all weights
     lora_alpha: float | None = None  # None: 2 x rank
     class_weights: Literal["balanced"] | Mapping[str, float] | None = None
     label_smoothing: float = 0.0
     dropout: float | None = None  # None: the checkpoint's
-    patience: int | None = None  # evaluations without a better dev score before it stops
+    patience: int | None = None  # evaluations without improvement before early stopping
     evals_per_epoch: int = 1
     seed: int = 0
-    mixed_precision: MixedPrecision = "auto"
+    mixed_precision: MixedPrecision = "auto"  # auto: bf16 on GPUs that have it, else fp32
     gradient_checkpointing: bool = False
-    max_length: int | None = None  # tokens a window; None: the model's
-    train_windows: int = 16  # windows of one long text that a step reads; more are drawn anew each epoch
-    dev_share: float = 0.0  # of the training data held out when no dev set is given
-    metric: str | None = None  # that chooses the best evaluation; None: the task's main one
-    abstain: float | None = None  # wanted precision of the answers it is sure of
-    loss: str | None = None  # embed: by name, as "infonce" or "triplet:margin=0.2"; None: what the data calls for
-    matryoshka: tuple[int, ...] | None = None  # embed: dimensions that vectors may be cut to
-    pooling: str | None = None  # embed: cls, mean, max, last or weighted-mean; None: the checkpoint's, or mean
+    max_length: int | None = None  # tokens per window; None: the model's
+    train_windows: int = 16  # windows per long text and step; of more, others are sampled in each epoch
+    dev_fraction: float = 0.0  # of the training data to hold out where there is no dev data
+    metric: str | None = None  # selects the best evaluation; None: the task's main metric
+    abstain: float | None = None  # target precision of confident predictions; sets the abstention threshold
+    loss: str | None = None  # embed: a name, as "infonce" or "triplet:margin=0.2"; None: by the kind of data
+    matryoshka: tuple[int, ...] | None = None  # embed: dimensions that embeddings may be truncated to
+    pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's, or mean
 
     def __post_init__(self) -> None:
         for name, numbers in _NUMBERS.items():
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
-                object.__setattr__(self, name, numbers.checked(name, value))
+                object.__setattr__(self, name, numbers.check(name, value))
         for name, choices in (("schedule", get_args(ScheduleName)), ("mixed_precision", get_args(MixedPrecision))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
@@ -83,21 +83,21 @@ class Recipe:
             raise ConfigError(f"metric={self.metric!r} must be the name of a metric")
         if self.freeze != "encoder":
             least_0 = _Numbers(int, "a whole number of at least 0, or 'encoder'", lambda x: x >= 0)
-            object.__setattr__(self, "freeze", least_0.checked("freeze", self.freeze))
+            object.__setattr__(self, "freeze", least_0.check("freeze", self.freeze))
         object.__setattr__(self, "class_weights", _class_weights(self.class_weights))
-        if self.thaw and not self.freeze:
-            raise ConfigError(f"thaw={self.thaw} needs freeze: there is nothing to thaw")
+        if self.unfreeze and not self.freeze:
+            raise ConfigError(f"unfreeze={self.unfreeze} needs freeze: there is nothing to unfreeze")
         if self.lora and self.freeze:
             raise ConfigError(
-                f"freeze={self.freeze!r} with lora={self.lora}: LoRA holds all weights of the encoder fixed already; "
-                "choose one of them"
+                f"freeze={self.freeze!r} with lora={self.lora}: LoRA freezes all weights of the encoder already; set one "
+                "of them"
             )
         if self.lora_alpha is not None and not self.lora:
             raise ConfigError(f"lora_alpha={self.lora_alpha:g} needs lora, the rank")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """A recipe from names and values, as a file or a command line gives them.
+        """Create a recipe from names and values, as in a file or on the command line.
 
         >>> Recipe.from_mapping({"epoch": 2})
         Traceback (most recent call last):
@@ -108,14 +108,14 @@ class Recipe:
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """Every field, as plain values that JSON can hold."""
+        """All fields as values that JSON can hold."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.class_weights, Mapping):
             values["class_weights"] = dict(self.class_weights)
         return values
 
     def replace(self, **changes: Any) -> Self:
-        """The same recipe but for `changes`.
+        """A copy with other values for some fields.
 
         >>> Recipe().replace(epochs=1).epochs
         1.0
@@ -123,47 +123,47 @@ class Recipe:
         return self.from_mapping(self.as_dict() | changes)
 
     def warnings(self) -> list[str]:
-        """What is allowed but rarely wise.
+        """Warn about settings that are valid but rarely useful.
 
         >>> Recipe(patience=3).warnings()
         ['patience=3 never stops a run of 3 evaluations early; lower it, or raise evals_per_epoch']
         """
-        found = []
-        head_only = self.freeze == "encoder" and not self.thaw
-        if self.lr > 5e-5 and not self.lora and (not self.freeze or self.thaw):
-            found.append(
-                f"lr={self.lr:g} is above 5e-5: fine-tuning all weights so fast usually destroys what pretraining "
-                "learnt; lower it, or set head_lr if it is meant for the head"
+        messages = []
+        head_only = self.freeze == "encoder" and not self.unfreeze
+        if self.lr > 5e-5 and not self.lora and (not self.freeze or self.unfreeze):
+            messages.append(
+                f"lr={self.lr:g} is above 5e-5: fine-tuning all weights at such a rate usually destroys what pretraining "
+                "learned; lower it, or set head_lr if it is meant for the head"
             )
         if self.lora and self.lr < 1e-4:
-            found.append(
-                f"lr={self.lr:g} is low for lora={self.lora}: its factors start from nothing, and 1e-4 to 1e-3 is usual"
+            messages.append(
+                f"lr={self.lr:g} is low for lora={self.lora}: the adapters start from zero, and 1e-4 to 1e-3 is usual"
             )
         head_lr = self.lr if self.head_lr is None else self.head_lr
         if head_only and head_lr < 1e-4:
             named = "lr" if self.head_lr is None else "head_lr"
-            found.append(
+            messages.append(
                 f"{named}={head_lr:g} is low for freeze='encoder': only the head trains, and about 1e-3 is usual"
             )
         evaluations = math.ceil(self.epochs * self.evals_per_epoch)
         if self.patience is not None and self.patience >= evaluations - 1:  # the first is always the best so far
-            found.append(
+            messages.append(
                 f"patience={self.patience} never stops a run of {evaluations} evaluations early; lower it, or raise "
                 "evals_per_epoch"
             )
-        return found
+        return messages
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Numbers that a field takes: whole ones if the kind is int."""
+    """The numbers a field accepts; only integers if the kind is int."""
 
     kind: type[int] | type[float]
     words: str
     holds: Callable[[float], bool]
 
-    def checked(self, name: str, value: Any) -> int | float:
-        """The value as a plain int or float: NumPy's scalars come from searches over grids."""
+    def check(self, name: str, value: Any) -> int | float:
+        """The value as a plain int or float; grid searches pass NumPy scalars."""
         fits = isinstance(value, Integral if self.kind is int else Real) and not isinstance(value, bool)
         if not fits or not math.isfinite(value) or not self.holds(value):
             raise ConfigError(f"{name}={value!r} must be {self.words}")
@@ -181,11 +181,11 @@ _SEED = _Numbers(int, "a whole number from 0 to 4294967295", lambda x: 0 <= x < 
 
 _NUMBERS: dict[str, _Numbers] = (
     dict.fromkeys(("epochs", "lora_alpha"), _ABOVE_0)
-    | dict.fromkeys(("weight_decay", "clip"), _LEAST_0)
-    | dict.fromkeys(("warmup", "label_smoothing", "dropout", "dev_share"), _SHARE)
+    | dict.fromkeys(("weight_decay", "max_grad_norm"), _LEAST_0)
+    | dict.fromkeys(("warmup", "label_smoothing", "dropout", "dev_fraction"), _SHARE)
     | dict.fromkeys(("beta2", "abstain"), _INSIDE)
     | dict.fromkeys(("lr", "head_lr", "layer_decay", "decay"), _RATE)
-    | dict.fromkeys(("thaw", "lora"), _WHOLE)
+    | dict.fromkeys(("unfreeze", "lora"), _WHOLE)
     | dict.fromkeys(("batch_size", "batch_tokens", "micro_tokens", "patience"), _COUNT)
     | dict.fromkeys(("evals_per_epoch", "max_length", "train_windows"), _COUNT)
     | {"seed": _SEED}
@@ -200,27 +200,27 @@ def _class_weights(value: Any) -> Literal["balanced"] | dict[str, float] | None:
         return "balanced"
     if not isinstance(value, Mapping) or not value or not all(isinstance(label, str) for label in value):
         raise ConfigError(f"class_weights={value!r} must be 'balanced', or a weight for each label by its name")
-    return {label: _ABOVE_0.checked(f"class_weights[{label!r}]", weight) for label, weight in value.items()}
+    return {label: _ABOVE_0.check(f"class_weights[{label!r}]", weight) for label, weight in value.items()}
 
 
 def _dimensions(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str) or not isinstance(value, Iterable) or not (found := list(value)):
+    if isinstance(value, str) or not isinstance(value, Iterable) or not (dimensions := list(value)):
         raise ConfigError(f"matryoshka={value!r} must be a list of dimensions")
-    return tuple(int(_COUNT.checked("matryoshka", one)) for one in found)
+    return tuple(int(_COUNT.check("matryoshka", dimension)) for dimension in dimensions)
 
 
 def check_seed(name: str, value: Any) -> int:
     """A random seed as a plain int."""
-    return int(_SEED.checked(name, value))
+    return int(_SEED.check(name, value))
 
 
-def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """An error for names that are not known, with the nearest that is."""
-    unknown = [key for key in given if key not in known]
+def refuse_unknown(what: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise for names that are not known, suggesting the closest known ones."""
+    unknown = [name for name in names if name not in known]
     if not unknown:
         return
-    near = [one for key in unknown for one in get_close_matches(str(key), known, 1)]
-    hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"it has: {', '.join(known)}"
+    close = [match for name in unknown for match in get_close_matches(str(name), known, 1)]
+    hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"it has: {', '.join(known)}"
     raise ConfigError(f"{what} has no field {', '.join(map(repr, unknown))}; {hint}")

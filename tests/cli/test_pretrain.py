@@ -35,7 +35,7 @@ num_hidden_layers = 2
 num_attention_heads = 2
 intermediate_size = 24
 max_position_embeddings = 64
-[train]
+[training]
 steps = 40
 batch_tokens = 256
 max_length = 64
@@ -343,7 +343,7 @@ def test_two_processes(data: Path, here: Path, strategy: str) -> None:
         (["none.toml"], 1, "none.toml cannot be read: No such file or directory"),
         (["RECIPE", "--corpus", "none"], 1, "none holds no corpus (make it: bertie corpus)"),
         (["RECIPE", "--max_length", "65"], 1, "max_length=65 must be at most 64, which is the model's"),
-        (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[train] needs tokens, or steps, and not both"),
+        (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[training] needs tokens, or steps, and not both"),
         (["RECIPE", "--batch-tokens", "20"], 1, "budget=20 must be at least max_length=64"),
         (["RECIPE", "--warmup", "1"], 1, "warmup=1.0 must be a number from 0 up to, but not including, 1"),
         (["RECIPE", "--precision", "bf16"], 1, "precision='bf16' is for GPUs"),

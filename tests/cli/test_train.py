@@ -227,7 +227,7 @@ columns = { text = "sentence" }
 epochs = 2
 batch_size = 8
 patience = 1
-dev_share = 0.25
+dev_fraction = 0.25
 gradient_checkpointing = true
 """
 
@@ -248,7 +248,7 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
     said = json.loads(capsys.readouterr().out)
     assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(3, 3)]
     recipe = json.loads(Path("b/report.json").read_text())["recipe"]
-    asked = {"epochs": 1.0, "patience": None, "gradient_checkpointing": False, "dev_share": 0.25, "seed": 3}
+    asked = {"epochs": 1.0, "patience": None, "gradient_checkpointing": False, "dev_fraction": 0.25, "seed": 3}
     assert {name: recipe[name] for name in asked} == asked
     assert main(["train", "classify", "x.jsonl", *argv, "--out", "c"]) == 2
     assert "leave one of them off" in json.loads(capsys.readouterr().out)["message"]
@@ -256,11 +256,11 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
 
 FLAGS = {
     "epochs": "2.5", "lr": "1e-4", "head_lr": "0.001", "batch_size": "4", "batch_tokens": "99", "micro_tokens": "100",
-    "warmup": "0.2", "schedule": "cosine", "decay": "0.3", "weight_decay": "0.1", "beta2": "0.98", "clip": "0",
-    "layer_decay": "0.9", "freeze": "encoder", "thaw": "1", "lora": "4", "lora_alpha": "8",
+    "warmup": "0.2", "schedule": "cosine", "decay": "0.3", "weight_decay": "0.1", "beta2": "0.98", "max_grad_norm": "0",
+    "layer_decay": "0.9", "freeze": "encoder", "unfreeze": "1", "lora": "4", "lora_alpha": "8",
     "class_weights": "cat=2,dog=0.5", "label_smoothing": "0.1", "dropout": "0", "patience": "2",
     "evals_per_epoch": "3", "seed": "7",
-    "mixed_precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2", "dev_share": "0.2",
+    "mixed_precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2", "dev_fraction": "0.2",
     "metric": "f1", "abstain": "0.9", "loss": "triplet:margin=0.2", "matryoshka": "64,32", "pooling": "cls",
 }  # fmt: skip
 

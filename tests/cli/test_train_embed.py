@@ -79,7 +79,7 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
     write(here / "test.jsonl", scored(9))
     (here / "sts.toml").write_text(
         'task = "embed"\n[data]\ntrain = "train.jsonl"\ntest = "test.jsonl"\n'
-        '[training]\nepochs = 1\nloss = "cosent"\nmatryoshka = [8]\ndev_share = 0.2\n'
+        '[training]\nepochs = 1\nloss = "cosent"\nmatryoshka = [8]\ndev_fraction = 0.2\n'
     )
     assert main(["train", "--recipe", "sts.toml", "-m", models["embed"], "--out", "out", "--resamples", "20"]) == 0
     said = capsys.readouterr()
@@ -91,7 +91,7 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
     ("flags", "said"),
     [
         (["--loss", "nce"], "loss='nce' must be one of infonce"),
-        (["--loss", "cosent"], "CoSENT learns from two texts and a score a row"),
+        (["--loss", "cosent"], "CoSENT takes two texts and a score per row"),
         (["--matryoshka", "a,b"], "invalid N,N,…|none value"),
         (["--test", "scores.jsonl", "--dev", "train.jsonl"], "has pairs and scores.jsonl scores; give both scores"),
         (["--columns", "anchor=query"], "has no column 'query'"),

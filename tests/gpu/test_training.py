@@ -138,7 +138,7 @@ def trained(recorded: bool, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dro
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"freeze": "encoder", "thaw": 1}, {"lora": 4}, {"micro_tokens": 200, "batch_tokens": 1000}]
+    "options", [{}, {"freeze": "encoder", "unfreeze": 1}, {"lora": 4}, {"micro_tokens": 200, "batch_tokens": 1000}]
 )
 def test_a_recorded_run_goes_as_an_eager_one(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(epochs=4, lr=5e-5, head_lr=1e-3, batch_size=16, **options)

@@ -306,11 +306,11 @@ def test_training_goes_on_from_a_head_with_the_same_labels(encoder: Path, tmp_pa
     [
         {"lora": 2, "lr": 1e-3},
         {"freeze": "encoder", "lr": 2e-2},
-        {"freeze": 1, "thaw": 1},
+        {"freeze": 1, "unfreeze": 1},
         {"layer_decay": 0.8, "schedule": "cosine"},
         {"gradient_checkpointing": True, "batch_tokens": 200},
         {"class_weights": "balanced", "label_smoothing": 0.1},
-        {"dev_share": 0.2, "patience": 2},
+        {"dev_fraction": 0.2, "patience": 2},
     ],
     ids=str,
 )

@@ -24,7 +24,7 @@ from tests.training import tiny
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"epochs": 4},
-    "thaw": {"epochs": 4, "freeze": "encoder", "thaw": 1},
+    "thaw": {"epochs": 4, "freeze": "encoder", "unfreeze": 1},
     "lora": {"epochs": 4, "lora": 2},
     "two": {"epochs": 3},
 }

@@ -26,7 +26,7 @@ from tests.training import tiny
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"epochs": 10},
     "resumed": {"epochs": 4},
-    "thaw": {"epochs": 3, "freeze": "encoder", "thaw": 1},
+    "thaw": {"epochs": 3, "freeze": "encoder", "unfreeze": 1},
     "lora": {"epochs": 2, "lora": 2},
     "two": {"epochs": 2},
 }

@@ -229,7 +229,7 @@ def _by_hand(model: Model, how: Any, sources: list[TrainingTask], most: int) -> 
             weight += item.weight
         adam.zero_grad()
         (lost / weight).backward()
-        norm = torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], how.clip or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], how.max_grad_norm or math.inf)
         adam.step()
         yield float(lost.detach()), float(norm)
 
@@ -237,7 +237,7 @@ def _by_hand(model: Model, how: Any, sources: list[TrainingTask], most: int) -> 
 @pytest.mark.parametrize("clip", [0.3, 0.0])
 def test_it_does_what_a_plain_loop_does(monkeypatch: pytest.MonkeyPatch, clip: float) -> None:
     monkeypatch.setattr(loop, "LOG_EVERY", 1)
-    how = tiny.recipe(epochs=4, lr=1e-3, head_lr=3e-3, batch_size=8, warmup=0.2, clip=clip, micro_tokens=24)
+    how = tiny.recipe(epochs=4, lr=1e-3, head_lr=3e-3, batch_size=8, warmup=0.2, max_grad_norm=clip, micro_tokens=24)
     source = tiny.source(40, windows=3)
     plain = tiny.model()
     # The head that is not trained must not move.
@@ -290,7 +290,7 @@ def _snapshots(model: Model, how: Any, **options: Any) -> list[dict[str, Tensor]
 
 def test_freezing_and_thawing_move_only_what_they_should() -> None:
     model = tiny.model()
-    found = _snapshots(model, tiny.recipe(epochs=4, freeze="encoder", thaw=1))
+    found = _snapshots(model, tiny.recipe(epochs=4, freeze="encoder", unfreeze=1))
     moved = [{_group(n) for n in _moved(a, b)} for a, b in pairwise(found)]
     top, all_ = {"classify", "blocks.1"}, {"classify", "blocks.1", "blocks.0", "embeddings"}
     assert moved == [{"classify"}, top, all_, all_]

@@ -147,9 +147,9 @@ def test_frozen_weights_are_left_out_unless_they_will_thaw() -> None:
 
     assert blocks(Recipe(freeze=2)) == {"2"}
     assert blocks(Recipe(freeze="encoder")) == set()
-    assert blocks(Recipe(freeze="encoder", thaw=1, epochs=3)) == {"1", "2"}
-    assert blocks(Recipe(freeze="encoder", thaw=1, epochs=3.1)) == {"0", "1", "2", "e"}
-    assert blocks(Recipe(freeze=2, thaw=1, epochs=0.5)) == {"2"}
+    assert blocks(Recipe(freeze="encoder", unfreeze=1, epochs=3)) == {"1", "2"}
+    assert blocks(Recipe(freeze="encoder", unfreeze=1, epochs=3.1)) == {"0", "1", "2", "e"}
+    assert blocks(Recipe(freeze=2, unfreeze=1, epochs=0.5)) == {"2"}
 
 
 # --- schedule ---
@@ -203,7 +203,7 @@ def test_short_runs(kind: Any, share: float) -> None:
 
 def test_layers_thaw_from_the_top() -> None:
     assert [frozen_layers(Recipe(freeze=4), epoch, 6) for epoch in (0, 1, 9)] == [4, 4, 4]
-    assert [frozen_layers(Recipe(freeze=4, thaw=3), epoch, 6) for epoch in (0, 0.99, 1, 1.5, 2, 3)] == [
+    assert [frozen_layers(Recipe(freeze=4, unfreeze=3), epoch, 6) for epoch in (0, 0.99, 1, 1.5, 2, 3)] == [
         4,
         4,
         1,
@@ -230,7 +230,7 @@ def test_freezing() -> None:
     every = {"encoder.embeddings", "blocks.0", "blocks.1"} | top | rest
     assert training(model) == every
     assert not apply_freezing(model, "classify", Recipe(), 0)
-    recipe = Recipe(freeze="encoder", thaw=1)
+    recipe = Recipe(freeze="encoder", unfreeze=1)
     expected = [rest, rest | top, rest | top | {"blocks.1"}, every, every]
     for epoch, wanted in enumerate(expected):
         assert apply_freezing(model, "classify", recipe, epoch) == (epoch < 4)
@@ -281,7 +281,7 @@ def test_lora_trains_its_factors_and_the_head() -> None:
 
 def test_a_frozen_weight_does_not_move_and_a_thawed_one_does() -> None:
     model = tiny("bert", layers=2)
-    recipe = Recipe(freeze=1, thaw=1, epochs=2, lr=0.01, weight_decay=0.5)
+    recipe = Recipe(freeze=1, unfreeze=1, epochs=2, lr=0.01, weight_decay=0.5)
     loss_of(model).backward()  # gradients of before, which must not count
     apply_freezing(model, "classify", recipe, 0)
     optimizer = build_optimizer(param_groups(model, "classify", recipe), "cpu", recipe)
@@ -303,7 +303,7 @@ def test_a_frozen_weight_does_not_move_and_a_thawed_one_does() -> None:
 def test_updates_by_hand(kind: Any) -> None:
     """Several steps of AdamW, each parameter with its rate and decay, written out."""
     recipe = Recipe(
-        lr=2e-3, head_lr=1e-2, layer_decay=0.8, weight_decay=0.1, beta2=0.98, warmup=0.3, schedule=kind, clip=0
+        lr=2e-3, head_lr=1e-2, layer_decay=0.8, weight_decay=0.1, beta2=0.98, warmup=0.3, schedule=kind, max_grad_norm=0
     )
     total = 7
     model = tiny("bert")

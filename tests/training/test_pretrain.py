@@ -45,18 +45,18 @@ FRESH = {"model": {"model_type": "bert"}}
 
 
 def asked(train: Mapping[str, Any] | None = None, *objectives: Mapping[str, Any], **top: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {**FRESH, "train": {"steps": 5} | dict(train or {}), **top}
+    given: dict[str, Any] = {**FRESH, "training": {"steps": 5} | dict(train or {}), **top}
     return given | ({"objective": list(objectives)} if objectives else {})
 
 
 KINDS = "mlm, rtd, triple, relations, taught, classify, regress, tag, answer, rerank"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "the recipe has no [model]; pass a checkpoint to go on with, or config.json's keys"),
-    ({"model": {"model_type": "bert"}}, "[train] needs tokens, or steps, and not both"),
-    (asked({"tokens": 10}), "[train] needs tokens, or steps, and not both"),
+    ({"model": {"model_type": "bert"}}, "[training] needs tokens, or steps, and not both"),
+    (asked({"tokens": 10}), "[training] needs tokens, or steps, and not both"),
     (asked(modle={}), "the recipe has no field 'modle'; did you mean 'model'?"),
-    (asked({"stpes": 3}), "[train] has no field 'stpes'; did you mean 'steps'?"),
-    (asked({"epochs": 3}), "[train] has no field 'epochs'"),
+    (asked({"stpes": 3}), "[training] has no field 'stpes'; did you mean 'steps'?"),
+    (asked({"epochs": 3}), "[training] has no field 'epochs'"),
     (asked({"steps": -1}), "steps=-1 must be a whole number of at least 0"),
     (asked({"steps": 2.5}), "steps=2.5 must be a whole number of at least 0"),
     (asked({"steps": 0, "tokens": 0}), "tokens=0 must be a whole number of at least 1"),
@@ -69,7 +69,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (asked({"decay": 0}), "decay=0 must be a number above 0 and at most 1"),
     (asked({"schedule": "steps"}), "schedule='steps' must be one of linear, cosine, wsd, constant"),
     (asked({"batch_tokens": 0}), "batch_tokens=0 must be a whole number of at least 1"),
-    (asked() | {"train": 3}, "train=3 must be a table: write [train] above its keys"),
+    (asked() | {"training": 3}, "training=3 must be a table: write [training] above its keys"),
     (asked() | {"model": 3}, "model=3 must be a table: write [model] above its keys"),
     (asked() | {"objective": {"kind": "mlm"}}, "objective must be one table or more: write [[objective]] above each"),
     (asked() | {"objective": []}, "objective must be one table or more: write [[objective]] above each"),
@@ -119,7 +119,7 @@ def test_what_a_recipe_may_not_say(given: dict[str, Any], said: str) -> None:
 def test_a_recipe_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(
-        'corpus = "c"\n[model]\nmodel_type = "bert"\n[train]\ntokens = 1000\nbatch_tokens = 300\nlr = 1e-3\n'
+        'corpus = "c"\n[model]\nmodel_type = "bert"\n[training]\ntokens = 1000\nbatch_tokens = 300\nlr = 1e-3\n'
     )
     read = PretrainRecipe.read(file)
     assert (read.steps, read.tokens, read.corpus, read.recipe.lr, read.evals) == (4, 1000, "c", 1e-3, 10)
@@ -359,7 +359,7 @@ def shrunk(given: dict[str, Any], steps: int = 3) -> dict[str, Any]:
     for name in ("position_buckets", "local_attention"):
         if name in model:
             model[name] = 8
-    train = {name: value for name, value in given["train"].items() if name != "tokens"}
+    train = {name: value for name, value in given["training"].items() if name != "tokens"}
     train |= {
         "steps": steps,
         "batch_tokens": 256 if "batch_warmup" not in train else 1024,
@@ -399,7 +399,7 @@ def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
             fresh(config, tokenizer, seed=4).save(tmp_path / "teacher")
             one["teacher"] = "teacher"
     run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
-    assert run["tokens"] > 3 * (1 if "batch_warmup" in given["train"] else 150)
+    assert run["tokens"] > 3 * (1 if "batch_warmup" in given["training"] else 150)
     assert math.isfinite(run["loss"])
     report = {one.name for one in (tmp_path / "out" / "training").iterdir()}
     assert report >= {"curve.csv", "curve.html", "run.json", "recipe.json"}
@@ -541,4 +541,4 @@ def test_what_recipe_fields_there_are() -> None:
         PretrainRecipe.from_mapping({**FRESH, "train": {key: one for key, one in value.items() if one is not None}})
     for name in NOT_HERE:
         with pytest.raises(ConfigError, match=rf"\[train\] has no field '{name}'"):
-            PretrainRecipe.from_mapping({**FRESH, "train": {"steps": 5, name: 1}})
+            PretrainRecipe.from_mapping({**FRESH, "training": {"steps": 5, name: 1}})

@@ -123,7 +123,7 @@ def accuracy(of: Model, held: list[TrainingExample]) -> float:
 
 
 def recipe(**changes: Any) -> Recipe:
-    return Recipe(**({"epochs": 2, "lr": 3e-3, "batch_size": 8, "dropout": None, "clip": 1.0} | changes))
+    return Recipe(**({"epochs": 2, "lr": 3e-3, "batch_size": 8, "dropout": None, "max_grad_norm": 1.0} | changes))
 
 
 def trainer(of: Model, sources: TrainingTask | list[TrainingTask], how: Recipe, **options: Any) -> Trainer:

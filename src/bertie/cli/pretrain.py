@@ -25,7 +25,7 @@ EXAMPLE = """  bertie pretrain recipes/pretrain/modernbert-small.toml --corpus c
   bertie pretrain -m ./bert-base-uncased --corpus clinic --tokens 200000000 --lr 5e-5 --out clinic-bert
   torchrun --nproc-per-node 8 -m bertie pretrain recipes/pretrain/bert-base.toml --out my-bert --resume
 """
-# Of [train] in a recipe.
+# Fields of [training] in a recipe.
 NUMBERS: dict[str, tuple[type, str]] = {
     "tokens": (int, "to read in all"),
     "steps": (int, "to do in all, instead of --tokens"),

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from bertie.training.finetune.runs import Done, Job, Runs
 
 EXAMPLE = """  bertie train classify train.jsonl --dev dev.jsonl --test test.jsonl -m ./my-encoder --out mood
-  bertie train tag train.jsonl --dev-share 0.1 --columns tokens=words tags=ner -m ./my-encoder --out my-tagger
+  bertie train tag train.jsonl --dev-fraction 0.1 --columns tokens=words tags=ner -m ./my-encoder --out my-tagger
   bertie train classify reviews.csv --seeds 3 --lora 8 --lr 3e-4 -m ./my-encoder --out mood --json
-  bertie train embed pairs.jsonl --dev-share 0.1 --batch-size 512 -m ./my-encoder --out my-embedder
+  bertie train embed pairs.jsonl --dev-fraction 0.1 --batch-size 512 -m ./my-encoder --out my-embedder
   bertie train --recipe recipes/sst2.toml --data ./data --epochs 1 --out mood
   torchrun --nproc-per-node 4 -m bertie train classify train.jsonl -m ./my-encoder --out mood
 """
@@ -62,10 +62,10 @@ HELP = {
     "decay": "of the schedule wsd: the last share of steps, in which the rate falls",
     "weight_decay": "of matrices",
     "beta2": "of AdamW",
-    "clip": "the gradient's greatest norm; 0: none",
+    "max_grad_norm": "the gradient's greatest norm; 0: none",
     "layer_decay": "a layer's rate is this times that of the layer above it",
     "freeze": "lower layers that are not trained, or 'encoder': the head alone is",
-    "thaw": "frozen layers that thaw each epoch, top first",
+    "unfreeze": "frozen layers to unfreeze per epoch, top first",
     "lora": "the rank of LoRA's factors; 0: all weights are trained",
     "lora_alpha": "twice the rank unless given",
     "class_weights": "'balanced', or weights as good=1,bad=3",
@@ -78,7 +78,7 @@ HELP = {
     "gradient_checkpointing": "less memory, more time",
     "max_length": "tokens a window, fewer than the model could read",
     "train_windows": "windows of one long text that a step reads",
-    "dev_share": "of the training data held out where there is no --dev",
+    "dev_fraction": "of the training data held out where there is no --dev",
     "metric": "that chooses the best epoch and the best seed; the task's main one unless given",
     "abstain": "the wanted precision of the answers that the model is sure of",
     "loss": (
@@ -251,13 +251,13 @@ def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
     )
     if asked.task == "embed":
         _comparable(dev, test)
-    if asked.task == "tag" and (dev or test or recipe.dev_share) and is_span_scheme([train.labels]):
+    if asked.task == "tag" and (dev or test or recipe.dev_fraction) and is_span_scheme([train.labels]):
         entities([])  # a package that is missing is an error now, not after the first epoch
     if args.baseline is not None and test is not None:
         _baseline(args.baseline, asked.task, test)  # one that cannot be compared is an error now
-    if dev is None and recipe.dev_share:
+    if dev is None and recipe.dev_fraction:
         # One part for all seeds, or their scores could not be compared.
-        train, dev = split(train, recipe.dev_share, seeds[0])
+        train, dev = split(train, recipe.dev_fraction, seeds[0])
     if first:
         for text in recipe.warnings():
             print(f"bertie: {text}", file=sys.stderr)
@@ -447,7 +447,7 @@ def _finish(args: argparse.Namespace, asked: RecipeFile, job: Job, runs: Runs) -
     if best.predictions:
         other = None if args.baseline is None else _other(args, job)
         train = [Path(name).name for name in asked.train]
-        held = [f"{job.recipe.dev_share:.0%} of {', '.join(train)}"]
+        held = [f"{job.recipe.dev_fraction:.0%} of {', '.join(train)}"]
         made = study(
             best.task,
             best.predictions,

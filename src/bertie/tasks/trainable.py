@@ -34,10 +34,10 @@ class Hyperparameters(TypedDict, total=False):
     decay: float
     weight_decay: float
     beta2: float
-    clip: float
+    max_grad_norm: float
     layer_decay: float
     freeze: int | Literal["encoder"]
-    thaw: int
+    unfreeze: int
     lora: int
     lora_alpha: float | None
     class_weights: Literal["balanced"] | Mapping[str, float] | None
@@ -50,7 +50,7 @@ class Hyperparameters(TypedDict, total=False):
     gradient_checkpointing: bool
     max_length: int | None
     train_windows: int
-    dev_share: float
+    dev_fraction: float
     metric: str | None
     abstain: float | None
 
@@ -83,10 +83,10 @@ class Trainable(Task[Options, Output, Result]):
         decay: float = 0.1,
         weight_decay: float = 0.01,
         beta2: float = 0.999,
-        clip: float = 1.0,
+        max_grad_norm: float = 1.0,
         layer_decay: float = 1.0,
         freeze: int | Literal["encoder"] = 0,
-        thaw: int = 0,
+        unfreeze: int = 0,
         lora: int = 0,
         lora_alpha: float | None = None,
         class_weights: Literal["balanced"] | Mapping[str, float] | None = None,
@@ -99,7 +99,7 @@ class Trainable(Task[Options, Output, Result]):
         gradient_checkpointing: bool = False,
         max_length: int | None = None,
         train_windows: int = 16,
-        dev_share: float = 0.0,
+        dev_fraction: float = 0.0,
         metric: str | None = None,
         abstain: float | None = None,
     ) -> None:

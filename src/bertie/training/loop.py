@@ -193,7 +193,7 @@ class Trainer:
 
     def _build(self) -> None:
         dtype = autocast_dtype(self.recipe.mixed_precision, self.device)
-        clip = self.recipe.clip
+        clip = self.recipe.max_grad_norm
         module = ObjectiveModule(self._trained)
         self._module = self._distribute(module)
         # After distributing: FSDP replaces the parameters.

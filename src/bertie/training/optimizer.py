@@ -54,14 +54,14 @@ def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> li
 def frozen_layers(recipe: Recipe, epoch: float, depth: int) -> int:
     """The number of lower layers that are frozen after `epoch` epochs.
 
-    >>> recipe = Recipe(freeze="encoder", thaw=2)
+    >>> recipe = Recipe(freeze="encoder", unfreeze=2)
     >>> [frozen_layers(recipe, epoch, depth=6) for epoch in (0, 0.9, 1, 2.5, 3)]
     [6, 6, 4, 2, 0]
     """
     first = depth if recipe.freeze == "encoder" else recipe.freeze
     if first > depth:
         raise ConfigError(f"freeze={first} must be at most {depth}: the model has no more layers")
-    return max(0, first - recipe.thaw * math.floor(epoch))
+    return max(0, first - recipe.unfreeze * math.floor(epoch))
 
 
 def apply_freezing(model: Model, heads: str | Sequence[str], recipe: Recipe, epoch: float) -> bool:

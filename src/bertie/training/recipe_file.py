@@ -15,39 +15,37 @@ from bertie.tasks import registry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeFile:
-    """What a recipe file says: which data, which model, and how to train."""
+    """The contents of a recipe file."""
 
     title: str
     task: str  # a trainable one of `bertie.tasks.registry`
-    model: str | None  # a folder, a built-in name or a hub id; None: the caller says
+    model: str | None  # a folder, a built-in name or a hub id; None: chosen by the caller
     train: list[str]  # paths
     dev: str | None
     test: str | None
-    columns: dict[str, str]  # from what Bertie calls a column to what the files call it
+    columns: dict[str, str]  # from Bertie's column names to those of the files
     seeds: list[int]  # one run each
     training: Recipe
 
 
 def read_recipe(path: str | Path, data_root: str | Path | None = None) -> RecipeFile:
-    """Read a recipe file, in TOML.
+    """Read a recipe file.
 
-        title = "SST-2: sentiment of sentences"
+        title = "SST-2: sentence sentiment"
         task = "classify"
-        seeds = [1, 2, 3]           # or none, and `seed` in [training]
-
-        [model]
-        base = "sentence-transformers/all-MiniLM-L6-v2"
+        model = "sentence-transformers/all-MiniLM-L6-v2"
+        seeds = [1, 2, 3]           # or `seed` in [training]
 
         [data]
         train = ["sst2/train.jsonl.gz"]
         test = "sst2/dev.jsonl.gz"
         columns = { text = "sentence" }
 
-        [training]                  # the fields of Recipe
+        [training]                  # fields of Recipe
         epochs = 3
-        dev_share = 0.05
+        dev_fraction = 0.05
 
-    Paths start from the folder of the recipe, or from `data_root` if that is given.
+    Paths are relative to `data_root`, or to the folder of the recipe.
     """
     path = Path(path)
     try:
@@ -57,27 +55,24 @@ def read_recipe(path: str | Path, data_root: str | Path | None = None) -> Recipe
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     try:
-        return _recipe_file(raw, path.parent if data_root is None else Path(data_root), path.stem)
+        return _parse(raw, path.parent if data_root is None else Path(data_root), path.stem)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _recipe_file(raw: dict[str, Any], root: Path, title: str) -> RecipeFile:
-    refuse_unknown("the file", raw, ["title", "task", "seeds", "model", "data", "training"])
-    model, data, training = (_table(raw, name) for name in ("model", "data", "training"))
-    refuse_unknown("[model]", model, ["base", "task"])
+def _parse(raw: dict[str, Any], root: Path, title: str) -> RecipeFile:
+    refuse_unknown("the file", raw, ["title", "task", "model", "seeds", "data", "training"])
+    data, training = _table(raw, "data"), _table(raw, "training")
     refuse_unknown("[data]", data, ["train", "dev", "test", "columns"])
-    if "task" in raw and "task" in model:
-        raise ConfigError("task stands at the top and in [model]; once is enough")
-    task = registry.get(_text(raw | model, "task")).name
     recipe = Recipe.from_mapping(training)
     if "seeds" in raw and "seed" in training:
-        raise ConfigError("give seeds, or seed in [training], not both")
+        raise ConfigError("set seeds, or seed in [training], not both")
     seeds = raw.get("seeds", [recipe.seed])
     if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
         raise ConfigError(f"seeds={seeds!r} must be a list of different whole numbers")
     train = data.get("train")
     names = [train] if isinstance(train, str) else train
+    task = registry.get(_text(raw, "task")).name
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"[data] train={train!r} must be a path or a list of paths")
     columns = _table(data, "columns")
@@ -85,7 +80,7 @@ def _recipe_file(raw: dict[str, Any], root: Path, title: str) -> RecipeFile:
     return RecipeFile(
         title=_text(raw, "title") or title,
         task=task,
-        model=_text(model, "base"),
+        model=_text(raw, "model"),
         train=[str(root / name) for name in names],
         dev=None if dev is None else str(root / dev),
         test=None if test is None else str(root / test),
@@ -105,5 +100,5 @@ def _table(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _text(raw: Mapping[str, Any], name: str) -> str | None:
     value = raw.get(name)
     if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise ConfigError(f"{name}={value!r} must be a text")
+        raise ConfigError(f"{name}={value!r} must be a string")
     return value

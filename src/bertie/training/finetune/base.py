@@ -175,9 +175,9 @@ def fit(
 def with_dev(
     data: Labelled, dev: Any, recipe: Recipe, *, kind: Kind, columns: Mapping[str, str] | None, name: str
 ) -> tuple[Labelled, Labelled | None]:
-    """The training data and the dev data: read as given, or split off by `recipe.dev_share`."""
+    """The training data and the dev data: read as given, or split off by `recipe.dev_fraction`."""
     if dev is None:
-        return split(data, recipe.dev_share, recipe.seed) if recipe.dev_share else (data, None)
+        return split(data, recipe.dev_fraction, recipe.seed) if recipe.dev_fraction else (data, None)
     X, y = dev if isinstance(dev, tuple) and len(dev) == 2 else (dev, None)
     known = data.labels or None
     return data, labelled(kind, X, y, columns=columns, name=name, known=known, training=False)

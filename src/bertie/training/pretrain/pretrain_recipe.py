@@ -29,8 +29,8 @@ WHOLE = ("max_length", "batch_tokens", "batch_size", "layers", "heads")  # whole
 REAL = (*TAUGHT, "soft", "cosine", "temperature", "weight")  # numbers of at least 0
 NAMES = ("teacher", "name", "train", "dev", "pairs", "sharing", "tokenizer", "sentence")
 FOLDERS = ("corpus", "teacher_corpus")
-OWN = ("tokens", "steps", "batch_warmup", "evals", "save_steps")  # of [train], beside the fields of Recipe
-NOT_HERE = ("epochs", "batch_size", "evals_per_epoch", "patience", "dev_share", "metric", "abstain", "class_weights")
+OWN = ("tokens", "steps", "batch_warmup", "evals", "save_steps")  # of [training], beside the fields of Recipe
+NOT_HERE = ("epochs", "batch_size", "evals_per_epoch", "patience", "dev_fraction", "metric", "abstain", "class_weights")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class PretrainRecipe:
             if name != "tokens" or self.tokens is not None:
                 _whole("", name, getattr(self, name), least)
         if (self.tokens is None) == (not self.steps):
-            raise ConfigError("[train] needs tokens, or steps, and not both")
+            raise ConfigError("[training] needs tokens, or steps, and not both")
         if self.recipe.batch_tokens is None:
-            raise ConfigError("[train] needs batch_tokens: the tokens of a step")
+            raise ConfigError("[training] needs batch_tokens: the tokens of a step")
         if self.tokens is not None:
             object.__setattr__(self, "steps", max(1, math.ceil(self.tokens / self.recipe.batch_tokens)))
         if not isinstance(self.batch_warmup, int | float) or not 0 <= self.batch_warmup < 1:
@@ -90,13 +90,13 @@ class PretrainRecipe:
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], **over: Any) -> PretrainRecipe:
         """From what a file says."""
-        known = ("model", "tokenizer", "corpus", "sentence", "train", "objective")
+        known = ("model", "tokenizer", "corpus", "sentence", "training", "objective")
         refuse_unknown("the recipe", given, known)
         top = {name: given.get(name) for name in known[:4]}
-        for name in ("train", "model"):
+        for name in ("training", "model"):
             if not isinstance(given.get(name, {}), (Mapping, str) if name == "model" else Mapping):
                 raise ConfigError(f"{name}={given[name]!r:.80} must be a table: write [{name}] above its keys")
-        train = dict(given.get("train", {}))
+        train = dict(given.get("training", {}))
         over = {name: value for name, value in over.items() if value is not None}
         for name, value in over.items():
             if name in top:
@@ -109,7 +109,7 @@ class PretrainRecipe:
         if not top["model"]:
             raise ConfigError("the recipe has no [model]; pass a checkpoint to go on with, or config.json's keys")
         allowed = [*OWN, *(one.name for one in fields(Recipe) if one.name not in NOT_HERE)]
-        refuse_unknown("[train]", train, allowed)
+        refuse_unknown("[training]", train, allowed)
         own = {name: train.pop(name) for name in OWN if name in train}
         recipe = Recipe.from_mapping({"lr": 5e-4, "batch_tokens": 131_072} | train)
         if "objective" in given:
