@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.serve import ROOT, environment
 from benchmarks.serve_load import Link
-from bertie.client import replies
+from bertie.client import responses
 from bertie.errors import BertieError
 
 TOLERANCE = 1e-4
@@ -112,16 +112,16 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
         vectors = embedder.embed(texts)
         add("/embed", {"inputs": texts, "normalize": False}, list, vectors.tolist())
         unit = vectors / (vectors**2).sum(1, keepdims=True) ** 0.5
-        add("/v1/embeddings", {"input": texts, "encoding_format": "base64"}, replies.vectors, list(unit))
+        add("/v1/embeddings", {"input": texts, "encoding_format": "base64"}, responses.parse_vectors, list(unit))
     for kind, add_some in (
-        (Classifier, lambda task, t: add("/classify", {"texts": t}, replies.classifications, task.classify(t))),
-        (Tagger, lambda task, t: add("/tag", {"texts": t}, replies.tagged, task.tag(t))),
+        (Classifier, lambda task, t: add("/classify", {"texts": t}, responses.parse_classifications, task.classify(t))),
+        (Tagger, lambda task, t: add("/tag", {"texts": t}, responses.parse_tags, task.tag(t))),
         (
             Reader,
             lambda task, t: add(
                 "/answer",
                 {"questions": [{"question": "Who was it?", "documents": one} for one in t]},
-                replies.answers,
+                responses.parse_answers,
                 task.answer([("Who was it?", one) for one in t]),
             ),
         ),
@@ -130,8 +130,8 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
             lambda task, t: add(
                 "/v1/rerank",
                 {"query": "Who was it?", "documents": t},
-                lambda reply: [read for _, read in replies.scored(reply)],
-                [replies.reading(asdict(one)) for one in task.predict_each([("Who was it?", one) for one in t])],
+                lambda reply: [read for _, read in responses.parse_scores(reply)],
+                [responses.read_counts(asdict(one)) for one in task.predict_each([("Who was it?", one) for one in t])],
             ),
         ),
         (
@@ -139,7 +139,7 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
             lambda task, t: add(
                 "/classify",
                 {"texts": t[:1], "labels": list(LABELS), "multi": True},
-                lambda reply: [dict(sorted(one.scores.items())) for one in replies.zero_shot(reply)],
+                lambda reply: [dict(sorted(one.scores.items())) for one in responses.parse_zero_shot(reply)],
                 [dict(sorted(one.scores.items())) for one in task.classify(t[:1], LABELS, multi=True)],
             ),
         ),
@@ -152,7 +152,7 @@ def cases(model: str | None, count: int = 24) -> list[Case]:
         filler = MaskedLM(checkpoint)
         for _ in range(count):
             texts = [f"{one} {filler.tokenizer.mask_token} {text()}" for one in some()]
-            add("/fill", {"texts": texts}, replies.filled, filler.fill(texts))
+            add("/fill", {"texts": texts}, responses.parse_masks, filler.fill(texts))
     draw.shuffle(found)
     return found
 

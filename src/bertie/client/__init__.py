@@ -1,15 +1,14 @@
-"""A server's models, with the verbs and the results of the local objects.
+"""HTTP clients for `bertie serve`, with the methods and results of the local task objects.
 
-    verbs ─► requests ─► Client or AsyncClient, which send them ─► replies
+    methods ─► requests ─► Client or AsyncClient sends them ─► responses
 
-A verb that is given many things sends them in several requests, a few of them at a time, and gives results in order.
-All that is asked may be asked twice, so what fails for want of room or of a connection is tried again, ever later.
+A long input is split into several requests, of which a few are in flight at a time; results come in order. All requests
+are idempotent, so those that fail for lack of capacity or of a connection are retried with exponential backoff.
 
-The other side of this is `bertie serve`. Vectors cost no torch here; the results of other verbs are the classes of
-`bertie.tasks`, which need it.
+`embed` and `similarity` need no torch; the results of other methods are the classes of `bertie.tasks`, which import it.
 """
 
 from bertie.client.clients import AsyncClient, Client
-from bertie.client.tries import ServerError
+from bertie.client.retries import ServerError
 
 __all__ = ["AsyncClient", "Client", "ServerError"]

@@ -1,4 +1,4 @@
-"""Two clients that send what the verbs ask for: one for threads, one for asyncio."""
+"""The synchronous and the asynchronous client."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bertie._version import __version__
-from bertie.client import calls, replies
-from bertie.client.calls import Call, Request
-from bertie.client.tries import ServerError, Tries
-from bertie.client.verbs import Verbs
+from bertie.client import requests, responses
+from bertie.client.methods import ClientMethods
+from bertie.client.requests import Call, Request
+from bertie.client.retries import RetryState, ServerError
 from bertie.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
     from bertie.tasks.embed import Embedding
 
 URL = "http://127.0.0.1:8080"
-# A server lets one request fill a quarter of its queue, so this many never crowd each other out.
 IN_FLIGHT = 4
 
 T = TypeVar("T")
@@ -33,8 +32,8 @@ R = TypeVar("R")
 
 
 @dataclass(eq=False, repr=False)
-class _Asking(Verbs):
-    """What both clients are: an address, and how to ask there."""
+class _BaseClient(ClientMethods):
+    """What both clients share: the URL, the options and the retry policy."""
 
     url: str = URL
     _: KW_ONLY
@@ -46,77 +45,77 @@ class _Asking(Verbs):
 
     def __post_init__(self, api_key: str | None) -> None:
         if not re.match(r"https?://[^/]", self.url):
-            raise InputError(f"url={self.url!r} must begin with http:// or https:// and name a host")
+            raise InputError(f"url={self.url!r} must start with http:// or https:// and have a host")
         if not self.timeout > 0:
             raise InputError(f"timeout={self.timeout} must be above 0 seconds")
         if self.retries < 0 or self.in_flight < 1:
             raise InputError(f"retries={self.retries} must be at least 0, and in_flight={self.in_flight} at least 1")
-        self._library = _library()
+        self._httpx = _import_httpx()
         try:
-            self._library.URL(self.url)
-        except self._library.InvalidURL as error:
+            self._httpx.URL(self.url)
+        except self._httpx.InvalidURL as error:
             raise InputError(f"url={self.url!r}: {error}") from None
         self.url = self.url.rstrip("/")
         headers = {
             "user-agent": f"bertie/{__version__}",
             "content-type": "application/json",
-            "x-request-timeout": f"{self.timeout:g}",  # what takes longer, the server need not do
+            "x-request-timeout": f"{self.timeout:g}",  # after which the server stops working on it
         }
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
-        # Whoever finds all connections in use waits for one, however long that takes.
+        # pool=None: waiting for a free connection does not count against the timeout.
         self._settings = {
             "base_url": self.url,
             "headers": headers,
-            "timeout": self._library.Timeout(self.timeout, pool=None),
-            "limits": self._library.Limits(max_connections=self.in_flight, max_keepalive_connections=self.in_flight),
+            "timeout": self._httpx.Timeout(self.timeout, pool=None),
+            "limits": self._httpx.Limits(max_connections=self.in_flight, max_keepalive_connections=self.in_flight),
         }
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _tries(self, one: Request[Any]) -> Tries:
-        return Tries(self.retries, f"{self.url}{one.path}", one.first)
+    def _retry_state(self, request: Request[Any]) -> RetryState:
+        return RetryState(self.retries, f"{self.url}{request.path}", request.first)
 
-    def _failed(self, tries: Tries, error: Exception) -> float:
-        if isinstance(error, self._library.ReadTimeout):
-            tries.left = 0  # the server was at work: to ask again would make it worse
-        return tries.failed(error)
+    def _after_failure(self, state: RetryState, error: Exception) -> float:
+        if isinstance(error, self._httpx.ReadTimeout):
+            state.remaining = 0  # the server was working on it: sending it again would add to its load
+        return state.after_failure(error)
 
 
-def _library() -> Any:
-    """httpx, by its older or its newer name; huggingface_hub brings one of them."""
+def _import_httpx() -> Any:
+    """Import httpx under its newer or older name; huggingface_hub depends on one of them."""
     for name in ("httpx2", "httpx"):
         try:
             return import_module(name)
         except ModuleNotFoundError:
             pass
-    raise MissingPackageError("a client needs the package httpx2: pip install httpx2")
+    raise MissingPackageError("the client needs the package httpx2: pip install httpx2")
 
 
-def _sent(one: Request[Any]) -> dict[str, Any]:
-    return {"method": "GET" if one.body is None else "POST", "url": one.path, "content": one.body}
+def _http_arguments(request: Request[Any]) -> dict[str, Any]:
+    return {"method": "GET" if request.body is None else "POST", "url": request.path, "content": request.body}
 
 
-def _understood(response: Any, one: Request[T]) -> list[T]:
+def _parse(response: Any, request: Request[T]) -> list[T]:
     try:
-        return one.read(response.json())
+        return request.parse(response.json())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ServerError(
-            f"the reply of {response.url} is not as `bertie serve` {__version__} gives it ({error!r:.100}); is it "
-            "one, and not much older or newer?",
+            f"the response of {response.url} is not one of `bertie serve` {__version__} ({error!r:.100}); is it "
+            "another server, or another version?",
             response.status_code,
             response.headers.get("x-request-id"),
         ) from error
 
 
-class Client(_Asking):
-    """A server's models, by the verbs of the local objects. Threads may share it.
+class Client(_BaseClient):
+    """A client with the methods of the local task objects. It is thread-safe.
 
-    `model`: one of the served models; without a name, each verb uses the first that can do it. `timeout`: seconds for
-    each request. `retries`: how often a request is sent again if there was no connection or no room; the pauses before
-    that grow from a quarter of a second to eight, and are at least as long as the server asks for. `in_flight`:
-    requests at a time, and so connections, which are kept.
+    `model`: one of the served models; by default each method uses the first one with a suitable head. `timeout`:
+    seconds per request. `retries`: how often a request is repeated if there is no connection or the server is
+    overloaded; the pauses grow from 0.25 to 8 seconds, and are at least as long as Retry-After says. `in_flight`:
+    concurrent requests, and so connections, which are kept alive.
 
     >>> with Client("http://127.0.0.1:8080") as client:                               # doctest: +SKIP
     ...     client.embed(["A cat sat on the mat.", "The feline rested."]).shape
@@ -127,11 +126,11 @@ class Client(_Asking):
 
     def __post_init__(self, api_key: str | None) -> None:
         super().__post_init__(api_key)
-        self._http = self._library.Client(**self._settings)
+        self._http = self._httpx.Client(**self._settings)
         self._pool = ThreadPoolExecutor(self.in_flight, thread_name_prefix="bertie-client")
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self._pool.shutdown(cancel_futures=True)
         self._http.close()
 
@@ -142,57 +141,59 @@ class Client(_Asking):
         self.close()
 
     def embed_each(
-        self, texts: Iterable[str], *, prompt: str | None = None, dimensions: int | None = None
+        self, texts: Iterable[str], *, prompt: str | None = None, dimension: int | None = None
     ) -> Iterator[Embedding]:
-        """As `embed`, one by one, each with how much of its text was read; few are held at a time."""
-        things, options = calls.texts(texts, "embed"), {"prompt": prompt, "dimensions": dimensions}
-        return self._each(self._vectors(things, replies.embeddings, **options))
+        """Iterate over embeddings, each with how much of its text was read; only requests in flight are held."""
+        items = requests.check_texts(texts, "embed")
+        return self._send_all(
+            self._embed_requests(items, responses.parse_embeddings, prompt=prompt, dimension=dimension)
+        )
 
     def ready(self) -> bool:
-        """Whether the server takes requests now."""
+        """Whether the server accepts requests."""
         try:
             return bool(self._http.get("/health").status_code == 200)
-        except self._library.RequestError:
+        except self._httpx.RequestError:
             return False
 
     @staticmethod
-    def _asking(plan: Callable[..., Call[T, R]]) -> Callable[..., R]:
-        @wraps(plan)
-        def verb(self: Client, *args: Any, **options: Any) -> R:
-            call = plan(self, *args, **options)
-            return call.finish(list(self._each(call.requests)))
+    def _method(build: Callable[..., Call[T, R]]) -> Callable[..., R]:
+        @wraps(build)
+        def method(self: Client, *args: Any, **options: Any) -> R:
+            call = build(self, *args, **options)
+            return call.combine(list(self._send_all(call.requests)))
 
-        return verb
+        return method
 
-    def _each(self, requests: Iterable[Request[T]]) -> Iterator[T]:
-        """Results in order, with requests under way while they are looked at."""
+    def _send_all(self, pending: Iterable[Request[T]]) -> Iterator[T]:
+        """Send requests, a few at a time, and yield results in order."""
         waiting: deque[Future[list[T]]] = deque()
         try:
-            for one in requests:
-                waiting.append(self._pool.submit(self._ask, one))
+            for request in pending:
+                waiting.append(self._pool.submit(self._send, request))
                 if len(waiting) == self.in_flight:
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
         finally:
-            for left in waiting:
-                left.cancel()
+            for unfinished in waiting:
+                unfinished.cancel()
 
-    def _ask(self, one: Request[T]) -> list[T]:
-        tries = self._tries(one)
+    def _send(self, request: Request[T]) -> list[T]:
+        state = self._retry_state(request)
         while True:
             try:
-                response = self._http.request(**_sent(one))
-                pause = tries.replied(response)
-            except self._library.RequestError as error:
-                pause = self._failed(tries, error)
+                response = self._http.request(**_http_arguments(request))
+                pause = state.after_response(response)
+            except self._httpx.RequestError as error:
+                pause = self._after_failure(state, error)
             if pause is None:
-                return _understood(response, one)
+                return _parse(response, request)
             time.sleep(pause)
 
 
-class AsyncClient(_Asking):
-    """As `Client`, for asyncio: the same arguments, and verbs to be awaited. To cancel one takes its requests back.
+class AsyncClient(_BaseClient):
+    """The client for asyncio: the arguments of `Client`, and methods to await. Cancelling one cancels its requests.
 
     >>> async def main():
     ...     async with AsyncClient("http://127.0.0.1:8080") as client:
@@ -203,10 +204,10 @@ class AsyncClient(_Asking):
 
     def __post_init__(self, api_key: str | None) -> None:
         super().__post_init__(api_key)
-        self._http = self._library.AsyncClient(**self._settings)
+        self._http = self._httpx.AsyncClient(**self._settings)
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -218,54 +219,56 @@ class AsyncClient(_Asking):
         await self.close()
 
     def embed_each(
-        self, texts: Iterable[str], *, prompt: str | None = None, dimensions: int | None = None
+        self, texts: Iterable[str], *, prompt: str | None = None, dimension: int | None = None
     ) -> AsyncIterator[Embedding]:
-        """As `Client.embed_each`."""
-        things, options = calls.texts(texts, "embed"), {"prompt": prompt, "dimensions": dimensions}
-        return self._each(self._vectors(things, replies.embeddings, **options))
+        """Iterate over embeddings, as `Client.embed_each`."""
+        items = requests.check_texts(texts, "embed")
+        return self._send_all(
+            self._embed_requests(items, responses.parse_embeddings, prompt=prompt, dimension=dimension)
+        )
 
     async def ready(self) -> bool:
-        """As `Client.ready`."""
+        """Whether the server accepts requests."""
         try:
             return bool((await self._http.get("/health")).status_code == 200)
-        except self._library.RequestError:
+        except self._httpx.RequestError:
             return False
 
     @staticmethod
-    def _asking(plan: Callable[..., Call[T, R]]) -> Callable[..., Coroutine[Any, Any, R]]:
-        @wraps(plan)
-        async def verb(self: AsyncClient, *args: Any, **options: Any) -> R:
-            call = plan(self, *args, **options)
-            return call.finish([one async for one in self._each(call.requests)])
+    def _method(build: Callable[..., Call[T, R]]) -> Callable[..., Coroutine[Any, Any, R]]:
+        @wraps(build)
+        async def method(self: AsyncClient, *args: Any, **options: Any) -> R:
+            call = build(self, *args, **options)
+            return call.combine([result async for result in self._send_all(call.requests)])
 
-        return verb
+        return method
 
-    async def _each(self, requests: Iterable[Request[T]]) -> AsyncIterator[T]:
+    async def _send_all(self, pending: Iterable[Request[T]]) -> AsyncIterator[T]:
         waiting: deque[asyncio.Task[list[T]]] = deque()
         try:
-            for one in requests:
-                waiting.append(asyncio.create_task(self._ask(one)))
+            for request in pending:
+                waiting.append(asyncio.create_task(self._send(request)))
                 if len(waiting) == self.in_flight:
-                    for found in await waiting[0]:
-                        yield found
+                    for result in await waiting[0]:
+                        yield result
                     waiting.popleft()
             while waiting:
-                for found in await waiting[0]:
-                    yield found
+                for result in await waiting[0]:
+                    yield result
                 waiting.popleft()
         finally:
-            for left in waiting:
-                left.cancel()
+            for unfinished in waiting:
+                unfinished.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def _ask(self, one: Request[T]) -> list[T]:
-        tries = self._tries(one)
+    async def _send(self, request: Request[T]) -> list[T]:
+        state = self._retry_state(request)
         while True:
             try:
-                response = await self._http.request(**_sent(one))
-                pause = tries.replied(response)
-            except self._library.RequestError as error:
-                pause = self._failed(tries, error)
+                response = await self._http.request(**_http_arguments(request))
+                pause = state.after_response(response)
+            except self._httpx.RequestError as error:
+                pause = self._after_failure(state, error)
             if pause is None:
-                return _understood(response, one)
+                return _parse(response, request)
             await asyncio.sleep(pause)

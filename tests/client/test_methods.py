@@ -1,4 +1,4 @@
-"""The client's verbs over a real server give what the local objects give."""
+"""The methods of both clients on a real server return what the local task objects return."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def words(count: int) -> str:
     return " ".join(_draw.choices(WORDS[5:], k=count))
 
 
-LONG = [words(150), words(60)]  # the models read 40 at once
+LONG = [words(150), words(60)]  # the models have a max_length of 40
 TEXTS = [*(words(_draw.randint(1, 12)) for _ in range(90)), "", "Zürich 東京 🚀", *LONG]
 
 
 @pytest.fixture(params=["sync", "async"])
 def call(request: pytest.FixtureRequest, server: Running) -> Callable[..., Any]:
-    """Call a verb of either client, on one of the served models."""
+    """Call a method of either client, on one of the served models."""
 
-    def sync(model: str | None, verb: str, *args: Any, url: str = server.url, **options: Any) -> Any:
+    def sync(model: str | None, method: str, *args: Any, url: str = server.url, **options: Any) -> Any:
         with Client(url, model=model) as client:
-            return getattr(client, verb)(*args, **options)
+            return getattr(client, method)(*args, **options)
 
-    def twin(model: str | None, verb: str, *args: Any, url: str = server.url, **options: Any) -> Any:
+    def asynchronous(model: str | None, method: str, *args: Any, url: str = server.url, **options: Any) -> Any:
         async def main() -> Any:
             async with AsyncClient(url, model=model) as client:
-                return await getattr(client, verb)(*args, **options)
+                return await getattr(client, method)(*args, **options)
 
         return asyncio.run(main())
 
-    return sync if request.param == "sync" else twin
+    return sync if request.param == "sync" else asynchronous
 
 
 def same(found: Any, expected: Any) -> None:
-    """Equal in shape and words, and near in numbers, which depend on who shared the batch by a rounding."""
+    """Equal up to rounding."""
     assert type(found) is type(expected)
     if isinstance(expected, float):
         assert found == pytest.approx(expected, abs=1e-5)
@@ -75,7 +75,7 @@ def test_embed(call: Callable[..., Any], registry: Registry, model: str) -> None
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, local.embed(TEXTS), atol=1e-5)
     short = Embedder(registry[model].checkpoint, dimensions=7)
-    np.testing.assert_allclose(call(model, "embed", TEXTS[:3], dimensions=7), short.embed(TEXTS[:3]), atol=1e-5)
+    np.testing.assert_allclose(call(model, "embed", TEXTS[:3], dimension=7), short.embed(TEXTS[:3]), atol=1e-5)
     assert call(model, "embed", []).shape == (0, local.dimension)
 
 
@@ -97,8 +97,8 @@ def test_similarity(call: Callable[..., Any], registry: Registry) -> None:
 
 def test_classify(call: Callable[..., Any], registry: Registry) -> None:
     local = Classifier(registry["classify"].checkpoint)
-    things = [*TEXTS, ("A cat.", "A dog."), (TEXTS[3], TEXTS[90])]
-    same(call("classify", "classify", things), local.classify(things))
+    items = [*TEXTS, ("A cat.", "A dog."), (TEXTS[3], TEXTS[90])]
+    same(call("classify", "classify", items), local.classify(items))
 
 
 def test_zero_shot(call: Callable[..., Any], registry: Registry) -> None:
@@ -127,7 +127,7 @@ def test_answer(call: Callable[..., Any], registry: Registry) -> None:
 def test_rerank(call: Callable[..., Any], registry: Registry) -> None:
     local = Reranker(registry["rerank"].checkpoint)
     found, expected = call("rerank", "rerank", "find the cat", TEXTS), local.rerank("find the cat", TEXTS)
-    # Those of one score but for a rounding may change places.
+    # Documents whose scores differ by rounding may change places.
     np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], atol=1e-5)
     same(sorted(found, key=lambda one: one.index), sorted(expected, key=lambda one: one.index))
     same(call("rerank", "rerank", "the dog", TEXTS[:9], top_k=2), local.rerank("the dog", TEXTS[:9], top_k=2))
@@ -139,11 +139,14 @@ def test_fill(call: Callable[..., Any], registry: Registry) -> None:
     mask = local.tokenizer.mask_token
     texts = [f"{text} {mask} {text}" for text in TEXTS]
     same(call("fill", "fill", texts), local.fill(texts))
-    some = ["cat", "dog", "mat"]
-    same(call("fill", "fill", texts[:3], top_k=2, candidates=some), local.fill(texts[:3], top_k=2, candidates=some))
+    candidates = ["cat", "dog", "mat"]
+    same(
+        call("fill", "fill", texts[:3], top_k=2, candidates=candidates),
+        local.fill(texts[:3], top_k=2, candidates=candidates),
+    )
 
 
-def test_errors_are_those_of_the_local_objects(call: Callable[..., Any], registry: Registry) -> None:
+def test_errors_are_those_of_the_local_tasks(call: Callable[..., Any], registry: Registry) -> None:
     mask = registry["fill"].checkpoint.tokenizer.mask_token  # type: ignore[union-attr]
     with pytest.raises(InputError, match=r"^text 70: no "):
         call("fill", "fill", [f"a {mask}"] * 70 + ["none"])
@@ -158,10 +161,12 @@ def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_
         index.add(TEXTS[:30])
         url = start(index=(index, "embed")).url
         queries = [*TEXTS[3:5], "find the cat"]
-        hows: list[dict[str, Any]] = [{"mode": "dense"}, {"weights": {"dense": 1, "lexical": 0.5}}]
-        for how in hows:
+        option_sets: list[dict[str, Any]] = [{"mode": "dense"}, {"weights": {"dense": 1, "lexical": 0.5}}]
+        for options in option_sets:
             for found, local in zip(
-                call(None, "search_each", queries, 4, url=url, **how), index.search_each(queries, 4, **how), strict=True
+                call(None, "search_each", queries, 4, url=url, **options),
+                index.search_each(queries, 4, **options),
+                strict=True,
             ):
                 assert found.query == local.query
                 assert set(found.timings) == set(local.timings)
@@ -173,7 +178,7 @@ def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_
         call(None, "search", "anything")
 
 
-def test_what_is_served(call: Callable[..., Any], registry: Registry) -> None:
+def test_models_info_and_ready(call: Callable[..., Any], registry: Registry) -> None:
     assert call(None, "models") == list(registry)
     assert call(None, "info")["model_id"] == registry.default
     assert call(None, "ready") is True

@@ -1,0 +1,139 @@
+"""Parse responses into the results of the local task objects."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from bertie.search.index import SearchResults
+    from bertie.tasks.answer import Answers
+    from bertie.tasks.classify import Classification, ZeroShotClassification
+    from bertie.tasks.embed import Embedding
+    from bertie.tasks.fill_mask import Filled
+    from bertie.tasks.rerank import Ranked
+    from bertie.tasks.tag import Tagged
+
+Vectors = NDArray[np.float32]
+
+
+def _parse_vector(item: Any) -> Vectors:
+    """Decode base64, which takes a third of the bytes of numbers in JSON."""
+    return np.frombuffer(base64.b64decode(item["embedding"]), dtype="<f4").astype(np.float32, copy=False)
+
+
+def read_counts(item: Any) -> dict[str, int]:
+    """How much of a text was read."""
+    return {name: item[name] for name in ("tokens_total", "tokens_read", "windows")}
+
+
+def parse_vectors(response: Any) -> list[Vectors]:
+    """Parse the response of `embed`."""
+    return [_parse_vector(item) for item in response["data"]]
+
+
+def parse_embeddings(response: Any) -> list[Embedding]:
+    """Parse the response of `embed_each`."""
+    from bertie.tasks.embed import Embedding
+
+    return [Embedding(_parse_vector(item), **read_counts(item)) for item in response["data"]]
+
+
+def parse_classifications(response: Any) -> list[Classification]:
+    """Parse the response of `classify`."""
+    from bertie.tasks.classify import Classification
+
+    return [Classification(**item) for item in response["results"]]
+
+
+def parse_zero_shot(response: Any) -> list[ZeroShotClassification]:
+    """Parse the response of `zero_shot`."""
+    from bertie.tasks.classify import ZeroShotClassification
+
+    return [
+        ZeroShotClassification(item["label"], item["score"], item["scores"], **read_counts(item))
+        for item in response["results"]
+    ]
+
+
+def parse_tags(response: Any) -> list[Tagged]:
+    """Parse the response of `tag`."""
+    from bertie.tasks.tag import Span, Tagged
+
+    return [Tagged(tuple(Span(**span) for span in item["spans"]), **read_counts(item)) for item in response["results"]]
+
+
+def parse_answers(response: Any) -> list[Answers]:
+    """Parse the response of `answer`."""
+    from bertie.tasks.answer import Answer, Answers
+
+    return [
+        Answers(tuple(Answer(**answer) for answer in item["answers"]), item["no_answer"], **read_counts(item))
+        for item in response["results"]
+    ]
+
+
+def parse_masks(response: Any) -> list[Filled]:
+    """Parse the response of `fill`."""
+    from bertie.tasks.fill_mask import Candidate, Filled, Mask
+
+    return [
+        Filled(
+            tuple(
+                Mask(mask["start"], mask["end"], tuple(Candidate(**candidate) for candidate in mask["candidates"]))
+                for mask in item["masks"]
+            ),
+            **read_counts(item),
+        )
+        for item in response["results"]
+    ]
+
+
+def parse_scores(response: Any) -> list[tuple[float, dict[str, int]]]:
+    """Parse the response of `rerank`: scores in the order of the documents."""
+    items = sorted(response["results"], key=lambda item: item["index"])
+    return [(item["relevance_score"], read_counts(item)) for item in items]
+
+
+def rank_documents(
+    scores: Iterable[tuple[float, dict[str, int]]], texts: Sequence[str], top_k: int | None
+) -> list[Ranked]:
+    """Sort documents by their scores, best first."""
+    from bertie.tasks.rerank import Ranked
+
+    documents = [Ranked(i, score, texts[i], **counts) for i, (score, counts) in enumerate(scores)]
+    return sorted(documents, key=lambda document: (-document.score, document.index))[:top_k]
+
+
+def parse_search(response: Any) -> list[SearchResults]:
+    """Parse the response of `search`."""
+    from bertie.search.index import SearchHit, SearchResults
+
+    return [
+        SearchResults(
+            item["query"],
+            tuple(
+                SearchHit(
+                    **hit
+                    | {
+                        "headings": tuple(hit["headings"]),
+                        "highlights": tuple((start, end) for start, end in hit["highlights"]),
+                        "source": None,  # the server does not disclose paths
+                    }
+                )
+                for hit in item["hits"]
+            ),
+            item["timings"],
+        )
+        for item in response["results"]
+    ]
+
+
+def parse_similarity(response: Any, rows: int | None) -> Vectors:
+    """Parse the response of `similarity`: (N + M, N + M) -> (N, M) for N rows, or the whole matrix."""
+    matrix = np.array(response["similarity"], dtype=np.float32)
+    return matrix if rows is None else np.ascontiguousarray(matrix[:rows, rows:])
