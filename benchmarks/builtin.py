@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from bertie.checkpoints.checkpoint import Checkpoint, resolve
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import resolve
 from bertie.config import HeadInfo
 from bertie.errors import BertieError
 from bertie.evaluation import metrics, retrieval

@@ -30,9 +30,9 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     """One step, in this process."""
     import torch
 
+    from bertie.checkpoints.sentence_modules import SentenceModules
     from bertie.config import Embeddings, EncoderConfig, Full, Learned
     from bertie.nn.model import Model
-    from bertie.nn.sentence_modules import SentenceModules
     from bertie.recipe import Recipe
     from bertie.training.embedding.losses import InfoNCE
     from bertie.training.embedding.objective import EmbeddingObjective, row

@@ -170,9 +170,9 @@ def ours_of(peer: Any, dtype: torch.dtype) -> Model:
     config = json.loads(peer.config.to_json_string()) | {"architectures": [type(peer).__name__]}
     plan = model_spec(config, source.shapes())
     model = build(plan)
-    plan.plan.check(model, source.shapes(), plan.family.dropped)
+    plan.weight_map.check(model, source.shapes(), plan.family.dropped)
     model = model.to(dtype).to_empty(device=HERE)
-    plan.plan.load(model, source)
+    plan.weight_map.load(model, source)
     return model.eval()
 
 

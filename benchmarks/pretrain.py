@@ -227,7 +227,9 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
     packed = Packed(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
     readers = READERS if HERE.type == "cuda" else 0
-    trainer = Clocked(model, MaskedLMSampler(packed, tokenizer, steps), recipe, progress=False, prefetch_workers=readers)
+    trainer = Clocked(
+        model, MaskedLMSampler(packed, tokenizer, steps), recipe, progress=False, prefetch_workers=readers
+    )
     trainer.every = max(1, (steps - steps // 3) // 3)
     trainer.warm = steps - 3 * trainer.every
     fused.enabled = on

@@ -87,7 +87,8 @@ def near(one: Any, two: Any) -> bool:
 
 def cases(model: str | None, count: int = 24) -> list[Case]:
     """Requests for each task that the model has a head for, of short texts and of long ones."""
-    from bertie.checkpoints.checkpoint import Checkpoint, default_model
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.checkpoints.hub import default_model
     from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 
     checkpoint = Checkpoint.load(model or default_model())

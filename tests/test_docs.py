@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import bertie
-from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import hub
 from bertie.checkpoints import storage as store
 from bertie.cli.main import grammar
 from bertie.training.pretrain.corpus import read_titles

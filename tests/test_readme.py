@@ -14,7 +14,7 @@ import pytest
 from benchmarks.real_models import fetch
 
 import bertie
-from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import hub
 from bertie.cli import main
 
 README = Path(__file__).parents[1] / "README.md"

@@ -32,7 +32,7 @@ from bertie.errors import BertieError, ExistsError, InputError, MissingPackageEr
 from bertie.search.index import Index
 from bertie.tasks import Embedder, base
 from tests import test_docs
-from tests.checkpoints.sentence.tiny import WORDS, save_bert
+from tests.checkpoints.tiny_sentence import WORDS, save_bert
 from tests.test_readme import blocks, has_built_in, run
 
 pq = pytest.importorskip("pyarrow.parquet")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import hub
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.config import HeadInfo
-from bertie.nn.sentence_modules import SentenceModules
-from tests.checkpoints.sentence.tiny import WIDTH, WORDS, save_bert
+from tests.checkpoints.tiny_sentence import WIDTH, WORDS, save_bert
 
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 NER = {0: "O", 1: "B-PER", 2: "I-PER"}

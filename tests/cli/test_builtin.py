@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bertie
-from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import hub
 from bertie.cli import main
 from bertie.config import HeadInfo
 from bertie.errors import InputError, NotFoundError

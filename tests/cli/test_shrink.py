@@ -18,8 +18,8 @@ from bertie.cli import main
 from bertie.compress import quantization_report as receipt
 from bertie.compress.quantization_report import differences
 from bertie.config import HeadInfo
+from tests.checkpoints.test_roundtrip import sentence_folder
 from tests.parity.tiny import build
-from tests.test_roundtrip import sentence_folder
 
 WORDS = ["a", "the", "cat", "dog", "sat", "ran", "on", "mat", "query", ":", "find"]
 AUTO = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import bertie
-from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import hub
 from bertie.cli import main, tour
 from tests.cli.conftest import HEADS, save_small
 
@@ -125,7 +125,7 @@ def test_the_book() -> None:
     assert text.index("fifty-five thousand pounds") > 10_000  # beyond what a model of 2,048 tokens reads at once
 
 
-def test_the_book_is_packed() -> None:
+def test_the_book_is_int8() -> None:
     """What is no Python goes into a wheel only if pyproject.toml says so."""
     project = tomllib.loads((tour.README.parent / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["bertie"]

@@ -11,7 +11,7 @@ import pytest
 from bertie import Embedder
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli import main
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 
 TEXTS = ["the cat sat on the mat", "the dog ran", "find the cat"]
 

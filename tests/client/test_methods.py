@@ -17,7 +17,7 @@ from bertie.errors import InputError, NotFoundError
 from bertie.search.index import Index
 from bertie.serve.registry import Registry
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
-from tests.checkpoints.sentence.tiny import WORDS
+from tests.checkpoints.tiny_sentence import WORDS
 from tests.serve.conftest import Running, Start
 
 _draw = random.Random(5)

@@ -18,12 +18,12 @@ from sklearn.metrics import (
     v_measure_score,
 )
 
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.cli import main
 from bertie.errors import InputError
 from bertie.evaluation.intervals import resample_counts
 from bertie.evaluation.metrics import sts
 from bertie.evaluation.similarity import Thresholds, clustering, pair_classification
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.tasks import Embedder
 from tests.tasks import tiny
 

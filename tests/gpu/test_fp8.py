@@ -27,10 +27,10 @@ from bertie.ops import cuda_graphs as graphs
 from bertie.ops.cuda_graphs import Graphs
 from bertie.ops.triton import fp8, fused
 from bertie.text.batch import Batch
+from tests.checkpoints.test_roundtrip import with_tokenizer
 from tests.gpu.test_graphs import HEADS, KINDS, ROUNDS, batch_of, made
 from tests.nn.test_linear import FAMILIES
 from tests.nn.test_linear import made as of_family
-from tests.test_roundtrip import with_tokenizer
 
 CUDA = torch.device("cuda")
 pytest.importorskip("triton", reason="the programs are Triton's")

@@ -10,7 +10,7 @@ import torch
 
 from bertie import Classifier, Embedder
 from bertie.tasks import base
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 from tests.tasks.test_embed import many
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,15 +15,15 @@ from bertie import Classifier, Embedder
 from bertie.bench import random_model
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.model_spec import model_spec
-from bertie.checkpoints.storage import dequantize, quantize
 from bertie.cli import main
 from bertie.errors import CheckpointError, ConfigError, InputError
 from bertie.nn.linear import Fp8Linear, Fp8QKV, Int8Linear, is_fp8, is_int8, to_fp8
 from bertie.nn.model import Model
 from bertie.ops.native import encoder as native
+from bertie.ops.quantization import dequantize, quantize
 from bertie.ops.triton import fp8
 from bertie.text.batch import Batch
-from tests.test_roundtrip import with_tokenizer
+from tests.checkpoints.test_roundtrip import with_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,13 @@ def test_a_checkpoint_in_bytes(folder: Path, tmp_path: Path) -> None:
     found = embedder.embed(texts)
     cosines = (found * exact).sum(1) / ((found**2).sum(1) * (exact**2).sum(1)) ** 0.5
     assert cosines.min() > 0.99
-    with pytest.raises(CheckpointError, match=r"loaded with dtype=torch\.int8, for inference; load it without to save"):
+    with pytest.raises(
+        CheckpointError, match=r"loaded with precision='int8', for inference; load it with precision='fp32' to save"
+    ):
         embedder.save(tmp_path / "again")
-    with pytest.raises(InputError, match=r"loaded with dtype=torch\.int8, for inference; load it without to train"):
+    with pytest.raises(
+        InputError, match=r"loaded with precision='int8', for inference; load it with precision='fp32' to train"
+    ):
         Classifier(embedder.checkpoint).fit(texts, ["a", "b", "a"])
     with pytest.raises(ConfigError, match="device='cuda': bytes are multiplied on a CPU only"):
         Checkpoint.load(folder, precision="int8", device="cuda")

@@ -20,7 +20,7 @@ from bertie.search.index import Index, IndexUpdate, fingerprint
 from bertie.search.records import Document
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 
 pytest.importorskip("bm25s")
 pytest.importorskip("Stemmer")
@@ -313,7 +313,7 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path, model: Path) -> None:
 
 def test_prompts_go_before_queries_and_passages(tmp_path: Path, model: Path, counted: list[str]) -> None:
     prompted = Embedder.load(model)
-    from bertie.nn.sentence_modules import SentenceModules
+    from bertie.checkpoints.sentence_modules import SentenceModules
 
     prompted.modules = SentenceModules.fresh(16)
     prompted.modules.prompts = {"query": "find : ", "document": "the "}

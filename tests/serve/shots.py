@@ -19,7 +19,7 @@ def main(folder: Path) -> None:
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
-    from bertie.checkpoints import checkpoint as hub
+    from bertie.checkpoints import hub
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.search.index import Index
     from bertie.tasks import Embedder

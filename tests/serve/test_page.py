@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import hub
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Tagger, ZeroShot
 

@@ -11,7 +11,7 @@ import pytest
 
 from bertie import Embedder
 from bertie.errors import InputError
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 
 TEXTS = ["the cat", "a dog sat on the mat", ""]
 

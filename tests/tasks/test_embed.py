@@ -13,7 +13,7 @@ from bertie.errors import InputError
 from bertie.tasks import base, embed
 from bertie.tasks.base import TaskInput
 from bertie.tasks.embed import _Options
-from tests.checkpoints.sentence.tiny import WORDS, old_folder, save_bert
+from tests.checkpoints.tiny_sentence import WORDS, old_folder, save_bert
 
 TEXTS = ["the cat sat", "a dog ran on the mat", "", "dog", "a " * 30, "find the dog"]
 

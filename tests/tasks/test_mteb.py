@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import InputError, MissingPackageError
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.search.beir import Collection
 from bertie.tasks import Embedder, Reranker
 from bertie.tasks.mteb import CrossEncoder, Encoder

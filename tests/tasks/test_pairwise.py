@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertie.nn.sentence_modules import SentenceModules
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.tasks import Embedder
 from bertie.tasks.pairwise import compare_pairwise, similarity_pairwise
 from tests.tasks import tiny

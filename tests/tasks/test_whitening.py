@@ -11,7 +11,7 @@ from bertie import Embedder
 from bertie.errors import InputError
 from bertie.evaluation.isotropy import Whitening, isotropy
 from bertie.tasks.whitening import whiten
-from tests.checkpoints.sentence.tiny import WORDS, save_bert
+from tests.checkpoints.tiny_sentence import WORDS, save_bert
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 from transformers.convert_slow_tokenizer import DebertaConverter, DebertaV2Converter
 
-from bertie.checkpoints.model_spec import recipe_for
+from bertie.checkpoints.model_spec import legacy_tokenizer
 from bertie.errors import BertieError, CheckpointError, ConfigError
 from bertie.text.sentencepiece import read_sentencepiece
 from bertie.text.tokenizer import Tokenizer
@@ -374,7 +374,7 @@ def test_missing_files(tmp_path: Path) -> None:
 
 
 def test_recipes() -> None:
-    assert recipe_for("bert", "XLMRobertaTokenizer") is RECIPES["xlm-roberta"]
-    assert recipe_for("camembert", "PreTrainedTokenizerFast") is RECIPES["camembert"]
-    assert recipe_for("roberta", "BertweetTokenizer") is None
-    assert recipe_for("modernbert") is None
+    assert legacy_tokenizer("bert", "XLMRobertaTokenizer") is RECIPES["xlm-roberta"]
+    assert legacy_tokenizer("camembert", "PreTrainedTokenizerFast") is RECIPES["camembert"]
+    assert legacy_tokenizer("roberta", "BertweetTokenizer") is None
+    assert legacy_tokenizer("modernbert") is None

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.nn.model import Model
-from bertie.nn.sentence_modules import Dense, SentenceModules
+from bertie.nn.sentence_layers import Dense
 from bertie.training.embedding.losses import VectorLoss
 from bertie.training.embedding.objective import EmbeddingObjective, Reading, row
 from bertie.training.embedding.rows import Rows

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.nn.model import Model
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer

@@ -16,9 +16,9 @@ from tokenizers import AddedToken
 from torch.testing import assert_close
 
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.text.tokenizer_training import extend, train

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertie.checkpoints import checkpoint as hub
+from bertie.checkpoints import hub
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.cli import main, tour
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.pretrain.initialization import fresh
 from tests.cli.test_tour import STOPS

@@ -13,7 +13,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.training.embedding import mining
 from bertie.training.embedding.mining import distilled, mine, nearest, triplets
 from bertie.training.finetune.data import labelled
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 from tests.tasks import tiny
 
 

@@ -20,7 +20,7 @@ from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import Labelled, labelled
 from bertie.training.finetune.reports import calibration, compare, evaluate, in_words_of, leaks, study, write_all
 from bertie.training.finetune.runs import Done
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.text.tokenizer_training import train

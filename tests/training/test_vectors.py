@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import ConfigError
-from bertie.nn.sentence_modules import Dense, SentenceModules
+from bertie.nn.sentence_layers import Dense
 from bertie.training.embedding import losses, similarity
 from bertie.training.embedding.losses import VectorLoss
 from bertie.training.embedding.objective import EmbeddingObjective, Reading, named_loss, row

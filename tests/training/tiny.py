@@ -127,7 +127,9 @@ def recipe(**changes: Any) -> Recipe:
 
 
 def trainer(of: Model, sources: TrainingTask | list[TrainingTask], how: Recipe, **options: Any) -> Trainer:
-    return Trainer(of, [sources] if isinstance(sources, TrainingTask) else sources, how, **({"progress": False} | options))
+    return Trainer(
+        of, [sources] if isinstance(sources, TrainingTask) else sources, how, **({"progress": False} | options)
+    )
 
 
 def weights(of: Model) -> dict[str, torch.Tensor]:

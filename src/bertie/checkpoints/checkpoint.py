@@ -1,4 +1,4 @@
-"""From a name to a checkpoint and back: a folder, a built-in model or a hub id in; a folder of safetensors out."""
+"""Checkpoints: a model with its heads, tokenizer and sentence-transformers modules, loaded from and saved to a folder."""
 
 from __future__ import annotations
 
@@ -12,32 +12,19 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from bertie.checkpoints import named_heads as heads
-from bertie.checkpoints import storage as store
+from bertie.checkpoints import named_heads, storage, weight_files
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
-from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, model_spec, recipe_for
+from bertie.checkpoints.hub import default_model, resolve
+from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, legacy_tokenizer, model_spec
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.splade import Splade
 from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.nn.heads import Head
 from bertie.nn.linear import check_fp8, precision_of, to_fp8, to_int8
 from bertie.nn.model import Model, Unfilled, with_memory
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.tokenizer import Tokenizer
 
-BUILT_IN = Path(__file__).parents[1] / "models"
-DEFAULT = "bertie-small"  # of those in it, for users who name none
-# What a checkpoint is made of, by name: a repository may also hold training states, and the same weights in formats of
-# other tools. Modules of sentence-transformers lie in numbered folders (1_Pooling, 2_Dense).
-_NAMES = (
-    *("config.json", "model.safetensors", "model-*-of-*.safetensors", "*model.*.index.json", "checksums.json"),
-    *(store.INT8, heads.FILE),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model"),
-    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
-)
-_PATTERNS = [*_NAMES, *(f"[0-9]*_*/{name}" for name in _NAMES)]
-_PICKLES = "pytorch_model*.bin"  # wanted only where there are no safetensors
 # The dtype of the weights that are not quantized.
 _DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -51,7 +38,7 @@ VOCABULARIES = ("vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentenc
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A model with all that came along with it.
+    """A model with everything its folder holds.
 
     >>> checkpoint = Checkpoint.load("path/to/folder")                  # doctest: +SKIP
     >>> batch = Batch.from_encodings(checkpoint.tokenizer.encode_batch(["Paris is the [MASK] of France."]))
@@ -61,15 +48,15 @@ class Checkpoint:
     """
 
     model: Model
-    config: dict[str, Any]  # config.json as it was read, without the key of our own
+    config: dict[str, Any]  # config.json as it was read, without Bertie's own key
     spec: ModelSpec
     tokenizer: Tokenizer | None = None
     sentence: SentenceModules | None = None
     cross_encoder: CrossEncoderConfig | None = None
     splade: Splade | None = None
     source: str = ""
-    limit: int | None = None  # of tokens read at once; None: what the model and the files allow
-    heads: dict[str, HeadInfo] = field(default_factory=dict)  # what each head of the model is for
+    limit: int | None = None  # a lower maximum length, set by `with_max_length`
+    heads: dict[str, HeadInfo] = field(default_factory=dict)  # by the name of the head
 
     def __post_init__(self) -> None:
         for name in self.spec.heads:
@@ -79,12 +66,12 @@ class Checkpoint:
 
     @property
     def labels(self) -> dict[int, str]:
-        """The names of the classes."""
+        """The label names by class index."""
         return self.spec.labels
 
     @property
     def max_length(self) -> int:
-        """How many tokens the model reads at once, its special tokens included."""
+        """The maximum length of a sequence in tokens, special tokens included."""
         limits = [self.model.config.max_length]
         if self.sentence is not None and self.sentence.max_seq_length is not None:
             limits.append(self.sentence.max_seq_length)
@@ -95,6 +82,12 @@ class Checkpoint:
         elif self.tokenizer is not None and self.tokenizer.model_max_length is not None:
             limits.append(self.tokenizer.model_max_length)
         return min(limits if self.limit is None else [*limits, self.limit])
+
+    @property
+    def precision(self) -> Precision:
+        """The precision that the encoder computes in."""
+        precision: Precision = precision_of(self.model.encoder)
+        return precision
 
     @classmethod
     def load(
@@ -128,37 +121,31 @@ class Checkpoint:
             to_fp8(checkpoint.model.encoder)
         return checkpoint
 
-    @property
-    def precision(self) -> Precision:
-        """The precision that the encoder computes in."""
-        precision: Precision = precision_of(self.model.encoder)
-        return precision
-
     @classmethod
     def inspect(
         cls,
-        name: str | Path,
+        name: str | Path | None = None,
         *,
         revision: str | None = None,
         head: HeadName | Literal["none"] | None = None,
         ignore: Iterable[str] = (),
     ) -> Checkpoint:
-        """As `load`, checking every name and shape, but without reading the weights: the model stays empty."""
-        return _read(name, revision, head, ignore, None, torch.float32)
+        """Check every name and shape as `load` does, without reading the weights: the model stays on the meta device."""
+        return _read(default_model() if name is None else name, revision, head, ignore, None, torch.float32)
 
     def with_head(
         self, head: HeadName, labels: Sequence[str] | None = None, *, problem: str | None = None, seed: int = 0
     ) -> Checkpoint:
-        """The same encoder under one head of its family's own layout, ready for training.
+        """Return the same encoder with a single head in its family's own layout, ready for training.
 
         >>> checkpoint = Checkpoint.load("path/to/folder")                                  # doctest: +SKIP
         >>> checkpoint = checkpoint.with_head("classify", ["bad", "good"])                  # doctest: +SKIP
 
-        `labels` name the classes of "classify" and "tag"; `problem` says what the classes of "classify" mean
-        (regression, single_label_classification, multi_label_classification). A head that is there already, with the
-        same labels and problem, is kept: training goes on from it. Any other is fresh, from `seed` alone; only layers
-        under its outputs that the checkpoint holds (BERT's pooler) are taken over. All other heads are left behind,
-        and so is what the checkpoint says of sentence vectors and cross-encoders.
+        `labels` are the label names of "classify" and "tag"; `problem` is the problem type of "classify"
+        (regression, single_label_classification, multi_label_classification). An existing head with the same labels
+        and problem is kept, and training continues from it. Any other head is initialized from `seed`, except for
+        layers below its output that the checkpoint already has (BERT's pooler). All other heads, the
+        sentence-transformers modules and the cross-encoder settings are dropped.
 
         The encoder is shared, not copied: do not use the old checkpoint once the new one is being trained.
         """
@@ -166,74 +153,74 @@ class Checkpoint:
         if labels is None and old is not None:
             labels, problem = list(old.labels.values()), problem or old.problem
         elif labels is None and problem == "regression":
-            labels = ["LABEL_0"]  # as transformers names a lone one
+            labels = ["LABEL_0"]  # transformers' name for a single output
         config = {key: value for key, value in self.config.items() if key not in CrossEncoderConfig.CONFIG_KEYS}
-        made = None
-        if old is not None and list(labels or ()) == list(old.labels.values()) and _agree(old, problem):
-            made, problem = self.model.head(head), problem or old.problem
-            config |= self.spec.layout(head).says
+        module = None
+        if old is not None and list(labels or ()) == list(old.labels.values()) and _same_problem(old, problem):
+            module, problem = self.model.head(head), problem or old.problem
+            config |= self.spec.layout(head).config_entries
         config = config_with_head(config, head, labels, problem)
         spec = model_spec(config, None, ignore=self.spec.ignored)
-        if made is None:
-            made = self._fresh(head, spec, seed)
-        model = Model.over(self.model.encoder, {head: made}).eval()
+        if module is None:
+            module = self._new_head(head, spec, seed)
+        model = Model.over(self.model.encoder, {head: module}).eval()
         bare = replace(self, sentence=None, cross_encoder=None, splade=None)
         return replace(bare, model=model, config=config, spec=spec, heads={})
 
     def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
-        """Add one more head, of the family's layout for `info.kind`, under a name of its own.
+        """Add a head under a name of its own, in the family's layout for `info.kind`.
 
         >>> checkpoint = Checkpoint.load("path/to/folder")                                          # doctest: +SKIP
         >>> checkpoint.add_head("topics", HeadInfo("classify", {0: "sports", 1: "politics"}))       # doctest: +SKIP
         >>> checkpoint.model(batch, "topics").shape                                                 # doctest: +SKIP
         torch.Size([8, 2])
 
-        It begins as one of `with_head` does. It is saved beside the checkpoint's weights, in heads.safetensors: for
-        others the folder stays what it was.
+        It is initialized as in `with_head`. Its weights are saved next to the checkpoint's, in heads.safetensors, so
+        that other libraries load the folder as before.
         """
-        heads.check_name(name, info, self.model)
-        head = self._fresh(info.kind, self._alone(info), seed)
+        named_heads.check_name(name, info, self.model)
+        head = self._new_head(info.kind, self._single_head_spec(info), seed)
         self.model.heads[name] = head.train(self.model.training)
         self.heads[name] = info
 
-    def _alone(self, info: HeadInfo) -> ModelSpec:
-        """The blueprint of a model with such a head alone."""
+    def _single_head_spec(self, info: HeadInfo) -> ModelSpec:
         config = config_with_head(self.config, info.kind, list(info.labels.values()), info.problem)
         return model_spec(config, None, ignore=self.spec.ignored)
 
-    def _read_ours(self, raw: Any, folder: Path) -> None:
-        """What stands under the key of our own in config.json, and the weights of named heads."""
-        calibrations, named = heads.read_key(raw)
+    def _new_head(self, kind: HeadName, spec: ModelSpec, seed: int) -> Head:
+        """Initialize a head; `spec` describes a model that has only this head."""
+        head = named_heads.initialize(spec.heads[kind], self.model, seed)
+        named_heads.copy_shared_layers(head, spec.weight_map, self.model, self.spec.weight_map)
+        return head
+
+    def _load_named_heads(self, raw: Any, folder: Path) -> None:
+        """Read Bertie's own key of config.json, and the weights of named heads."""
+        calibrations, named = named_heads.read_key(raw)
         for name, calibration in calibrations.items():
             if name not in self.heads:
                 raise ConfigError(
-                    f"config.json: {heads.KEY}.calibration is for a head {name!r:.80} that the model does not have; "
-                    f"it has: {', '.join(self.heads) or 'none'}"
+                    f"config.json: {named_heads.KEY}.calibration is for a head {name!r:.80} that the model does not "
+                    f"have; it has: {', '.join(self.heads) or 'none'}"
                 )
             self.set_calibration(name, calibration)
         for name, (info, cfg) in named.items():
             try:
-                heads.check_name(name, info, self.model)
-                usual = self._alone(info).heads[info.kind]
+                named_heads.check_name(name, info, self.model)
+                expected = self._single_head_spec(info).heads[info.kind]
             except ConfigError as error:
-                raise ConfigError(f"config.json: {heads.KEY}.heads: {error}") from None
-            if (cfg.kind, cfg.outputs) != (usual.kind, usual.outputs):
+                raise ConfigError(f"config.json: {named_heads.KEY}.heads: {error}") from None
+            if (cfg.kind, cfg.outputs) != (expected.kind, expected.outputs):
                 raise ConfigError(
-                    f"config.json: {heads.KEY}.heads.{name}.head: kind={cfg.kind!r}, outputs={cfg.outputs} do not fit "
-                    f"a head of kind {info.kind!r} with these labels; allowed: {usual.kind!r}, {usual.outputs}"
+                    f"config.json: {named_heads.KEY}.heads.{name}.head: kind={cfg.kind!r}, outputs={cfg.outputs} do "
+                    f"not fit a head of kind {info.kind!r} with these labels; allowed: {expected.kind!r}, "
+                    f"{expected.outputs}"
                 )
         configs = {name: cfg for name, (_, cfg) in named.items()}
-        heads.load(self.model, configs, folder, packed=heads.is_packed(raw))
+        named_heads.load(self.model, configs, folder, int8=named_heads.is_int8(raw))
         self.heads |= {name: info for name, (info, _) in named.items()}
 
-    def _fresh(self, kind: HeadName, spec: ModelSpec, seed: int) -> Head:
-        """A fresh head; `spec` is that of a model with this head alone."""
-        head = heads.fresh(spec.heads[kind], self.model, seed)
-        heads.take_over(head, spec.weight_map, self.model, self.spec.weight_map)
-        return head
-
     def with_max_length(self, max_length: int) -> Checkpoint:
-        """The same checkpoint reading at most so many tokens at once. What is saved says so."""
+        """Return the same checkpoint with a lower maximum length, which is saved with it."""
         if isinstance(max_length, bool) or not isinstance(max_length, int) or not 1 <= max_length <= self.max_length:
             raise ConfigError(
                 f"max_length={max_length!r} must be a whole number from 1 to {self.max_length}: it can only be lowered"
@@ -245,16 +232,16 @@ class Checkpoint:
             pairs = replace(pairs, max_length=max_length)
         if splade is not None:
             splade = replace(splade, max_length=max_length)
-        held = dict(self.heads)
-        return replace(self, limit=max_length, sentence=sentence, cross_encoder=pairs, splade=splade, heads=held)
+        heads = dict(self.heads)
+        return replace(self, limit=max_length, sentence=sentence, cross_encoder=pairs, splade=splade, heads=heads)
 
     def set_calibration(self, name: str, calibration: Calibration) -> None:
-        """Set how a head's scores are to be read; `save` keeps it."""
+        """Set the calibration of a head; `save` keeps it."""
         self.model.head(name)
         self.heads[name] = replace(self.heads[name], calibration=calibration)
 
     def save(
-        self, folder: str | Path, *, overwrite: bool = False, precision: store.StoredPrecision | None = None
+        self, folder: str | Path, *, overwrite: bool = False, precision: weight_files.StoredPrecision | None = None
     ) -> None:
         """Write a folder that Bertie, transformers and, where it applies, sentence-transformers load.
 
@@ -263,8 +250,8 @@ class Checkpoint:
         reads. Loaded in fp32 and saved as int8 again, a folder has the same bytes. Modules after the pooling are not
         quantized.
         """
-        if precision not in (None, *get_args(store.StoredPrecision)):
-            allowed = ", ".join(get_args(store.StoredPrecision))
+        if precision not in (None, *get_args(weight_files.StoredPrecision)):
+            allowed = ", ".join(get_args(weight_files.StoredPrecision))
             raise ConfigError(f"precision={precision!r} must be one of {allowed}, or None")
         if self.precision in ("int8", "fp8"):
             raise CheckpointError(
@@ -273,6 +260,22 @@ class Checkpoint:
             )
         if self.model.device.type == "meta":
             raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
+        named = {name: self.model.head(name).cfg for name in self.heads if name not in self.spec.heads}
+        # Each of these knows in which subfolder the transformer is, and gives its files relative to the top.
+        parts = [part for part in (self.sentence, self.cross_encoder, self.splade) if part is not None]
+        subfolder = PurePosixPath(next((part.transformer_path for part in parts), ""))
+        inner = {"config.json": storage.to_json(self._saved_config(precision))} | self._tokenizer_files()
+        if named:
+            tensors = weight_files.cast(named_heads.tensors(self.model, list(named)), precision)
+            inner[named_heads.FILE] = weight_files.tensor_bytes(tensors)
+        files = {str(subfolder / name): data for name, data in inner.items()}
+        for part in parts:
+            files |= part.files()
+        tensors = weight_files.cast(self.spec.weight_map.store(self.model), precision)
+        file = str(subfolder / (weight_files.INT8 if precision == "int8" else weight_files.SAFETENSORS))
+        storage.save_folder(Path(folder), files, tensors, weights=file, overwrite=overwrite)
+
+    def _saved_config(self, precision: weight_files.StoredPrecision | None) -> dict[str, Any]:
         config = dict(self.config)
         dtype_key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
         if dtype_key:  # transformers loads the weights in the dtype named here, whatever the file holds
@@ -281,20 +284,9 @@ class Checkpoint:
         if self.cross_encoder is not None:
             config |= self.cross_encoder.config_entries()
         named = {name: self.model.head(name).cfg for name in self.heads if name not in self.spec.heads}
-        if ours := heads.to_key(self.heads, named, precision):
-            config[heads.KEY] = ours
-        # The parts behind a transformer know where it lies, and give their files by paths from the top.
-        parts = [part for part in (self.sentence, self.cross_encoder, self.splade) if part is not None]
-        at = PurePosixPath(next((part.transformer_path for part in parts), ""))
-        inner = {"config.json": store.to_json(config)} | self._tokenizer_files()
-        if named:
-            inner[heads.FILE] = store.tensor_bytes(store.smaller(heads.tensors(self.model, list(named)), precision))
-        files = {str(at / name): data for name, data in inner.items()}
-        for part in parts:
-            files |= part.files()
-        tensors = store.smaller(self.spec.weight_map.store(self.model), precision)
-        file = str(at / (store.INT8 if precision == "int8" else store.SAFETENSORS))
-        store.save_folder(Path(folder), files, tensors, weights=file, overwrite=overwrite)
+        if own := named_heads.to_key(self.heads, named, precision):
+            config[named_heads.KEY] = own
+        return config
 
     def _tokenizer_files(self) -> dict[str, bytes]:
         if self.tokenizer is None:
@@ -302,79 +294,15 @@ class Checkpoint:
         files = self.tokenizer.files()
         if self.limit is not None:
             name = "tokenizer_config.json"
-            files[name] = store.to_json(json.loads(files[name]) | {"model_max_length": self.max_length})
+            files[name] = storage.to_json(json.loads(files[name]) | {"model_max_length": self.max_length})
         return files
 
 
-def _agree(old: HeadInfo, problem: str | None) -> bool:
-    """Whether a head was made for this problem; where nobody says, several classes mean one of them."""
-    usual = "single_label_classification" if old.kind == "classify" and len(old.labels) > 1 else None
-    said, wanted = old.problem or usual, problem or usual
-    return said == wanted or said is None or wanted is None
-
-
-def resolve(name: str | Path, revision: str | None = None) -> Path:
-    """The folder behind a path, a built-in name or a hub id."""
-    text = str(name)
-    try:
-        folder = Path(name).expanduser()
-        is_folder, is_file = folder.is_dir(), folder.is_file()
-    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such user's home
-        reason = getattr(error, "strerror", None) or str(error)
-        raise NotFoundError(f"{text[:200]!r} cannot be looked up: {reason}") from None
-    if not text.strip():
-        raise NotFoundError(f"name={name!r} is empty; pass a folder, a built-in model ({_known()}) or a hub id")
-    if is_folder:
-        if revision is not None:
-            raise NotFoundError(f"revision={revision!r} was asked of the folder {name}; only hub ids have revisions")
-        return folder
-    if is_file:
-        raise NotFoundError(f"{name} is a file; a model is a folder")
-    if text in built_in():
-        if revision is not None:
-            raise NotFoundError(f"revision={revision!r} was asked of the built-in {name}; only hub ids have revisions")
-        return BUILT_IN / text
-    return _download(text, revision)
-
-
-def default_model() -> str:
-    """The name of the built-in model, the default wherever no model is named."""
-    if DEFAULT not in built_in():
-        raise NotFoundError("this installation has no built-in model; name a folder or a hub id")
-    return DEFAULT
-
-
-def built_in() -> list[str]:
-    """The names of the models that come with the package."""
-    return sorted(p.parent.name for p in BUILT_IN.glob("*/config.json"))
-
-
-def _known() -> str:
-    return ", ".join(built_in()) or "none"
-
-
-def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
-        bare = [file.parent for file in folder.rglob("config.json") if not any(file.parent.glob("model*.safetensors"))]
-        if bare:
-            pickles = [(at.relative_to(folder) / _PICKLES).as_posix() for at in bare]
-            snapshot_download(name, revision=revision, allow_patterns=pickles)
-        return folder
-    except HFValidationError:
-        raise NotFoundError(
-            f"{name[:200]!r} is no folder, no built-in model ({_known()}) and no hub id (owner/name)"
-        ) from None
-    except Exception as error:  # of the hub, of the net, of the disk: a class of its own for each
-        at = "" if revision is None else f" at revision {revision!r}"
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise NotFoundError(
-            f"{name[:200]!r} is no folder and no built-in model ({_known()}), and the hub did not give it{at}: "
-            f"{reason[0]}"
-        ) from None
+def _same_problem(old: HeadInfo, problem: str | None) -> bool:
+    """Whether a head was made for this problem type; an unnamed one with several classes is single-label."""
+    default = "single_label_classification" if old.kind == "classify" and len(old.labels) > 1 else None
+    have, want = old.problem or default, problem or default
+    return have == want or have is None or want is None
 
 
 def _read(
@@ -385,74 +313,73 @@ def _read(
     device: torch.device | str | None,
     dtype: torch.dtype,
 ) -> Checkpoint:
+    """Read a folder; `device=None` checks names and shapes only."""
     if isinstance(ignore, str):
         raise ConfigError(f"ignore={ignore!r} must be a list of names")
     ignore = list(ignore)
-    folder = resolve(name, revision)
+    top = resolve(name, revision)
     if device is not None:
-        store.verify(folder)
-    at = folder
-    is_sentence = store.is_file(folder / "modules.json")
-    if is_sentence:
-        at = folder / SentenceModules.transformer_folder(folder)
-    if not store.is_file(at / "config.json"):
-        raise NotFoundError(f"{name} holds no config.json; a model folder does")
-    config = store.read_json(at / "config.json")
-    ours = config.pop(heads.KEY, {})
-    weights = store.open_weights(at, packed=heads.is_packed(ours))
+        storage.verify(top)
+    has_modules = storage.is_file(top / "modules.json")
+    folder = top / SentenceModules.transformer_folder(top) if has_modules else top
+    if not storage.is_file(folder / "config.json"):
+        raise NotFoundError(f"{name} has no config.json; a model folder does")
+    config = storage.read_json(folder / "config.json")
+    own = config.pop(named_heads.KEY, {})
+    weights = weight_files.open_weights(folder, int8=named_heads.is_int8(own))
     shapes = weights.shapes()
-    cross_encoder = CrossEncoderConfig.from_folder(folder, config)
-    splade = Splade.from_folder(folder)
-    if head is None and cross_encoder is None and splade is None and is_sentence:
-        # Sentence models often name the class they were made from, whose head they left behind.
+    cross_encoder = CrossEncoderConfig.from_folder(top, config)
+    splade = Splade.from_folder(top)
+    if head is None and cross_encoder is None and splade is None and has_modules:
+        # sentence-transformers folders often name the class that they were made from, but not its head.
         head = "none"
     spec = model_spec(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
     model = build(spec)
-    asked = [rf"^{re.escape(one)}(\.|$)" for one in ignore]
-    spec.weight_map.check(model, shapes, [*spec.family.dropped, *asked])
+    ignored = [rf"^{re.escape(prefix)}(\.|$)" for prefix in ignore]
+    spec.weight_map.check(model, shapes, [*spec.family.dropped, *ignored])
     if device is not None:
         try:
             model = with_memory(model.to(dtype), device)
         except RuntimeError as error:
-            raise CheckpointError(f"there is no room for the model on {device}: {error}") from None
+            raise CheckpointError(f"not enough memory for the model on {device}: {error}") from None
         spec.weight_map.load(model, weights)
     checkpoint = Checkpoint(
         model=model.eval(),
         config=config,
         spec=spec,
-        tokenizer=_tokenizer(at, spec),
-        sentence=SentenceModules.from_folder(folder, spec.encoder.width, spec.encoder.vocab),
+        tokenizer=_tokenizer(folder, spec),
+        sentence=SentenceModules.from_folder(top, spec.encoder.width, spec.encoder.vocab),
         cross_encoder=cross_encoder,
         splade=splade,
         source=str(name),
     )
-    if heads.KEY not in ignore:
-        checkpoint._read_ours(ours, at)
+    if named_heads.KEY not in ignore:
+        checkpoint._load_named_heads(own, folder)
     return checkpoint
 
 
 def build(spec: ModelSpec) -> Model:
-    """The model of a blueprint, with shapes but without memory."""
+    """Build the model of a spec on the meta device, without allocating weights."""
     try:
         with torch.device("meta"), Unfilled():
             return Model(spec.encoder, spec.heads)
     except RuntimeError as error:
-        raise ConfigError(f"config.json describes a model that no machine can hold: {error}") from None
+        raise ConfigError(f"config.json describes a model that is too large to build: {error}") from None
 
 
 def _tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
-    """The folder's tokenizer; None if it has no vocabulary at all, as some encoders of proteins or genes."""
+    """The folder's tokenizer; None if it has no vocabulary, as with some protein and genome encoders."""
     settings = folder / "tokenizer_config.json"
-    named = store.read_json(settings).get("tokenizer_class") if store.is_file(settings) else None
-    if not isinstance(named, str | None):
-        raise CheckpointError(f"tokenizer_config.json: tokenizer_class={named!r:.80} must be a name")
-    recipe = recipe_for(spec.family.model_type, named)
-    if not any(store.is_file(folder / file) for file in ("tokenizer.json", *VOCABULARIES)):
+    class_name = storage.read_json(settings).get("tokenizer_class") if storage.is_file(settings) else None
+    if not isinstance(class_name, str | None):
+        raise CheckpointError(f"tokenizer_config.json: tokenizer_class={class_name!r:.80} must be a name")
+    legacy = legacy_tokenizer(spec.family.model_type, class_name)
+    if not any(storage.is_file(folder / file) for file in ("tokenizer.json", *VOCABULARIES)):
         return None
-    tokenizer = Tokenizer.from_folder(folder, recipe)
+    tokenizer = Tokenizer.from_folder(folder, legacy)
     if tokenizer.vocab_size > spec.encoder.vocab:
         raise CheckpointError(
-            f"the tokenizer knows {tokenizer.vocab_size} tokens, the model only {spec.encoder.vocab}: they do not "
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {spec.encoder.vocab}: they do not "
             "belong together"
         )
     return tokenizer

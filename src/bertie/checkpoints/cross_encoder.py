@@ -22,7 +22,6 @@ from torch import nn
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.sentence_transformers import (
     ACTIVATION_PATHS,
-    ACTIVATIONS,
     MODULES_FILE,
     TEXT_FILES,
     Entry,
@@ -32,6 +31,7 @@ from bertie.checkpoints.sentence_transformers import (
     tokenizer_limit,
 )
 from bertie.errors import ConfigError
+from bertie.nn.sentence_layers import ACTIVATIONS
 
 MARK, OLD_MARK = "sentence_transformers", "sbert_ce_default_activation_function"
 

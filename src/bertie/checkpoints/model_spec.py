@@ -1,4 +1,4 @@
-"""From a config.json and the names of a checkpoint's tensors to what must be built, and where each tensor goes."""
+"""Derive a model's spec from config.json and the checkpoint's tensor names: what to build, where each tensor goes."""
 
 from __future__ import annotations
 
@@ -51,33 +51,35 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
-# These say nothing about the kind of tokenizer.
+# Class names that do not tell the kind of tokenizer.
 _GENERIC_TOKENIZERS = (None, "PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 
-# Heads with an output a class; the others have a number of outputs of their own.
+# Heads with one output per label; the others have a fixed number of outputs.
 LABELLED: tuple[HeadName, ...] = ("classify", "tag")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """All that is needed to build a model and to fill it."""
+    """Everything needed to build a model and load its weights."""
 
     family: Family
     encoder: EncoderConfig
     heads: dict[HeadName, HeadConfig]
     labels: dict[int, str]
-    problem: str | None  # what the classes mean, if the config says so
+    problem: str | None  # the problem type of a classifier, if config.json names it
     weight_map: WeightMap
-    ignored: list[str]  # config keys, by name
+    ignored: list[str]  # config keys
 
     def layout(self, head: HeadName) -> HeadTable:
-        """The table by which this head's tensors are named."""
-        other = self.family.alternatives.get(head)
-        held = {theirs for rule in self.weight_map.rules for theirs in rule.theirs}
-        if other is not None and all(
-            held.issuperset(rule.theirs) for rule in other.weights(self.heads[head]) if isinstance(rule, TensorRule)
+        """The layout of this head's tensors."""
+        alternative = self.family.alternatives.get(head)
+        names = {theirs for rule in self.weight_map.rules for theirs in rule.theirs}
+        if alternative is not None and all(
+            names.issuperset(rule.theirs)
+            for rule in alternative.weights(self.heads[head])
+            if isinstance(rule, TensorRule)
         ):
-            return other
+            return alternative
         return self.family.heads[head]
 
 
@@ -88,10 +90,10 @@ def model_spec(
     head: HeadName | Literal["none"] | None = None,
     ignore: Iterable[str] = (),
 ) -> ModelSpec:
-    """Account for every key of a config.json. `tensors` are the checkpoint's names; None: there is no checkpoint yet.
+    """Derive the spec, accounting for every key of config.json.
 
-    `head` says what the checkpoint's head is where config.json does not, or not rightly; "none": only the encoder,
-    and whatever else its tensors tell of.
+    `tensors` are the checkpoint's tensor names; None if there is no checkpoint yet. `head` says which head the checkpoint
+    has where config.json does not, or is wrong; "none": only the encoder, and heads that its tensors reveal.
     """
     family = _family(raw)
     keys = ConfigKeys({**family.defaults, **raw}, ignore)
@@ -103,23 +105,25 @@ def model_spec(
         # Every head is read, present or not, so that every key is accounted for.
         configs = {name: table.config(keys, encoder) for name, table in family.heads.items()}
     except ConfigError as error:
-        raise ConfigError(_in_their_words(str(error))) from None
-    wanted = _wanted(family, raw, head)
+        raise ConfigError(_with_config_key(str(error))) from None
+    named = _named_heads(family, raw, head)
     keys.finish()
 
-    found = set(tensors or ())
-    bare = not any(name.startswith(family.prefix) for name in found) and (bool(found) or not wanted)
-    rename = _Rename(family, bare, found)
+    names = set(tensors or ())
+    bare = not any(name.startswith(family.prefix) for name in names) and (bool(names) or not named)
+    rename = _Rename(family, bare, names)
     heads: dict[HeadName, HeadConfig] = {}
     rules: list[TensorRule | TiedTensor] = [_prefixed(rule, family.prefix) for rule in family.weights(encoder)]
-    for name in (*wanted, *(c for c in family.companions if c not in wanted)):
+    for name in (*named, *(c for c in family.companions if c not in named)):
         table, config = family.heads[name], configs[name]
-        other = family.alternatives.get(name)
-        if other is not None and (
-            _told(name, other, config, rules, rename) if tensors is not None else other.says.items() <= keys.raw.items()
+        alternative = family.alternatives.get(name)
+        if alternative is not None and (
+            _is_present(name, alternative, config, rules, rename)
+            if tensors is not None
+            else alternative.config_entries.items() <= keys.raw.items()
         ):
-            table, config = other, other.config(keys, encoder)
-        if name in wanted or _told(name, table, config, rules, rename):
+            table, config = alternative, alternative.config(keys, encoder)
+        if name in named or _is_present(name, table, config, rules, rename):
             heads[name] = config
             rules += table.weights(config)
     if head is None and raw.get("architectures") is None:
@@ -131,23 +135,23 @@ def model_spec(
 def config_with_head(
     raw: Mapping[str, Any], head: HeadName, labels: Sequence[str] | None = None, problem: str | None = None
 ) -> dict[str, Any]:
-    """config.json as the original writes it for its class with this head alone, over the encoder of `raw`.
+    """config.json as transformers writes it for the class with this head only, over the encoder of `raw`.
 
-    >>> made = config_with_head({"model_type": "bert"}, "classify", ["bad", "good"], "single_label_classification")
-    >>> made["architectures"], made["id2label"]
+    >>> config = config_with_head({"model_type": "bert"}, "classify", ["bad", "good"], "single_label_classification")
+    >>> config["architectures"], config["id2label"]
     (['BertForSequenceClassification'], {'0': 'bad', '1': 'good'})
     """
     family = _family(raw)
     classes = {heads[0]: name for name, heads in family.architectures.items() if len(heads) == 1}
     if head not in classes:
-        raise ConfigError(f"head={head!r} cannot be made for {family.model_type}; it has: {', '.join(classes)}")
+        raise ConfigError(f"head={head!r} is not available for {family.model_type}; it has: {', '.join(classes)}")
     if problem is not None and (head != "classify" or problem not in PROBLEMS):
         allowed = "None" if head != "classify" else f"one of {', '.join(PROBLEMS)}, or None"
         raise ConfigError(f"problem={problem!r} of head={head!r} must be {allowed}")
-    gone = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")
-    config = {key: value for key, value in raw.items() if key not in gone} | {"architectures": [classes[head]]}
+    dropped = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")
+    config = {key: value for key, value in raw.items() if key not in dropped} | {"architectures": [classes[head]]}
     if head in LABELLED:
-        names = _named(labels, head, least=2 if problem == "single_label_classification" else 1)
+        names = _label_names(labels, head, least=2 if problem == "single_label_classification" else 1)
         config["id2label"] = {str(i): name for i, name in enumerate(names)}
         config["label2id"] = {name: i for i, name in enumerate(names)}
     elif labels:
@@ -157,11 +161,11 @@ def config_with_head(
     return config
 
 
-def _named(labels: Sequence[str] | None, head: HeadName, least: int) -> list[str]:
-    """Names of classes, checked."""
+def _label_names(labels: Sequence[str] | None, head: HeadName, least: int) -> list[str]:
+    """Check label names."""
     names = [] if labels is None or isinstance(labels, str) else list(labels)
-    sound = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-    if not sound or not least <= len(names) <= MOST_LABELS:
+    valid = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    if not valid or not least <= len(names) <= MOST_LABELS:
         raise ConfigError(f"labels={labels!r:.80} of head={head!r} must be {least} or more names, all different")
     return names
 
@@ -175,8 +179,10 @@ def _family(raw: Mapping[str, Any]) -> Family:
     return FAMILIES[model_type]
 
 
-def _wanted(family: Family, raw: Mapping[str, Any], head: HeadName | Literal["none"] | None) -> tuple[HeadName, ...]:
-    """The heads that the checkpoint says it has."""
+def _named_heads(
+    family: Family, raw: Mapping[str, Any], head: HeadName | Literal["none"] | None
+) -> tuple[HeadName, ...]:
+    """The heads named in config.json, or by the caller."""
     if head == "none":
         return ()
     if head is not None:
@@ -194,8 +200,8 @@ def _wanted(family: Family, raw: Mapping[str, Any], head: HeadName | Literal["no
     return family.architectures[named[0]]
 
 
-# Our fields, where it is they that find a contradiction, and the keys that fill them.
-_KEYS = {
+# Config fields that may raise an error, and the keys of config.json that they come from.
+_CONFIG_KEYS = {
     "pad_id": "pad_token_id",
     "Learned.skip_id": "pad_token_id",
     "Disentangled.buckets": "position_buckets",
@@ -205,11 +211,11 @@ _KEYS = {
 }
 
 
-def _in_their_words(message: str) -> str:
-    """An error about one of our fields, naming the key of config.json, too."""
+def _with_config_key(message: str) -> str:
+    """Add the key of config.json to an error about one of our fields."""
     if message.startswith("config.json"):
         return message
-    key = next((theirs for ours, theirs in _KEYS.items() if message.startswith(ours)), None)
+    key = next((theirs for ours, theirs in _CONFIG_KEYS.items() if message.startswith(ours)), None)
     return f"config.json: {message}" + (f" (it comes from {key})" if key else "")
 
 
@@ -220,8 +226,8 @@ def _refuse_unnamed(
     rules: list[TensorRule | TiedTensor],
     rename: _Rename,
 ) -> None:
-    """Without a class name, several heads may fit the same tensors: ask which."""
-    others = [n for n in family.heads if n not in heads and _told(n, family.heads[n], configs[n], rules, rename)]
+    """Without a class name, several heads may fit the same tensors: raise an error that lists them."""
+    others = [n for n in family.heads if n not in heads and _is_present(n, family.heads[n], configs[n], rules, rename)]
     if others:
         raise ConfigError(
             "config.json: architectures is missing, and the weights hold more than the encoder; pass head= with one "
@@ -230,18 +236,18 @@ def _refuse_unnamed(
 
 
 class _Rename:
-    """From a canonical tensor name, prefix and all, to that of this checkpoint."""
+    """Maps a family's full tensor name to that of this checkpoint."""
 
-    def __init__(self, family: Family, bare: bool, found: set[str]) -> None:
-        self.prefix, self.bare, self.found, self.renamed = family.prefix, bare, found, family.renamed
+    def __init__(self, family: Family, bare: bool, names: set[str]) -> None:
+        self.prefix, self.bare, self.names, self.renamed = family.prefix, bare, names, family.renamed
 
     def __call__(self, name: str) -> str:
         if self.bare:
             name = name.removeprefix(self.prefix)
-        if name not in self.found:
+        if name not in self.names:
             for old, new in self.renamed.items():
-                if name.endswith(new) and (spelled := name.removesuffix(new) + old) in self.found:
-                    return spelled
+                if name.endswith(new) and (old_name := name.removesuffix(new) + old) in self.names:
+                    return old_name
         return name
 
 
@@ -249,30 +255,32 @@ def _prefixed(rule: TensorRule, prefix: str) -> TensorRule:
     return replace(rule, theirs=tuple(prefix + name for name in rule.theirs))
 
 
-def _told(
+def _is_present(
     name: HeadName, table: HeadTable, config: HeadConfig, rules: list[TensorRule | TiedTensor], rename: _Rename
 ) -> bool:
-    """Whether the checkpoint holds any tensor that only this head has: its output, if it has one of its own."""
+    """Whether the checkpoint has a tensor that only this head has: that of its output layer, if it has one."""
     claimed = {theirs for rule in rules if isinstance(rule, TensorRule) for theirs in rule.theirs}
-    mine = [rule for rule in table.weights(config) if isinstance(rule, TensorRule)]
-    own = [rule for rule in mine if rule.ours.startswith(f"heads.{name}.out.")] or mine
-    return any(rename(theirs) in rename.found for rule in own for theirs in rule.theirs if theirs not in claimed)
+    own = [rule for rule in table.weights(config) if isinstance(rule, TensorRule)]
+    own = [rule for rule in own if rule.ours.startswith(f"heads.{name}.out.")] or own
+    return any(rename(theirs) in rename.names for rule in own for theirs in rule.theirs if theirs not in claimed)
 
 
-def recipe_for(model_type: str, tokenizer_class: str | None = None) -> LegacyTokenizer | None:
-    """How to read a folder's old vocabulary files: by the class that its tokenizer_config.json names, which may be that
-    of another family, else by the model's type; None for a class that nobody here knows.
+def legacy_tokenizer(model_type: str, tokenizer_class: str | None = None) -> LegacyTokenizer | None:
+    """How to read vocabulary files older than tokenizer.json.
 
-    >>> recipe_for("bert", "XLMRobertaTokenizer").files
+    The class named in tokenizer_config.json decides, which may be that of another family; else the model type. None for
+    an unknown class.
+
+    >>> legacy_tokenizer("bert", "XLMRobertaTokenizer").files
     ('sentencepiece.bpe.model',)
-    >>> recipe_for("bert", "HerbertTokenizer") is None
+    >>> legacy_tokenizer("bert", "HerbertTokenizer") is None
     True
     """
     if tokenizer_class in _GENERIC_TOKENIZERS:
-        recipe = FAMILIES[model_type].tokenizer
-        # transformers 5, which alone has this class, feeds no segments with it unless model_input_names says so.
-        if recipe is not None and tokenizer_class == "TokenizersBackend":
-            return replace(recipe, segments=False)
-        return recipe
+        legacy = FAMILIES[model_type].tokenizer
+        # Only transformers 5 has this class. It gives no segment ids unless model_input_names says so.
+        if legacy is not None and tokenizer_class == "TokenizersBackend":
+            return replace(legacy, segments=False)
+        return legacy
     stem = tokenizer_class.removesuffix("Fast")
     return next((family.tokenizer for family in FAMILIES.values() if stem in family.tokenizer_classes), None)

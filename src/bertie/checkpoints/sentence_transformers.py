@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
-from torch import nn
-
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.storage import to_json
 from bertie.errors import CheckpointError, ConfigError
+from bertie.nn.sentence_layers import ACTIVATIONS
 
 Json = dict[str, Any]
 ModelType = Literal["SentenceTransformer", "CrossEncoder", "SparseEncoder"]
@@ -51,11 +50,7 @@ TYPES |= {
     }.items()
 }
 
-# Classes are looked up here and never imported by name: a config must not be able to run code.
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    one.__name__: one
-    for one in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Softplus)
-}
+# Activations are looked up here and never imported by name: a config must not be able to run code.
 # Their dotted names in configs: the one that torch documents, which we write, and the one that others write.
 ACTIVATION_PATHS = {f"torch.nn.{name}": name for name in ACTIVATIONS} | {
     f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}": name for name in ACTIVATIONS

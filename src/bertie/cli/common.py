@@ -188,7 +188,7 @@ def model_name(args: argparse.Namespace) -> str:
     """The model that was asked for, or the built-in one."""
     if args.model is not None:
         return str(args.model)
-    from bertie.checkpoints.checkpoint import default_model
+    from bertie.checkpoints.hub import default_model
 
     try:
         return default_model()

@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> None:
     texts = _texts(args.texts, args.column) if args.texts else None
 
     from bertie.checkpoints import storage as store
-    from bertie.checkpoints.checkpoint import Checkpoint, resolve
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.checkpoints.hub import resolve
     from bertie.compress.quantization_report import TEXTS, differences
 
     folder = resolve(args.model, args.revision)
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
             receipt["texts"] = Path(args.texts).name if args.texts else "built-in"
             receipt |= differences(before, after, texts or TEXTS)
         (draft / RECEIPT).write_bytes(store.to_json(receipt))
-        store.put(draft, out)
+        store.replace_folder(draft, out)
     print(json.dumps(receipt) if args.json else "\n".join(_lines(args.output, receipt)))
 
 
@@ -97,11 +98,13 @@ def weight_bytes(folder: Path) -> int:
     """The size of a folder's weights, those of named heads included."""
     from bertie.checkpoints import named_heads as heads
     from bertie.checkpoints import storage as store
-    from bertie.nn.sentence_modules import SentenceModules
+    from bertie.checkpoints.sentence_modules import SentenceModules
 
     at = folder / SentenceModules.transformer_folder(folder)
-    packed = heads.is_packed(store.read_json(at / "config.json").get(heads.KEY))
-    files = [*store.weight_files(at, packed=packed), at / heads.FILE]
+    from bertie.checkpoints.weight_files import find_weight_files
+
+    packed = heads.is_int8(store.read_json(at / "config.json").get(heads.KEY))
+    files = [*find_weight_files(at, int8=packed), at / heads.FILE]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

@@ -182,7 +182,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     """Load the models, each with a measured batch budget, and the index over one of them."""
     import torch
 
-    from bertie.checkpoints.checkpoint import default_model, resolve
+    from bertie.checkpoints.hub import default_model, resolve
     from bertie.serve.registry import Registry, named
 
     device = device_of(args.device)

@@ -75,7 +75,8 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Do it."""
     start = time.perf_counter()
-    from bertie.checkpoints.checkpoint import Checkpoint, default_model
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.checkpoints.hub import default_model
 
     imported = time.perf_counter()
     try:

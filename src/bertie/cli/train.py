@@ -262,7 +262,7 @@ def _job(args: argparse.Namespace, asked: RecipeFile, first: bool) -> Job:
         for text in recipe.warnings():
             print(f"bertie: {text}", file=sys.stderr)
     if args.revision is not None:
-        from bertie.checkpoints.checkpoint import resolve
+        from bertie.checkpoints.hub import resolve
 
         model = str(resolve(model, args.revision))
     return Job(

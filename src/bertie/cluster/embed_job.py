@@ -142,7 +142,8 @@ def _ids(shard: TextShard) -> Any:
 
 def _checked(model: str | Path | None, prompt: str | None, options: dict[str, Any]) -> tuple[str, int]:
     """The model's name on all machines, and the length of its vectors; what is wrong with the options is said now."""
-    from bertie.checkpoints.checkpoint import Checkpoint, default_model
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.checkpoints.hub import default_model
     from bertie.tasks import Embedder
 
     name = ray_job.everywhere(default_model() if model is None else model)

@@ -97,7 +97,9 @@ def _batches(checkpoint: Checkpoint, things: Sequence[tuple[str, ...]]) -> Itera
     for group in pack([len(one) for one in read], TOKENS):
         members = [read[i] for i in group]
         starts = np.cumsum([0, *map(len, members[:-1])])
-        some = [start + np.flatnonzero(one.sequence_ids >= 0)[::MASKED] for start, one in zip(starts, members, strict=True)]
+        some = [
+            start + np.flatnonzero(one.sequence_ids >= 0)[::MASKED] for start, one in zip(starts, members, strict=True)
+        ]
         yield Batch.from_encodings(members), torch.from_numpy(np.concatenate(some))
 
 

@@ -11,13 +11,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bertie.checkpoints.storage import quantize
 from bertie.config import Precision
 from bertie.errors import ConfigError
 from bertie.nn.attention import QKV, SelfAttention, by_heads
 from bertie.nn.blocks import Block
 from bertie.nn.encoder import Encoder
 from bertie.nn.feedforward import FeedForward
+from bertie.ops.quantization import quantize
 from bertie.ops.triton import fp8
 from bertie.ops.triton.fused import HALF, Coded
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from bertie.checkpoints.checkpoint import Checkpoint, default_model
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import default_model
 from bertie.config import Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
 from bertie.serve.engine import Engine, Ran, Stats

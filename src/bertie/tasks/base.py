@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.checkpoints.checkpoint import Checkpoint, default_model
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import default_model
 from bertie.config import HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model

@@ -20,9 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.checkpoints.checkpoint import Checkpoint, default_model
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import default_model
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import InputError
-from bertie.nn.sentence_modules import Normalize, SentenceModules, normalized, scaled
+from bertie.nn.sentence_layers import Normalize, normalize, normalize_array
 from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks import base
 from bertie.tasks.base import (
@@ -211,7 +213,7 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         batch = Batch.select(flat, None)
         with torch.inference_mode():
             rows: NDArray[np.float32] = modules.pooling.means(model.hidden(batch), batch)
-        return scaled(rows) if self.normalize or len(modules.layers) else rows
+        return normalize_array(rows) if self.normalize or len(modules.layers) else rows
 
     def _blocks(self, texts: Iterable[str], prompt: str | None) -> Iterator[_Block]:
         """Results by many at a time, so that there is little to do for each text by itself.
@@ -363,7 +365,7 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         rows = rows if self.dimensions is None else rows[:, : self.dimensions]
         whole = self.dimensions is None and self.modules.truncate_dim is None
         done = whole and len(self.modules.layers) > 0 and isinstance(self.modules.layers[-1], Normalize)
-        return self.by_text(normalized(rows) if self.normalize and not done else rows)
+        return self.by_text(normalize(rows) if self.normalize and not done else rows)
 
     # --- token weights ---
 

@@ -10,7 +10,8 @@ from typing import Any, Literal, Self, Unpack
 import torch
 from torch import Tensor
 
-from bertie.checkpoints.checkpoint import Checkpoint, default_model
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import default_model
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.recipe import Recipe
 from bertie.tasks import registry
@@ -135,7 +136,12 @@ class MultiTask:
         """
         from bertie.training.finetune.multi_task import fit
 
-        options: dict[str, Any] = {"resume": resume, "save_steps": save_steps, "strategy": strategy, "progress": progress}
+        options: dict[str, Any] = {
+            "resume": resume,
+            "save_steps": save_steps,
+            "strategy": strategy,
+            "progress": progress,
+        }
         return fit(self, data, dev=dev or {}, columns=columns or {}, folder=folder, **options)
 
 

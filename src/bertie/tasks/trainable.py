@@ -13,7 +13,8 @@ from typing import Any, Literal, Self, TypedDict
 
 import torch
 
-from bertie.checkpoints.checkpoint import Checkpoint, default_model
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import default_model
 from bertie.errors import ConfigError, InputError
 from bertie.recipe import EMBEDDING_FIELDS, MixedPrecision, Recipe, ScheduleName
 from bertie.tasks import registry
@@ -212,7 +213,12 @@ class Trainable(Task[Options, Output, Result]):
         """
         from bertie.training.finetune.base import fit
 
-        options: dict[str, Any] = {"resume": resume, "save_steps": save_steps, "strategy": strategy, "progress": progress}
+        options: dict[str, Any] = {
+            "resume": resume,
+            "save_steps": save_steps,
+            "strategy": strategy,
+            "progress": progress,
+        }
         return fit(self, X, y, dev=dev, columns=columns, folder=folder, **options)
 
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:

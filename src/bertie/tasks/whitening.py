@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bertie.errors import InputError
-from bertie.nn.sentence_modules import Dense, Normalize
+from bertie.nn.sentence_layers import Dense, Normalize
 from bertie.tasks.embed import Embedder
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from huggingface_hub import InferenceClient
 
 from bertie.serve.registry import Registry
 from bertie.tasks import Classifier, Embedder, Reranker
-from tests.checkpoints.sentence.test_splade import splade_folder
+from tests.checkpoints.test_splade import splade_folder
 from tests.serve.conftest import Running, Start
 
 TEXTS = ["a cat sat", "the dog ran on the mat"]

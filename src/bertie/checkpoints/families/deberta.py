@@ -135,7 +135,7 @@ def _new_mlm() -> HeadTable:
             "encoder.embeddings.words.weight", "lm_predictions.lm_head.weight"
         )  # some versions save it twice
 
-    return HeadTable(config, weights, says={"legacy": False})
+    return HeadTable(config, weights, config_entries={"legacy": False})
 
 
 ALTERNATIVES: Mapping[HeadName, HeadTable] = {"mlm": _new_mlm()}

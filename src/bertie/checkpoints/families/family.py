@@ -1,4 +1,4 @@
-"""What a checkpoint family is: one table that says what every config key and every tensor name means."""
+"""A checkpoint family: one table that gives the meaning of every config key and every tensor name."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from bertie.text.legacy import LegacyTokenizer
 
 @dataclass(frozen=True, slots=True)
 class HeadTable:
-    """A head of a family: its shape from the config, and its tensors. Names of tensors are the checkpoint's."""
+    """A head of a family: how its config is read, and the names of its tensors in the checkpoint."""
 
     config: Callable[[ConfigKeys, EncoderConfig], HeadConfig]
     weights: Callable[[HeadConfig], Iterable[TensorRule | TiedTensor]]
-    says: Mapping[str, Any] = field(default_factory=dict)  # what config.json holds where the original has this layout
+    config_entries: Mapping[str, Any] = field(default_factory=dict)  # entries of config.json that select this layout
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All that sets a family apart. See CONTRIBUTING: a new family is one file with one of these."""
+    """Everything specific to a family. See CONTRIBUTING: a new family is one file with one of these."""
 
     model_type: str
-    # Heads by the name of the original's class: {"BertForMaskedLM": ("mlm",), "BertModel": ()}.
+    # Heads by the original's class name: {"BertForMaskedLM": ("mlm",), "BertModel": ()}.
     architectures: Mapping[str, tuple[HeadName, ...]]
-    prefix: str  # of the encoder's tensors in a checkpoint with heads; absent where there is only the encoder
+    prefix: str  # of the encoder's tensor names in a checkpoint with heads; a bare encoder has none
     read: Callable[[ConfigKeys], EncoderConfig]
     weights: Callable[[EncoderConfig], Iterable[TensorRule]]  # names without the prefix
     heads: Mapping[HeadName, HeadTable]
-    # Another layout of a head, taken where the checkpoint holds its tensors.
+    # Another layout of a head, used if the checkpoint has its tensors.
     alternatives: Mapping[HeadName, HeadTable] = field(default_factory=dict)
-    # Heads that may come along with others, recognized by their tensors alone.
+    # Heads that may accompany others, recognized by their tensors.
     companions: tuple[HeadName, ...] = ()
-    dropped: tuple[str, ...] = ()  # patterns of tensors that are not needed
+    dropped: tuple[str, ...] = ()  # patterns of tensor names that are not loaded
     tokenizer: LegacyTokenizer | None = None  # how to read vocabulary files older than tokenizer.json
-    tokenizer_classes: tuple[str, ...] = ()  # the original's names for it, without the ending "Fast"
-    renamed: Mapping[str, str] = field(default_factory=dict)  # endings of old spellings, and the present ones
-    # What the original takes for a config key that is not there, where that is not what `read` would take.
+    tokenizer_classes: tuple[str, ...] = ()  # the original's tokenizer classes, without the suffix "Fast"
+    renamed: Mapping[str, str] = field(default_factory=dict)  # from old suffixes of tensor names to the current ones
+    # The original's defaults for missing config keys, where they differ from those in `read`.
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -243,7 +243,9 @@ class _Packed:
         for layer, number in enumerate(cfg.layer_map):
             pattern = cfg.patterns[layer]
             rotation = self.bases.index(rotary.bases[layer]) if rotary is not None else -1
-            lib.bertie_encoder_add_layer(self.handle, number, pattern.window if isinstance(pattern, Sliding) else -1, rotation)
+            lib.bertie_encoder_add_layer(
+                self.handle, number, pattern.window if isinstance(pattern, Sliding) else -1, rotation
+            )
         for number, block in enumerate(blocks):
             attention, ff, cut = block.attention, block.ff, cfg.ff_width
             self._matrix(lib, number, 0, attention.qkv, slice(None))
@@ -293,7 +295,9 @@ class _Packed:
         met = (relative.keys, relative.queries)
         held = [None if one is None else one.detach().float().contiguous() for one in met]
         rows = next(len(one) for one in held if one is not None)
-        lib.bertie_encoder_set_relative_tables(self.handle, block, rows, *(None if one is None else one.data_ptr() for one in held))
+        lib.bertie_encoder_set_relative_tables(
+            self.handle, block, rows, *(None if one is None else one.data_ptr() for one in held)
+        )
 
     def _norm(self, lib: ctypes.CDLL, block: int, slot: int, norm: nn.Module | None) -> None:
         if isinstance(norm, nn.LayerNorm | RMSNorm):

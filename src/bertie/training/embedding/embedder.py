@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.model_spec import model_spec
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.evaluation import metrics
 from bertie.evaluation.metrics import Score
 from bertie.nn.heads import Head
 from bertie.nn.model import Model
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.tasks.base import ITEMS_AT_ONCE, TaskInput
 from bertie.tasks.embed import Embedder, prompt_tokens_in
 from bertie.text.windows import Window

@@ -35,8 +35,8 @@ from bertie.training.embedding.similarity import Tokens, Vectors
 from bertie.training.objectives import InBatchObjective, MicroBatch, Targets, TrainingExample, TrainingWindow
 
 if TYPE_CHECKING:
+    from bertie.checkpoints.sentence_modules import SentenceModules
     from bertie.nn.model import Model
-    from bertie.nn.sentence_modules import SentenceModules
 
 Reading = Literal["vectors", "tokens", "lexical"]
 

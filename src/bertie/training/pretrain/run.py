@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from bertie._version import __version__
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.config import HeadInfo, HeadName
 from bertie.data.atomic import atomic_write
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.recipe import Recipe
 from bertie.tasks import registry
 from bertie.text.batch import Batch

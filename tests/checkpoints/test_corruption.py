@@ -1,6 +1,6 @@
 """Broken files never load: over a thousand seeded corruptions, each an error, or a model with unchanged weights.
 
-The whole batch runs in one process of its own (`python -m tests.test_corruption`), so that a crash would be seen.
+The whole batch runs in one process of its own (`python -m tests.checkpoints.test_corruption`), so that a crash would be seen.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SECONDS = 10  # a case may take
 @cache
 def folders() -> dict[str, Path]:
     """One of each kind: from elsewhere, and saved by Bertie."""
+    from tests.checkpoints.test_roundtrip import _bin, _old_bin, _sharded, _sharded_bin, sentence_folder, with_tokenizer
     from tests.parity.tiny import build
-    from tests.test_roundtrip import _bin, _old_bin, _sharded, _sharded_bin, sentence_folder, with_tokenizer
 
     root = Path(tempfile.mkdtemp(prefix="bertie-corruption-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
@@ -333,7 +333,7 @@ def run() -> dict[str, Any]:
 
 def test_a_thousand_corruptions() -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.test_corruption"],
+        [sys.executable, "-X", "faulthandler", "-m", "tests.checkpoints.test_corruption"],
         capture_output=True,
         text=True,
         timeout=400,

@@ -9,11 +9,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.sentence_transformers import ACTIVATIONS
 from bertie.errors import CheckpointError, ConfigError
-from bertie.nn.sentence_modules import SentenceModules
 from bertie.text.batch import Batch
-from tests.checkpoints.sentence.tiny import WIDTH, load, old_folder, write
+from tests.checkpoints.tiny_sentence import WIDTH, load, old_folder, write
 
 pytest.importorskip("transformers")
 

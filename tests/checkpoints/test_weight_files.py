@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bertie.checkpoints import storage as store
+from bertie.checkpoints import weight_files
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import CheckpointError, ConfigError
+from bertie.ops import quantization
+from tests.checkpoints.test_roundtrip import assert_same, parameters, sentence_folder, their_model, with_tokenizer
 from tests.parity.tiny import TINY, build
-from tests.test_roundtrip import assert_same, parameters, sentence_folder, their_model, with_tokenizer
 
 FAMILIES = list({tiny.model_type: name for name, tiny in reversed(TINY.items())}.values())
 LARGEST = 2.0**127
@@ -42,9 +43,9 @@ def matrices() -> st.SearchStrategy[Tensor]:
 @settings(max_examples=200, deadline=None)
 @given(matrices())
 def test_within_half_a_scale(x: Tensor) -> None:
-    codes, scales = store.quantize(x)
+    codes, scales = quantization.quantize(x)
     assert (codes.dtype, codes.shape, scales.dtype, scales.shape) == (torch.int8, x.shape, torch.float32, x.shape[:1])
-    found = store.dequantize(codes, scales)
+    found = quantization.dequantize(codes, scales)
     # In numbers that hold every product exactly.
     wide, step = codes.numpy().astype(np.float64), scales.numpy().astype(np.float64)[:, None]
     assert np.array_equal(found.numpy(), wide * step)
@@ -54,7 +55,7 @@ def test_within_half_a_scale(x: Tensor) -> None:
     # No scale is wider than it must be, but for what is rounded up and for rows that are as good as zero.
     top = x.abs().amax(1).double().numpy()[:, None]
     assert (step <= np.maximum(top / 127 * (1 + 2.0**-15), 2.0**-100)).all()
-    again = store.quantize(found)
+    again = quantization.quantize(found)
     assert torch.equal(again[0], codes)
     assert torch.equal(again[1], scales)
 
@@ -62,12 +63,12 @@ def test_within_half_a_scale(x: Tensor) -> None:
 def test_more_rows_than_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1000, 3, 7)
     x[17] = 0
-    whole = store.quantize(x)
-    monkeypatch.setattr(store, "_AT_ONCE", 64)
-    codes, scales = store.quantize(x)
+    whole = quantization.quantize(x)
+    monkeypatch.setattr(quantization, "_BLOCK", 64)
+    codes, scales = quantization.quantize(x)
     assert torch.equal(codes, whole[0])
     assert torch.equal(scales, whole[1])
-    found = store.dequantize(codes, scales)
+    found = quantization.dequantize(codes, scales)
     assert found.shape == x.shape
     assert not found[17].any()
     torch.testing.assert_close(found, codes * scales[:, None, None], atol=0, rtol=0)
@@ -75,8 +76,8 @@ def test_more_rows_than_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("x", [torch.randn(4, 6).bfloat16(), torch.randn(6, 4).T, torch.randn(4, 6).double()])
 def test_other_memory(x: Tensor) -> None:
-    expected = store.quantize(x.float().contiguous())
-    found = store.quantize(x)
+    expected = quantization.quantize(x.float().contiguous())
+    found = quantization.quantize(x)
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1], atol=0, rtol=2.0**-15)
 
@@ -86,11 +87,11 @@ def test_other_memory(x: Tensor) -> None:
     [("int8", float("nan")), ("int8", float("inf")), ("int8", -3e38), ("fp16", float("nan")), ("fp16", 1e5)],
 )
 @pytest.mark.parametrize("name", ["embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.bias"])
-def test_numbers_that_cannot_be_kept(to: store.Weights, value: float, name: str, tmp_path: Path) -> None:
+def test_numbers_that_cannot_be_kept(to: weight_files.StoredPrecision, value: float, name: str, tmp_path: Path) -> None:
     build("bert", "Model").save_pretrained(tmp_path / "a")
     checkpoint = Checkpoint.load(tmp_path / "a")
     checkpoint.spec.weight_map.store(checkpoint.model)[name].view(-1)[3] = value
-    with pytest.raises(CheckpointError, match=f"{name} holds numbers that are not finite in {to}"):
+    with pytest.raises(CheckpointError, match=f"{name} has values that are not finite in {to}"):
         checkpoint.save(tmp_path / "b", precision=to)
     assert not (tmp_path / "b").exists()
 
@@ -245,7 +246,7 @@ def scaled(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor], s
 
 SPOILT: list[tuple[Callable[[dict[str, Tensor], str], object], str]] = [
     (lambda t, n: t.pop(f"{n}.scale"), r"{n} is int8, and {n}\.scale is missing"),
-    (lambda t, n: t.pop(n), r"missing: {n}; left over: {n}\.scale"),
+    (lambda t, n: t.pop(n), r"missing: {n}; unexpected: {n}\.scale"),
     (scaled(lambda s: s[:-1]), r"{n}\.scale holds F32 of shape \(.*\); {n} needs F32 of shape"),
     (scaled(lambda s: s[:, None]), r"{n}\.scale holds F32 of shape \(\d+, 1\); {n} needs"),
     (scaled(lambda s: s[0]), r"{n}\.scale holds F32 of shape \(\); {n} needs"),
@@ -254,7 +255,7 @@ SPOILT: list[tuple[Callable[[dict[str, Tensor], str], object], str]] = [
     (lambda t, n: t.update({n: t[n].float()}), r"{n} holds F32 of shape .* every matrix is"),
     (lambda t, n: t.update({n: t[n].short()}), r"{n} holds I16 of shape .* every matrix is"),
     (lambda t, n: t.update({n: t[n].view(torch.uint8)}), r"{n} holds U8 of shape .* every matrix is"),
-    (lambda t, n: t.update({n: t[n][:, :-1].contiguous()}), r"{n} has shape .* the config asks for"),
+    (lambda t, n: t.update({n: t[n][:, :-1].contiguous()}), r"{n} has shape .* but the config implies"),
     (lambda t, n: t.update({n: t[n].flatten(), f"{n}.scale": torch.ones(t[n].numel())}), r"{n} holds I8 of shape"),
 ]
 READ: list[tuple[Callable[[dict[str, Tensor], str], object], str]] = [
@@ -289,13 +290,13 @@ def test_the_key_and_the_files_belong_together(packed: Path) -> None:
     say({"heads": config["bertie"]["heads"]})
     refused(packed, rf"holds {INT8}, and config\.json does not say")
     shutil.copy(packed / INT8, packed / "model.safetensors")
-    refused(packed, rf"left over: .*{WORDS}\.scale".replace(WORDS, "bert.embeddings.position_embeddings.weight"))
+    refused(packed, rf"unexpected: .*{WORDS}\.scale".replace(WORDS, "bert.embeddings.position_embeddings.weight"))
     tensors = load_file(packed / INT8)
     save_file({name: x for name, x in tensors.items() if not name.endswith(".scale")}, packed / "model.safetensors")
     refused(packed, r"\.weight holds torch\.int8", inspected=False)
     # Plain weights, and named heads that are still packed.
     save_file(bare(tensors), packed / "model.safetensors")
-    refused(packed, r"heads\.safetensors: .*left over: topics\.\S+\.scale")
+    refused(packed, r"heads\.safetensors: .*unexpected: topics\.\S+\.scale")
     say(config["bertie"])
     (packed / INT8).unlink()
     refused(packed, rf"config\.json says that the weights are int8, and {INT8} is not there")

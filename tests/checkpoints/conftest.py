@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 
 
 @pytest.fixture(scope="session")

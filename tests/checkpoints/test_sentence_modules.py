@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import ConfigError
 from bertie.nn.pooling import MODES
-from bertie.nn.sentence_modules import Dense, SentenceModules
+from bertie.nn.sentence_layers import Dense
 from bertie.text.batch import Batch
-from tests.checkpoints.sentence.tiny import WIDTH, WORDS, load, old_folder
+from tests.checkpoints.tiny_sentence import WIDTH, WORDS, load, old_folder
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.errors import ConfigError
-from tests.checkpoints.sentence.tiny import save_bert
+from tests.checkpoints.tiny_sentence import save_bert
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("transformers")

@@ -16,11 +16,12 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 
 import bertie
-from bertie.checkpoints import checkpoint as hub
-from bertie.checkpoints.checkpoint import Checkpoint, resolve
+from bertie.checkpoints import hub
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import resolve
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
+from tests.checkpoints.test_roundtrip import _bin, assert_same, parameters, sentence_folder, with_tokenizer
 from tests.parity.tiny import build
-from tests.test_roundtrip import _bin, assert_same, parameters, sentence_folder, with_tokenizer
 
 
 @pytest.fixture(scope="module")

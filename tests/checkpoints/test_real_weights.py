@@ -22,7 +22,7 @@ from bertie.text.batch import Batch
 
 pytestmark = pytest.mark.slow
 
-DATA = Path(os.environ.get("BERTIE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("BERTIE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def texts(count: int) -> list[str]:
@@ -95,6 +95,6 @@ def test_hidden_states_of_m3e_small() -> None:
 
 def test_loading_takes_little_more_than_one_copy() -> None:
     folder = fetch("all-mpnet-base-v2")
-    command = [sys.executable, str(Path(__file__).parents[1] / "benchmarks" / "load_memory.py"), str(folder), "--json"]
+    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "load_memory.py"), str(folder), "--json"]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert report["ratio"] < 1.4, report

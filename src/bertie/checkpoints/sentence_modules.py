@@ -7,16 +7,12 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.sentence_transformers import (
     ACTIVATION_PATHS,
-    ACTIVATIONS,
     MODULES_FILE,
     Entry,
     Folder,
@@ -24,81 +20,17 @@ from bertie.checkpoints.sentence_transformers import (
     Settings,
     read_entries,
 )
-from bertie.checkpoints.storage import open_weights, tensor_bytes, to_json
+from bertie.checkpoints.storage import to_json
+from bertie.checkpoints.weight_files import open_weights, tensor_bytes
 from bertie.errors import CheckpointError, ConfigError
 from bertie.nn.pooling import MODES, Pooling
+from bertie.nn.sentence_layers import Dense, EmbeddingLayerNorm, Normalize
 from bertie.text.batch import Batch
 
 # How configs before 5.4 name the modes.
 _TAILS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 WORD_WEIGHTS = "WordWeights"  # sentence-transformers' module for token weights, which comes before the pooling
 FLAGS = {mode: f"pooling_mode_{tail}" for mode, tail in zip(MODES, _TAILS, strict=True)}
-
-
-class Dense(nn.Module):
-    """A linear layer on text vectors with an activation, by default tanh, and with `residual` the input added.
-
-    >>> Dense(4, 2)(torch.zeros(3, 4)).shape
-    torch.Size([3, 2])
-    """
-
-    def __init__(
-        self, width: int, out: int, bias: bool = True, activation: str = "Tanh", residual: bool = False
-    ) -> None:
-        super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
-        # The names of these attributes are the names of the weights in the file.
-        self.linear = nn.Linear(width, out, bias=bias)
-        self.activation = ACTIVATIONS[activation]()
-        self.residual = nn.Linear(width, out, bias=False) if residual and width != out else None
-        self.add_input = residual
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(B, width) -> (B, out)."""
-        out: Tensor = self.activation(self.linear(vectors))
-        if self.add_input:
-            out = out + (vectors if self.residual is None else self.residual(vectors))
-        return out
-
-
-class LayerNorm(nn.Module):
-    """torch's LayerNorm under the weight names of sentence-transformers."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(B, width) -> (B, width)."""
-        out: Tensor = self.norm(vectors)
-        return out
-
-
-class Normalize(nn.Module):
-    """Scale each vector to length 1."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(B, width) -> (B, width)."""
-        return normalized(vectors)
-
-
-def normalized(vectors: Tensor) -> Tensor:
-    """(B, width) each of length 1."""
-    if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not vectors.requires_grad:
-        return torch.from_numpy(scaled(vectors.numpy()))  # in a third of the time, for one
-    return F.normalize(vectors, dim=-1)
-
-
-def scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The same of an array.
-
-    >>> scaled(np.array([[3.0, 4.0]], np.float32)).round(1).tolist()
-    [[0.6000000238418579, 0.800000011920929]]
-    """
-    lengths = np.sqrt(np.einsum("bd,bd->b", rows, rows))[:, None]
-    out: NDArray[np.float32] = rows / np.maximum(lengths, 1e-12)
-    return out
 
 
 class SentenceModules(nn.Module):
@@ -372,7 +304,7 @@ def _read_layer(kind: str, keys: ConfigKeys, width: int) -> nn.Module:
         )
     elif kind == "LayerNorm":
         _same_width(keys, "dimension", width)
-        layer = LayerNorm(width)
+        layer = EmbeddingLayerNorm(width)
     elif kind == "Dropout":
         layer = nn.Dropout(keys.number("dropout", 0.2, most=1.0))
     else:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertie.nn.sentence_modules import SentenceModules
+from bertie.checkpoints.sentence_modules import SentenceModules
 
 WIDTH = 16
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a the cat dog sat ran on mat query : find".split()

@@ -23,9 +23,9 @@ from bertie.config import Calibration, HeadInfo, HeadName
 from bertie.errors import BertieError, CheckpointError, ConfigError, NotFoundError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
+from tests.checkpoints.test_roundtrip import assert_same, parameters, sentence_folder, with_tokenizer
 from tests.parity.test_transformers import their_outputs
 from tests.parity.tiny import TINY, build, texts
-from tests.test_roundtrip import assert_same, parameters, sentence_folder, with_tokenizer
 
 LABELS = ["no", "maybe", "yes", "don't know"]
 SINGLE, MULTI, VALUE = "single_label_classification", "multi_label_classification", "regression"
@@ -548,7 +548,7 @@ def spoil_tensors(change: Callable[[dict[str, torch.Tensor]], object], folder: P
     ("change", "message"),
     [
         (lambda t: t.pop("topics.out.weight"), "missing: topics.out.weight"),
-        (lambda t: t.update({"topics.out.more": torch.zeros(1)}), "left over: topics.out.more"),
+        (lambda t: t.update({"topics.out.more": torch.zeros(1)}), "unexpected: topics.out.more"),
         (lambda t: t.update({"rank.out.bias": torch.zeros(2)}), r"rank.out.bias has shape \(2,\)"),
         (lambda t: t.update({"rank.out.bias": torch.zeros(1, dtype=torch.int64)}), "rank.out.bias holds torch.int64"),
         (lambda t: t.update({"rank.out.bias": torch.tensor([float("nan")])}), "rank.out.bias.*not finite"),

@@ -1,0 +1,84 @@
+"""Resolve a model name: a local folder, a built-in model or a Hugging Face hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bertie.checkpoints import named_heads, weight_files
+from bertie.errors import NotFoundError
+
+BUILT_IN = Path(__file__).parents[1] / "models"
+DEFAULT = "bertie-small"  # the built-in model that is used where no model is named
+# The files of a checkpoint. A repository may also hold training states, and the same weights in formats of other
+# tools. sentence-transformers keeps its modules in numbered folders (1_Pooling, 2_Dense).
+_NAMES = (
+    *("config.json", "model.safetensors", "model-*-of-*.safetensors", "*model.*.index.json", "checksums.json"),
+    *(weight_files.INT8, named_heads.FILE),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
+)
+_PATTERNS = [*_NAMES, *(f"[0-9]*_*/{name}" for name in _NAMES)]
+_PICKLES = "pytorch_model*.bin"  # downloaded only if there are no safetensors
+
+
+def resolve(name: str | Path, revision: str | None = None) -> Path:
+    """Return the folder of a model, downloading it if `name` is a hub id."""
+    text = str(name)
+    try:
+        folder = Path(name).expanduser()
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+    except (OSError, RuntimeError) as error:  # no permission, name too long, unknown home directory
+        reason = getattr(error, "strerror", None) or str(error)
+        raise NotFoundError(f"{text[:200]!r} cannot be looked up: {reason}") from None
+    if not text.strip():
+        raise NotFoundError(f"name={name!r} is empty; pass a folder, a built-in model ({_known()}) or a hub id")
+    if is_folder or text in built_in():
+        if revision is not None:
+            kind = "a folder" if is_folder else "a built-in model"
+            raise NotFoundError(f"revision={revision!r}: {name} is {kind}; only hub ids have revisions")
+        return folder if is_folder else BUILT_IN / text
+    if is_file:
+        raise NotFoundError(f"{name} is a file; a model is a folder")
+    return _download(text, revision)
+
+
+def built_in() -> list[str]:
+    """List the models that come with the package."""
+    return sorted(path.parent.name for path in BUILT_IN.glob("*/config.json"))
+
+
+def default_model() -> str:
+    """Return the name of the built-in model that is used where no model is named."""
+    if DEFAULT not in built_in():
+        raise NotFoundError("this installation has no built-in model; name a folder or a hub id")
+    return DEFAULT
+
+
+def _known() -> str:
+    return ", ".join(built_in()) or "none"
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+        parents = [path.parent for path in folder.rglob("config.json")]
+        without_safetensors = [parent for parent in parents if not any(parent.glob("model*.safetensors"))]
+        if without_safetensors:
+            pickles = [(parent.relative_to(folder) / _PICKLES).as_posix() for parent in without_safetensors]
+            snapshot_download(name, revision=revision, allow_patterns=pickles)
+        return folder
+    except HFValidationError:
+        raise NotFoundError(
+            f"{name[:200]!r} is not a folder, a built-in model ({_known()}) or a hub id (owner/name)"
+        ) from None
+    except Exception as error:  # hub, network and disk errors have many unrelated classes
+        at = "" if revision is None else f" at revision {revision!r}"
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise NotFoundError(
+            f"{name[:200]!r} is not a folder or a built-in model ({_known()}), and could not be downloaded from the "
+            f"hub{at}: {reason[0]}"
+        ) from None
