@@ -13,7 +13,7 @@ mix         4,096 texts of mixed length (mean 117, median 87, 95th percentile 32
 compiled    after `mix`, with what is left of the time: the peer also under torch.compile(dynamic=True), each model in
             a process of its own, beside Bertie and the peer as it is. `--compile` says which models, and in what order.
 short       a classifier of the largest model named, on requests of 16 tokens, by batch size; Bertie also with
-            `model.graphs` set, and with products in eight bits (`to_fp8`).
+            CUDA-graph replay, and with products in eight bits (`to_fp8`).
 fp8         bf16 and fp8 on the texts of `mix`, in turns, and how far the hidden states are apart.
 fixed       DeBERTa's of the models named on texts of one length, 16 to 2,048 tokens, 65,536 in all, beside FlashDeBERTa
             (PyPI flashdeberta, which must be there).
@@ -66,7 +66,7 @@ from bertie.checkpoints.checkpoint import build
 from bertie.checkpoints.model_spec import model_spec
 from bertie.nn.linear import to_fp8
 from bertie.nn.model import Model
-from bertie.ops.cuda_graphs import Graphs
+from bertie.ops.cuda_graphs import ForwardGraphs
 from bertie.text.batch import Batch
 from bertie.training.mfu import ceiling, encoder_weights
 
@@ -479,8 +479,9 @@ def short(bench: Bench) -> None:
     model = ours_of(peer, HALF)
     out: dict[str, Any] = {"model": name, "tokens": 16, "batches": {}}
     bench.found["short"] = out
-    weights, graphs = encoder_weights(model.config), Graphs(tokens=1 << 20)
-    eight, eight_graphs = in_eight_bits(model), Graphs(tokens=1 << 20)
+    weights, eight = encoder_weights(model.config), in_eight_bits(model)
+    for one in (model, eight):
+        one.graphs, one.replay = ForwardGraphs(max_tokens=1 << 20), False
     for size in options.requests:
         if bench.left < 5:
             bench.leave_out(f"short {size}", f"{bench.left:.0f} s were left")
@@ -493,8 +494,8 @@ def short(bench: Bench) -> None:
             "bertie, fp8": lambda batch=batch: eight(batch, "classify"),  # type: ignore[misc]
         }
         if HERE.type == "cuda":
-            calls["bertie, graphs"] = lambda batch=batch: _with_graphs(model, graphs, batch)  # type: ignore[misc]
-            calls["bertie, fp8, graphs"] = lambda batch=batch: _with_graphs(eight, eight_graphs, batch)  # type: ignore[misc]
+            calls["bertie, graphs"] = lambda batch=batch: _with_graphs(model, batch)  # type: ignore[misc]
+            calls["bertie, fp8, graphs"] = lambda batch=batch: _with_graphs(eight, batch)  # type: ignore[misc]
         row: dict[str, Any] = {}
         with bench.guarded(f"short {size}"):
             in_turns(calls, HERE, 2)
@@ -518,12 +519,12 @@ def short(bench: Bench) -> None:
             out["profile"] = profiled(calls["bertie"], seconds(calls["bertie"], HERE))
 
 
-def _with_graphs(model: Model, graphs: Graphs, batch: Batch) -> Tensor:
-    model.graphs = graphs
+def _with_graphs(model: Model, batch: Batch) -> Tensor:
+    model.replay = True
     try:
         return model(batch, "classify")
     finally:
-        model.graphs = None
+        model.replay = False
 
 
 def _times(call: Callable[[], object], count: int) -> Callable[[], None]:
@@ -801,15 +802,15 @@ def neighbours(bench: Bench) -> None:
 
 
 def alone(model: Model, ids: list[Any]) -> dict[str, float]:
-    """Texts a second in batches; and a text a pass, as `deterministic` has it, without and with `model.graphs`."""
+    """Texts a second in batches; and a text a pass, as `deterministic` has it, without and with CUDA-graph replay."""
     calls = {"together": over(model, flat_batches(ids, 65536, HERE))}
     calls["alone"] = calls["alone, graphs"] = over(model, flat_batches(ids, 1, HERE))
     found = {}
     for who, call in calls.items():
-        model.graphs = Graphs(most=256) if "graphs" in who else None
+        model.graphs, model.replay = ForwardGraphs(max_graphs=256), "graphs" in who
         in_turns({who: call}, HERE, 3)
         found[who] = len(ids) / middle(in_turns({who: call}, HERE, 3)[who])
-    model.graphs = None
+    model.replay = True
     return found
 
 

@@ -47,6 +47,8 @@ from torch import nn
 from bertie.config import Disentangled, Embeddings, EncoderConfig, Full, HeadConfig, Learned, Norm
 from bertie.errors import InputError
 from bertie.nn.model import Model
+from bertie.ops import disable
+from bertie.ops.torch import eager
 from bertie.ops.triton import fused
 from bertie.recipe import Recipe
 from bertie.text.batch import Batch
@@ -232,12 +234,9 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
     )
     trainer.every = max(1, (steps - steps // 3) // 3)
     trainer.warm = steps - 3 * trainer.every
-    fused.enabled = on
-    try:
+    with nullcontext() if on else disable("triton.fused"):
         trainer.run()
         trainer.mark()
-    finally:
-        fused.enabled = False
     row.tokens_per_s += trainer.paces
 
 
@@ -412,25 +411,26 @@ class Bench:
         some = drawn(rows // 7, width)
         targets = torch.randint(words, (len(some),), device=HERE)
         weights = torch.ones(len(some), device=HERE)
-        cases: dict[str, tuple[Callable[[], Any], list[Any]]] = {
-            "add_norm": (lambda: fused.add_norm(x, y, norm, 0.0), [x, y, *norm.parameters()]),
-            "add_norm, dropout": (lambda: fused.add_norm(x, y, norm, 0.1), [x, y, *norm.parameters()]),
-            "expand": (lambda: fused.expand(x, up, "gelu", False), [x, *up.parameters()]),
+        cases: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
+            "add_norm": (lambda ops: ops.add_norm(x, y, norm, 0.0), [x, y, *norm.parameters()]),
+            "add_norm, dropout": (lambda ops: ops.add_norm(x, y, norm, 0.1), [x, y, *norm.parameters()]),
+            "expand": (lambda ops: ops.expand(x, up, "gelu", False), [x, *up.parameters()]),
             "fused_linear_cross_entropy": (
-                lambda: fused.fused_linear_cross_entropy(some, table * 0.05, None, targets, weights),
+                lambda ops: (ops.fused_linear_cross_entropy if ops is fused else ops.linear_cross_entropy)(
+                    some, table * 0.05, None, targets, weights
+                ),
                 [some, table],
             ),
         }
         for name, (call, wanted) in cases.items():
             found: list[list[torch.Tensor]] = []
             for on in (False, True):
-                fused.enabled = on
                 upstream: torch.Tensor | None = None
 
-                def once(call: Any = call, wanted: Any = wanted) -> list[torch.Tensor]:
+                def once(call: Any = call, wanted: Any = wanted, ops: Any = fused if on else eager) -> list[torch.Tensor]:
                     nonlocal upstream
                     with autocast():
-                        out = call()
+                        out = call(ops)
                         if upstream is None:
                             draw.manual_seed(1)
                             upstream = torch.randn(out.shape, generator=draw, device=HERE).to(out.dtype)
@@ -443,7 +443,6 @@ class Bench:
                     row.tokens_per_s += stretches(lambda: len(once()) and rows, 0.1)
 
                 self.attempt(row, clocked)
-            fused.enabled = False
             if len(found) == 2 and name != "add_norm, dropout":
                 far = [float((a - b).norm() / b.norm().clamp(min=1e-9)) for b, a in zip(*found, strict=True)]
                 print(f"  fused from plain, by norms: {', '.join(f'{one:.1e}' for one in far)}", flush=True)
@@ -570,11 +569,8 @@ class Bench:
                 batch, rows, targets, special = inputs
                 return both.total(both(batch, rows, targets, special), len(rows), len(special))
 
-            fused.enabled = on
-            try:
+            with nullcontext() if on else disable("triton.fused"):
                 row.tokens_per_s += stretches(Peer([both], batches, loss).step, options.stretch)
-            finally:
-                fused.enabled = False
 
         for on in (False, True) if HERE.type == "cuda" else (False,):
             row = Row("rtd", "bertie", f"{options.rtd_size} tokens{', fused' if on else ''}", [], needed, weights)

@@ -23,10 +23,10 @@ import torch
 from benchmarks.fused import timed
 from bertie.bench import mixed_lengths
 from bertie.config import Full, Pattern, Rotary, Sliding
-from bertie.nn.positions import rotations
 from bertie.ops.torch import varlen_attention as gpu
+from bertie.ops.torch.eager import rotary_tables
 from bertie.ops.triton import short_attention as ragged
-from bertie.ops.triton.rotary import rotated
+from bertie.ops.triton.rotary import rotate_pair
 
 TOKENS = 1 << 16
 HERE = torch.device("cuda")
@@ -101,7 +101,7 @@ def turned() -> None:
 
     def before(lengths: tuple[int, ...], pattern: Pattern, rotation: Angles | None) -> Callable[[], object]:
         def call() -> torch.Tensor:
-            turned = (q, k) if rotation is None else rotated(q, k, *rotation)
+            turned = (q, k) if rotation is None else rotate_pair(q, k, *rotation)
             return ragged.attend(*turned, v, lengths, scale=0.1, pattern=pattern)
 
         return call
@@ -132,7 +132,7 @@ def _mixed() -> tuple[int, ...]:
 
 def _angles(lengths: tuple[int, ...]) -> Angles:
     positions = torch.cat([torch.arange(n) for n in lengths]).to(HERE)
-    return rotations(Rotary((10000.0,)), positions, 64)[10000.0]
+    return rotary_tables(Rotary((10000.0,)), positions, 64)[10000.0]
 
 
 def _compiled_ahead(calls: Sequence[Callable[[], object]]) -> None:

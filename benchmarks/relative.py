@@ -22,7 +22,7 @@ import torch
 from benchmarks.cpu import mixed, padded
 from bertie import Batch, Checkpoint, Embedder
 from bertie.config import Precision
-from bertie.ops.native import encoder as native
+from bertie.ops import disable
 from bertie.text.batch import pack
 
 Read = Callable[[], np.ndarray]
@@ -98,11 +98,8 @@ def plain(read: Read) -> Read:
     """The same without the compiled encoder."""
 
     def again() -> np.ndarray:
-        native.enabled = False
-        try:
+        with disable("native.encoder"):
             return read()
-        finally:
-            native.enabled = True
 
     return again
 

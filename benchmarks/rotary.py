@@ -15,7 +15,8 @@ import torch
 
 from bertie.bench import in_turns, middle
 from bertie.config import Rotary
-from bertie.nn.positions import rotations
+from bertie.ops.torch import eager
+from bertie.ops.torch.eager import rotary_tables
 from bertie.ops.triton import rotary
 
 TOKENS = 1 << 16
@@ -28,17 +29,17 @@ def case(shape: str) -> tuple[torch.Tensor, ...]:
     heads, key_heads, width = SHAPES[shape]
     fused = torch.randn(TOKENS, heads + 2 * key_heads, width, device=HERE, dtype=torch.bfloat16)
     positions = torch.arange(TOKENS, device=HERE) % 512
-    cos, sin = rotations(Rotary((10000.0,)), positions, width)[10000.0]
+    cos, sin = rotary_tables(Rotary((10000.0,)), positions, width)[10000.0]
     q, k, _ = fused.split([heads, key_heads, key_heads], dim=1)
     return q, k, cos, sin
 
 
 def milliseconds(given: tuple[torch.Tensor, ...], ours: bool, times: int = 20) -> float:
-    rotary.enabled = ours
+    rotate_pair = rotary.rotate_pair if ours else eager.rotate_pair
 
     def call() -> None:
         for _ in range(times):
-            rotary.rotated(*given)
+            rotate_pair(*given)
 
     call()
     return 1e3 * middle(in_turns({"": call}, HERE, 5)[""]) / times

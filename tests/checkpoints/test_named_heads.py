@@ -644,7 +644,7 @@ def test_every_key(named: Path) -> None:
     ours = {"heads": {"topics": topics}, "calibration": {"classify": {"temperature": 1.5, "threshold": 0.5}}}
 
     def attempt(raw: Any) -> None:
-        model = Model.over(base.model.encoder, {"classify": base.model.head("classify")})
+        model = Model.from_parts(base.model.encoder, {"classify": base.model.head("classify")})
         replace(base, model=model, heads={})._read_ours(raw, named)
 
     attempt(ours)

@@ -22,6 +22,7 @@ from bertie.ops.torch import grouped_attention as grouped
 from bertie.ops.torch import varlen_attention as gpu
 from bertie.ops.triton import disentangled_attention as disentangled
 from bertie.text.batch import Batch
+from tests.ops.forced import turn_off
 from tests.test_config import GOOD
 
 pytest.importorskip("triton", reason="the programs are Triton's")
@@ -104,7 +105,7 @@ def test_the_door_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
     call = {"scale": SCALE, "pattern": Full(), "relative": relative}
     ours = attend(*leaves[:3], (40, 3), cu, **call)
     assert torch.equal(ours, disentangled.attend(*leaves[:3], (40, 3), cu, scale=SCALE, relative=relative))
-    monkeypatch.setattr(disentangled, "enabled", False)
+    turn_off(monkeypatch, "triton.attention.disentangled")
     assert_close(attend(*leaves[:3], (40, 3), cu, **call), ours, atol=3e-2, rtol=0)
 
 
@@ -145,7 +146,8 @@ def test_scores_alone(dtype: torch.dtype, heads: int, monkeypatch: pytest.Monkey
     found = {}
     with torch.no_grad():
         for on in (True, False):
-            monkeypatch.setattr(disentangled, "enabled", on)
+            if not on:
+                turn_off(monkeypatch, "triton.attention.disentangled")
             found[on] = attend(*heads_, tuple(lengths), cu, scale=0.125, pattern=Full(), relative=relative)
         ours = disentangled.attend(*heads_, tuple(lengths), cu, scale=0.125, relative=relative)
         wide = Relative(rows, scores=relative.scores.float())
@@ -166,7 +168,7 @@ def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         read = encoder(batch)
         with monkeypatch.context() as patched:
-            patched.setattr(disentangled, "enabled", False)
+            turn_off(patched, "triton.attention.disentangled")
             rectangles = encoder(batch)
     trained = encoder(batch)
     for other in (rectangles, trained.detach()):  # their feed-forwards may round otherwise
@@ -174,7 +176,7 @@ def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     table = encoder.relative
     assert table is not None
     (grad,) = torch.autograd.grad(trained.float().sin().sum(), table.rows.weight)
-    monkeypatch.setattr(disentangled, "enabled", False)
+    turn_off(monkeypatch, "triton.attention.disentangled")
     (plain,) = torch.autograd.grad(encoder(batch).float().sin().sum(), table.rows.weight)
     assert_close(grad.float(), plain.float(), atol=6e-2 * float(plain.float().abs().max()), rtol=0)
 

@@ -23,14 +23,14 @@ from bertie.config import Activation
 from bertie.errors import ConfigError
 from bertie.nn.linear import Fp8Linear, is_fp8, to_fp8
 from bertie.nn.model import Model
-from bertie.ops import cuda_graphs as graphs
-from bertie.ops.cuda_graphs import Graphs
+from bertie.ops.torch import eager
 from bertie.ops.triton import fp8, fused
 from bertie.text.batch import Batch
 from tests.checkpoints.test_roundtrip import with_tokenizer
 from tests.gpu.test_graphs import HEADS, KINDS, ROUNDS, batch_of, made
 from tests.nn.test_linear import FAMILIES
 from tests.nn.test_linear import made as of_family
+from tests.ops.forced import turn_off
 
 CUDA = torch.device("cuda")
 pytest.importorskip("triton", reason="the programs are Triton's")
@@ -133,10 +133,10 @@ def test_codes_of_activations(kind: Activation, gated: bool) -> None:
     for rows, width in ((4097, 3072), (513, 1152), (7, 4096), (3, 8192)):
         y = torch.randn(rows, width * (2 if gated else 1), device=CUDA).bfloat16()
         bias = torch.randn(y.shape[1], device=CUDA).bfloat16()
-        near(fp8.activate(y, bias, kind, gated), fused.activated(y.double() + bias.double(), kind, gated))
-        near(fp8.activate(y, None, kind, gated), fused.activated(y.double(), kind, gated))
+        near(fp8.activate(y, bias, kind, gated), eager.activate(y.double() + bias.double(), kind, gated))
+        near(fp8.activate(y, None, kind, gated), eager.activate(y.double(), kind, gated))
     wide = torch.randn(3, 10000, device=CUDA).bfloat16()  # wider than a program holds
-    near(fp8.activate(wide, None, kind, False), fused.activated(wide, kind, False))
+    near(fp8.activate(wide, None, kind, False), eager.activate(wide, kind, False))
     near(fp8.coded(wide), wide)
 
 
@@ -153,7 +153,7 @@ def test_a_family(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert found.dtype == dtype
     assert 1e-3 < far(found, model.hidden(batch)) < most
     assert far(other.hidden(Batch.from_ids(ids[1:2]).to("cuda")), found[3:20]) < most
-    monkeypatch.setattr(fused, "enabled", False)
+    turn_off(monkeypatch, "triton.fused")
     assert far(other.hidden(batch), found) < most
 
 
@@ -163,8 +163,8 @@ def test_recorded(name: str) -> None:
     plain = made(name)
     eight = in_eight_bits(plain)
     model = deepcopy(eight)
-    model.graphs = Graphs()
-    assert graphs.can(model.encoder)
+    assert model.encoder.dispatch().replays
+    plain.replay = eight.replay = False
     for seed, lengths in enumerate(ROUNDS):
         batch = batch_of(lengths, seed)
         assert far(model.hidden(batch), eight.hidden(batch)) < MOST

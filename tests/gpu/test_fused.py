@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,11 @@ from bertie.config import Activation, Embeddings, Full, Rotary, Sliding
 from bertie.nn.encoder import Encoder
 from bertie.nn.norms import activation as function
 from bertie.nn.pooling import Pooling
+from bertie.ops.dispatch import row_for
+from bertie.ops.torch import eager
 from bertie.ops.triton import fused
 from bertie.text.batch import Batch
+from tests.ops.forced import turn_off
 from tests.test_config import GOOD
 
 pytest.importorskip("triton", reason="the programs are Triton's")
@@ -31,11 +35,6 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on norms are the framework's."""
-    monkeypatch.setattr(fused, "_normalizes", lambda module, x: False)
-
-
 def near(one: Tensor, other: Tensor, share: float) -> None:
     assert one.dtype == other.dtype
     atol = share * max(1e-3, float(other.detach().float().abs().max()))
@@ -44,21 +43,19 @@ def near(one: Tensor, other: Tensor, share: float) -> None:
 
 @pytest.mark.parametrize("residual_dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("tokens", "width"), [(65536, 768), (8193, 1024), (513, 384), (1, 768)])
-def test_sum_and_norm(tokens: int, width: int, residual_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sum_and_norm(tokens: int, width: int, residual_dtype: torch.dtype) -> None:
     x = torch.randn(tokens, width, device="cuda").bfloat16().requires_grad_()
     residual = torch.randn(tokens, width, device="cuda").to(residual_dtype).requires_grad_()
     norm = nn.LayerNorm(width, bias=False, device="cuda", dtype=residual_dtype)
     up = [torch.randn(tokens, width, device="cuda") for _ in range(2)]
 
-    def step() -> tuple[Tensor, ...]:
-        total, normed = fused.add_norms(x, residual, nn.Identity(), norm, 0.0)
+    def step(ops: Any) -> tuple[Tensor, ...]:
+        total, normed = ops.add_norms(x, residual, nn.Identity(), norm, 0.0)
         both = total, normed.bfloat16()  # single without the program
         grads = torch.autograd.grad(both, (x, residual, norm.weight), [u.to(b.dtype) for u, b in zip(up, both)])  # noqa: B905
         return *both, *grads
 
-    fast = step()
-    plain(monkeypatch)
-    slow = step()
+    fast, slow = step(fused), step(eager)
     assert torch.equal(fast[0], slow[0])
     for one, other in zip(fast, slow, strict=True):
         near(one, other, 2e-2)
@@ -168,7 +165,7 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
                 return encoder(batch), out, *grads
 
     fast = step()
-    plain(monkeypatch)
+    turn_off(monkeypatch, "triton.fused.norm", "triton.fused.embedding")
     slow = step()
     for one, other in zip(fast, slow, strict=True):
         near(one, other, 6e-2)
@@ -182,7 +179,7 @@ def test_pooling(dtype: torch.dtype, mode: str, width: int) -> None:
     lengths = [1, 2, 17, 129, 300, 8192, *[117] * 300]
     batch = Batch.from_ids([[1] * n for n in lengths]).to("cuda")
     hidden = torch.randn(sum(lengths), width, device="cuda").to(dtype)
-    assert fused.pools(hidden)
+    assert row_for("pooling", hidden).backend == "triton.fused.pooling"
     fast = Pooling(mode)(hidden, batch)
     assert fast.dtype == dtype
     wanted = Pooling(mode)(hidden.double(), batch)
@@ -191,7 +188,7 @@ def test_pooling(dtype: torch.dtype, mode: str, width: int) -> None:
     for one, n, found in zip(hidden.split(lengths)[:8], lengths, fast, strict=False):
         alone = Pooling(mode)(one.clone(), Batch.from_ids([[1] * n]).to("cuda"))
         assert torch.equal(alone[0], found)
-        assert torch.equal(fused.pooled(one, torch.tensor([0, n], device="cuda").int(), mode)[0], found)
+        assert torch.equal(fused.pool(one, torch.tensor([0, n], device="cuda").int(), mode)[0], found)
 
 
 @pytest.mark.parametrize("mode", fused.POOLS)
@@ -199,16 +196,16 @@ def test_pooling_in_a_recorded_graph(mode: str) -> None:
     """Played again, it goes by the ends that lie there then; texts of no tokens give zeros."""
     hidden = torch.randn(200, 768, device="cuda").bfloat16()
     ends = torch.tensor([0, 50, 60, 200, 200], device="cuda").int()
-    fused.pooled(hidden, ends, mode)
+    fused.pool(hidden, ends, mode)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = fused.pooled(hidden, ends, mode)
+        out = fused.pool(hidden, ends, mode)
     for other in ([0, 50, 60, 200, 200], [0, 0, 1, 130, 200]):
         ends.copy_(torch.tensor(other))
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(out, fused.pooled(hidden, ends, mode))
+        assert torch.equal(out, fused.pool(hidden, ends, mode))
         assert (out[[a == b for a, b in pairwise(other)]] == 0).all()
 
 
@@ -216,4 +213,4 @@ def test_pooling_past_the_largest_number_of_32_bits() -> None:
     hidden = torch.zeros((1 << 31) // 1024 + 50, 1024, device="cuda", dtype=torch.bfloat16)
     hidden[-50:] = 3.0
     ends = torch.tensor([0, len(hidden) - 50, len(hidden)], device="cuda").int()
-    assert fused.pooled(hidden, ends, "mean").float().mean(1).tolist() == [0.0, 3.0]
+    assert fused.pool(hidden, ends, "mean").float().mean(1).tolist() == [0.0, 3.0]

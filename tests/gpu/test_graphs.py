@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from bertie.config import Disentangled, Embeddings, EncoderConfig, HeadConfig, Norm
 from bertie.nn.model import Model
-from bertie.ops import cuda_graphs as graphs
-from bertie.ops.cuda_graphs import Graphs
+from bertie.ops import disable
+from bertie.ops.cuda_graphs import ForwardGraphs
 from bertie.text.batch import Batch
 from tests.gpu.test_gpu import ENCODERS
 from tests.test_config import GOOD
@@ -67,9 +67,9 @@ def test_against_the_plain_pass(name: str, mode: Any) -> None:
     if name == "disentangled":
         pytest.importorskip("triton", reason="the programs are Triton's")
     plain, model = made(name), made(name)
-    model.graphs = Graphs()
+    plain.replay = False
     with mode():
-        assert graphs.can(model.encoder)
+        assert model.encoder.dispatch().replays
         for seed, lengths in enumerate(ROUNDS):
             batch = batch_of(lengths, seed)
             near(model.hidden(batch), plain.hidden(batch))
@@ -78,14 +78,14 @@ def test_against_the_plain_pass(name: str, mode: Any) -> None:
         assert len(model.graphs) > 4
         # What was played last is what the same pass gives as it is.
         for recording in model.graphs._recordings.values():
-            recording.play()
+            recording.replay()
             if len(recording.out) == len(recording.batch.ids) and recording.out.shape[1] == 32:
                 near(recording.out, plain.encoder(recording.batch))
 
 
 def test_single_precision() -> None:
     plain, model = made("learned", torch.float32), made("learned", torch.float32)
-    model.graphs = Graphs()
+    plain.replay = False
     with torch.inference_mode():
         for seed, lengths in enumerate(ROUNDS):
             batch = batch_of(lengths, seed)
@@ -95,7 +95,8 @@ def test_single_precision() -> None:
 
 def test_few_are_kept() -> None:
     plain, model = made("learned"), made("learned")
-    model.graphs = Graphs(most=2)
+    plain.replay = False
+    model.graphs = ForwardGraphs(max_graphs=2, min_idle=0)
     with torch.inference_mode():
         for seed, lengths in enumerate(ROUNDS):
             batch = batch_of(lengths, seed)
@@ -106,7 +107,7 @@ def test_few_are_kept() -> None:
 
 def test_weights_that_change_in_place_or_move() -> None:
     plain, model = made("learned"), made("learned")
-    model.graphs = Graphs()
+    plain.replay = False
     batch = batch_of([9, 30], 1)
     with torch.inference_mode():
         for _ in range(2):
@@ -127,7 +128,6 @@ def test_weights_that_change_in_place_or_move() -> None:
 
 def test_training_is_left_alone() -> None:
     model = made("learned")
-    model.graphs = Graphs()
     for _ in range(3):
         model.hidden(batch_of([9, 30], 1)).float().sum().backward()
     assert len(model.graphs) == 0
@@ -136,7 +136,8 @@ def test_training_is_left_alone() -> None:
 @pytest.mark.parametrize("own_streams", [False, True])
 def test_threads_share_them(own_streams: bool) -> None:
     plain, model = made("learned"), made("learned")
-    model.graphs = Graphs(most=3)
+    plain.replay = False
+    model.graphs = ForwardGraphs(max_graphs=3, min_idle=0)
     wrong: list[str] = []
 
     def ask(number: int) -> None:
@@ -158,3 +159,17 @@ def test_threads_share_them(own_streams: bool) -> None:
     for thread in threads:
         thread.join()
     assert not wrong, wrong[0]
+
+
+def test_on_by_default_and_turned_off_by_name() -> None:
+    model, batch = made("learned"), batch_of([9, 30], 1)
+    with torch.inference_mode():
+        with disable("cuda_graphs"):
+            for _ in range(3):
+                model.hidden(batch)
+            assert len(model.graphs) == 0
+        for _ in range(3):
+            model.hidden(batch)
+    assert len(model.graphs) == 1
+    with torch.inference_mode():
+        assert model.dispatch_report()[0]["backend"] == "cuda_graphs"

@@ -12,12 +12,13 @@ from torch.testing import assert_close
 
 from bertie.config import Embeddings, Full, Learned, Pattern, Rotary, Sliding
 from bertie.nn.encoder import Encoder
-from bertie.nn.positions import rotate, rotations
 from bertie.ops.attention import attend
 from bertie.ops.torch import grouped_attention as grouped
+from bertie.ops.torch.eager import rotary_tables, rotate
 from bertie.ops.triton import rotary
 from bertie.ops.triton import short_attention as ragged
 from bertie.text.batch import Batch
+from tests.ops.forced import turn_off
 from tests.test_config import GOOD
 
 pytest.importorskip("triton", reason="the program is Triton's")
@@ -49,7 +50,7 @@ def ends(lengths: list[int]) -> Tensor:
 
 def angles(lengths: list[int], width: int) -> tuple[Tensor, Tensor]:
     positions = torch.cat([torch.arange(n) for n in lengths]).cuda()
-    return rotations(Rotary((10000.0,)), positions, width)[10000.0]
+    return rotary_tables(Rotary((10000.0,)), positions, width)[10000.0]
 
 
 @torch.no_grad()
@@ -114,7 +115,7 @@ def test_the_door_leads_here_to_read_alone(pattern: Pattern, monkeypatch: pytest
     with torch.no_grad():
         bounds = attend(*leaves, (130,) * 4, ends([*lengths, 0]), **call)
         assert attend(*leaves, tuple(lengths), ends(lengths), **call, dropout=0.5).isfinite().all()
-        monkeypatch.setattr(ragged, "enabled", False)
+        turn_off(monkeypatch, "triton.attention.short")
         off = attend(*leaves, tuple(lengths), ends(lengths), **call)
     for other in (learnt, bounds, off):
         assert_close(other, read, atol=3e-2, rtol=0)
@@ -165,7 +166,7 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
     trained = encoder(batch)
     grads = torch.autograd.grad(trained.float().sin().sum(), list(encoder.parameters()))
     assert all(grad.isfinite().all() for grad in grads)
-    monkeypatch.setattr(ragged, "enabled", False)
+    turn_off(monkeypatch, "triton.attention.short")
     with torch.inference_mode():
         theirs = encoder(batch)
     for other in (theirs, trained.detach()):
@@ -193,10 +194,10 @@ def test_turned_by_the_program_or_before(pattern: Pattern, dtype: torch.dtype, m
     rotation = angles(lengths, 64)
     call: dict[str, Any] = {"scale": SCALE, "pattern": pattern, "rotation": rotation}
     with monkeypatch.context() as patched:
-        patched.setattr(rotary, "rotated", None)
+        patched.setattr(rotary, "_turn", None)
         inside = attend(q, k, v, tuple(lengths), ends(lengths), **call)
     assert all(torch.equal(one, other) for one, other in zip((q, k, v), given, strict=True))
-    monkeypatch.setattr(ragged, "turns", False)
+    turn_off(monkeypatch, "triton.attention.short_rotary")
     before = attend(q, k, v, tuple(lengths), ends(lengths), **call)
     assert_close(inside, before, atol=TOLERANCE[dtype], rtol=0)
     assert (inside.float() - before.float()).abs().mean() < TOLERANCE[dtype] / 20
@@ -232,8 +233,8 @@ def test_an_encoder_with_rotary_positions(dtype: torch.dtype, monkeypatch: pytes
     found = []
     with torch.inference_mode():
         found.append(encoder(batch))
-        for switch in ("turns", "enabled"):
-            monkeypatch.setattr(ragged, switch, False)
+        for name in ("triton.attention.short_rotary", "triton.attention.short"):
+            turn_off(monkeypatch, name)
             found.append(encoder(batch))
     for other in found[1:]:
         near = (6e-2 if dtype == torch.bfloat16 else 1e-2) * float(other.float().abs().max())

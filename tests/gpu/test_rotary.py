@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from torch.testing import assert_close
 
 from bertie.config import Embeddings, Full, Rotary, Sliding
 from bertie.nn.encoder import Encoder
-from bertie.nn.positions import rotate, rotations
+from bertie.ops.torch import eager
+from bertie.ops.torch.eager import rotary_tables, rotate
 from bertie.ops.triton import rotary
 from bertie.text.batch import Batch
+from tests.ops.forced import turn_off
 from tests.test_config import GOOD
 
 pytest.importorskip("triton", reason="the program is Triton's")
@@ -30,7 +33,7 @@ def _seeded() -> None:
 def drawn(tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     fused = torch.randn(tokens, heads + 2 * key_heads, width, device="cuda").to(dtype)
     positions = torch.arange(tokens, device="cuda") % 8192
-    return fused, *rotations(Rotary((160000.0,)), positions, width)[160000.0]
+    return fused, *rotary_tables(Rotary((160000.0,)), positions, width)[160000.0]
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
@@ -39,28 +42,25 @@ def drawn(tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtyp
     [(65536, 12, 12, 64), (513, 16, 16, 64), (8193, 16, 4, 128), (129, 6, 2, 24), (127, 3, 1, 16), (1, 12, 12, 64)],
 )
 def test_against_the_plain_expression(
-    tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype
 ) -> None:
     fused, cos, sin = drawn(tokens, heads, key_heads, width, dtype)
     sizes = [heads, key_heads, key_heads]
     up = [torch.randn(tokens, n, width, device="cuda").to(dtype) for n in sizes]
 
-    def step() -> tuple[Tensor, ...]:
+    def step(ops: Any) -> tuple[Tensor, ...]:
         leaf = fused.clone().requires_grad_()
         q, k, v = leaf.split(sizes, dim=1)
-        q, k = rotary.rotated(q, k, cos, sin)
+        q, k = ops.rotate_pair(q, k, cos, sin)
         return q, k, *torch.autograd.grad((q, k, v), leaf, up)
 
-    fast = step()
-    with monkeypatch.context() as patched:
-        patched.setattr(rotary, "enabled", False)
-        slow = step()
+    fast, slow = step(rotary), step(eager)
     for one, other in zip(fast, slow, strict=True):
         assert one.dtype == dtype
         assert_close(one, other, atol=NEAR[dtype], rtol=0)
     with torch.no_grad():
         q, k, v = fused.clone().split(sizes, dim=1)
-        again = rotary.rotated(q, k, cos, sin)
+        again = rotary.rotate_pair(q, k, cos, sin)
     for one, other, given in zip(again, fast[:2], (q, k), strict=True):
         assert torch.equal(one, other)
         assert one.data_ptr() == given.data_ptr()
@@ -73,7 +73,7 @@ def test_past_the_largest_number_of_32_bits() -> None:
     fused, cos, sin = drawn(tokens, 12, 12, 64, torch.bfloat16)
     wanted = rotate(fused[-50:, :12].clone(), cos[-50:], sin[-50:])
     with torch.no_grad():
-        q, _ = rotary.rotated(*fused.split(12, dim=1)[:2], cos, sin)
+        q, _ = rotary.rotate_pair(*fused.split(12, dim=1)[:2], cos, sin)
     assert_close(q[-50:], wanted, atol=4e-2, rtol=0)
 
 
@@ -82,7 +82,7 @@ def test_without_gradients_no_memory_is_needed() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with torch.no_grad():
-        rotary.rotated(*fused.split(12, dim=1)[:2], cos, sin)
+        rotary.rotate_pair(*fused.split(12, dim=1)[:2], cos, sin)
     assert torch.cuda.max_memory_allocated() == before
 
 
@@ -103,7 +103,7 @@ def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None
             return encoder(batch), out, *grads
 
     fast = step()
-    monkeypatch.setattr(rotary, "enabled", False)
+    turn_off(monkeypatch, "triton.rotary")
     slow = step()
     for one, other in zip(fast, slow, strict=True):
         near = (1e-4 if dtype == torch.float32 else 6e-2) * max(1e-3, float(other.detach().float().abs().max()))

@@ -53,20 +53,20 @@ def test_a_pass_asks_the_device_nothing(positions: tuple[Learned | Rotary, ...])
     assert pool(encoder(batch), batch, [1, 0]).shape == (2, len(MODES) * GOOD.width)
 
 
-def test_layers_of_a_pass_share_what_attention_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_a_pass_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this batch alone: the next pass begins with nothing."""
     seen: list[dict[Any, Any]] = []
 
-    def spy(*call: Any, kept: dict[Any, Any], **more: Any) -> Any:
-        kept[len(kept)] = None
-        seen.append(kept)
+    def spy(*call: Any, cache: dict[Any, Any], **more: Any) -> Any:
+        cache[len(cache)] = None
+        seen.append(cache)
         return attend(*call, **more)
 
     monkeypatch.setattr(attention, "attend", spy)
     encoder, batch = Encoder(GOOD), Batch.from_ids([[1, 2, 3], [4]])
     for _ in range(2):
         encoder(batch)
-    assert [len(kept) for kept in seen] == [2, 2, 2, 2]
+    assert [len(cache) for cache in seen] == [2, 2, 2, 2]
     assert seen[0] is seen[1]
     assert seen[1] is not seen[2]
 

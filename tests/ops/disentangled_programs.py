@@ -129,7 +129,7 @@ def test_layers_share_the_tiles_of_bounds(monkeypatch: pytest.MonkeyPatch) -> No
     leaves, _ = drawn([3, 21], 1, 16, "", torch.float32)
     cu = torch.tensor([0, 3, 24]).int()
     kept: dict[Any, Tensor] = {}
-    call: dict[str, Any] = {"scale": SCALE, "relative": None, "kept": kept}
+    call: dict[str, Any] = {"scale": SCALE, "relative": None, "cache": kept}
     exact = disentangled.attend(*leaves, (3, 21), cu, **call)
     assert not kept
     first = disentangled.attend(*leaves, (21, 21), cu, **call)

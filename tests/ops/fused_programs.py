@@ -22,8 +22,11 @@ from bertie.nn.linear import Fp8Linear, to_fp8
 from bertie.nn.model import Model
 from bertie.nn.norms import RMSNorm
 from bertie.nn.pooling import Pooling
+from bertie.ops import disable
+from bertie.ops.torch import eager
 from bertie.ops.triton import fp8, fused
 from bertie.text.batch import Batch
+from tests.ops.forced import forced
 from tests.test_config import GOOD
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -31,10 +34,10 @@ NEAR = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2e
 
 
 @pytest.fixture(autouse=True)
-def _on(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fused, fp8):
-        monkeypatch.setattr(module, "takes", lambda x: True)
+def _forced() -> Iterator[None]:
     torch.manual_seed(0)
+    with forced("triton.fused"):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,15 +62,13 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, device=HERE).to(dtype).requires_grad_()
 
 
-def compared(monkeypatch: pytest.MonkeyPatch, call: Any, wanted: list[Tensor], dtype: torch.dtype) -> None:
-    """Outputs and gradients, of the programs in `dtype` and of the plain expression in float32 upon the same values."""
-    fast = call()
+def compared(call: Any, wanted: list[Tensor], dtype: torch.dtype) -> None:
+    """Compare outputs and gradients of call(fused) and call(eager)."""
+    fast = call(fused)
     upstream = torch.randn_like(fast, dtype=torch.float32).to(fast.dtype)
     ours = torch.autograd.grad(fast, wanted, upstream)
-    with monkeypatch.context() as patched:
-        patched.setattr(fused, "takes", lambda x: False)
-        slow = call()
-        theirs = torch.autograd.grad(slow, wanted, upstream.to(slow.dtype))
+    slow = call(eager)
+    theirs = torch.autograd.grad(slow, wanted, upstream.to(slow.dtype))
     assert fast.isfinite().all()
     for one, other in zip((fast, *ours), (slow, *theirs), strict=True):
         assert one.dtype == other.dtype
@@ -82,7 +83,7 @@ def test_add_norm(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeyp
     x, residual = drawn(rows, width, dtype=dtype), drawn(rows, width, dtype=dtype)
     norm = normed(width, bias, dtype)
     wanted = [x, residual, *norm.parameters()]
-    compared(monkeypatch, lambda: fused.add_norm(x, residual, norm, 0.0), wanted, dtype)
+    compared(lambda ops: ops.add_norm(x, residual, norm, 0.0), wanted, dtype)
 
 
 @pytest.mark.parametrize(("rows", "width", "bias"), [(1, 8, True), (13, 24, False), (36, 100, True)])
@@ -97,9 +98,9 @@ def test_add_norms(rows: int, width: int, bias: bool, dtype: torch.dtype, monkey
         patched.setattr(norm, "forward", None)  # the programs need it not
         both = fused.add_norms(x, residual, nn.Identity(), norm, 0.0)
     assert_close(both[0], x + residual, **NEAR[dtype])  # the interpreter cuts where a GPU rounds
-    compared(monkeypatch, lambda: torch.stack(fused.add_norms(x, residual, nn.Identity(), norm, 0.0)), wanted, dtype)
+    compared(lambda ops: torch.stack(ops.add_norms(x, residual, nn.Identity(), norm, 0.0)), wanted, dtype)
     for one in (0, 1):  # where only one of the two is used
-        compared(monkeypatch, lambda: fused.add_norms(x, residual, nn.Identity(), norm, 0.0)[one], [x, residual], dtype)  # noqa: B023
+        compared(lambda ops: ops.add_norms(x, residual, nn.Identity(), norm, 0.0)[one], [x, residual], dtype)  # noqa: B023
 
 
 @pytest.mark.parametrize(("rows", "width", "bias"), [(1, 8, True), (13, 24, False), (36, 100, True)])
@@ -110,7 +111,7 @@ def test_norm(rows: int, width: int, bias: bool, dtype: torch.dtype, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(norm, "forward", None)  # the program needs it not
         fused.norm(x, norm)
-    compared(monkeypatch, lambda: fused.norm(x, norm), [x, *norm.parameters()], dtype)
+    compared(lambda ops: ops.norm(x, norm), [x, *norm.parameters()], dtype)
     scattered = x.detach().T.contiguous().T
     assert torch.equal(fused.norm(scattered, norm), fused.norm(x, norm))
 
@@ -198,7 +199,7 @@ def test_codes_of_activations(kind: Activation, gated: bool, bias: bool, monkeyp
         monkeypatch.setattr(fp8, "TILE", tile)
         y, added = drawn(rows, width * (2 if gated else 1)).detach(), drawn(width * (2 if gated else 1)).detach()
         found = fp8.activate(y, added if bias else None, kind, gated)
-        near_codes(found, fused.activated(y + added if bias else y, kind, gated))
+        near_codes(found, eager.activate(y + added if bias else y, kind, gated))
 
 
 def test_codes_of_any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +228,8 @@ def test_an_encoder_in_eight_bits(change: dict[str, Any], monkeypatch: pytest.Mo
     monkeypatch.setattr(fp8, "_programmed", lambda *call: made.append(call[2]) or program(*call))
     fast = encoder(batch)
     assert made == ["identity", "gelu"] * 2
-    monkeypatch.setattr(fused, "takes", lambda x: False)
-    monkeypatch.setattr(fp8, "takes", lambda x: False)
-    slow = encoder(batch)
+    with disable("triton.fused"):
+        slow = encoder(batch)
     assert not hasattr(slow, "fp8")
     assert sum(isinstance(one, Fp8Linear) for one in encoder.modules()) == 8
     for one, other, most in ((fast, slow, 0.05), (slow, exact, 0.08)):
@@ -407,7 +407,7 @@ def test_expand(activation: Activation, gated: bool, bias: bool, monkeypatch: py
         x = drawn(rows, 6, dtype=dtype)
         linear = nn.Linear(6, width, bias=bias, device=HERE, dtype=dtype)
         wanted = [x, *linear.parameters()]
-        compared(monkeypatch, lambda: fused.expand(x, linear, activation, gated), wanted, dtype)  # noqa: B023
+        compared(lambda ops: ops.expand(x, linear, activation, gated), wanted, dtype)  # noqa: B023
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -451,7 +451,7 @@ def test_gelu_is_the_exact_one() -> None:
 def test_expand_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused._Activate, "BLOCK", 16)
     x, linear = drawn(21, 6), nn.Linear(6, 2 * 40, device=HERE)
-    compared(monkeypatch, lambda: fused.expand(x, linear, "gelu", True), [x, *linear.parameters()], torch.float32)
+    compared(lambda ops: ops.expand(x, linear, "gelu", True), [x, *linear.parameters()], torch.float32)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -513,8 +513,7 @@ def test_a_model_of_fused_parts(gated: bool, pre_norm: bool, monkeypatch: pytest
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
     fast = step()
-    with monkeypatch.context() as patched:
-        patched.setattr(fused, "takes", lambda x: False)
+    with disable("triton.fused"):
         slow = step()
     for one, other in zip(fast, slow, strict=True):
         assert_close(one, other, atol=1e-5, rtol=1e-4)
@@ -546,10 +545,10 @@ def test_a_recorded_graph_draws_by_the_seed() -> None:
 
     once, other, again = played(1), played(2), played(1)
     torch.cuda.manual_seed(1)
-    for one, two, three, eager in zip(once, other, again, step(), strict=True):
+    for one, two, three, unrecorded in zip(once, other, again, step(), strict=True):
         assert torch.equal(one, three)
         assert not torch.equal(one, two)
-        assert torch.equal(one, eager)
+        assert torch.equal(one, unrecorded)
 
 
 def test_a_model_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,8 +567,8 @@ def test_a_model_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hidden.dtype == torch.bfloat16
         assert loss.dtype == torch.float32
         assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
-    monkeypatch.setattr(fused, "takes", lambda x: False)
-    plain = model.head("mlm").fused_linear_cross_entropy(model.hidden(batch), words, targets, weights)
+    with disable("triton.fused"):
+        plain = model.head("mlm").fused_linear_cross_entropy(model.hidden(batch), words, targets, weights)
     assert_close(loss, plain, atol=0, rtol=2e-2)
     for one, other in zip(grads, torch.autograd.grad(plain, list(model.parameters())), strict=True):
         assert_close(one, other, atol=0.05 * max(0.1, float(other.abs().max())), rtol=0)
@@ -597,15 +596,15 @@ def test_pooled(dtype: torch.dtype, mode: str, width: int, monkeypatch: pytest.M
     poisoned(monkeypatch)
     hidden = drawn(sum(POOLED), width, dtype=dtype).detach()
     ends = torch.tensor([0, *POOLED], device=HERE).cumsum(0).int()
-    fast = fused.pooled(hidden, ends, mode)
+    fast = fused.pool(hidden, ends, mode)
     assert (fast.dtype, fast.shape) == (dtype, (len(POOLED), width))
     slow = torch.stack([pooled_plainly(one, mode) for one in hidden.double().split(POOLED)])
     near = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]  # a rounding, of values of up to 5
     assert_close(fast.double(), slow, atol=near, rtol=near)
     scattered = hidden.T.contiguous().T
-    assert torch.equal(fused.pooled(scattered, ends, mode), fast)
+    assert torch.equal(fused.pool(scattered, ends, mode), fast)
     for one, found in zip(hidden.split(POOLED), fast, strict=True):  # wherever it lies
-        alone = fused.pooled(one, torch.tensor([0, len(one)], device=HERE).int(), mode)
+        alone = fused.pool(one, torch.tensor([0, len(one)], device=HERE).int(), mode)
         assert torch.equal(alone[0], found)
 
 
@@ -614,9 +613,9 @@ def test_pooled_whatever_neighbours_hold(mode: str) -> None:
     """And what is no number in a text is not hidden."""
     hidden = drawn(40, 8).detach()
     ends = torch.tensor([0, 3, 3, 20, 40], device=HERE).int()
-    wanted = fused.pooled(hidden, ends, mode)
+    wanted = fused.pool(hidden, ends, mode)
     hidden[1], hidden[39] = torch.nan, torch.inf
-    found = fused.pooled(hidden, ends, mode)
+    found = fused.pool(hidden, ends, mode)
     assert torch.equal(found[1:3], wanted[1:3])
     assert found[0].isnan().all()
     assert not found[3].isfinite().any()
@@ -629,14 +628,14 @@ def test_pooling_by_the_program(modes: Any, monkeypatch: pytest.MonkeyPatch) -> 
     ends = F.pad(batch.cu_seqlens, (0, 2), value=22)
     roomy = replace(batch, cu_seqlens=ends, lengths=(32,) * 5)
     hidden = drawn(22, 6).detach()
-    wanted = Pooling(modes)(hidden.double(), roomy)
-    skipped = Pooling(modes, include_prompt=False)(hidden, batch, [1, 0, 2])
-    monkeypatch.setattr(fused, "pools", lambda x: True)
+    with disable("triton.fused.pooling"):
+        wanted = Pooling(modes)(hidden.double(), roomy)
+        skipped = Pooling(modes, include_prompt=False)(hidden, batch, [1, 0, 2])
     assert torch.equal(Pooling(modes, include_prompt=False)(hidden, batch, [1, 0, 2]), skipped)
     monkeypatch.setattr(Batch, "text_of_token", None)
     if HERE.type == "cpu":
         monkeypatch.setattr(
-            Pooling, "means", lambda self, hidden, batch: fused.pooled(hidden, batch.cu_seqlens, "mean").numpy()
+            Pooling, "means", lambda self, hidden, batch: fused.pool(hidden, batch.cu_seqlens, "mean").numpy()
         )
     for pool in (Pooling(modes), Pooling(modes, include_prompt=False)):
         assert_close(pool(hidden, roomy).double(), wanted, atol=2e-6, rtol=2e-6)

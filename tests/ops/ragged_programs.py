@@ -15,9 +15,9 @@ from torch.testing import assert_close
 from triton.runtime import interpreter
 
 from bertie.config import Full, Pattern, Rotary, Sliding
-from bertie.nn.positions import rotate, rotations
 from bertie.ops import reference
 from bertie.ops.torch import grouped_attention as grouped
+from bertie.ops.torch.eager import rotary_tables, rotate
 from bertie.ops.triton import short_attention as ragged
 
 NEAR = {torch.float32: 2e-6, torch.float16: 3e-3}
@@ -59,7 +59,7 @@ def drawn(lengths: list[int], heads: int, key_heads: int, width: int, dtype: tor
 
 def rotation_of(lengths: list[int], width: int) -> tuple[Tensor, Tensor]:
     positions = torch.cat([torch.arange(n) for n in lengths])
-    return rotations(Rotary((100.0,)), positions, width)[100.0]
+    return rotary_tables(Rotary((100.0,)), positions, width)[100.0]
 
 
 def compare(

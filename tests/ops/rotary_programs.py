@@ -5,6 +5,7 @@ Run by test_rotary.py in a process of its own: what interprets Triton's programs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch.testing import assert_close
 
 from bertie.config import Embeddings, Rotary
 from bertie.nn.model import Model
-from bertie.nn.positions import rotate, rotations
+from bertie.ops import disable
+from bertie.ops.torch.eager import rotary_tables, rotate
 from bertie.ops.triton import rotary
 from bertie.text.batch import Batch
+from tests.ops.forced import forced
 from tests.test_config import GOOD
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,9 +28,10 @@ NEAR = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}  # a rou
 
 
 @pytest.fixture(autouse=True)
-def _on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotary, "takes", lambda q: True)
+def _forced() -> Iterator[None]:
     torch.manual_seed(0)
+    with forced("triton.rotary"):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +45,7 @@ def drawn(lengths: list[int], heads: int, key_heads: int, width: int, dtype: tor
     """Queries, keys and values as a model has them, side by side; and cos and sin."""
     fused = torch.randn(sum(lengths), heads + 2 * key_heads, width, device=HERE).to(dtype)
     positions = torch.cat([torch.arange(n, device=HERE) for n in lengths])
-    return fused, *rotations(Rotary((10000.0,)), positions, width)[10000.0]
+    return fused, *rotary_tables(Rotary((10000.0,)), positions, width)[10000.0]
 
 
 def compare(
@@ -54,7 +58,7 @@ def compare(
 
     leaf = fused.clone().requires_grad_()
     q, k, v = leaf.split(sizes, dim=1)
-    fast = rotary.rotated(q, k, cos, sin)
+    fast = rotary.rotate_pair(q, k, cos, sin)
     up = [torch.randn(x.shape, device=HERE).to(dtype) for x in (*fast, v)]
     (down,) = torch.autograd.grad((*fast, v), leaf, up)
     wide = fused.double().requires_grad_()
@@ -72,7 +76,7 @@ def compare(
     kept = fused.clone()
     with torch.no_grad():
         q, k, v = kept.split(sizes, dim=1)
-        again = rotary.rotated(q, k, cos, sin)
+        again = rotary.rotate_pair(q, k, cos, sin)
     for one, other, given in zip(again, fast, (q, k), strict=True):
         assert torch.equal(one, other)
         assert one.data_ptr() == given.data_ptr()
@@ -112,7 +116,7 @@ def test_other_layouts() -> None:
     scattered = q.transpose(0, 1).contiguous().transpose(0, 1)
     wanted = rotate(q, cos, sin), rotate(k, cos, sin)
     with torch.no_grad():
-        found = rotary.rotated(scattered, k, cos, sin)
+        found = rotary.rotate_pair(scattered, k, cos, sin)
     assert torch.equal(scattered, q)
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other, atol=2e-6, rtol=0)
@@ -123,13 +127,13 @@ def test_without_gradients_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch)
     for name in ("empty", "empty_like", "zeros"):
         monkeypatch.setattr(torch, name, None)
     with torch.no_grad():
-        rotary.rotated(*fused.split([2, 1, 1], dim=1)[:2], cos, sin)
+        rotary.rotate_pair(*fused.split([2, 1, 1], dim=1)[:2], cos, sin)
     frozen = fused.clone()
-    rotary.rotated(*frozen.split([2, 1, 1], dim=1)[:2], cos, sin)  # nor where none is wanted
+    rotary.rotate_pair(*frozen.split([2, 1, 1], dim=1)[:2], cos, sin)  # nor where none is wanted
 
 
 @pytest.mark.parametrize("key_heads", [1, 2])
-def test_a_model(key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model(key_heads: int) -> None:
     sizes: dict[str, Any] = {"width": 32, "heads": 2, "kv_heads": key_heads, "head_width": 16}
     cfg = replace(GOOD, **sizes, embeddings=Embeddings(width=32), positions=(Rotary((10.0, 100.0)),), pre_norm=True)
     model = Model(cfg, {}).to(HERE)
@@ -142,8 +146,8 @@ def test_a_model(key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
             return model.encoder(batch), hidden, *(grad for grad in grads if grad is not None)
 
     fast = step()
-    monkeypatch.setattr(rotary, "takes", lambda q: False)
-    slow = step()
+    with disable("triton.rotary"):
+        slow = step()
     for one, other in zip(fast, slow, strict=True):
         assert_close(one, other, atol=1e-5, rtol=1e-4)
 
@@ -157,7 +161,7 @@ def test_a_recorded_graph() -> None:
     def step() -> tuple[Tensor, ...]:
         with torch.no_grad():
             made = static * 1.0  # stands in for the product that queries and keys come from
-            return rotary.rotated(*made.split(4, dim=1)[:2], cos, sin)
+            return rotary.rotate_pair(*made.split(4, dim=1)[:2], cos, sin)
 
     step()
     torch.cuda.synchronize()

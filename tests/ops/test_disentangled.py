@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +14,14 @@ import pytest
 import torch
 
 from bertie.config import Full, Sliding
-from bertie.ops import Relative
-from bertie.ops.attention import attend
-from bertie.ops.torch import grouped_attention as grouped
-from bertie.ops.torch import varlen_attention as gpu
+from bertie.ops import Relative, attend, disable
+from bertie.ops.contracts import AttentionInputs
+from bertie.ops.dispatch import AttentionBackends, Site, select
 from bertie.ops.triton import disentangled_attention as disentangled
-from bertie.ops.triton import short_attention as ragged
 from bertie.text.batch import Batch
 from bertie.training import step as stepper
 from tests.ops.compiled import compiled
+from tests.ops.forced import forced, hardware
 
 
 def test_the_programs() -> None:
@@ -35,95 +34,100 @@ def test_the_programs() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-class OnGpu:
-    """As much of a tensor on a GPU as is asked about."""
-
-    is_cuda, device = True, torch.device("cuda", 0)
-
-    def __init__(self, *shape: int, dtype: torch.dtype = torch.bfloat16, learns: bool = False) -> None:
-        self.dtype, self.shape, self.requires_grad = dtype, torch.Size(shape), learns
-
-    def __len__(self) -> int:
-        return self.shape[0]
+CUDA = torch.device("cuda", 0)
+HALF = Site(CUDA, torch.bfloat16, heads=4, kv_heads=4, head_width=64)
 
 
-def test_who_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disentangled, "enabled", True)
-    monkeypatch.setattr(disentangled, "_has_triton", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-
-    def can(q: Any, k: Any = None, pattern: Any = Full(), globals_: Any = None) -> bool:  # noqa: B008
-        return disentangled.can(q, q if k is None else k, pattern, globals_)
-
-    assert can(OnGpu(9, 4, 64))
-    assert can(OnGpu(9, 4, 24, dtype=torch.float16))
-    assert not can(OnGpu(9, 4, 64, dtype=torch.float32))
-    assert not can(OnGpu(9, 4, 8))
-    assert not can(OnGpu(9, 4, 20))
-    assert not can(OnGpu(9, 4, 136))
-    assert not can(OnGpu(9, 4, 64), OnGpu(9, 2, 64))  # shared key heads
-    assert not can(OnGpu(9, 4, 64), pattern=Sliding(3))
-    assert not can(OnGpu(9, 4, 64), globals_=torch.zeros(9, dtype=torch.bool))
-    assert not can(torch.zeros(9, 4, 64, dtype=torch.bfloat16))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not can(OnGpu(9, 4, 64))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(disentangled, "enabled", False)
-    assert not can(OnGpu(9, 4, 64))
+def attention_rows(site: Site) -> list[str]:
+    """The last part of each resolved backend's name."""
+    return [row.backend.rsplit(".", 1)[1] for row in select("attention", site)]
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Which path `attend` takes, where those that it is told of can; and with which options."""
-    paths = {"ragged": ragged, "ours": disentangled, "framework": gpu, "plain": grouped}
-    for name, path in paths.items():
-        monkeypatch.setattr(path, "attend", lambda *call, name=name, **more: (name, more))
-    monkeypatch.setattr(gpu, "attend_biased", lambda *call, **more: ("rectangles", more))
+def test_supported_sites() -> None:
+    with hardware():
+        for site in (HALF, replace(HALF, head_width=24, dtype=torch.float16), replace(HALF, training=True)):
+            for relative in ("", "bucketed", "disentangled"):
+                assert "disentangled" in attention_rows(replace(site, relative=relative))
+        for change in (
+            {"dtype": torch.float32}, {"head_width": 8}, {"head_width": 20}, {"head_width": 136},
+            {"kv_heads": 2}, {"patterns": (Sliding(3),)}, {"device": torch.device("cpu")},
+        ):  # fmt: skip
+            assert "disentangled" not in attention_rows(replace(HALF, **change))
+        with disable("triton.attention.disentangled"):
+            assert "disentangled" not in attention_rows(HALF)
+    with hardware(capability=(7, 5)):
+        assert "disentangled" not in attention_rows(HALF)
+    with hardware(triton=False):
+        assert "disentangled" not in attention_rows(HALF)
 
-    def ask(lengths: tuple[int, ...], *able: str, on_gpu: bool = True, **options: Any) -> Any:
-        for name in ("ragged", "ours", "framework"):
-            monkeypatch.setattr(paths[name], "can", lambda *call, yes=name in able: yes)
-        q: Any = OnGpu(sum(lengths), 2, 16) if on_gpu else torch.zeros(sum(lengths), 2, 16)
-        cu = torch.tensor([0, *lengths]).cumsum(0).int()
-        return attend(q, q, q, lengths, cu, scale=0.5, pattern=Full(), **options)
 
-    return ask
+def test_order_of_preference() -> None:
+    with hardware():
+        assert attention_rows(HALF) == ["short", "disentangled", "varlen", "grouped"]
+        assert attention_rows(replace(HALF, training=True)) == ["disentangled", "varlen", "grouped"]
+        assert attention_rows(replace(HALF, relative="disentangled")) == ["disentangled", "grouped"]
+        bucketed = replace(HALF, relative="bucketed")
+        assert attention_rows(bucketed) == ["disentangled", "bucketed", "grouped"]
+        assert attention_rows(replace(bucketed, training=True)) == ["disentangled", "grouped"]
+        assert attention_rows(replace(bucketed, dtype=torch.float32)) == ["bucketed", "grouped"]
+        assert attention_rows(replace(HALF, device=torch.device("cpu"))) == ["grouped"]
+
+
+def chosen(site: Site, lengths: tuple[int, ...], **options: Any) -> str:
+    """The backend for a batch of these lengths."""
+    q = torch.empty(sum(lengths), 4, 64, device="meta")
+    more: dict[str, Any] = {"relative": None, "rotation": None, "global_tokens": None, "dropout": 0.0, "cache": None}
+    call = AttentionInputs(q, q, q, lengths, q, 0.5, site.patterns[0], **(more | options))
+    return AttentionBackends.resolve(site).choose(call).backend.rsplit(".", 1)[1]
 
 
 RELATIVE = Relative(torch.zeros(5, dtype=torch.long), scores=torch.zeros(1, 2))
 
 
-def test_attend_goes_there_with_relative_terms(taken: Callable[..., Any]) -> None:
-    """Always, of texts of any length; and what the layers of a pass share is handed on."""
-    kept: dict[Any, torch.Tensor] = {}
-    for lengths in ((3,), (2 * disentangled.LONGEST,)):
-        name, more = taken(lengths, "ragged", "ours", "framework", relative=RELATIVE, dropout=0.1, kept=kept)
-        assert (name, more) == ("ours", {"scale": 0.5, "relative": RELATIVE, "dropout": 0.1, "kept": kept})
-        assert more["kept"] is kept
+def test_chosen_for_relative_positions_of_any_length() -> None:
+    with hardware():
+        for lengths in ((3,), (2 * disentangled.LONGEST,)):
+            site = replace(HALF, relative="disentangled")
+            assert chosen(site, lengths, relative=RELATIVE, dropout=0.1) == "disentangled"
+            assert chosen(site, lengths, relative=RELATIVE, global_tokens=torch.zeros(3)) == "grouped"
 
 
-def test_attend_goes_there_without_them_where_texts_are_short(taken: Callable[..., Any]) -> None:
-    """And where the program that is for reading alone does not take them."""
+def test_chosen_for_short_texts_without_relative_positions() -> None:
     most = disentangled.LONGEST
-    assert taken((3, most), "ragged", "ours", "framework")[0] == "ragged"
-    assert taken((3, most), "ours", "framework", dropout=0.1) == (
-        "ours",
-        {"scale": 0.5, "relative": None, "dropout": 0.1, "kept": None},
-    )
-    assert taken((3, most + 1), "ours", "framework")[0] == "framework"
-    assert taken((3, most + 1), "ours")[0] == "plain"
-    assert taken((3, most), "framework")[0] == "framework"
-    assert taken((3, most), "framework", on_gpu=False)[0] == "plain"
-    assert taken((3,))[0] == "plain"
+    training = replace(HALF, training=True)
+    with hardware():
+        assert chosen(HALF, (3, most)) == "short"
+        assert chosen(HALF, (3, most), dropout=0.1) == "disentangled"
+        assert chosen(training, (3, most)) == "disentangled"
+        assert chosen(training, (3, most + 1)) == "varlen"
+        with disable("triton.attention"):
+            assert chosen(HALF, (3, most)) == "varlen"
+        with disable("torch.attention.varlen"):
+            assert chosen(training, (3, most + 1)) == "grouped"
 
 
-def test_rectangles_are_for_what_our_programs_cannot(taken: Callable[..., Any]) -> None:
-    with torch.no_grad():
-        assert taken((3,), "ours", relative=RELATIVE)[0] == "ours"
-        assert taken((3,), relative=RELATIVE)[0] == "rectangles"
-        assert taken((3,), relative=RELATIVE, on_gpu=False)[0] == "plain"
-    assert taken((3,), "ours", relative=RELATIVE)[0] == "ours"
-    assert taken((3,), relative=RELATIVE)[0] == "plain"  # there is something to learn
+def test_arguments_of_the_chosen_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the layers of a pass share is handed on."""
+    calls: list[Any] = []
+    monkeypatch.setattr(disentangled, "attend", lambda *call, **more: calls.append((call, more)) or call[0])
+    q, cu, cache = torch.zeros(3, 2, 16), torch.tensor([0, 3]).int(), {}
+    with forced("triton.attention.disentangled"):
+        attend(q, q, q, (3,), cu, scale=0.5, pattern=Full(), relative=RELATIVE, dropout=0.1, cache=cache)
+    ((call, more),) = calls
+    assert call == (q, q, q, (3,), cu)
+    assert more == {"scale": 0.5, "relative": RELATIVE, "dropout": 0.1, "cache": cache}
+    assert more["cache"] is cache
+
+
+def test_bucketed_scores_without_our_kernel() -> None:
+    site = replace(HALF, relative="bucketed")
+    with hardware():
+        assert chosen(site, (3,), relative=RELATIVE) == "disentangled"
+        with disable("triton"):
+            assert chosen(site, (3,), relative=RELATIVE) == "bucketed"
+            assert chosen(site, (513,), relative=RELATIVE) == "grouped"
+            assert chosen(site, (3,), relative=RELATIVE, dropout=0.1) == "grouped"
+            assert chosen(replace(site, training=True), (3,), relative=RELATIVE) == "grouped"
 
 
 @pytest.mark.parametrize("rows", disentangled.SIZES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from bertie.nn.pooling import Pooling
+from bertie.ops import disable
+from bertie.ops.contracts import compute_dtype, needs_grad
+from bertie.ops.dispatch import Site, row_for, select
+from bertie.ops.torch import eager
 from bertie.ops.triton import fused
 from bertie.text.batch import Batch
 from tests.ops.compiled import compiled
-from tests.ops.test_disentangled import OnGpu
+from tests.ops.forced import forced, hardware
 
 CODES = {"codes_at": "*fp8e4nv", "scales_at": "*fp32"}
 
@@ -143,29 +148,47 @@ def test_sizes_fit_what_they_are_for(width: int, back: int) -> None:
     assert sizes["BLOCK"] <= fused._Activate.BLOCK
 
 
-def test_the_programs_are_for_half_precision_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_has_triton", lambda: True)
-    for on in (False, True):
-        monkeypatch.setattr(fused, "enabled", on)
-        assert not fused.takes(torch.zeros(1, dtype=torch.bfloat16))
+def test_supported_sites() -> None:
+    """Half precision on GPUs with Triton, where autocast counts; LayerNorm of rows that fit into a kernel."""
+    half = Site(torch.device("cuda", 0), torch.bfloat16, width=768)
 
-    class OnGpu:
-        is_cuda, device, dtype = True, torch.device("cpu"), torch.bfloat16  # a GPU's autocast needs a GPU
+    def fused_operations(site: Site) -> set[str]:
+        names = ("norm", "activation", "embedding", "cross_entropy", "pooling", "fp8_quantization")
+        return {name for name in names if select(name, site)[0].backend.startswith("triton.fused.")}
 
-    one = OnGpu()
-    assert fused.takes(one)  # type: ignore[arg-type]
-    one.dtype = torch.float32
-    assert not fused.takes(one)  # type: ignore[arg-type]
+    everything = {"norm", "activation", "embedding", "cross_entropy", "pooling", "fp8_quantization"}
+    with hardware():
+        assert fused_operations(half) == fused_operations(replace(half, dtype=torch.float16)) == everything
+        assert fused_operations(replace(half, dtype=torch.float32)) == {"pooling"}
+        assert fused_operations(replace(half, dtype=torch.float64)) == set()
+        assert fused_operations(replace(half, training=True)) == everything - {"embedding", "pooling"}
+        assert fused_operations(replace(half, autocast=True)) == everything - {"embedding"}
+        assert fused_operations(replace(half, norm="rms")) == everything - {"norm", "embedding"}
+        assert fused_operations(replace(half, width=fused.WIDEST + 1)) == everything - {"norm", "embedding"}
+        assert fused_operations(replace(half, activation="tanh")) == everything - {"activation"}
+        assert fused_operations(replace(half, device=torch.device("cpu"))) == set()
+        with disable("triton.fused"):
+            assert fused_operations(half) == set()
+    with hardware(triton=False):
+        assert fused_operations(half) == set()
+
+
+def test_rows_of_tensors_follow_autocast_and_gradients() -> None:
+    x = torch.zeros(3, 4)
+    with forced("triton.fused.cross_entropy"):
+        assert row_for("cross_entropy", x).backend == "triton.fused.cross_entropy"
+    assert compute_dtype(x) == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        assert fused.takes(one)  # type: ignore[arg-type]
-    monkeypatch.setattr(fused, "_has_triton", lambda: False)
-    one.dtype = torch.bfloat16
-    assert not fused.takes(one)  # type: ignore[arg-type]
+        assert compute_dtype(x) == torch.bfloat16
+    assert not needs_grad(x, None)
+    x.requires_grad_()
+    assert needs_grad(None, x)
+    with torch.no_grad():
+        assert not needs_grad(x)
 
 
 def test_who_ends_the_product_with_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The framework, where nothing is learnt, nothing is gated, there is a bias, and the result lies nearer then."""
-    monkeypatch.setattr(fused, "takes", lambda x: True)
     monkeypatch.setattr(torch, "_addmm_activation", lambda bias, x, weight, use_gelu: ("product", use_gelu))
     monkeypatch.setattr(fused._Activate, "run", lambda *call: ("ours", None))
     monkeypatch.setattr(fused._Activate, "apply", lambda *call: ("learns", None))
@@ -191,46 +214,34 @@ def test_who_ends_the_product_with_the_activation(monkeypatch: pytest.MonkeyPatc
                 assert way(kind, weights=torch.float32) == ("ours", None)
 
 
-def test_the_plain_expressions_change_no_bit() -> None:
+def test_eager_expressions() -> None:
     torch.manual_seed(0)
     x, residual, norm, linear = torch.randn(5, 8), torch.randn(5, 8), nn.LayerNorm(8), nn.Linear(8, 12)
     torch.manual_seed(1)
-    got = fused.add_norm(x, residual, norm, 0.5)
+    got = eager.add_norm(x, residual, norm, 0.5)
     torch.manual_seed(1)
     assert torch.equal(got, norm(residual + F.dropout(x, 0.5)))
     for post, pre in ((norm, nn.Identity()), (nn.Identity(), norm)):
-        total, normed = fused.add_norms(x, residual, post, pre, 0.0)
+        total, normed = eager.add_norms(x, residual, post, pre, 0.0)
         assert torch.equal(total, post(residual + x))
         assert torch.equal(normed, norm(residual + x))
-    assert torch.equal(fused.norm(x, norm), norm(x))
-    assert fused.norm(x, nn.Identity()) is x
-    assert torch.equal(fused.expand(x, linear, "gelu", gated=False), F.gelu(linear(x)))
+    assert torch.equal(eager.norm(x, norm), norm(x))
+    assert eager.norm(x, nn.Identity()) is x
+    assert torch.equal(eager.expand(x, linear, "gelu", gated=False), F.gelu(linear(x)))
     act, factor = linear(x).chunk(2, dim=-1)
-    assert torch.equal(fused.expand(x, linear, "silu", gated=True), F.silu(act) * factor)
+    assert torch.equal(eager.expand(x, linear, "silu", gated=True), F.silu(act) * factor)
     targets, weights = torch.randint(12, (5,)), torch.rand(5)
     each = F.cross_entropy(linear(x), targets, reduction="none")
     assert torch.equal(
-        fused.fused_linear_cross_entropy(x, linear.weight, linear.bias, targets, weights), (each * weights).sum()
+        eager.linear_cross_entropy(x, linear.weight, linear.bias, targets, weights), (each * weights).sum()
     )
 
 
-def test_who_pools_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows on a GPU that nothing is learnt from; all modes of a pooling, or none."""
-    monkeypatch.setattr(fused, "_has_triton", lambda: True)
-    monkeypatch.setattr(fused, "enabled", True)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        assert fused.pools(OnGpu(9, 4, dtype=dtype))  # type: ignore[arg-type]
-    assert not fused.pools(OnGpu(9, 4, dtype=torch.float64))  # type: ignore[arg-type]
-    assert not fused.pools(torch.zeros(9, 4))
-    learning: Any = OnGpu(9, 4, learns=True)
-    assert not fused.pools(learning)
-    with torch.no_grad():
-        assert fused.pools(learning)
-    monkeypatch.setattr(fused, "enabled", False)
-    assert not fused.pools(OnGpu(9, 4))  # type: ignore[arg-type]
-
-    monkeypatch.setattr(fused, "pools", lambda hidden: True)
-    monkeypatch.setattr(fused, "pooled", lambda hidden, ends, mode: torch.full((len(ends) - 1, 4), torch.nan))
+def test_modes_of_the_pooling_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All modes of a pooling are computed by the kernel, or none."""
+    nan = replace(select("pooling", Site(torch.device("cpu"), torch.float32))[0], backend="triton.fused.pooling")
+    nan = replace(nan, run=lambda hidden, ends, mode: torch.full((len(ends) - 1, 4), torch.nan))
+    monkeypatch.setattr("bertie.ops.dispatch.row_for", lambda operation, x: nan)
     batch = Batch.from_ids([[1, 2], [3]])
     assert Pooling(("max", "weightedmean"))(torch.zeros(3, 4), batch).isnan().all()
     for modes in ("cls", "lasttoken", ("cls", "max")):

@@ -5,23 +5,28 @@ Values are compared in tests/gpu.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from bertie.config import BlockSparse, Full, Pattern, Sliding
 from bertie.ops import reference
-from bertie.ops.attention import Relative
+from bertie.ops.contracts import AttentionInputs, Relative
+from bertie.ops.dispatch import Site, select
 from bertie.ops.torch import grouped_attention as grouped
 from bertie.ops.torch import varlen_attention as gpu
+from tests.ops.forced import hardware
 
 HALF = (torch.bfloat16, torch.float16)
 FULL = Full()
 
 
 @pytest.fixture(autouse=True)
-def flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_has_flash", lambda device: True)
+def flash() -> Iterator[None]:
+    with hardware():
+        yield
 
 
 def heads(dtype: torch.dtype, width: int = 16) -> tuple[torch.Tensor, ...]:
@@ -30,7 +35,17 @@ def heads(dtype: torch.dtype, width: int = 16) -> tuple[torch.Tensor, ...]:
 
 
 def can(q: torch.Tensor, pattern: Pattern = FULL, globals_: torch.Tensor | None = None, dropout: float = 0.0) -> bool:
-    return gpu.can(q, (7, 2, 1), pattern, None, globals_, dropout)
+    return takes(q, (7, 2, 1), pattern, globals_, dropout)
+
+
+def takes(
+    q: torch.Tensor, lengths: tuple[int, ...], pattern: Pattern, globals_: torch.Tensor | None, dropout: float
+) -> bool:
+    """Whether variable-length attention takes a batch of such queries on a GPU."""
+    site = Site(torch.device("cuda", 0), q.dtype, heads=4, kv_heads=1, head_width=q.shape[2], patterns=(pattern,))
+    call = AttentionInputs(q, q, q, lengths, q, 0.1, pattern, None, None, globals_, dropout, None)
+    rows = [row for row in select("attention", site) if row.backend == "torch.attention.varlen"]
+    return any(row.accepts is not None and row.accepts(call) for row in rows)
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
@@ -52,7 +67,7 @@ def test_the_framework_takes_the_call(dtype: torch.dtype, pattern: Pattern, drop
         assert gpu.attend(q, k, v, (7, 7, 7), cu, scale=0.1, pattern=pattern).shape == q.shape
 
 
-def test_who_goes_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supported_calls() -> None:
     half, single = heads(torch.bfloat16)[1], heads(torch.float32)[1]
     for dropout in (0.0, 0.1):
         assert can(half, dropout=dropout)
@@ -65,12 +80,12 @@ def test_who_goes_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not can(heads(torch.bfloat16, 12)[1])
     assert not can(heads(torch.bfloat16, 200)[1], Sliding(2))
     # One long text among many short ones would leave most of a rectangle empty.
-    assert gpu.can(single, (5, 1, 1, 1, 1, 1), Full(), None, None, 0.1)
-    assert not gpu.can(single, (9, 1, 1, 1, 1, 1), Full(), None, None, 0.1)
-    assert gpu.can(single, (9, 1, 1, 1, 1, 1), Full(), None, None, 0.0)
-    monkeypatch.setattr(gpu, "_has_flash", lambda device: False)
-    assert can(heads(torch.float16)[1])
-    assert not can(half)
+    assert takes(single, (5, 1, 1, 1, 1, 1), Full(), None, 0.1)
+    assert not takes(single, (9, 1, 1, 1, 1, 1), Full(), None, 0.1)
+    assert takes(single, (9, 1, 1, 1, 1, 1), Full(), None, 0.0)
+    with hardware(flash=False):
+        assert can(heads(torch.float16)[1])
+        assert not can(half)
 
 
 @pytest.mark.parametrize("key_heads", [1, 4])
@@ -97,10 +112,7 @@ def test_scores_by_distance_in_rectangles(lengths: tuple[int, ...]) -> None:
     tokens, longest = sum(lengths), max(lengths)
     q, k, v = (torch.randn(tokens, 4, 16) for _ in range(3))
     relative = Relative(torch.randint(0, 9, (2 * longest - 1,)), scores=torch.randn(9, 4))
-    assert not gpu.can_biased(q, lengths, Full(), relative, None, 0.0)  # there is something to learn
     with torch.no_grad():
-        assert gpu.can_biased(q, lengths, Full(), relative, None, 0.0)
-        assert not gpu.can_biased(q, lengths, Full(), relative, None, 0.1)
         found = gpu.attend_biased(q, k, v, lengths, scale=0.25, relative=relative)
         wanted = grouped.attend(q, k, v, lengths, scale=0.25, pattern=Full(), relative=relative)
     assert_close(found, wanted, atol=1e-5, rtol=1e-5)

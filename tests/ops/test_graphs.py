@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -16,14 +17,16 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Disentangled, Full, HeadConfig, Learned, Norm, Rotary
+from bertie.config import BlockSparse, Disentangled, Full, HeadConfig, Learned, Norm, Rotary, Sliding
 from bertie.errors import InputError
 from bertie.nn import attention
 from bertie.nn.model import Model
-from bertie.ops import cuda_graphs as graphs
+from bertie.ops import disable
 from bertie.ops.attention import attend
-from bertie.ops.cuda_graphs import Graphs, Sizes, sizes_of
+from bertie.ops.cuda_graphs import ForwardGraphs, GraphSize, graph_size
+from bertie.ops.dispatch import Site, select
 from bertie.text.batch import Batch, spare_ends
+from tests.ops.forced import forced, hardware
 from tests.test_config import GOOD
 
 HEADS = {
@@ -50,24 +53,26 @@ def true_lengths(q: Tensor, k: Tensor, v: Tensor, lengths: Any, cu_seqlens: Tens
     return attend(q, k, v, real, cu_seqlens, **more)
 
 
-class Rerun(Graphs):
+class Rerun(ForwardGraphs):
     """Plays by running anew, into the same place."""
 
     recorded = 0
 
     def _takes(self, batch: Batch, max_length: int) -> bool:
-        return len(batch.ids) <= self.tokens and batch.max_len <= max_length
+        return len(batch.ids) <= self.max_tokens and batch.max_len <= max_length
 
-    def _recorded(self, run: Any, static: Batch) -> Any:
+    def _record(self, run: Any, static: Batch) -> Any:
         self.recorded += 1
         out = run(static)
         return lambda: out.copy_(run(static)), out
 
 
 @pytest.fixture
-def _on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.nn.model.can_record", lambda encoder: True)
+def _replayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if this were a GPU: forward passes are replayed, by PyTorch's layers."""
     monkeypatch.setattr(attention, "attend", true_lengths)
+    with forced("cuda_graphs"), disable("native.encoder"):
+        yield
 
 
 def made(cfg: Any = WIDE) -> Model:
@@ -81,13 +86,13 @@ def batch_of(lengths: list[int], seed: int = 0) -> Batch:
 
 
 def test_sizes() -> None:
-    assert sizes_of([16] * 1024, 512) == Sizes(16384, 1536, 16)
-    assert sizes_of([1], 512) == Sizes(64, 8, 16)
-    assert sizes_of([300], 512) == Sizes(320, 8, 512)
-    assert sizes_of([300], 400).longest == 400
+    assert graph_size([16] * 1024, 512) == GraphSize(16384, 1536, 16)
+    assert graph_size([1], 512) == GraphSize(64, 8, 16)
+    assert graph_size([300], 512) == GraphSize(320, 8, 512)
+    assert graph_size([300], 400).longest == 400
     for lengths in ([1], [16] * 7, [5, 60, 3], [512] * 3, [1] * 1000, [17] * 333, list(range(1, 129))):
         tokens = sum(lengths)
-        sizes = sizes_of(lengths, 512)
+        sizes = graph_size(lengths, 512)
         assert 0 <= sizes.tokens - tokens <= max(63, tokens / 16)
         assert max(lengths) <= sizes.longest <= max(16, 2 * max(lengths))
         assert sizes.texts * sizes.longest > sizes.tokens  # so that bounds are never taken for lengths
@@ -96,11 +101,11 @@ def test_sizes() -> None:
         assert ends[-1] == sizes.tokens
         assert sizes_left.min() >= 0
         assert sizes_left.max() <= sizes.longest
-    every = {sizes_of([16] * n, 512) for n in range(1, 1025)}
+    every = {graph_size([16] * n, 512) for n in range(1, 1025)}
     assert len(every) < 200
 
 
-@pytest.mark.usefixtures("_on_the_way")
+@pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_a_batch_in_a_larger_one(name: str) -> None:
@@ -118,11 +123,11 @@ def test_a_batch_in_a_larger_one(name: str) -> None:
     assert 0 < len(model.graphs) < 64
 
 
-@pytest.mark.usefixtures("_on_the_way")
+@pytest.mark.usefixtures("_replayed")
 @torch.no_grad()
 def test_when_it_records() -> None:
     model = made()
-    model.graphs = once = Rerun(most=2, tokens=128)
+    model.graphs = once = Rerun(max_graphs=2, max_tokens=128, min_idle=0)
     small, large = batch_of([5]), batch_of([40, 40])
     model.hidden(small)
     assert once.recorded == 0  # a size that comes once is not worth it
@@ -145,11 +150,11 @@ def test_when_it_records() -> None:
         model.hidden(Batch.from_ids([[99]]))
 
 
-@pytest.mark.usefixtures("_on_the_way")
+@pytest.mark.usefixtures("_replayed")
 @torch.no_grad()
 def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     class Failing(Rerun):
-        def _recorded(self, run: Any, static: Batch) -> Any:
+        def _record(self, run: Any, static: Batch) -> Any:
             self.recorded += 1
             raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -161,7 +166,7 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     assert (failing.recorded, len(failing)) == (1, 0)
 
 
-@pytest.mark.usefixtures("_on_the_way")
+@pytest.mark.usefixtures("_replayed")
 def test_threads_share_them() -> None:
     plain, model = made(), made()
     model.graphs = Rerun()
@@ -186,7 +191,7 @@ def test_threads_share_them() -> None:
 @torch.no_grad()
 def test_on_a_cpu_nothing_changes() -> None:
     plain, model = made(), made()
-    model.graphs = Graphs()
+    model.graphs = ForwardGraphs()
     batch = batch_of([5, 9])
     for _ in range(3):
         assert torch.equal(model.hidden(batch), plain.hidden(batch))
@@ -196,48 +201,120 @@ def test_on_a_cpu_nothing_changes() -> None:
             model.graphs("hidden", plain.encoder, batch, max_length=64, rows="token"), plain.hidden(batch)
         )
     assert len(model.graphs) == 0
-    assert not graphs.can(model.encoder)
+    assert not model.encoder.dispatch().replays
 
 
-@pytest.mark.usefixtures("_on_the_way")
+@pytest.mark.usefixtures("_replayed")
 @torch.no_grad()
 def test_copies_and_moved_weights_begin_anew() -> None:
     model = made()
-    model.graphs = Rerun(most=5)
+    model.graphs = Rerun(max_graphs=5)
     for _ in range(2):
         model.hidden(batch_of([5]))
     assert len(model.graphs) == 1
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other.graphs is not model.graphs
-        assert (len(other.graphs), other.graphs.most) == (0, 5)
+        assert (len(other.graphs), other.graphs.max_graphs) == (0, 5)
     model.double()
     assert len(model.graphs) == 0
 
 
-def test_which_models_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Weight:
-        is_cuda, dtype, device = True, torch.bfloat16, torch.device("cpu")
+def test_supported_sites() -> None:
+    """On GPUs, of models whose attention reads the lengths from the device; in training those of plain attention."""
+    half = Site.of(replace(WIDE, head_width=8, heads=1, kv_heads=1), torch.device("cuda", 0), torch.bfloat16)
+    disentangled = replace(half, relative="disentangled", head_width=16)
 
-    class Fake:
-        training = False
-        cfg: Any = replace(WIDE, head_width=8, heads=1, kv_heads=1)
-        relative: Any = None
+    def replays(site: Site) -> bool:
+        return select("replay", site)[0].backend == "cuda_graphs"
 
-        class embeddings:
-            class words:
-                weight = Weight()
+    with hardware():
+        assert replays(half)
+        assert replays(replace(half, dtype=torch.float32))
+        assert replays(replace(half, patterns=(Full(), Sliding(3))))
+        assert replays(disentangled)
+        assert replays(replace(half, training=True, autocast=True))
+        for site in (
+            replace(half, autocast=True),
+            replace(half, head_width=4),
+            replace(half, relative="bucketed"),
+            replace(half, global_tokens=True),
+            replace(half, convolution=True),
+            replace(half, patterns=(BlockSparse(4, 1),)),
+            replace(half, dtype=torch.float32, patterns=(Sliding(3),)),
+            replace(disentangled, dtype=torch.float32),
+            replace(disentangled, training=True),
+            replace(half, training=True, dtype=torch.float16),
+            replace(half, training=True, checkpointing=True),
+            replace(half, device=torch.device("cpu")),
+        ):
+            assert not replays(site), site
+        with disable("cuda_graphs"):
+            assert not replays(half)
 
-    monkeypatch.setattr(graphs.gpu, "_has_flash", lambda device: True)
-    monkeypatch.setattr(graphs.disentangled, "can", lambda q, k, pattern, globals_: isinstance(pattern, Full))
-    one: Any = Fake()
-    assert not graphs.can(one)  # there may be gradients
+
+@pytest.mark.usefixtures("_replayed")
+def test_replay_is_for_inference_without_hooks() -> None:
+    model, batch = made(), batch_of([5])
+    model.graphs = rerun = Rerun()
+    for _ in range(3):
+        model(batch, "first")  # gradients are recorded
     with torch.no_grad():
-        assert graphs.can(one)
-        one.relative = made(CONFIGS["disentangled"]).encoder.relative
-        assert graphs.can(one)
-        one.relative.scheme = None
-        assert not graphs.can(one)
-        one.relative, one.training = None, True
-        assert not graphs.can(one)
-        one.training, one.cfg = False, replace(one.cfg, head_width=4, heads=2, kv_heads=2)
-        assert not graphs.can(one)
+        model.replay = False
+        for _ in range(3):
+            model.hidden(batch)
+        model.replay = True
+        calls: list[int] = []
+        hook = model.encoder.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+        for _ in range(3):
+            model.hidden(batch)
+        assert (rerun.recorded, len(calls)) == (0, 3)
+        hook.remove()
+        with disable("cuda_graphs"):
+            for _ in range(3):
+                model.hidden(batch)
+        assert rerun.recorded == 0
+        for _ in range(3):
+            model.hidden(batch)
+    assert rerun.recorded == 1
+
+
+@pytest.mark.usefixtures("_replayed")
+@torch.no_grad()
+def test_replaced_weights_are_recorded_anew() -> None:
+    """Changes in place are seen by a recording; a replaced parameter or module is not."""
+    model, batch = made(), batch_of([5])
+    model.graphs = rerun = Rerun()
+    for _ in range(2):
+        model.hidden(batch)
+    model.encoder.embeddings.words.weight.mul_(2.0)
+    model.hidden(batch)
+    assert rerun.recorded == 1
+    block = model.encoder.blocks[0]
+    for change in (
+        lambda: setattr(block.ff.up, "weight", torch.nn.Parameter(torch.ones_like(block.ff.up.weight))),
+        lambda: setattr(block.ff.down.weight, "data", torch.ones_like(block.ff.down.weight)),
+        lambda: setattr(block.ff, "up", copy.deepcopy(block.ff.up)),
+    ):
+        change()
+        assert len(rerun) == 1
+        model.hidden(batch)
+        assert len(rerun) == 0
+        model.hidden(batch)
+        assert len(rerun) == 1
+
+
+@pytest.mark.usefixtures("_replayed")
+@torch.no_grad()
+def test_a_full_cache_keeps_what_is_in_use() -> None:
+    model = made()
+    model.graphs = rerun = Rerun(max_graphs=1, min_idle=3)
+    small, large = batch_of([5]), batch_of([40, 40])
+    for _ in range(2):
+        model.hidden(small)
+    for _ in range(3):
+        model.hidden(large)
+        model.hidden(small)
+    assert rerun.recorded == 1
+    for _ in range(4):
+        model.hidden(large)
+    assert (rerun.recorded, len(rerun)) == (2, 1)

@@ -26,9 +26,11 @@ from bertie.config import (
     Rotary,
     Sliding,
 )
+from bertie.nn import packed
 from bertie.nn.encoder import Encoder
 from bertie.nn.linear import to_int8
 from bertie.nn.model import Model
+from bertie.ops import dispatch
 from bertie.ops.native import encoder as native
 from bertie.text.batch import Batch
 from bertie.training import lora
@@ -106,11 +108,21 @@ def as_before() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch.set_num_threads(threads)
-    native.level = None
+
+
+def use_level(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restrict the instructions; level 0, plain C++, is never chosen otherwise."""
+    monkeypatch.setattr(native, "instruction_level", lambda: level)
+    dispatch.clear_cache()
+
+
+def run(encoder: Encoder, batch: Batch) -> Tensor | None:
+    """The compiled encoder's hidden states; None if it is not chosen."""
+    return packed.run(encoder, batch) if encoder.dispatch().native else None
 
 
 def compiled(encoder: Encoder, batch: Batch) -> Tensor:
-    found = native.run(encoder, batch)
+    found = run(encoder, batch)
     assert found is not None
     return found
 
@@ -127,8 +139,8 @@ def test_it_is_built_where_there_is_a_compiler() -> None:
 @needs_it
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_same_numbers(name: str, level: int) -> None:
-    native.level = level
+def test_the_same_numbers(name: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_level(level, monkeypatch)
     encoder = fresh(name)
     for lengths in LENGTHS:
         batch = batch_of(lengths, encoder)
@@ -143,11 +155,11 @@ def test_the_same_numbers(name: str, level: int) -> None:
 def test_neighbours_and_threads_make_no_difference_to_the_bit(
     name: str, level: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == torch.int8 and level < native.BYTES_FROM:
+    if kind == torch.int8 and level < native.INT8_LEVEL:
         pytest.skip("no products of bytes at this level")
     if kind == torch.bfloat16 and not (level == 3 and HALVES):
         pytest.skip("no products of bf16 at this level")
-    native.level = level
+    use_level(level, monkeypatch)
     encoder = fresh(name)
     if kind == torch.int8:
         to_int8(encoder)
@@ -165,11 +177,11 @@ def test_neighbours_and_threads_make_no_difference_to_the_bit(
 
 
 @needs_it
-@pytest.mark.parametrize("level", [level for level in LEVELS if level >= native.BYTES_FROM])
+@pytest.mark.parametrize("level", [level for level in LEVELS if level >= native.INT8_LEVEL])
 @pytest.mark.parametrize("name", ["bert", "modern", "few keys", "odd", "shared", "rms", "bucketed", "disentangled"])
-def test_bytes_are_as_good_as_in_the_plain_path(name: str, level: int) -> None:
+def test_bytes_are_as_good_as_in_the_plain_path(name: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Roundings of activations differ, so the two are compared by how far each is from the exact numbers."""
-    native.level = level
+    use_level(level, monkeypatch)
     encoder = fresh(name)
     exact = deepcopy(encoder)
     to_int8(encoder)
@@ -233,7 +245,7 @@ def test_bf16_is_tried_in_another_process(command: str, monkeypatch: pytest.Monk
     if command != "print(1.5)":
         encoder = fresh("bert").bfloat16()
         batch = batch_of((9, 4), encoder)
-        assert native.run(encoder, batch) is None
+        assert run(encoder, batch) is None
         assert torch.equal(encoder(batch), plain(encoder, batch))
     native.bf16_is_faster.cache_clear()
 
@@ -260,12 +272,12 @@ def test_activations_far_out(activation: str, kind: torch.dtype) -> None:
 
 
 @needs_it
-def test_bytes_beyond_the_level_take_the_plain_path() -> None:
-    native.level = 0
+def test_bytes_beyond_the_level_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_level(0, monkeypatch)
     encoder = fresh("bert")
     to_int8(encoder)
     batch = batch_of((3,), encoder)
-    assert native.run(encoder, batch) is None
+    assert run(encoder, batch) is None
     assert_close(encoder(batch), plain(encoder, batch))
 
 
@@ -312,27 +324,27 @@ def test_whatever_changes_the_weights_is_seen() -> None:
 def test_who_records_listens_or_changes_has_the_plain_path() -> None:
     encoder = fresh("bert")
     batch = batch_of((9, 4), encoder)
-    assert native.run(encoder, batch) is not None
+    assert run(encoder, batch) is not None
     heard = []
     hook = encoder.blocks[1].attention.qkv.register_forward_hook(lambda *a: heard.append(1))
     encoder(batch)
     assert heard
     hook.remove()
-    model = Model.over(encoder, {})
+    model = Model.from_parts(encoder, {})
     lora.add(model, rank=2)
-    assert native.run(encoder, batch) is None
+    assert run(encoder, batch) is None
     lora.merge(model)
-    assert native.run(encoder, batch) is not None
+    assert run(encoder, batch) is not None
     with torch.enable_grad():
-        assert native.run(encoder, batch) is None
+        assert run(encoder, batch) is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert native.run(encoder, batch) is None
+        assert run(encoder, batch) is None
     encoder.train()
     encoder.cfg = replace(encoder.cfg, dropout=0.1)
-    assert native.run(encoder, batch) is None
-    assert native.run(fresh("bert").double(), batch) is None
+    assert run(encoder, batch) is None
+    assert run(fresh("bert").double(), batch) is None
     longer = batch_of((2001,), fresh("narrow"))
-    assert native.run(fresh("narrow"), longer) is None  # BigBird sees long texts in part
+    assert run(fresh("narrow"), longer) is None  # BigBird sees long texts in part
 
 
 @needs_it
@@ -345,16 +357,16 @@ def test_an_encoder_that_is_held_fixed() -> None:
     encoder.cfg = replace(encoder.cfg, dropout=0.0, attention_dropout=0.0)
     with torch.enable_grad():
         encoder.requires_grad_(True)
-        assert native.run(encoder, batch) is None
+        assert run(encoder, batch) is None
         with torch.no_grad():
-            assert native.run(encoder, batch) is None
+            assert run(encoder, batch) is None
         encoder.requires_grad_(False)
-        found = native.run(encoder, batch)
+        found = run(encoder, batch)
         assert found is not None
         assert_close(found, wanted, atol=1e-4, rtol=0)
         nn.Linear(found.shape[1], 2)(found).sum().backward()
         encoder.embeddings.words.weight.requires_grad_()
-        assert native.run(encoder, batch) is None
+        assert run(encoder, batch) is None
 
 
 @needs_it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,14 @@ import pytest
 import torch
 
 from bertie.config import BlockSparse, Full, Rotary, Sliding
-from bertie.nn.positions import rotations
-from bertie.ops import Relative
-from bertie.ops.attention import attend
-from bertie.ops.torch import grouped_attention as grouped
-from bertie.ops.torch import varlen_attention as gpu
-from bertie.ops.triton import disentangled_attention as disentangled
-from bertie.ops.triton import rotary
+from bertie.ops import attend, disable
+from bertie.ops.contracts import AttentionInputs
+from bertie.ops.dispatch import AttentionBackends, attention_backends, select
+from bertie.ops.torch.eager import rotary_tables, rotate_pair
 from bertie.ops.triton import short_attention as ragged
 from tests.ops.compiled import compiled
-from tests.ops.test_disentangled import OnGpu
+from tests.ops.forced import forced, hardware
+from tests.ops.test_disentangled import HALF, attention_rows, chosen
 
 
 def test_the_program() -> None:
@@ -56,102 +55,87 @@ def test_compiled(
         compiled(programs.forward, types | tables, constants | absent, warps, 1 if width > 64 else stages)
 
 
-def test_who_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ragged, "enabled", True)
-    monkeypatch.setattr(ragged, "_has_triton", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+def test_supported_sites() -> None:
+    with hardware():
+        for change in (
+            {}, {"head_width": 24, "dtype": torch.float16}, {"kv_heads": 2}, {"patterns": (Sliding(3),)},
+        ):  # fmt: skip
+            assert "short" in attention_rows(replace(HALF, **change))
+        for change in (
+            {"patterns": (BlockSparse(4, 1),)}, {"dtype": torch.float32}, {"head_width": 8}, {"head_width": 20},
+            {"head_width": 136}, {"device": torch.device("cpu")}, {"training": True}, {"relative": "bucketed"},
+        ):  # fmt: skip
+            assert "short" not in attention_rows(replace(HALF, **change))
+        with disable("triton.attention.short"):
+            assert "short" not in attention_rows(HALF)
+    with hardware(capability=(7, 5)):
+        assert "short" not in attention_rows(HALF)
+    with hardware(triton=False):
+        assert "short" not in attention_rows(HALF)
+
+
+def test_accepted_batches() -> None:
     most = ragged.LONGEST
-
-    def can(
-        q: Any, k: Any = None, lengths: tuple[int, ...] = (7, 2), pattern: Any = Full(),  # noqa: B008
-        globals_: Any = None, dropout: float = 0.0,
-    ) -> bool:  # fmt: skip
-        return ragged.can(q, q if k is None else k, q if k is None else k, lengths, pattern, globals_, dropout)
-
-    assert can(OnGpu(9, 4, 64))
-    assert can(OnGpu(9, 4, 24, dtype=torch.float16))
-    assert can(OnGpu(9, 4, 64), OnGpu(9, 2, 64))  # shared key heads
-    assert can(OnGpu(9, 4, 64), pattern=Sliding(3))
-    assert can(OnGpu(most, 4, 64), lengths=(most,))
-    assert can(OnGpu(2 * most, 4, 64), lengths=(2 * most,), pattern=Sliding(3))
-    assert not can(OnGpu(most + 3, 4, 64), lengths=(most + 1, 2))
-    assert not can(OnGpu(9, 4, 64), pattern=BlockSparse(4, 1))
-    assert not can(OnGpu(9, 4, 64), lengths=(7, 7, 7))  # bounds, no lengths
-    assert not can(OnGpu(9, 4, 64), dropout=0.1)
-    assert not can(OnGpu(9, 4, 64), globals_=torch.zeros(9, dtype=torch.bool))
-    assert not can(OnGpu(9, 4, 64, dtype=torch.float32))
-    for width in (8, 20, 136):
-        assert not can(OnGpu(9, 4, width))
-    assert not can(torch.zeros(9, 4, 64, dtype=torch.bfloat16))
-    for learning in ((True, False), (False, True)):
-        q, k = (OnGpu(9, 4, 64, learns=one) for one in learning)
-        assert not can(q, k)
-        with torch.no_grad():
-            assert can(q, k)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not can(OnGpu(9, 4, 64))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(ragged, "_has_triton", lambda: False)
-    assert not can(OnGpu(9, 4, 64))
-    monkeypatch.setattr(ragged, "_has_triton", lambda: True)
-    monkeypatch.setattr(ragged, "enabled", False)
-    assert not can(OnGpu(9, 4, 64))
+    sliding = replace(HALF, patterns=(Sliding(3),))
+    with hardware():
+        assert chosen(HALF, (7, 2)) == chosen(HALF, (most,)) == "short"
+        assert chosen(sliding, (2 * most,)) == "short"
+        assert chosen(HALF, (most + 1, 2)) == "varlen"
+        assert chosen(HALF, (7, 2), dropout=0.1) == "disentangled"
+        assert chosen(HALF, (7, 2), global_tokens=torch.zeros(9)) == "grouped"
+        row = select("attention", HALF)[0]
+        q = torch.empty(9, 4, 64, device="meta")
+        bounds = AttentionInputs(q, q, q, (7, 7, 7), q, 0.5, Full(), None, None, None, 0.0, None)
+        assert row.accepts is not None
+        assert not row.accepts(bounds)  # upper bounds, no lengths
 
 
-def test_attend_goes_there_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not with relative terms."""
-    asked: list[Any] = []
-    paths = {"ours": ragged, "relative": disentangled, "framework": gpu, "plain": grouped}
-    for name, path in paths.items():
-        monkeypatch.setattr(path, "attend", lambda *call, name=name, **more: (name, call, more))
-    monkeypatch.setattr(ragged, "can", lambda *call: asked.append(call) or True)
-    monkeypatch.setattr(disentangled, "can", lambda *call: True)
-    monkeypatch.setattr(gpu, "can", lambda *call: True)
-    q: Any = OnGpu(3, 2, 16)
-    cu = torch.tensor([0, 3]).int()
-    call: dict[str, Any] = {"scale": 0.5, "pattern": Sliding(2), "dropout": 0.1}
-    found: Any = attend(q, q, q, (3,), cu, **call)
-    assert found == ("ours", (q, q, q, (3,)), {"scale": 0.5, "pattern": Sliding(2), "rotation": None})
-    assert asked == [(q, q, q, (3,), Sliding(2), None, 0.1)]
-    relative = Relative(torch.zeros(5, dtype=torch.long), scores=torch.zeros(1, 2))
-    found = attend(q, q, q, (3,), cu, **call, relative=relative)
-    assert found[0] == "relative"
-    assert len(asked) == 1
+def test_gradients_of_tensors_rule_it_out() -> None:
+    q, k = (torch.zeros(3, 2, 64, dtype=torch.bfloat16) for _ in range(2))
+    with hardware():
+        for learning in (q, k):
+            learning.requires_grad_()
+            site = attention_backends(q, k, k, Full(), None)
+            assert "triton.attention.short" not in [row.backend for row in site.rows]
+            learning.requires_grad_(False)
 
 
-def test_who_turns_queries_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program, where heads have halves that it can multiply; else what goes before every other path."""
-    turned: Any = OnGpu(3, 2, 64), OnGpu(3, 1, 64)
-    monkeypatch.setattr(rotary, "rotated", lambda *given: asked.append(given) or turned)
-    asked: list[Any] = []
-    for name, path in {"ours": ragged, "framework": gpu, "plain": grouped}.items():
-        monkeypatch.setattr(path, "attend", lambda q, k, *_, name=name, **more: (name, q, k, more.get("rotation")))
-    monkeypatch.setattr(ragged, "turns", True)
-    monkeypatch.setattr(disentangled, "can", lambda *call: False)
-    monkeypatch.setattr(gpu, "can", lambda *call: True)
+def test_rotary_inside_the_kernel() -> None:
+    """Where half a head's width is a power of two of at least 16, and a query sees few keys."""
 
-    def way(fits: bool = True, width: int = 64, length: int = 3, pattern: Any = Full()) -> Any:  # noqa: B008
-        monkeypatch.setattr(ragged, "can", lambda *call: fits)
-        q: Any = OnGpu(length, 2, width)
-        k: Any = OnGpu(length, 1, width)
-        cu = torch.tensor([0, length]).int()
-        name, *given, rotation = attend(q, k, k, (length,), cu, scale=0.5, pattern=pattern, rotation=("cos", "sin"))  # type: ignore[arg-type]
-        if rotation is None:
-            assert (tuple(given), asked.pop()) == (turned, (q, k, "cos", "sin"))
-            return name
-        assert (given, rotation, asked) == ([q, k], ("cos", "sin"), [])
-        return f"{name}, turning"
+    def fuses(width: int = 64, length: int = 3, pattern: Any = Full()) -> bool:  # noqa: B008
+        backends = AttentionBackends.resolve(replace(HALF, head_width=width, patterns=(pattern,), rotary=True))
+        q = torch.empty(length, 4, width, device="meta")
+        call = AttentionInputs(q, q, q, (length,), q, 0.5, pattern, None, (q, q), None, 0.0, None)
+        return backends.rotates(backends.choose(call), call)
 
-    for width in (32, 64, 128):
-        assert way(width=width) == "ours, turning"
-    for width in (16, 24, 48, 96):
-        assert way(width=width) == "ours"
-    assert way(fits=False) == "framework"
-    monkeypatch.setattr(ragged, "TURNED_SIZES", {128: ragged.SIZES[128]})
-    assert way(length=128) == way(length=129, pattern=Sliding(64)) == "ours, turning"
-    assert way(length=129) == "ours"
-    monkeypatch.setattr(ragged, "turns", False)
-    assert way() == "ours"
+    most = max(ragged.TURNED_SIZES)
+    with hardware():
+        assert all(fuses(width) for width in (32, 64, 128))
+        assert not any(fuses(width) for width in (16, 24, 48, 96))
+        assert fuses(length=most)
+        assert not fuses(length=most + 1)
+        assert fuses(length=most + 1, pattern=Sliding(64))
+        with disable("triton.attention.short_rotary"):
+            assert not fuses()
+        with disable("triton.attention.short"):
+            assert not fuses()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_rotation_is_applied_once(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(ragged, "attend", lambda *call, **more: calls.append((call, more)) or call[0])
+    q, k = torch.randn(3, 2, 64), torch.randn(3, 1, 64)
+    rotation = rotary_tables(Rotary((100.0,)), torch.arange(3), 64)[100.0]
+    with forced("triton.attention.short", *(["triton.attention.short_rotary"] if fused else [])):
+        attend(q, k, k, (3,), torch.tensor([0, 3]).int(), scale=0.5, pattern=Sliding(2), rotation=rotation)
+    (((q_, k_, _, lengths), more),) = calls
+    assert lengths == (3,)
+    assert more == {"scale": 0.5, "pattern": Sliding(2), "rotation": rotation if fused else None}
+    wanted = (q, k) if fused else rotate_pair(q, k, *rotation)
+    assert torch.equal(q_, wanted[0])
+    assert torch.equal(k_, wanted[1])
 
 
 @pytest.mark.parametrize("learns", [True, False])
@@ -162,8 +146,8 @@ def test_elsewhere_a_rotation_goes_before(pattern: Any, learns: bool) -> None:
     lengths, cu = (5, 1, 9), torch.tensor([0, 5, 6, 15]).int()
     q, k, v = (torch.randn(15, heads, 32, requires_grad=learns) for heads in (4, 2, 2))
     positions = torch.cat([torch.arange(n) for n in lengths])
-    rotation = rotations(Rotary((100.0,)), positions, 32)[100.0]
+    rotation = rotary_tables(Rotary((100.0,)), positions, 32)[100.0]
     found = attend(q, k, v, lengths, cu, scale=0.3, pattern=pattern, rotation=rotation)
-    turned = rotary.rotated(q, k, *rotation)
+    turned = rotate_pair(q, k, *rotation)
     assert torch.equal(found, attend(*turned, v, lengths, cu, scale=0.3, pattern=pattern))
     assert found.requires_grad == learns

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from bertie.config import Rotary
-from bertie.nn.positions import rotate, rotations
+from bertie.ops import disable
+from bertie.ops.dispatch import Site, select
+from bertie.ops.torch.eager import rotary_tables, rotate, rotate_pair
 from bertie.ops.triton import rotary
 from tests.ops.compiled import compiled
-from tests.ops.test_disentangled import OnGpu
+from tests.ops.forced import hardware
 
 
 def test_the_program() -> None:
@@ -52,23 +54,27 @@ def test_compiled(
     assert written <= read  # the same shapes in the same layouts
 
 
-def test_who_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotary, "_has_triton", lambda: True)
-    monkeypatch.setattr(rotary, "enabled", True)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        assert rotary.takes(OnGpu(9, 4, 64, dtype=dtype))  # type: ignore[arg-type]
-    assert not rotary.takes(OnGpu(9, 4, 64, dtype=torch.float64))  # type: ignore[arg-type]
-    assert not rotary.takes(OnGpu(9, 4, 8))  # type: ignore[arg-type]
-    assert not rotary.takes(OnGpu(9, 4, 256))  # type: ignore[arg-type]
-    assert not rotary.takes(torch.zeros(9, 4, 64))
-    monkeypatch.setattr(rotary, "enabled", False)
-    assert not rotary.takes(OnGpu(9, 4, 64))  # type: ignore[arg-type]
+def test_supported_sites() -> None:
+    def backends(dtype: torch.dtype = torch.bfloat16, width: int = 64, device: str = "cuda:0") -> list[str]:
+        site = Site(torch.device(device), dtype, heads=4, kv_heads=2, head_width=width, rotary=True)
+        return [row.backend for row in select("rotary", site) if "short" not in row.backend]
+
+    with hardware():
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            assert backends(dtype) == ["triton.rotary"]
+        assert backends(torch.float64) == ["torch.eager"]
+        assert backends(width=8) == backends(width=256) == ["torch.eager"]
+        assert backends(device="cpu") == ["torch.eager"]
+        with disable("triton.rotary"):
+            assert backends() == ["torch.eager"]
+    with hardware(triton=False):
+        assert backends() == ["torch.eager"]
 
 
-def test_the_plain_expression_changes_no_bit() -> None:
+def test_eager_pair_is_eager_rotate() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(5, 4, 16), torch.randn(5, 2, 16)
-    cos, sin = rotations(Rotary((100.0,)), torch.arange(5), 16)[100.0]
-    found = rotary.rotated(q, k, cos, sin)
+    cos, sin = rotary_tables(Rotary((100.0,)), torch.arange(5), 16)[100.0]
+    found = rotate_pair(q, k, cos, sin)
     assert torch.equal(found[0], rotate(q, cos, sin))
     assert torch.equal(found[1], rotate(k, cos, sin))

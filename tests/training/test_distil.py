@@ -19,7 +19,8 @@ from bertie.errors import ConfigError, InputError
 from bertie.nn import attention
 from bertie.nn.model import Model
 from bertie.nn.pooling import Pooling
-from bertie.ops.triton import rotary
+from bertie.ops import dispatch
+from bertie.ops.torch import eager
 from bertie.text.batch import Batch
 from bertie.training.objectives import (
     Objective,
@@ -360,16 +361,18 @@ def test_the_layer_that_is_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_projected_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU without gradients, positions turn queries and keys where they lie."""
-    rotated = rotary.rotated
-
     def in_place(q: Tensor, k: Tensor, *angles: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(x.copy_(y) for x, y in zip((q, k), rotated(q, k, *angles), strict=True))  # type: ignore[return-value]
+        return tuple(x.copy_(y) for x, y in zip((q, k), eager.rotate_pair(q, k, *angles), strict=True))  # type: ignore[return-value]
 
     model, batch = make(positions=(Rotary((10.0, 10.0)),)), Batch.from_ids(IDS)
     with torch.no_grad():
         wanted = distil._projected(model.encoder, batch, 1)
-        monkeypatch.setattr(rotary, "rotated", in_place)
+        rows = [replace(row, run=in_place) if row.operation == "rotary" else row for row in dispatch.ROWS]
+        monkeypatch.setattr(dispatch, "ROWS", rows)
+        dispatch.clear_cache()
+        model.encoder.reset_dispatch()
         found = distil._projected(model.encoder, batch, 1)
+    dispatch.clear_cache()
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b)
 

@@ -163,7 +163,7 @@ class Checkpoint:
         spec = model_spec(config, None, ignore=self.spec.ignored)
         if module is None:
             module = self._new_head(head, spec, seed)
-        model = Model.over(self.model.encoder, {head: module}).eval()
+        model = Model.from_parts(self.model.encoder, {head: module}).eval()
         bare = replace(self, sentence=None, cross_encoder=None, splade=None)
         return replace(bare, model=model, config=config, spec=spec, heads={})
 

@@ -1,4 +1,4 @@
-"""Self-attention: project, place, attend, project back."""
+"""Self-attention: query, key and value projections, attention, output projection."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.config import Disentangled, EncoderConfig, Rotary
-from bertie.ops import Relative
 from bertie.ops.attention import attend
+from bertie.ops.contracts import Relative
+from bertie.ops.dispatch import Table
 from bertie.text.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """What attention needs to know of positions, computed once for all layers of a pass."""
+class PassContext:
+    """What all layers of one forward pass share: the resolved backends and what follows from the positions."""
 
+    ops: Table
     rotations: dict[float, tuple[Tensor, Tensor]]  # by base frequency: cos, sin (T, d)
-    rows: Tensor | None = None  # of the relative table, by distance
-    table: Tensor | None = None  # the relative table
-    kept: dict[Any, Tensor] = field(default_factory=dict)  # see `attend`
+    relative_rows: Tensor | None = None  # rows of the relative table, by distance
+    relative_table: Tensor | None = None
+    cache: dict[Any, Tensor] = field(default_factory=dict)  # see `attend`
 
 
 class QKV(nn.Module):
-    """Query, key and value in one product. The bias covers those of the three that have one."""
+    """Query, key and value projections in one matrix multiplication. The bias covers those that have one."""
 
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
@@ -34,11 +36,12 @@ class QKV(nn.Module):
         self.with_bias = cfg.qkv_bias
         self.head_width = cfg.head_width
         self.weight = nn.Parameter(torch.empty(sum(self.sizes), cfg.width))
-        sized = dict(zip("qkv", self.sizes, strict=True))
-        self.bias = nn.Parameter(torch.empty(sum(sized[part] for part in self.with_bias))) if self.with_bias else None
+        width_of = dict(zip("qkv", self.sizes, strict=True))
+        biases = sum(width_of[part] for part in self.with_bias)
+        self.bias = nn.Parameter(torch.empty(biases)) if biases else None
 
     def full_bias(self) -> Tensor | None:
-        """The bias over all three, zero where there is none."""
+        """The bias of all three projections, zero where there is none."""
         if self.bias is None or self.with_bias == "qkv":
             return self.bias
         query, value = self.bias[: self.sizes[0]], self.bias[self.sizes[0] :]
@@ -46,19 +49,19 @@ class QKV(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(T, D) -> (T, H, d), (T, G, d), (T, G, d)."""
-        return by_heads(F.linear(x, self.weight, self.full_bias()), self.sizes, self.head_width)
+        return split_heads(F.linear(x, self.weight, self.full_bias()), self.sizes, self.head_width)
 
 
-def by_heads(y: Tensor, sizes: tuple[int, int, int], head_width: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(y: Tensor, sizes: tuple[int, int, int], head_width: int) -> tuple[Tensor, Tensor, Tensor]:
     """(T, (H + 2G) · d) -> (T, H, d), (T, G, d), (T, G, d)."""
     y = y.view(len(y), -1, head_width)  # (T, H + 2G, d)
-    # Not slices: each of those would fill a whole gradient on the way back.
+    # Not slices: the backward pass of each would fill a gradient of the whole tensor.
     q, k, v = torch.split(y, [size // head_width for size in sizes], dim=1)
     return q, k, v
 
 
 class SelfAttention(nn.Module):
-    """Attention of a text's tokens to each other, with whatever position scheme and pattern the config names."""
+    """Self-attention with the position scheme and the patterns of the config."""
 
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
@@ -75,8 +78,10 @@ class SelfAttention(nn.Module):
         terms = len(self.disentangled.terms) if self.disentangled else 0
         self.scale = (cfg.head_width * (1 + terms)) ** -0.5  # each term adds its variance
 
-    def forward(self, x: Tensor, batch: Batch, places: Places, layer: int, queries: Tensor | None = None) -> Tensor:
-        """(T, D) -> (T, D). With `queries` (T, D), these look at `x`; else `x` looks at itself."""
+    def forward(
+        self, x: Tensor, batch: Batch, context: PassContext, layer: int, queries: Tensor | None = None
+    ) -> Tensor:
+        """(T, D) -> (T, D). `queries` (T, D) attend to `x`; when None, `x` attends to itself."""
         cfg = self.cfg
         q, k, v = self.qkv(x)
         if queries is not None:
@@ -90,24 +95,26 @@ class SelfAttention(nn.Module):
             batch.cu_seqlens,
             scale=self.scale,
             pattern=cfg.patterns[layer],
-            relative=self._relative(places),
-            rotation=places.rotations[self.rotary.bases[layer]] if self.rotary else None,
+            relative=self.relative_terms(context),
+            rotation=context.rotations[self.rotary.bases[layer]] if self.rotary else None,
             global_tokens=batch.global_tokens,
             dropout=dropout,
-            kept=places.kept,
+            cache=context.cache,
+            backends=context.ops.attention[cfg.patterns[layer]],
         )
         if self.global_qkv is not None and batch.global_tokens is not None:
-            y = self._answer_globals(x, y, batch, dropout)
+            y = self._attend_globally(x, y, batch, dropout)
         out: Tensor = self.out(y.flatten(1))  # (T, H, d) -> (T, D)
         return out
 
-    def _relative(self, places: Places) -> Relative | None:
-        if places.rows is None or places.table is None:
+    def relative_terms(self, context: PassContext) -> Relative | None:
+        """This layer's score terms that depend on distance."""
+        if context.relative_rows is None or context.relative_table is None:
             return None
         scheme = self.disentangled
         if scheme is None:
-            return Relative(places.rows, scores=places.table)
-        table = F.dropout(places.table, self.cfg.dropout, self.training)
+            return Relative(context.relative_rows, scores=context.relative_table)
+        table = F.dropout(context.relative_table, self.cfg.dropout, self.training)
         if scheme.shared:
             queries, keys, _ = self.qkv(table)  # (R, D) -> (R, H, d)
         else:
@@ -116,24 +123,24 @@ class SelfAttention(nn.Module):
                 for layer in (self.position_key, self.position_query)
             )
         return Relative(
-            places.rows,
+            context.relative_rows,
             keys=keys if "c2p" in scheme.terms else None,
             queries=queries if "p2c" in scheme.terms else None,
         )
 
-    def _answer_globals(self, x: Tensor, y: Tensor, batch: Batch, dropout: float) -> Tensor:
-        """Global tokens see the whole text, through projections of their own."""
+    def _attend_globally(self, x: Tensor, y: Tensor, batch: Batch, dropout: float) -> Tensor:
+        """Replace the outputs of global tokens, which see the whole text through projections of their own."""
         assert self.global_qkv is not None
         assert batch.global_tokens is not None
         q, k, v = self.global_qkv(x)
-        chosen = batch.global_tokens.nonzero()[:, 0]
-        answers, start = [], 0
+        indices = batch.global_tokens.nonzero()[:, 0]
+        outputs, start = [], 0
         for n in batch.lengths:
-            mine = chosen[(chosen >= start) & (chosen < start + n)]
-            heads = (q[mine], k[start : start + n], v[start : start + n])
+            own = indices[(indices >= start) & (indices < start + n)]
+            heads = (q[own], k[start : start + n], v[start : start + n])
             qs, ks, vs = (part.transpose(0, 1) for part in heads)  # (n, H, d) -> (H, n, d)
-            answers.append(
+            outputs.append(
                 F.scaled_dot_product_attention(qs, ks, vs, dropout_p=dropout, scale=self.scale).transpose(0, 1)
             )
             start += n
-        return y.index_copy(0, chosen, torch.cat(answers))
+        return y.index_copy(0, indices, torch.cat(outputs))

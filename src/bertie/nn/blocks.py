@@ -1,14 +1,13 @@
-"""One block: attention and feed-forward, each with its residual. Which of the four norm slots are filled is config."""
+"""The transformer block: attention and feed-forward, each with a residual. The config says which norms it has."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from bertie.config import EncoderConfig
-from bertie.nn.attention import Places, SelfAttention
+from bertie.nn.attention import PassContext, SelfAttention
 from bertie.nn.feedforward import FeedForward
 from bertie.nn.norms import build_norm
-from bertie.ops.triton.fused import add_norm, add_norms, norm
 from bertie.text.batch import Batch
 
 
@@ -29,10 +28,14 @@ class Block(nn.Module):
         self.pre_ff = slot(cfg.pre_norm)
         self.post_ff = slot(not cfg.pre_norm)
 
-    def forward(self, x: Tensor, batch: Batch, places: Places, layer: int, queries: Tensor | None = None) -> Tensor:
-        """(T, D) -> (T, D). With `queries` (T, D), these look at `x` and are what is added to; else `x` is both."""
-        asking = None if queries is None else norm(queries, self.pre_attention)
-        seen = self.attention(norm(x, self.pre_attention), batch, places, layer, asking)
+    def forward(
+        self, x: Tensor, batch: Batch, context: PassContext, layer: int, queries: Tensor | None = None
+    ) -> Tensor:
+        """(T, D) -> (T, D). `queries` (T, D) attend to `x` and carry the residual; when None, `x` does both."""
+        ops = context.ops
+        normed_queries = None if queries is None else ops.norm(queries, self.pre_attention)
+        attended = self.attention(ops.norm(x, self.pre_attention), batch, context, layer, normed_queries)
         dropout = self.dropout if self.training else 0.0
-        x, normed = add_norms(seen, x if queries is None else queries, self.post_attention, self.pre_ff, dropout)
-        return add_norm(self.ff(normed), x, self.post_ff, dropout)
+        residual = x if queries is None else queries
+        x, normed = ops.add_norms(attended, residual, self.post_attention, self.pre_ff, dropout)
+        return ops.add_norm(self.ff(normed, ops), x, self.post_ff, dropout)

@@ -1,4 +1,4 @@
-"""Ids, segments and positions to the first hidden state."""
+"""Token embeddings: ids, segments and positions to the first hidden state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 from bertie.config import EncoderConfig, Learned
 from bertie.errors import InputError
 from bertie.nn.norms import build_norm
-from bertie.ops.triton.fused import embed_norm
+from bertie.ops.dispatch import Table
 from bertie.text.batch import Batch
 
 
 class TokenEmbeddings(nn.Module):
-    """Words + segments + positions, normalized, and projected to the encoder's width where that differs."""
+    """Word + segment + position embeddings, normalized, and projected to the encoder's width where that differs."""
 
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class TokenEmbeddings(nn.Module):
         self.norm = build_norm(cfg.norm, normed) if e.norm else None
         self.project = nn.Linear(e.width, cfg.width, bias=e.project_bias) if e.project else None
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, ops: Table) -> Tensor:
         """-> (T, D)."""
         e = self.cfg.embeddings
         tables = [(self.words, batch.ids)]
@@ -41,7 +41,7 @@ class TokenEmbeddings(nn.Module):
         if self.positions is not None:
             tables.append((self.positions, self.rows(batch)))
         if self.norm is not None and e.scale == 1.0 and self.tasks is None and e.project != "before_norm":
-            x = embed_norm(tables, self.norm)
+            x = ops.embed_norm(tables, self.norm)
         else:
             x = self.words(batch.ids) * e.scale
             for table, rows in tables[1:]:
@@ -58,7 +58,7 @@ class TokenEmbeddings(nn.Module):
         return x
 
     def rows(self, batch: Batch) -> Tensor:
-        """(T,) rows of the table of learned positions."""
+        """(T,) row indices of the table of learned positions."""
         assert self.learned is not None
         skip = self.learned.skip_id
         if skip is None:
@@ -69,15 +69,15 @@ class TokenEmbeddings(nn.Module):
         return (running - before[batch.text_of_token()]) * counted + skip
 
     def check(self, batch: Batch) -> None:
-        """Refuse what no table has a row for."""
+        """Raise an error for ids, segments and lengths outside the tables."""
         cfg = self.cfg
         if self.learned is not None and batch.max_len > self.learned.max_length:
             text = max(range(len(batch)), key=lambda b: batch.lengths[b])
             raise InputError(
-                f"text {text} of the batch has {batch.max_len} tokens; the model's position table reaches "
-                f"{self.learned.max_length}"
+                f"text {text} of the batch has {batch.max_len} tokens; the model's position table has "
+                f"{self.learned.max_length} positions"
             )
-        # Asked of the batch, which knows it on the host: to ask the device would stop it in every pass.
+        # The batch knows its ranges on the host: reading them from the device would synchronize in every pass.
         ids, segments = batch.ranges()
         for name, (low, high), size in (("ids", ids, cfg.vocab), ("segments", segments, cfg.embeddings.segments)):
             # A model without segments ignores them, as the original does.

@@ -1,26 +1,31 @@
-"""The one encoder: a flat batch in, a hidden state a token out."""
+"""The encoder: a flat batch in, one hidden state per token out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bertie import switches
 from bertie.config import Bucketed, Convolution, Disentangled, EncoderConfig, Rotary
-from bertie.nn.attention import QKV, Places
+from bertie.nn import packed
+from bertie.nn.attention import QKV, PassContext
 from bertie.nn.blocks import Block
 from bertie.nn.embeddings import TokenEmbeddings
-from bertie.nn.norms import activation, build_norm
-from bertie.nn.positions import RelativeTable, relative_rows, rotations
-from bertie.ops.native import encoder as native
+from bertie.nn.norms import build_norm
+from bertie.nn.positions import RelativeTable, relative_rows
+from bertie.ops.contracts import compute_dtype
+from bertie.ops.dispatch import Site, Table
+from bertie.ops.torch.eager import activation_function, rotary_tables
 from bertie.text.batch import Batch
 
 
 class TokenConvolution(nn.Module):
-    """A convolution over neighbours in the same text, added to a residual and normalized."""
+    """A convolution over neighbouring tokens of a text, added to a residual and normalized."""
 
     def __init__(self, cfg: EncoderConfig, conv: Convolution) -> None:
         super().__init__()
@@ -28,7 +33,7 @@ class TokenConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(cfg.width, cfg.width // conv.groups, conv.kernel))
         self.bias = nn.Parameter(torch.empty(cfg.width))
         self.norm = build_norm(cfg.norm, cfg.width)
-        self.activation = activation(conv.activation)
+        self.activation = activation_function(conv.activation)
 
     def forward(self, x: Tensor, residual: Tensor, batch: Batch) -> Tensor:
         """(T, D), (T, D) -> (T, D)."""
@@ -39,7 +44,7 @@ class TokenConvolution(nn.Module):
         inside = (at >= 0) & (at < len(x))
         at = at.clamp(0, len(x) - 1)
         inside &= owner[at] == owner[:, None]
-        # Not a product with 0: what is no number in one text would reach the next.
+        # Not a multiplication by 0: a NaN of one text would reach the next.
         neighbours = torch.where(inside[..., None], x[at], 0.0)  # (T, K, D); zero past a text's ends
         y = F.conv1d(neighbours.transpose(1, 2), self.weight, self.bias, groups=self.cfg.groups)  # (T, D, 1)
         y = self.activation(F.dropout(y.squeeze(-1), self.dropout, self.training))
@@ -50,8 +55,8 @@ class TokenConvolution(nn.Module):
 class Encoder(nn.Module):
     """Embeddings, then `depth` layers of `blocks` distinct blocks.
 
-    With `gradient_checkpointing` set, training keeps only each block's input and computes the rest again on the way
-    back: a third more work for much less memory, and the same gradients.
+    With `gradient_checkpointing`, training stores only each block's input and recomputes the rest in the backward
+    pass: a third more computation for much less memory, and the same gradients.
 
     >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
     >>> cfg = EncoderConfig(
@@ -72,44 +77,82 @@ class Encoder(nn.Module):
         self.relative = RelativeTable(cfg, scheme) if scheme else None
         self.rotary = next((p for p in cfg.positions if isinstance(p, Rotary)), None)
         self.gradient_checkpointing = False
+        self._tables: dict[Any, Table] = {}
         self.initialize(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """-> (T, D), the last hidden state."""
-        fast = native.run(self, batch)
-        if fast is not None:
-            return fast
+        if self.dispatch().native and (hidden := packed.run(self, batch)) is not None:
+            return hidden
         *_, last = self.hidden_states(batch)
         return last
 
     def hidden_states(self, batch: Batch) -> Iterator[Tensor]:
-        """The embedding, then each layer's output; the last one is what `forward` returns."""
+        """Yield the embeddings, then each layer's output; the last one is what `forward` returns."""
         self.embeddings.check(batch)
-        places = self.places(batch)
-        x = embedded = self.embeddings(batch)
+        context = self.pass_context(batch)
+        x = embedded = self.embeddings(batch, context.ops)
         yield x
         for layer, number in enumerate(self.cfg.layer_map):
             block = self.blocks[number]
             if self.gradient_checkpointing and self.training:
-                x = checkpoint(block, x, batch, places, layer, use_reentrant=False)
+                x = checkpoint(block, x, batch, context, layer, use_reentrant=False)
             else:
-                x = block(x, batch, places, layer)
+                x = block(x, batch, context, layer)
             if layer == 0 and self.conv is not None:
                 x = self.conv(embedded, x, batch)
             if layer == self.cfg.depth - 1 and self.norm is not None:
                 x = self.norm(x)
             yield x
 
-    def places(self, batch: Batch) -> Places:
-        """What attention needs to know of positions."""
-        turned = rotations(self.rotary, batch.positions, self.cfg.head_width) if self.rotary else {}
+    def pass_context(self, batch: Batch) -> PassContext:
+        """What the layers of one forward pass share."""
+        rotations = rotary_tables(self.rotary, batch.positions, self.cfg.head_width) if self.rotary else {}
         if self.relative is None:
-            return Places(turned)
+            return PassContext(self.dispatch(), rotations)
         rows = relative_rows(self.relative.scheme, batch.max_len, batch.ids.device)
-        return Places(turned, rows, self.relative())
+        return PassContext(self.dispatch(), rotations, rows, self.relative())
+
+    def dispatch(self) -> Table:
+        """The dispatch table for the present device, precision and mode, resolved once for each."""
+        words = self.embeddings.words.weight
+        dtype, training = compute_dtype(words), self.needs_gradients()
+        key = (words.device, words.dtype, dtype, training, self.gradient_checkpointing, switches.disabled())
+        table = self._tables.get(key)
+        if table is None:
+            site = Site.of(
+                self.cfg,
+                words.device,
+                dtype,
+                training=training,
+                autocast=torch.is_autocast_enabled(words.device.type),
+                weights=frozenset(weight.dtype for weight in self.parameters()),
+                checkpointing=self.gradient_checkpointing and training,
+            )
+            table = self._tables[key] = Table.resolve(site)
+        return table
+
+    def reset_dispatch(self) -> None:
+        """Resolve the dispatch table anew: after layers were replaced."""
+        self._tables = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tables": {}}  # another machine may have other backends
+
+    def needs_gradients(self) -> bool:
+        """Whether this is a training pass: gradients are recorded, or it must agree with one where they are.
+
+        A frozen encoder under a head in training is at inference.
+        """
+        if not self.training and not torch.is_grad_enabled():
+            return False
+        if self.training and (self.cfg.dropout or self.cfg.attention_dropout):
+            return True
+        # Also without gradient recording: gradient caching compares such a pass with one that records them.
+        return any(weight.requires_grad for weight in self.parameters())
 
     def initialize(self, module: nn.Module) -> None:
-        """Fresh weights: normal with the config's deviation, zero biases, unit norms."""
+        """Initialize weights: normal with the config's standard deviation, zero biases, unit norms."""
         for part in module.modules():
             if isinstance(part, nn.Linear | nn.Embedding | QKV | TokenConvolution):
                 nn.init.normal_(part.weight, std=self.cfg.init_std)

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
-from bertie.nn.norms import activation, build_norm
+from bertie.nn.norms import build_norm
 from bertie.nn.pooling import Pooling
-from bertie.ops.triton.fused import fused_linear_cross_entropy
+from bertie.ops import dispatch
+from bertie.ops.torch.eager import activation_function
 from bertie.text.batch import Batch
 
 
@@ -26,7 +27,7 @@ class Residual(nn.Module):
         self.up = nn.Linear(width, cfg.residual)
         self.down = nn.Linear(cfg.residual, width)
         self.norm = build_norm(cfg.norm, width)
-        self.activation = activation(cfg.activation)
+        self.activation = activation_function(cfg.activation)
         self.dropout = cfg.dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class Head(nn.Module):
         width = encoder.width
         self.dense = nn.Linear(width, cfg.dense, bias=cfg.dense_bias) if cfg.dense else None
         self.norm = build_norm(cfg.norm, cfg.dense) if cfg.norm and cfg.dense else None
-        self.activation = activation(cfg.activation)
+        self.activation = activation_function(cfg.activation)
         self.residual = Residual(cfg, width) if cfg.residual else None
         self.out = self.bias = None
         width = cfg.dense or width
@@ -62,14 +63,14 @@ class Head(nn.Module):
         x = hidden
         if cfg.kind == "text" and cfg.pooling != "late":
             x = first(x, batch) if cfg.pooling == "first" else mean(x, batch)
-        x = self._transformed(x)
+        x = self._transform(x)
         if cfg.tied:
             x = F.linear(x, words, self.bias)
         elif self.out is not None:
             x = self.out(x)
         return mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
 
-    def _transformed(self, x: Tensor) -> Tensor:
+    def _transform(self, x: Tensor) -> Tensor:
         """(N, D) -> (N, E) what the outputs are made of."""
         cfg = self.cfg
         if self.dense is not None:
@@ -86,7 +87,11 @@ class Head(nn.Module):
         As of the outputs that `forward` gives; but these, which are large over a vocabulary, need not be kept.
         """
         matrix, bias = (words, self.bias) if self.out is None else (self.out.weight, self.out.bias)
-        return fused_linear_cross_entropy(self._transformed(hidden), matrix, bias, targets, weights)
+        x = self._transform(hidden)
+        run = dispatch.row_for("cross_entropy", x).run
+        assert run is not None
+        out: Tensor = run(x, matrix, bias, targets, weights)
+        return out
 
     def segmented(self, batch: Batch) -> Batch:
         """The batch with the segments that this head makes for texts that have none."""

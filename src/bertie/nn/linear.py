@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from bertie.config import Precision
 from bertie.errors import ConfigError
-from bertie.nn.attention import QKV, SelfAttention, by_heads
+from bertie.nn.attention import QKV, SelfAttention, split_heads
 from bertie.nn.blocks import Block
 from bertie.nn.encoder import Encoder
 from bertie.nn.feedforward import FeedForward
+from bertie.ops.dispatch import HALF, Table
 from bertie.ops.quantization import quantize
 from bertie.ops.triton import fp8
-from bertie.ops.triton.fused import HALF, Coded
+from bertie.ops.triton.fused import Coded
 
 
 class Int8Linear(nn.Module):
@@ -60,7 +61,7 @@ class Int8QKV(Int8Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """(T, D) -> (T, H, d), (T, G, d), (T, G, d)."""
-        return by_heads(super().forward(x), self.sizes, self.head_width)
+        return split_heads(super().forward(x), self.sizes, self.head_width)
 
 
 def to_int8(encoder: nn.Module) -> None:
@@ -73,6 +74,8 @@ def to_int8(encoder: nn.Module) -> None:
             module.out = _bytes(module.out)
         elif isinstance(module, FeedForward):
             module.up, module.down = _bytes(module.up), _bytes(module.down)
+        elif isinstance(module, Encoder):
+            module.reset_dispatch()
 
 
 def _bytes(layer: nn.Module) -> nn.Module:
@@ -117,7 +120,7 @@ class Fp8QKV(Fp8Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """(T, D) -> (T, H, d), (T, G, d), (T, G, d)."""
-        return by_heads(super().forward(x), self.sizes, self.head_width)
+        return split_heads(super().forward(x), self.sizes, self.head_width)
 
 
 class Fp8FeedForward(FeedForward):
@@ -131,7 +134,7 @@ class Fp8FeedForward(FeedForward):
         self.gated, self.activation = ff.gated, ff.activation
         self.up, self.down = up, down
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ops: Table) -> Tensor:
         """(T, D) -> (T, D)."""
         out: Tensor = self.down(fp8.activate(self.up.product(x), self.up.bias, self.activation, self.gated))
         return out
@@ -158,6 +161,7 @@ def to_fp8(encoder: Encoder) -> None:
         if isinstance(up, Fp8Linear) and isinstance(down, Fp8Linear):
             block.ff = Fp8FeedForward(ff, up, down)
     _announce(encoder)
+    encoder.reset_dispatch()
 
 
 def _announce(encoder: Encoder) -> None:

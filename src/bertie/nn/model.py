@@ -13,37 +13,43 @@ from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.errors import NotFoundError
 from bertie.nn.encoder import Encoder
 from bertie.nn.heads import Head
-from bertie.ops.cuda_graphs import Graphs, Run
-from bertie.ops.cuda_graphs import can as can_record
+from bertie.nn.snapshot import ModuleSnapshot
+from bertie.ops.cuda_graphs import ForwardGraphs, Run
 from bertie.text.batch import Batch
 
 M = TypeVar("M", bound=nn.Module)
 
+# Weights of a layer times tokens up to which an H200 computes faster than Python launches; and limits of the tokens.
+LAUNCH_BOUND, MIN_TOKENS, MAX_TOKENS = 30_000_000_000, 512, 16384
+
 
 class Model(nn.Module):
-    """One encoder and any number of heads that share its pass.
+    """One encoder and any number of heads over it.
 
-    `auxiliary` holds what is trained together with it and is no part of it: a generator, a projection for a teacher. It
-    is empty but while an objective needs it, and is never saved with a checkpoint. With `graphs` set, passes over small
-    batches on a GPU are recorded and played back (ops/cuda_graphs.py).
+    `auxiliary` holds modules that are trained with the model but are no part of it: a generator, a projection for a
+    teacher. It is empty except while an objective needs it, and is never saved. Forward passes over small batches on
+    a GPU are replayed from CUDA graphs (ops/cuda_graphs.py) unless `replay` is False.
     """
 
-    graphs: Graphs | None = None
+    replay = True
 
     def __init__(self, encoder: EncoderConfig, heads: Mapping[HeadName, HeadConfig] | Mapping[str, HeadConfig]) -> None:
         super().__init__()
         self.encoder = Encoder(encoder)
+        self.graphs = forward_graphs(encoder)
+        self._snapshot: ModuleSnapshot | None = None
         words = self.encoder.embeddings.words.weight
         self.heads = nn.ModuleDict({name: Head(cfg, encoder, words) for name, cfg in heads.items()})
         self.auxiliary = nn.ModuleDict()
         self.encoder.initialize(self.heads)
 
     @classmethod
-    def over(cls, encoder: Encoder, heads: Mapping[str, Head]) -> Model:
-        """A model of parts that are there already: nothing is copied."""
+    def from_parts(cls, encoder: Encoder, heads: Mapping[str, Head]) -> Model:
+        """A model of an existing encoder and heads, which are not copied."""
         model = cls.__new__(cls)
         nn.Module.__init__(model)
         model.encoder, model.heads, model.auxiliary = encoder, nn.ModuleDict(heads), nn.ModuleDict()
+        model.graphs, model._snapshot = forward_graphs(encoder.cfg), None
         return model
 
     @property
@@ -62,8 +68,7 @@ class Model(nn.Module):
         return self.encoder.embeddings.words.weight.dtype
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        if self.graphs is not None:  # weights are about to lie elsewhere
-            self.graphs.forget()
+        self.graphs.clear()  # weights are about to move
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -77,30 +82,44 @@ class Model(nn.Module):
         return head
 
     def forward(self, batch: Batch, head: str) -> Tensor:
-        """The head's outputs: a row a token or a row a text."""
+        """The head's outputs: one row per token or per text."""
         last = self.head(head)
 
         def run(batch: Batch) -> Tensor:
             out: Tensor = last(self._hidden(batch, head), batch, self.encoder.embeddings.words.weight)
             return out
 
-        if not self._records(head):
+        if not self._replays(head):
             return run(batch)
-        return self._played(f"head {head}", run, batch, "text" if last.cfg.kind == "text" else "token")
+        return self._replayed(f"head {head}", run, batch, "text" if last.cfg.kind == "text" else "token")
 
     def hidden(self, batch: Batch, head: str | None = None) -> Tensor:
-        """(T, D) the last hidden state; as `head` wants it, where heads differ in global tokens or in segments."""
-        if not self._records(head):
+        """(T, D) the last hidden state, with the global tokens and segments of `head`."""
+        if not self._replays(head):
             return self._hidden(batch, head)
-        return self._played("hidden", self.encoder, batch, "token")
+        return self._replayed("hidden", self.encoder, batch, "token")
 
-    def _records(self, head: str | None) -> bool:
-        given = head is None or self.head(head).cfg.segments == "given"  # others are made of what the device knows
-        return self.graphs is not None and given and can_record(self.encoder)
+    def dispatch_report(self) -> list[dict[str, str]]:
+        """The resolved backends as plain data (ops/dispatch.py): operation, backend, condition."""
+        return self.encoder.dispatch().report()
 
-    def _played(self, name: str, run: Run, batch: Batch, rows: Literal["token", "text"]) -> Tensor:
-        assert self.graphs is not None
-        self.encoder.embeddings.check(batch)  # a recording asks nothing
+    def _replays(self, head: str | None) -> bool:
+        return (
+            self.encoder.dispatch().replays
+            and self.replay
+            and not torch.is_grad_enabled()
+            and not self.training
+            # Other segments are derived from ids on the device, which a recording with spare tokens cannot do.
+            and (head is None or self.head(head).cfg.segments == "given")
+        )
+
+    def _replayed(self, name: str, run: Run, batch: Batch, rows: Literal["token", "text"]) -> Tensor:
+        self.encoder.embeddings.check(batch)  # a recording checks nothing
+        if self._snapshot is None or not self._snapshot.is_current():
+            self.graphs.clear()
+            self._snapshot = ModuleSnapshot(self.modules())
+            if not self._snapshot.is_current():  # there are hooks, which a recording would not call
+                return run(batch)
         return self.graphs(name, run, batch, max_length=self.config.max_length, rows=rows)
 
     def _hidden(self, batch: Batch, head: str | None) -> Tensor:
@@ -110,6 +129,13 @@ class Model(nn.Module):
             batch = batch.with_globals(self.head(head).global_tokens(batch))
         out: Tensor = self.encoder(batch)
         return out
+
+
+def forward_graphs(cfg: EncoderConfig) -> ForwardGraphs:
+    """Graphs for batches that are so small that launching kernels takes longer than running them."""
+    gates = 2 if cfg.gated else 1
+    layer = cfg.width * (2 * (cfg.heads + cfg.kv_heads) * cfg.head_width + (1 + gates) * cfg.ff_width)
+    return ForwardGraphs(max_tokens=max(MIN_TOKENS, min(MAX_TOKENS, LAUNCH_BOUND // layer)))
 
 
 class Unfilled(TorchFunctionMode):

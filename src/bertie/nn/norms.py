@@ -1,14 +1,11 @@
-"""Normalization and activations."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from bertie.config import Activation, Norm
+from bertie.config import Norm
 
 
 class RMSNorm(nn.Module):
@@ -31,26 +28,3 @@ def build_norm(cfg: Norm, width: int) -> nn.Module:
     if cfg.kind == "rms":
         return RMSNorm(width, cfg.eps)
     return nn.LayerNorm(width, eps=cfg.eps, bias=cfg.bias)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
-_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "identity": _identity,
-}
-
-
-def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The function for an activation's name."""
-    return _FUNCTIONS[name]

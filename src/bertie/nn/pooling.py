@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertie.errors import ConfigError, InputError
-from bertie.ops.triton import fused
+from bertie.ops import dispatch
+from bertie.ops.triton.fused import POOLS
 from bertie.text.batch import Batch, send
 
 # In the order in which sentence-transformers concatenates modes that its older configs switch on by flags.
@@ -64,10 +65,11 @@ class Pooling(nn.Module):
         if self.modes == ("mean",) and not hidden.is_cuda and not learns and self.include_prompt:
             return torch.from_numpy(self.means(hidden, batch)).to(hidden.dtype)
         prompts = None if self.include_prompt else prompt_lengths
-        ours = self.token_weights is None and prompts is None and fused.pools(hidden)
-        if ours and all(mode in fused.POOLS for mode in self.modes):
-            each = [fused.pooled(hidden, batch.cu_seqlens, mode) for mode in self.modes]
-            return torch.cat(each, dim=1) if len(each) > 1 else each[0]
+        if self.token_weights is None and prompts is None and all(mode in POOLS for mode in self.modes):
+            run = dispatch.row_for("pooling", hidden).run
+            if run is not None:
+                columns = [run(hidden, batch.cu_seqlens, mode) for mode in self.modes]
+                return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
         lengths = batch.cu_seqlens.diff().long()  # (B,)
         starts = batch.cu_seqlens[:-1].long()
         ends = batch.cu_seqlens[1:].long()

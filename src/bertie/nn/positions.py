@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from bertie.config import Bucketed, Disentangled, EncoderConfig, Rotary
+from bertie.config import Bucketed, Disentangled, EncoderConfig
 from bertie.nn.norms import build_norm
 
 
@@ -75,22 +75,3 @@ def _log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     far = torch.where(near, torch.tensor(middle - 1), distance.abs())
     log = torch.ceil(torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle)) * (middle - 1))
     return torch.where(far <= middle, distance.float(), (log + middle) * distance.sign()).long()
-
-
-def rotations(rotary: Rotary, positions: Tensor, head_width: int) -> dict[float, tuple[Tensor, Tensor]]:
-    """cos and sin, each (T, d), for each base frequency in use."""
-    exponents = torch.arange(0, head_width, 2, dtype=torch.float, device=positions.device) / head_width
-    out = {}
-    for base in set(rotary.bases):
-        angles = positions[:, None].float() * (1.0 / base**exponents)  # (T, d / 2)
-        angles = torch.cat((angles, angles), dim=-1)  # (T, d)
-        out[base] = (angles.cos(), angles.sin())
-    return out
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(T, H, d) turned by its positions, in fp32."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (wide * cos[:, None] + turned * sin[:, None]).to(x.dtype)

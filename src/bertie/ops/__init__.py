@@ -1,5 +1,7 @@
-"""How attention is executed. `attend` is the only door; the model code reads the same whichever path runs."""
+"""Operations with several implementations, and the table that chooses between them (dispatch.py)."""
 
-from bertie.ops.attention import Relative, attend
+from bertie.ops.attention import attend
+from bertie.ops.contracts import Relative
+from bertie.switches import disable
 
-__all__ = ["Relative", "attend"]
+__all__ = ["Relative", "attend", "disable"]

@@ -1,10 +1,12 @@
-"""Passes over small batches, recorded once for each size and then played back by one launch (CUDA graphs).
+"""CUDA-graph replay: a forward pass or a training step is recorded once per batch size and replayed with one launch.
 
-A small batch on a large GPU waits for Python to launch kernels. `model.graphs = Graphs()` has a model's passes recorded
-from the second batch of a size on. A recorded size is a little larger than what it holds: the rest are texts of no
-tokens, and texts of whatever lay there before, whose rows nobody reads. What cannot be recorded runs as it is; so does
-everything that needs gradients, and everything on a CPU. Weights may change in place; for other changes of a model
-than `to`, call `forget`.
+A small batch on a large GPU waits for Python to launch kernels. `ForwardGraphs` records the forward passes of a model
+at inference, `GraphRecorder` is what it shares with training (training/step.py). A recorded size is a little larger
+than the batches it serves: the rest are empty texts, and texts of leftover tokens whose rows are dropped. Whatever
+cannot be recorded runs eagerly, as does everything that needs gradients, and everything on a CPU.
+
+On by default where ops/dispatch.py says so; `bertie.ops.disable("cuda_graphs")` or BERTIE_DISABLE=cuda_graphs turns
+it off.
 """
 
 from __future__ import annotations
@@ -14,215 +16,233 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertie.config import Disentangled
-from bertie.ops.torch import varlen_attention as gpu
-from bertie.ops.triton import disentangled_attention as disentangled
-from bertie.ops.triton.fused import _power_of_2
 from bertie.text.batch import Batch, spare_ends
 
-if TYPE_CHECKING:
-    from bertie.nn.encoder import Encoder
-
-SHORTEST = 16  # tokens of the longest text; below, attention has the same work
-STEP = 64  # tokens: the least that sizes differ by
-REMEMBERED = 1024  # sizes that were seen
-WARM = 2  # passes before one is recorded: libraries set themselves up, programs are compiled
+MIN_LONGEST = 16  # tokens of the longest text; attention has the same work below
+MIN_STEP = 64  # tokens by which sizes differ at least
+MAX_SEEN = 1024  # sizes remembered
+WARMUP = 2  # passes before recording: libraries initialize, kernels are compiled
 
 Run = Callable[[Batch], Tensor]
+T = TypeVar("T")
 
 
-class Sizes(NamedTuple):
-    """What a recording has room for."""
+class GraphSize(NamedTuple):
+    """The size of batch that a recording has room for."""
 
     tokens: int
     texts: int
     longest: int
 
 
-def sizes_of(lengths: Sequence[int], max_length: int) -> Sizes:
-    """The size for a batch of texts: few sizes serve all, with at most a sixteenth of spare tokens, or 63.
+def graph_size(lengths: Sequence[int], max_length: int) -> GraphSize:
+    """The recorded size for a batch: few sizes serve all, with at most a sixteenth of spare tokens, or 63.
 
-    >>> sizes_of([16] * 64, 512), sizes_of([9, 30, 12], 512)
-    (Sizes(tokens=1024, texts=96, longest=16), Sizes(tokens=64, texts=8, longest=32))
+    >>> graph_size([16] * 64, 512), graph_size([9, 30, 12], 512)
+    (GraphSize(tokens=1024, texts=96, longest=16), GraphSize(tokens=64, texts=8, longest=32))
     """
     tokens = sum(lengths)
-    longest = min(max_length, max(SHORTEST, _power_of_2(max(lengths))))
-    room = _up(tokens, max(STEP, _power_of_2(tokens) // 32))
-    # One more than there can be, so that texts of the longest kind could not fill the room: that bounds are no lengths
-    # is what tells them apart (ops/triton/disentangled_attention.py).
+    longest = min(max_length, max(MIN_LONGEST, _power_of_2(max(lengths))))
+    room = round_up(tokens, max(MIN_STEP, _power_of_2(tokens) // 32))
+    # One more text than needed: texts of the longest kind can then not fill the room, which is how upper bounds of
+    # lengths are told from lengths (ops/triton/disentangled_attention.py).
     texts = len(lengths) + -(-(room - tokens) // longest) + 1
-    return Sizes(room, _up(texts, max(8, _power_of_2(texts) // 4)), longest)
+    return GraphSize(room, round_up(texts, max(8, _power_of_2(texts) // 4)), longest)
 
 
-def _up(n: int, step: int) -> int:
-    """The first multiple that is not below n."""
+def round_up(n: int, step: int) -> int:
+    """The smallest multiple of `step` that is at least n."""
     return -(-n // step) * step
 
 
-def can(encoder: Encoder) -> bool:
-    """Whether its passes are the same sequence of kernels for all batches of a size, as things are now."""
-    cfg, words = encoder.cfg, encoder.embeddings.words.weight
-    if not words.is_cuda or encoder.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
-        return False
-    if cfg.global_tokens or cfg.conv is not None:
-        return False
-    q, k = (torch.empty(0, heads, cfg.head_width, dtype=words.dtype, device=words.device) for heads in _heads(encoder))
-    if encoder.relative is None:
-        return all(gpu.can(q, (1,), pattern, None, None, 0.0) for pattern in set(cfg.patterns))
-    if not isinstance(encoder.relative.scheme, Disentangled):
-        return False
-    return all(disentangled.can(q, k, pattern, None) for pattern in set(cfg.patterns))
+def _power_of_2(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
 
 
-def _heads(encoder: Encoder) -> tuple[int, int]:
-    return encoder.cfg.heads, encoder.cfg.kv_heads
+class GraphRecorder:
+    """Records functions as CUDA graphs that share one memory pool, and so must be replayed one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._finished = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def record(
+        self, run: Callable[[], T], *, warmup: int, error_mode: str = "global"
+    ) -> tuple[Callable[[], object], T]:
+        """Run `run` a few times, then record it: what replays it, and the outputs that a replay overwrites."""
+        with torch.cuda.device(self.device):
+            self.synchronize()
+            current = torch.cuda.current_stream(self.device)
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                for _ in range(warmup):
+                    run()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=error_mode):
+                outputs = run()
+        return graph.replay, outputs
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Run after the last replay has finished, on whichever stream, since recordings share their memory."""
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(self._finished)
+        with torch.cuda.device(self.device):
+            yield
+        self._finished.record(stream)
+
+    def synchronize(self) -> None:
+        """Wait for the last replay."""
+        self._finished.synchronize()
 
 
 @dataclass(slots=True)
 class _Recording:
-    batch: Batch  # which is read when it is played
-    play: Callable[[], object]
+    batch: Batch  # read at replay
+    replay: Callable[[], object]
     out: Tensor
+    used: int = 0  # the number of the latest pass that used it
 
 
-class Graphs:
-    """Recordings of a model's passes: at most so many, of batches of at most so many tokens. Threads may share them.
+class ForwardGraphs:
+    """Recorded forward passes of a model, for batches of at most `max_tokens` tokens. Threads may share it.
 
-    >>> classifier = Classifier.load("path/to/folder", device="cuda", precision="bf16")         # doctest: +SKIP
-    >>> classifier.model.graphs = Graphs()                                                          # doctest: +SKIP
+    A size is recorded when it comes the second time. There are at most `max_graphs` recordings; when they are all in
+    use, a new one replaces the least recently used only if that has been idle for `min_idle` passes: recording takes
+    as long as many passes.
     """
 
-    def __init__(self, most: int = 64, tokens: int = 16384) -> None:
-        self.most, self.tokens = most, tokens
+    def __init__(self, max_tokens: int = 4096, max_graphs: int = 64, min_idle: int = 1000) -> None:
+        self.max_tokens, self.max_graphs, self.min_idle = max_tokens, max_graphs, min_idle
         self._lock = Lock()
-        self._recordings: OrderedDict[tuple[str, Sizes], _Recording] = OrderedDict()  # the latest used last
-        self._seen: OrderedDict[tuple[str, Sizes], bool] = OrderedDict()  # False: cannot be recorded
-        self._pool: Any = None
-        self._side: Any = None  # the stream that records
-        self._done: Any = None  # when the last one played has given its rows
+        self._recordings: OrderedDict[tuple[str, GraphSize], _Recording] = OrderedDict()  # latest used last
+        self._seen: OrderedDict[tuple[str, GraphSize], bool] = OrderedDict()  # False: cannot be recorded
+        self._recorder: GraphRecorder | None = None
+        self._passes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graphs, (self.most, self.tokens)  # a copy of a model records its own
+        return type(self), (self.max_tokens, self.max_graphs, self.min_idle)  # a copied model records its own
 
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def forget(self) -> None:
-        """Drop all recordings."""
+    def clear(self) -> None:
+        """Drop all recordings: after weights were moved or replaced. (Weights may change in place.)"""
         with self._lock:
-            self._settle()
+            if self._recorder is not None:
+                self._recorder.synchronize()
             self._recordings.clear()
             self._seen.clear()
-            self._pool = self._side = self._done = None  # they are of a device
+            self._recorder = None  # the device may be another
 
     def __call__(self, name: str, run: Run, batch: Batch, *, max_length: int, rows: Literal["token", "text"]) -> Tensor:
-        """run(batch), whose rows are of tokens or of texts; `name` says what else it depends on."""
+        """run(batch), whose rows belong to tokens or texts; `name` tells apart what else the result depends on."""
         if not self._takes(batch, max_length):
             return run(batch)
-        key = (name, sizes_of(batch.lengths, max_length))
+        key = (name, graph_size(batch.lengths, max_length))
         with self._lock:
-            recording = self._found(key, run, batch)
+            recording = self._get(key, run, batch)
             if recording is not None:
                 count = len(batch.ids) if rows == "token" else len(batch)
-                with self._in_turn(batch.ids.device):
-                    put(batch, recording.batch)
-                    recording.play()
-                    return recording.out[:count].clone()
+                return self._replay(recording, batch, count)
         return run(batch)
 
     def _takes(self, batch: Batch, max_length: int) -> bool:
         return (
-            batch.ids.is_cuda
+            len(batch.ids) <= self.max_tokens
+            and batch.ids.is_cuda
             and batch.global_tokens is None
-            and len(batch.ids) <= self.tokens
             and batch.max_len <= max_length
             and sum(batch.lengths) == len(batch.ids)  # else it has spare room already
             and not torch.cuda.is_current_stream_capturing()
         )
 
-    def _found(self, key: tuple[str, Sizes], run: Run, batch: Batch) -> _Recording | None:
-        """The recording, made at the second sight of a size; None if there is none."""
-        if key in self._recordings:
+    def _replay(self, recording: _Recording, batch: Batch, count: int) -> Tensor:
+        if self._recorder is None:
+            return _copy_and_replay(recording, batch, count)
+        with self._recorder.exclusive():
+            return _copy_and_replay(recording, batch, count)
+
+    def _get(self, key: tuple[str, GraphSize], run: Run, batch: Batch) -> _Recording | None:
+        """The recording of a size, made when the size comes the second time; None if there is none."""
+        self._passes += 1
+        recording = self._recordings.get(key)
+        if recording is not None:
             self._recordings.move_to_end(key)
-            return self._recordings[key]
-        again = self._seen.get(key)
-        if again is None:
+            recording.used = self._passes
+            return recording
+        seen_before = self._seen.get(key)
+        if seen_before is None:
             self._seen[key] = True
-            if len(self._seen) > REMEMBERED:
+            if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
-        if not again:
+        if not seen_before or not self._make_room():
             return None
-        while len(self._recordings) >= max(1, self.most):
-            self._settle()
-            self._recordings.popitem(last=False)
-        # Weights and what is kept beside them are no inference tensors; neither is what is written to later.
+        # Weights are no inference tensors, and neither are the static inputs, which are written to later.
         with torch.inference_mode(False), torch.no_grad():
-            static = empty(key[1], batch.ids.device)
+            static = allocate(key[1], batch.ids.device)
             try:
-                put(batch, static)
-                self._recordings[key] = _Recording(static, *self._recorded(run, static))
-            except RuntimeError:  # of the device, for which there are no classes; `run` itself will say what is wrong
+                copy_into(batch, static)
+                recording = _Recording(static, *self._record(run, static), self._passes)
+            except RuntimeError:  # CUDA has no classes of errors; run(batch) will report what is wrong
                 self._seen[key] = False
                 return None
-        return self._recordings[key]
+        self._recordings[key] = recording
+        return recording
 
-    def _recorded(self, run: Run, static: Batch) -> tuple[Callable[[], object], Tensor]:
-        """What plays a pass, and where its rows lie then."""
-        device = static.ids.device
-        with torch.cuda.device(device):
-            if self._side is None:
-                self._pool = torch.cuda.graph_pool_handle()
-                self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._settle()
-            self._side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(self._side):
-                for _ in range(WARM):
-                    run(static)
-            torch.cuda.current_stream(device).wait_stream(self._side)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may go on with the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
-                out = run(static)
-        return graph.replay, out
+    def _make_room(self) -> bool:
+        if len(self._recordings) < self.max_graphs:
+            return True
+        oldest = next(iter(self._recordings))
+        if self._passes - self._recordings[oldest].used <= self.min_idle:
+            return False
+        if self._recorder is not None:
+            self._recorder.synchronize()
+        del self._recordings[oldest]
+        return True
 
-    @contextmanager
-    def _in_turn(self, device: torch.device) -> Iterator[None]:
-        """Recordings share their memory: on whichever stream, one is played after the other."""
-        if self._done is None:
-            yield
-            return
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(self._done)
-        with torch.cuda.device(device):
-            yield
-        self._done.record(stream)
-
-    def _settle(self) -> None:
-        if self._done is not None:
-            self._done.synchronize()
+    def _record(self, run: Run, static: Batch) -> tuple[Callable[[], object], Tensor]:
+        if self._recorder is None:
+            self._recorder = GraphRecorder(static.ids.device)
+        # "thread_local": other threads may use the device meanwhile.
+        return self._recorder.record(lambda: run(static), warmup=WARMUP, error_mode="thread_local")
 
 
-def empty(sizes: Sizes, device: torch.device) -> Batch:
-    """A batch to be filled. What its host side says of lengths are bounds; `cu_seqlens` has the truth."""
-    ids = torch.zeros(sizes.tokens, dtype=torch.long)
-    ends = torch.zeros(sizes.texts + 1, dtype=torch.int32)
-    bounds = (sizes.longest,) * sizes.texts
+def _copy_and_replay(recording: _Recording, batch: Batch, count: int) -> Tensor:
+    copy_into(batch, recording.batch)
+    recording.replay()
+    return recording.out[:count].clone()
+
+
+def allocate(size: GraphSize, device: torch.device) -> Batch:
+    """A static batch to copy others into. Its lengths on the host are upper bounds; `cu_seqlens` is exact."""
+    ids = torch.zeros(size.tokens, dtype=torch.long)
+    ends = torch.zeros(size.texts + 1, dtype=torch.int32)
+    bounds = (size.longest,) * size.texts
     return Batch(ids, ids.clone(), ids.clone(), ends, bounds).to(device)
 
 
-def put(batch: Batch, static: Batch) -> None:
-    """Lay a batch into a larger one, in front. Behind it lies what lay there: valid ids, segments and positions."""
+def copy_into(batch: Batch, static: Batch) -> None:
+    """Copy a batch to the front of a larger one. What follows keeps its valid ids, segments and positions."""
     tokens = len(batch.ids)
-    for name in ("ids", "segments", "positions"):
-        getattr(static, name)[:tokens].copy_(getattr(batch, name))
-    more = spare_ends(tokens, len(static.ids), len(static) - len(batch), static.max_len)
-    ends = torch.from_numpy(np.concatenate([[0], np.cumsum(batch.lengths), more]).astype(np.int32))
-    # By pinned memory: from other memory the host would wait for the device.
-    static.cu_seqlens.copy_(ends.pin_memory() if static.ids.is_cuda else ends, non_blocking=True)
+    static.ids[:tokens].copy_(batch.ids)
+    static.segments[:tokens].copy_(batch.segments)
+    static.positions[:tokens].copy_(batch.positions)
+    spare = spare_ends(tokens, len(static.ids), len(static) - len(batch), static.max_len)
+    ends = torch.from_numpy(np.concatenate([[0], np.cumsum(batch.lengths), spare]).astype(np.int32))
+    copy_pinned(ends, static.cu_seqlens)
+
+
+def copy_pinned(source: Tensor, target: Tensor) -> None:
+    """Copy from the host without waiting: from pageable memory the host would wait for the device."""
+    target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bertie.config import BlockSparse, Pattern, Sliding
-from bertie.ops.attention import Relative
+from bertie.ops.contracts import Relative
 
 
 def attend(
@@ -20,7 +20,7 @@ def attend(
     relative: Relative | None = None,
     global_tokens: Tensor | None = None,
 ) -> Tensor:
-    """As `attend.attend`, without dropout."""
+    """As `ops.attend`, without dropout."""
     out, start = [], 0
     share = q.shape[1] // k.shape[1]
     for n in lengths:

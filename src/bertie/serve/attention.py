@@ -17,8 +17,8 @@ from bertie.config import Rotary
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.blocks import Block
 from bertie.nn.model import Model
-from bertie.nn.positions import rotate
-from bertie.ops.attention import additive_mask
+from bertie.ops.contracts import additive_mask
+from bertie.ops.torch.eager import rotate
 from bertie.tasks.base import single
 from bertie.text.batch import Batch
 
@@ -97,18 +97,18 @@ def attention_scores(model: Model, batch: Batch, layer: int) -> Tensor:
     """
     encoder, n = model.encoder, batch.max_len
     x = next(islice(encoder.hidden_states(batch), layer, None))  # (n, D) what the layer reads
-    places = encoder.places(batch)
+    context = encoder.pass_context(batch)
     block = encoder.blocks[encoder.cfg.layer_map[layer]]
     assert isinstance(block, Block)
     own = block.attention
     q, k, _ = own.qkv(block.pre_attention(x))
     for position in encoder.cfg.positions:
         if isinstance(position, Rotary):
-            cos, sin = places.rotations[position.bases[layer]]
+            cos, sin = context.rotations[position.bases[layer]]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     q, k = q.float(), k.float().repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (n, G, d) -> (n, H, d)
     scores: Tensor = torch.einsum("ihd,jhd->hij", q, k)
-    relative = own._relative(places)
+    relative = own.relative_terms(context)
     at = torch.arange(n, device=x.device)
     row = None if relative is None else relative.rows[at[:, None] - at[None, :] + len(relative.rows) // 2]  # (n, n)
     if relative is not None and relative.keys is not None:

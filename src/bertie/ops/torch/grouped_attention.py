@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertie.config import Pattern, Sliding
-from bertie.ops.attention import Relative, additive_mask
+from bertie.ops.contracts import Relative, additive_mask
 from bertie.text.batch import send
 
 STRETCH = 512  # queries at a time
@@ -34,7 +34,7 @@ def attend(
     global_tokens: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """As `attend.attend`."""
+    """As `ops.attend`."""
     plan = _plan(lengths, q.shape[1], q.device)
     sizes = [n * count for n, count in plan.groups]
     # One gather for all groups: the way back of one a group would fill a whole tensor with zeros for each.

@@ -13,30 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertie.config import Full, Pattern, Sliding
-from bertie.ops.attention import Relative
+from bertie.config import Pattern, Sliding
+from bertie.ops.contracts import AttentionInputs, Relative
 from bertie.text.batch import send
 
 WIDEST = 192  # of a head; the flash kernel goes further, but its way back does on a few chips only
 WASTE = 4  # times as many places as tokens, where texts of different lengths must lie in one rectangle
 
 
-def can(
-    q: Tensor,
-    lengths: tuple[int, ...],
-    pattern: Pattern,
-    relative: Relative | None,
-    global_tokens: Tensor | None,
-    dropout: float,
-) -> bool:
-    """Whether this path can take the call."""
-    if relative is not None or global_tokens is not None or q.shape[-1] % 8:
+def accepts(call: AttentionInputs) -> bool:
+    """Whether `attend` takes a batch: the guard of its row in ops/dispatch.py."""
+    if call.global_tokens is not None:
         return False
-    if _flash(q):
-        return isinstance(pattern, Full | Sliding)
-    if not isinstance(pattern, Full) or q.dtype not in (torch.float32, torch.float16):
-        return False
-    return dropout == 0.0 or len(lengths) * _longest(q, lengths) <= WASTE * len(q)
+    q, lengths = call.q, call.lengths
+    return call.dropout == 0.0 or _flash(q) or len(lengths) * _longest(q, lengths) <= WASTE * len(q)
 
 
 def attend(
@@ -88,27 +78,7 @@ def attend(
 
 BUCKET = 32  # tokens: texts whose lengths round up to the same multiple lie in one rectangle
 CELLS = 1 << 28  # scores of a rectangle at most
-
-
-def can_biased(
-    q: Tensor,
-    lengths: tuple[int, ...],
-    pattern: Pattern,
-    relative: Relative | None,
-    global_tokens: Tensor | None,
-    dropout: float,
-) -> bool:
-    """Whether `attend_biased` can take the call."""
-    return (
-        relative is not None
-        and relative.keys is None
-        and relative.queries is None
-        and global_tokens is None
-        and isinstance(pattern, Full)
-        and dropout == 0.0
-        and not torch.is_grad_enabled()
-        and max(lengths) <= 512
-    )
+LONGEST_BIASED = 512  # tokens
 
 
 def attend_biased(
@@ -178,7 +148,12 @@ def _longest(q: Tensor, lengths: tuple[int, ...]) -> int:
 
 
 def _flash(q: Tensor) -> bool:
-    return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= WIDEST and _has_flash(q.device)
+    return has_flash(q.device, q.dtype, q.shape[-1])
+
+
+def has_flash(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+    """Whether PyTorch's flash kernel takes heads of this width."""
+    return dtype in (torch.float16, torch.bfloat16) and head_width <= WIDEST and _has_flash(device)
 
 
 @cache

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bertie.config import Full, Pattern
-from bertie.ops.attention import Relative
-from bertie.ops.triton.fused import HALF, _dropped, _has_triton, _launching, _power_of_2
+from bertie.ops.contracts import Relative
+from bertie.ops.triton.fused import HALF, _dropped, _launching, _power_of_2
 from bertie.text.batch import send
-
-enabled = True  # whether our own programs are used where they can be
 
 NARROWEST, WIDEST = 16, 128  # of a head
 LONGEST = 512  # tokens of a text, where there are no such terms; of longer ones the framework's kernel is as fast
@@ -38,23 +35,6 @@ PLAIN_ROWS = (64, 64)
 PLAIN_SIZES = SIZES | {64: ((4, 3, None), (4, 3, None), (4, 2, None))}
 
 
-def can(q: Tensor, k: Tensor, pattern: Pattern, global_tokens: Tensor | None) -> bool:
-    """Whether this path can take a call with relative terms."""
-    width = q.shape[-1]
-    return (
-        enabled
-        and global_tokens is None
-        and isinstance(pattern, Full)
-        and q.is_cuda
-        and q.dtype in HALF
-        and q.shape == k.shape
-        and NARROWEST <= width <= WIDEST
-        and width % 8 == 0
-        and _has_triton()
-        and torch.cuda.get_device_capability(q.device) >= (8, 0)
-    )
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -65,9 +45,9 @@ def attend(
     scale: float,
     relative: Relative | None,
     dropout: float = 0.0,
-    kept: dict[Any, Tensor] | None = None,
+    cache: dict[Any, Tensor] | None = None,
 ) -> Tensor:
-    """As `attend.attend`, for what `can` allows.
+    """As `ops.attend`, for what `ops/dispatch.py` allows.
 
     Of lengths that are no more than bounds (a batch with spare room), `cu_seqlens` has the truth.
     """
@@ -78,7 +58,7 @@ def attend(
     def cut(rows: int) -> Tensor:
         if sum(lengths) == len(q):
             return _tiles(lengths, rows, q.device)
-        shared = {} if kept is None else kept
+        shared = {} if cache is None else cache
         if ("tiles", rows) not in shared:
             shared["tiles", rows] = _tiles_of(cu_seqlens, len(q), rows, max(lengths))
         return shared["tiles", rows]

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from bertie.config import Activation
-from bertie.ops.triton.fused import KINDS, WIDEST, Coded, _launching, _power_of_2, activated, room, takes
+from bertie.ops import dispatch
+from bertie.ops.torch import eager
+from bertie.ops.triton.fused import KINDS, WIDEST, Coded, _launching, _power_of_2, room
 
 GREATEST = 448.0  # of e4m3
 LEAST = 1e-12  # that a row's greatest counts as, so that rows of zeros have a scale
@@ -56,7 +58,7 @@ def coded(x: Tensor | Coded) -> Coded:
     there: Coded | None = getattr(x, "fp8", None)
     if there is not None:
         return there
-    return _programmed(x, None, "identity", False) if takes(x) and x.shape[1] <= WIDEST else rounded(x)
+    return _programmed(x, None, "identity", False) if _uses_kernel(x) and x.shape[1] <= WIDEST else rounded(x)
 
 
 def activate(x: Tensor, bias: Tensor | None, kind: Activation, gated: bool) -> Coded:
@@ -66,9 +68,13 @@ def activate(x: Tensor, bias: Tensor | None, kind: Activation, gated: bool) -> C
     >>> (codes.float() * scales).tolist()
     [[0.0, 7.0]]
     """
-    if takes(x) and kind in KINDS and x.shape[1] <= (2 if gated else 1) * WIDEST:
+    if _uses_kernel(x) and kind in KINDS and x.shape[1] <= (2 if gated else 1) * WIDEST:
         return _programmed(x, bias, kind, gated)
-    return rounded(activated(x if bias is None else x + bias, kind, gated))
+    return rounded(eager.activate(x if bias is None else x + bias, kind, gated))
+
+
+def _uses_kernel(x: Tensor) -> bool:
+    return dispatch.row_for("fp8_quantization", x).backend == "triton.fused.fp8"
 
 
 def _programmed(x: Tensor, bias: Tensor | None, kind: Activation, gated: bool) -> Coded:

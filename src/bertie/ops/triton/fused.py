@@ -1,18 +1,19 @@
-"""What lies between the matrix products of a training step, in one pass over memory each instead of many.
+"""Fused Triton kernels for what lies between the matrix multiplications: one pass over memory instead of many.
 
-    add_norm    norm(residual + dropout(x)), there and back
-    add_norms   the same, and the norm that the next part of a block begins with
+    add_norm    norm(residual + dropout(x)), forward and backward
+    add_norms   the same, followed by the norm at the start of the next sublayer
     norm        a norm alone
-    embed_norm  the norm of a sum of rows of tables
-    expand      activation(linear(x)), gated or not; the bias and its gradient on the way
-    fused_linear_cross_entropy    the cross-entropy over a vocabulary: logits stay in half precision, and give way to their gradient
-    pooled      a vector a text from its tokens'; where nothing is to be learnt, in single precision too
+    embed_norm  LayerNorm of a sum of embeddings
+    expand      activation(linear(x)), gated or not, with the bias and its gradient
+    fused_linear_cross_entropy    cross-entropy over a vocabulary: logits stay in half precision and are overwritten
+                                  by their gradient
+    pool        one row per text from one row per token; inference only, also in float32
 
-On GPUs in half precision, with Triton, these are programs of our own (`fused_kernels.py`); everywhere else, the plain
-expressions that stand beside them here. Random numbers follow from `torch.cuda.manual_seed`, in recorded graphs too.
+The kernels are in `fused_kernels.py`, their reference is `ops/torch/eager.py`, and `ops/dispatch.py` chooses. Random
+numbers follow from `torch.cuda.manual_seed`, in recorded CUDA graphs too.
 
-Where `fp8` is set on a norm's module, a product in eight bits reads what it returns: the programs then write the codes
-that `fp8.py` is about as well, and the tensor returned has them as its attribute `fp8`.
+Where `fp8` is set on a norm module, an fp8 matrix multiplication reads its output: the kernels then also write the
+quantized values of `fp8.py`, which the returned tensor carries as its attribute `fp8`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, TypeGuard
 
 import torch
@@ -29,8 +29,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bertie.config import Activation
-
-enabled = True  # whether our own programs are used where they can be
+from bertie.ops.contracts import compute_dtype, needs_grad
+from bertie.ops.torch import eager
 
 Coded = tuple[Tensor, Tensor]  # e4m3 (T, K), and what each row of it is multiplied by, float32 (T, 1)
 
@@ -47,48 +47,19 @@ POOLS = ("max", "mean", "mean_sqrt_len_tokens", "weightedmean")  # what is poole
 POOL_ROWS, POOL_BLOCK, POOL_WARPS = 16, 128, 1  # tokens read at once, columns and warps of a program
 
 
-def takes(x: Tensor) -> bool:
-    """Whether our own programs are to compute what follows from x."""
-    return enabled and x.is_cuda and precision(x) in HALF and _has_triton()
-
-
-def precision(x: Tensor) -> torch.dtype:
-    """The precision in which a product of x is computed here."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 # --- residual, dropout, norm ---
 
 
 def add_norm(x: Tensor, residual: Tensor, norm: nn.Module, dropout: float) -> Tensor:
-    """norm(residual + dropout(x)): (T, D), (T, D) -> (T, D).
-
-    >>> add_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0]]), nn.LayerNorm(2), 0.0).round().tolist()
-    [[1.0, -1.0]]
-    """
-    if _normalizes(norm, x):
+    """As `eager.add_norm`."""
+    if _is_layer_norm(norm):
         return _normed(x, residual, norm, dropout, False)[0]
-    plain: Tensor = norm(residual + F.dropout(x, dropout))
-    return plain
+    return eager.add_norm(x, residual, norm, dropout)
 
 
 def add_norms(x: Tensor, residual: Tensor, post: nn.Module, pre: nn.Module, dropout: float) -> tuple[Tensor, Tensor]:
-    """post(residual + dropout(x)), which is added to later, and pre of it, which is read next: (T, D) all.
-
-    Mostly one of the two norms is `nn.Identity`.
-
-    >>> x, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0]])
-    >>> total, normed = add_norms(x, residual, nn.Identity(), nn.LayerNorm(2), 0.0)
-    >>> total.tolist(), normed.round().tolist()
-    ([[4.0, 2.0]], [[1.0, -1.0]])
-    """
-    if isinstance(post, nn.Identity) and _normalizes(pre, x):
+    """As `eager.add_norms`."""
+    if isinstance(post, nn.Identity) and _is_layer_norm(pre):
         normed, total = _normed(x, residual, pre, dropout, True)
         assert total is not None
         return total, normed
@@ -97,20 +68,15 @@ def add_norms(x: Tensor, residual: Tensor, post: nn.Module, pre: nn.Module, drop
 
 
 def norm(x: Tensor, module: nn.Module) -> Tensor:
-    """module(x), which is a norm or nothing: (T, D) -> (T, D).
-
-    >>> norm(torch.tensor([[1.0, 3.0]]), nn.LayerNorm(2)).round().tolist()
-    [[-1.0, 1.0]]
-    """
-    if _normalizes(module, x) and not torch.is_autocast_enabled(x.device.type):
+    """As `eager.norm`."""
+    if _is_layer_norm(module) and not torch.is_autocast_enabled(x.device.type):
         return _normed(x, None, module, 0.0, False)[0]
-    plain: Tensor = module(x)
-    return plain
+    return eager.norm(x, module)
 
 
-def _normalizes(module: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm]:
-    """Whether our own program does what this module does."""
-    return isinstance(module, nn.LayerNorm) and x.shape[-1] <= WIDEST and takes(x)
+def _is_layer_norm(module: nn.Module) -> TypeGuard[nn.LayerNorm]:
+    """Whether the kernel computes what this module does; the others are `nn.Identity`."""
+    return isinstance(module, nn.LayerNorm)
 
 
 def _normed(
@@ -118,7 +84,7 @@ def _normed(
 ) -> tuple[Tensor, Tensor | None]:
     """The norm of the sum, and with `keep` the sum."""
     given = (x, residual, module.weight, module.bias, module.eps, dropout, keep)
-    if learns(x, residual, module.weight, module.bias):
+    if needs_grad(x, residual, module.weight, module.bias):
         both: tuple[Tensor, Tensor | None] = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
         return both
     codes = _room(module, len(x), x)
@@ -143,28 +109,11 @@ def _with(codes: Coded | None, x: Tensor) -> Tensor:
     return x
 
 
-def learns(*tensors: Tensor | None) -> bool:
-    """Whether gradients are to be found for any of these."""
-    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
-
-
 def embed_norm(tables: Sequence[tuple[nn.Embedding, Tensor]], module: nn.Module) -> Tensor:
-    """module of the sum of what the tables, up to three, have in the rows (T,) beside them: (T, D).
-
-    >>> table = nn.Embedding.from_pretrained(torch.tensor([[1.0, 3.0]]))
-    >>> embed_norm([(table, torch.tensor([0, 0]))], nn.LayerNorm(2)).round().tolist()
-    [[-1.0, 1.0], [-1.0, 1.0]]
-    """
-    weights = [table.weight for table, _ in tables]
-    free = not learns(*weights, *module.parameters()) and not torch.is_autocast_enabled(weights[0].device.type)
-    if free and _normalizes(module, weights[0]):
-        return _embedded(weights, [rows for _, rows in tables], module)
-    (first, rows), *others = tables
-    x: Tensor = first(rows)
-    for table, rows in others:
-        x = x + table(rows)
-    plain: Tensor = module(x)
-    return plain
+    """As `eager.embed_norm`, without gradients, of up to three tables."""
+    if not _is_layer_norm(module) or needs_grad(*(table.weight for table, _ in tables), *module.parameters()):
+        return eager.embed_norm(tables, module)
+    return _embedded([table.weight for table, _ in tables], [rows for _, rows in tables], module)
 
 
 def _embedded(weights: list[Tensor], rows: list[Tensor], module: nn.LayerNorm) -> Tensor:
@@ -305,33 +254,17 @@ def _dropped(dropout: float) -> tuple[int, float]:
 
 
 def expand(x: Tensor, linear: nn.Module, activation: Activation, gated: bool) -> Tensor:
-    """activation(linear(x)): (T, D) -> (T, F). If it is gated, the first F of 2F pass it and multiply the second.
-
-    >>> linear = nn.Linear(1, 2, bias=False)
-    >>> _ = nn.init.constant_(linear.weight, 3.0)
-    >>> expand(torch.ones(1, 1), linear, "relu", gated=True).tolist()
-    [[9.0]]
-    """
-    if takes(x) and isinstance(linear, nn.Linear) and activation in KINDS:
-        learn = learns(x, linear.weight, linear.bias)
-        if not learn and not gated and linear.bias is not None and _in_the_product(x, linear, activation):
-            return torch._addmm_activation(linear.bias, x, linear.weight.T, use_gelu=activation != "relu")
-        y = F.linear(x, linear.weight)
-        if learn:
-            out: Tensor = _Activate.apply(y, linear.bias, activation, gated)  # type: ignore[no-untyped-call]
-            return out
-        return _Activate.run(y, linear.bias, activation, gated)
-    return activated(linear(x), activation, gated)
-
-
-def activated(y: Tensor, activation: Activation, gated: bool) -> Tensor:
-    """The plain expression: (T, F) -> (T, F), or gated (T, 2F) -> (T, F)."""
-    from bertie.nn.norms import activation as function
-
-    if gated:
-        act, factor = y.chunk(2, dim=-1)  # (T, 2F) -> (T, F), (T, F)
-        return function(activation)(act) * factor
-    return function(activation)(y)
+    """As `eager.expand`."""
+    if not isinstance(linear, nn.Linear):  # a quantized layer
+        return eager.expand(x, linear, activation, gated)
+    learn = needs_grad(x, linear.weight, linear.bias)
+    if not learn and not gated and linear.bias is not None and _in_the_product(x, linear, activation):
+        return torch._addmm_activation(linear.bias, x, linear.weight.T, use_gelu=activation != "relu")
+    y = F.linear(x, linear.weight)
+    if learn:
+        out: Tensor = _Activate.apply(y, linear.bias, activation, gated)  # type: ignore[no-untyped-call]
+        return out
+    return _Activate.run(y, linear.bias, activation, gated)
 
 
 def _in_the_product(x: Tensor, linear: nn.Linear, activation: Activation) -> bool:
@@ -340,7 +273,7 @@ def _in_the_product(x: Tensor, linear: nn.Linear, activation: Activation) -> boo
     Its GELU is the one by tanh, up to 5e-4 from the other: less than what bfloat16 loses where the product is written
     and read again, so that the result lies nearer to the exact one. In float16 that is not so.
     """
-    if x.dtype != precision(x) or linear.weight.dtype != x.dtype:
+    if x.dtype != compute_dtype(x) or linear.weight.dtype != x.dtype:
         return False  # autocast would have to change them
     return activation in ("gelu_tanh", "relu") or (activation == "gelu" and x.dtype == torch.bfloat16)
 
@@ -403,22 +336,9 @@ def _tile_sizes(width: int, back: int) -> dict[str, int]:
 def fused_linear_cross_entropy(
     x: Tensor, words: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor
 ) -> Tensor:
-    """() the sum over N of weight · cross-entropy of a target in logits x·words + bias.
-
-    x (N, D), words (V, D), bias (V,), targets (N,), weights (N,) in float32. A row of weight 0 adds nothing to it or
-    to its gradient, whatever it holds.
-
-    >>> none = torch.zeros(1, 3)
-    >>> fused_linear_cross_entropy(none, torch.ones(10, 3), None, torch.tensor([7]), torch.tensor([2.0])).exp().round()     # 10²
-    tensor(100.)
-    """
-    if takes(x):
-        total: Tensor = _FusedLinearCrossEntropy.apply(x.to(precision(x)), words, bias, targets, weights)  # type: ignore[no-untyped-call]
-        return total
-    logits = F.linear(x, words, bias)
-    with torch.autocast(x.device.type, enabled=False):
-        logits = torch.where(weights[:, None] > 0, logits.float(), 0.0)
-        return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
+    """As `eager.linear_cross_entropy`."""
+    total: Tensor = _FusedLinearCrossEntropy.apply(x.to(compute_dtype(x)), words, bias, targets, weights)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _FusedLinearCrossEntropy(torch.autograd.Function):
@@ -462,16 +382,11 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 # --- pooling ---
 
 
-def pools(hidden: Tensor) -> bool:
-    """Whether our own program is to pool these rows."""
-    if not (enabled and hidden.is_cuda) or learns(hidden):
-        return False
-    return hidden.dtype in (*HALF, torch.float32) and _has_triton()
+def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
+    """(T, D) -> (B, D) each text's rows pooled by one of `POOLS` (nn/pooling.py has the plain expressions).
 
-
-def pooled(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
-    """(T, D) -> (B, D) each text's rows by one of `POOLS` (nn/pooling.py has the plain expressions), for what `pools`
-    allows. They are added up in their order, in float32, whatever lies beside them; a text of none gives zeros."""
+    Rows are added in order, in float32, independently of the other texts; an empty text gives zeros.
+    """
     from bertie.ops.triton import fused_kernels as programs
 
     hidden = hidden.contiguous()

@@ -1,7 +1,4 @@
-"""Rotary positions: the queries and keys of a layer, turned in one pass over memory.
-
-On GPUs, with Triton, by a program of our own (`rotary_kernels.py`); everywhere else by `nn.positions.rotate`.
-"""
+"""Rotary embeddings applied to the queries and keys of a layer in one pass over memory (`rotary_kernels.py`)."""
 
 from __future__ import annotations
 
@@ -11,48 +8,24 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bertie.ops.contracts import needs_grad
 from bertie.ops.triton.disentangled_attention import _rows_apart
-from bertie.ops.triton.fused import HALF, _has_triton, _launching, _power_of_2
-
-enabled = True  # whether our own program is used where it can be
+from bertie.ops.triton.fused import _launching, _power_of_2
 
 NARROWEST, WIDEST = 16, 128  # of a head
 ROWS, WARPS = 1, 4  # tokens of a program, all their heads: fastest on an H200 (python -m benchmarks.rotary --tune)
 
 
-def takes(q: Tensor) -> bool:
-    """Whether our own program is to turn q, and the keys that go with it."""
-    return (
-        enabled
-        and q.is_cuda
-        and q.dtype in (*HALF, torch.float32)
-        and NARROWEST <= q.shape[-1] <= WIDEST
-        and q.shape[-1] % 2 == 0
-        and _has_triton()
-    )
+def rotate_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """As `eager.rotate_pair`; both halves of cos and sin (T, d) are alike.
 
-
-def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q (T, H, d) and k (T, G, d) turned by their positions, in float32; of cos and sin (T, d), both halves are alike.
-
-    Where no gradient is recorded, what is returned may lie in the place of what was given.
-
-    >>> from bertie.config import Rotary
-    >>> from bertie.nn.positions import rotations
-    >>> x = torch.ones(2, 1, 2)
-    >>> q, k = rotated(x, x, *rotations(Rotary((10000.0,)), torch.tensor([0, 1]), 2)[10000.0])
-    >>> [[round(value, 2) for value in token] for token in q[:, 0].tolist()]     # by no angle, and by 1
-    [[1.0, 1.0], [-0.3, 1.38]]
+    Without gradients, q and k are overwritten where their memory layout allows it.
     """
-    if takes(q):
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-            turned: tuple[Tensor, Tensor] = _Rotate.apply(q, k, cos, sin)  # type: ignore[no-untyped-call]
-            return turned
-        q, k = _rows_apart(q), _rows_apart(k)
-        return _turn(q, k, q, k, cos, sin)
-    from bertie.nn.positions import rotate
-
-    return rotate(q, cos, sin), rotate(k, cos, sin)
+    if needs_grad(q, k):
+        rotated: tuple[Tensor, Tensor] = _Rotate.apply(q, k, cos, sin)  # type: ignore[no-untyped-call]
+        return rotated
+    q, k = _rows_apart(q), _rows_apart(k)
+    return _turn(q, k, q, k, cos, sin)
 
 
 class _Rotate(torch.autograd.Function):

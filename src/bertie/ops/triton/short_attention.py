@@ -12,12 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from bertie.config import Full, Pattern, Sliding
+from bertie.config import Pattern, Sliding
 from bertie.ops.triton.disentangled_attention import _roomy, _rows_apart, _tiles
-from bertie.ops.triton.fused import HALF, _has_triton, _launching, _power_of_2, learns
-
-enabled = True  # whether our own program is used where it can be
-turns = True  # whether it turns queries and keys itself, where it can
+from bertie.ops.triton.fused import _launching, _power_of_2
 
 NARROWEST, WIDEST = 16, 128  # of a head
 LONGEST = 2048  # tokens of a text, where all are seen; of longer ones the framework's kernel is as fast
@@ -40,40 +37,6 @@ TURNED_SIZES: dict[int, tuple[int, int, int, int, int | None]] = {
 }
 
 
-def can(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: tuple[int, ...],
-    pattern: Pattern,
-    global_tokens: Tensor | None,
-    dropout: float,
-) -> bool:
-    """Whether this path can take a call without relative terms, and is to."""
-    width = q.shape[-1]
-    return (
-        enabled
-        and global_tokens is None
-        and dropout == 0.0
-        and q.is_cuda
-        and q.dtype in HALF
-        and not learns(q, k, v)
-        and (isinstance(pattern, Sliding) or (isinstance(pattern, Full) and max(lengths) <= LONGEST))
-        and NARROWEST <= width <= WIDEST
-        and width % 8 == 0
-        and sum(lengths) == len(q)  # else these are bounds only
-        and _has_triton()
-        and torch.cuda.get_device_capability(q.device) >= (8, 0)
-    )
-
-
-def can_turn(q: Tensor, lengths: tuple[int, ...], pattern: Pattern) -> bool:
-    """Whether, where `can` holds, the program is to turn queries and keys too."""
-    width = q.shape[-1]
-    halves = width >= 32 and width == _power_of_2(width)  # that a product takes: of 16 columns at least
-    return turns and halves and _seen(lengths, pattern) <= max(TURNED_SIZES)
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -84,13 +47,13 @@ def attend(
     pattern: Pattern,
     rotation: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """As `attend.attend`, for what `can` allows; `rotation` for what `can_turn` does."""
+    """As `ops.attend`, for what `ops/dispatch.py` allows."""
     from bertie.ops.triton import short_attention_kernels as programs
 
     q, k, v = (_rows_apart(x) for x in (q, k, v))
     tokens, heads, width = q.shape
     sizes = SIZES if rotation is None else TURNED_SIZES
-    rows, columns, warps, stages, registers = sizes[next(n for n in sizes if n >= _seen(lengths, pattern))]
+    rows, columns, warps, stages, registers = sizes[next(n for n in sizes if n >= visible(lengths, pattern))]
     if width > 64 or not _roomy(q.device):
         stages, registers = 1, None
     tiles = _tiles(lengths, rows, q.device)
@@ -115,6 +78,6 @@ def attend(
     return out
 
 
-def _seen(lengths: tuple[int, ...], pattern: Pattern) -> int:
-    """The longest text, as far as it matters for the sizes of tiles."""
+def visible(lengths: tuple[int, ...], pattern: Pattern) -> int:
+    """How many keys a query sees at most, as far as it matters for the sizes of tiles."""
     return min(max(lengths), 128 if isinstance(pattern, Sliding) else LONGEST)

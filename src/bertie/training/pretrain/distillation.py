@@ -24,7 +24,7 @@ from bertie.nn.attention import SelfAttention
 from bertie.nn.encoder import Encoder
 from bertie.nn.model import Model
 from bertie.nn.pooling import Pooling
-from bertie.nn.positions import rotate, rotations
+from bertie.ops.torch.eager import rotary_tables, rotate
 from bertie.text.batch import Batch, pack, send
 from bertie.training.objectives import (
     HeadObjective,
@@ -285,7 +285,7 @@ class Relations:
                     )
                 a, b = q, k
                 if encoder.rotary is not None:
-                    turned = rotations(encoder.rotary, batch.positions, cfg.head_width)
+                    turned = rotary_tables(encoder.rotary, batch.positions, cfg.head_width)
                     a, b = (rotate(x, *turned[encoder.rotary.bases[layer]]) for x in (q, k))
                 b = b.repeat_interleave(cfg.heads // cfg.kv_heads, dim=1)  # (T, G, d) -> (T, H, d)
             else:

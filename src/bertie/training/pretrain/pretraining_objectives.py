@@ -82,10 +82,10 @@ class EnhancedDecoder(nn.Module):
         """-> (T, D)."""
         depth = encoder.cfg.depth
         *_, states = islice(encoder.hidden_states(batch), depth)  # (T, D) all but the last block's
-        block, places = encoder.blocks[encoder.cfg.layer_map[-1]], encoder.places(batch)
+        block, context = encoder.blocks[encoder.cfg.layer_map[-1]], encoder.pass_context(batch)
         asking: Tensor = states + self.positions(batch.positions)
         for _ in range(self.times):
-            asking = block(states, batch, places, depth - 1, asking)
+            asking = block(states, batch, context, depth - 1, asking)
         out: Tensor = asking if encoder.norm is None else encoder.norm(asking)
         return out
 

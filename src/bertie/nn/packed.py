@@ -1,0 +1,160 @@
+"""An encoder's weights as the compiled library wants them (ops/native), packed once and reused while unchanged."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertie.config import BlockSparse, Bucketed, Disentangled, Sliding
+from bertie.nn.attention import QKV
+from bertie.nn.norms import RMSNorm
+from bertie.nn.positions import RelativeTable, relative_rows
+from bertie.nn.snapshot import ModuleSnapshot
+from bertie.ops.native import encoder as native
+from bertie.ops.torch.eager import rotary_tables
+from bertie.text.batch import Batch
+
+if TYPE_CHECKING:
+    from bertie.nn.blocks import Block
+    from bertie.nn.encoder import Encoder
+
+
+def run(encoder: Encoder, batch: Batch) -> Tensor | None:
+    """(T, D) the last hidden state; None if the compiled encoder does not take this batch or this encoder.
+
+    For encoders whose resolved dispatch table has the row "native.encoder".
+    """
+    if (
+        batch.global_tokens is not None
+        or not (batch.ids.dtype == batch.segments.dtype == torch.int64)
+        or not (batch.ids.is_contiguous() and batch.segments.is_contiguous())
+        or batch.cu_seqlens.dtype != torch.int32
+        or torch.compiler.is_compiling()
+        or (packed := _packed(encoder)) is None
+        or batch.max_len > packed.longest
+    ):
+        return None
+    embeddings = encoder.embeddings
+    embeddings.check(batch)
+    inputs: tuple[Tensor | None, ...] = (None, None, None)
+    if packed.embeds:
+        x = torch.empty(len(batch.ids), encoder.cfg.width)
+        inputs = (batch.ids, batch.segments, None if embeddings.learned is None else embeddings.rows(batch))
+    else:
+        x = embeddings(batch, encoder.dispatch()).float().contiguous()
+    rotations: list[tuple[Tensor, Tensor]] = []
+    if encoder.rotary is not None:
+        tables = rotary_tables(encoder.rotary, batch.positions, encoder.cfg.head_width)
+        rotations = [tables[base] for base in packed.bases]
+    by_distance = (None, None) if encoder.relative is None else _by_distance(encoder.relative, batch.max_len)
+    packed.native.run(x, batch.cu_seqlens, inputs, rotations, by_distance, batch.max_len)
+    return x.to(embeddings.words.weight.dtype)
+
+
+def _by_distance(relative: RelativeTable, longest: int) -> tuple[Tensor | None, Tensor | None]:
+    """What to add for keys from `longest` − 1 tokens before the query to as many after it.
+
+    (H, distances) the score of each head, or (distances,) the rows of the table of relative positions; padded so
+    that a vector register may start at the last distance.
+    """
+    rows = relative_rows(relative.scheme, longest, torch.device("cpu")).flip(0)  # here they run from key to query
+    if isinstance(relative.scheme, Bucketed):
+        return F.pad(relative().float()[rows].T, (0, native.PADDING)).contiguous(), None
+    return None, F.pad(rows, (0, native.PADDING)).int()
+
+
+_cache: WeakKeyDictionary[Encoder, _Packed] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _packed(encoder: Encoder) -> _Packed | None:
+    """The encoder's packed weights; None if its layers compute more than the library does (hooks, LoRA)."""
+    level = native.instruction_level()
+    packed = _cache.get(encoder)
+    if packed is not None and packed.level == level and packed.is_current():
+        return packed
+    parts = list(encoder.modules())
+    if (
+        level is None
+        or any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        or any("parametrizations" in part._modules for part in parts)
+        or not all(weight.is_contiguous() for weight in encoder.parameters())
+        or not native.supports(weight.dtype for weight in encoder.parameters())
+    ):
+        return None
+    with _lock:
+        packed = _cache[encoder] = _Packed(encoder, level)
+    return packed
+
+
+class _Packed:
+    """An encoder in the library, and what its weights were when it was packed."""
+
+    def __init__(self, encoder: Encoder, level: int) -> None:
+        cfg, rotary = encoder.cfg, encoder.rotary
+        self.level = level
+        self.bases = tuple(dict.fromkeys(rotary.bases)) if rotary is not None else ()
+        self.longest = min([p.full_below for p in cfg.patterns if isinstance(p, BlockSparse)], default=1 << 62)
+        self.embeds = encoder.embeddings.project is None and encoder.embeddings.words.weight.dtype == torch.float32
+        parts = [*encoder.blocks.modules(), *encoder.embeddings.modules()]
+        parts += [] if encoder.norm is None else [encoder.norm]
+        parts += [] if encoder.relative is None else encoder.relative.modules()
+        # Replacing a parameter changes its address, and writing to it increments its version: in all but torch's
+        # fused optimizers, for which the library samples a few numbers.
+        self._snapshot = ModuleSnapshot(parts)
+        shape = (
+            *(cfg.width, cfg.heads, cfg.kv_heads, cfg.head_width, cfg.ff_width),
+            *(native.ACTIVATIONS.index(cfg.activation), int(cfg.gated), cfg.blocks),
+        )
+        blocks = [cast("Block", block) for block in encoder.blocks]
+        self.native = native.NativeEncoder(level, shape, blocks[0].attention.scale)
+        for layer, number in enumerate(cfg.layer_map):
+            pattern = cfg.patterns[layer]
+            rotation = self.bases.index(rotary.bases[layer]) if rotary is not None else -1
+            self.native.add_layer(number, pattern.window if isinstance(pattern, Sliding) else -1, rotation)
+        for number, block in enumerate(blocks):
+            self._set_block(encoder, number, block)
+        self._set_norm(-1, 1, encoder.norm)
+        embeddings = encoder.embeddings
+        if self.embeds:
+            self._set_norm(-1, 0, embeddings.norm)
+        tables = (embeddings.words, embeddings.segments, embeddings.positions, embeddings.tasks)
+        self.native.set_embeddings([None if t is None else t.weight for t in tables], cfg.embeddings.scale)
+        for weight in self._snapshot.weights:
+            self.native.watch(weight)
+
+    def is_current(self) -> bool:
+        """Whether no weight has changed and there are no hooks."""
+        return self._snapshot.is_unchanged() and self.native.is_current()
+
+    def _set_block(self, encoder: Encoder, number: int, block: Block) -> None:
+        attention, ff, cut = block.attention, block.ff, encoder.cfg.ff_width
+        self._set_matrix(number, 0, attention.qkv)
+        self._set_matrix(number, 1, attention.out)
+        self._set_matrix(number, 2, ff.up, slice(cut))
+        if encoder.cfg.gated:
+            self._set_matrix(number, 3, ff.up, slice(cut, None))
+        self._set_matrix(number, 4, ff.down)
+        if any(isinstance(position, Disentangled) for position in encoder.cfg.positions):
+            # The projections of the table depend on no text.
+            relative = attention.relative_terms(encoder.pass_context(Batch.from_ids([[0]])))
+            assert relative is not None
+            self.native.set_relative(number, relative.keys, relative.queries)
+        for slot, norm in enumerate((block.pre_attention, block.post_attention, block.pre_ff, block.post_ff)):
+            self._set_norm(number, slot, norm)
+
+    def _set_matrix(self, block: int, which: int, layer: nn.Module, rows: slice = slice(None)) -> None:
+        bias = layer.full_bias() if isinstance(layer, QKV) else cast("Tensor | None", layer.bias)
+        scale: Tensor | None = getattr(layer, "scale", None)  # of an int8 layer
+        self.native.set_matrix(block, which, cast(Tensor, layer.weight), scale, bias, rows)
+
+    def _set_norm(self, block: int, slot: int, norm: nn.Module | None) -> None:
+        if isinstance(norm, nn.LayerNorm):
+            self.native.set_norm(block, slot, norm.weight, norm.bias, False, norm.eps)
+        elif isinstance(norm, RMSNorm):
+            self.native.set_norm(block, slot, norm.weight, None, True, norm.eps)
