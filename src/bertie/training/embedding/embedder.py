@@ -70,7 +70,7 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in spec.heads}
         return replace(
             checkpoint,
-            model=Model.over(checkpoint.model.encoder, kept).eval(),
+            model=Model.from_parts(checkpoint.model.encoder, kept).eval(),
             config=config,
             spec=spec,
             heads={},
