@@ -25,7 +25,7 @@ from tests.test_config import GOOD
     [
         ([[1, 50]], "ids holds 50; allowed are 0 to 49"),
         ([[-1]], "ids holds -1"),
-        ([[1] * 33], "has 33 tokens.*reaches 32"),
+        ([[1] * 33], "has 33 tokens.*has 32 positions"),
     ],
 )
 def test_ids_outside_the_tables(ids: list[list[int]], named: str) -> None:

@@ -68,7 +68,7 @@ def test_a_checkpoint_in_bytes(folder: Path, tmp_path: Path) -> None:
         InputError, match=r"loaded with precision='int8', for inference; load it with precision='fp32' to train"
     ):
         Classifier(embedder.checkpoint).fit(texts, ["a", "b", "a"])
-    with pytest.raises(ConfigError, match="device='cuda': bytes are multiplied on a CPU only"):
+    with pytest.raises(ConfigError, match="device='cuda': int8 inference runs on a CPU only"):
         Checkpoint.load(folder, precision="int8", device="cuda")
 
 

@@ -105,6 +105,7 @@ def batch_of(lengths: tuple[int, ...], encoder: Encoder) -> Batch:
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
+    dispatch.clear_cache()
     with torch.no_grad():
         yield
     torch.set_num_threads(threads)
@@ -388,7 +389,9 @@ def test_many_callers_at_a_time() -> None:
 def test_without_it_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = fresh("bert")
     batch = batch_of((9, 4), encoder)
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "instruction_level", lambda: None)  # the library was not built
+    dispatch.clear_cache()
+    encoder.reset_dispatch()
     assert torch.equal(encoder(batch), plain(encoder, batch))
 
 

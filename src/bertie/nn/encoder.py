@@ -18,7 +18,7 @@ from bertie.nn.blocks import Block
 from bertie.nn.embeddings import TokenEmbeddings
 from bertie.nn.norms import build_norm
 from bertie.nn.positions import RelativeTable, relative_rows
-from bertie.ops.contracts import compute_dtype
+from bertie.ops.contracts import compute_dtype, has_autocast
 from bertie.ops.dispatch import Site, Table
 from bertie.ops.torch.eager import activation_function, rotary_tables
 from bertie.text.batch import Batch
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
                 words.device,
                 dtype,
                 training=training,
-                autocast=torch.is_autocast_enabled(words.device.type),
+                autocast=has_autocast(words),
                 weights=frozenset(weight.dtype for weight in self.parameters()),
                 checkpointing=self.gradient_checkpointing and training,
             )

@@ -76,5 +76,9 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a matrix multiplication of x is computed: autocast's where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(x.device.type) if has_autocast(x) else x.dtype
+
+
+def has_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)

@@ -134,7 +134,9 @@ class NativeEncoder:
         weight = weight[rows].detach().contiguous()
         vectors = [None if x is None else x[rows].detach().float().contiguous() for x in (scale, bias)]
         pointers = [weight.data_ptr() if weight.dtype == dtype else None for dtype in WEIGHT_DTYPES]
-        self._lib.bertie_encoder_set_linear(self._handle, block, which, *weight.shape, *pointers, *map(_pointer, vectors))
+        self._lib.bertie_encoder_set_linear(
+            self._handle, block, which, *weight.shape, *pointers, *map(_pointer, vectors)
+        )
 
     def set_norm(self, block: int, slot: int, weight: Tensor, bias: Tensor | None, rms: bool, eps: float) -> None:
         """Set a norm of a block, or with block −1 that of the embeddings (0) or the last one (1)."""
