@@ -1,4 +1,4 @@
-"""Garbage: spoilt bodies, and what schemathesis makes of the description."""
+"""Fuzzing: mutated bodies, and schemathesis on the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHECKS = "not_a_server_error status_code_conformance content_type_conformance re
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_spoilt_bodies(server: Running, count: int) -> None:
-    before = len(server.lines)  # of tests that let something fail
+def test_mutated_bodies(server: Running, count: int) -> None:
+    before = len(server.lines)  # other tests cause failures on purpose
     seen = fuzz.run(server.url, count, seed=1)
-    assert seen[200] > count / 10  # some are still good
+    assert seen[200] > count / 10  # some mutations are valid
     assert seen[422] > count / 6
     assert not [line for line in server.lines[before:] if line["event"] == "failed"]
 
@@ -34,7 +34,7 @@ def test_schemathesis(server: Running, examples: int) -> None:
     from schemathesis.checks import CHECKS as known
 
     schema = schemathesis.openapi.from_dict(describe_api())
-    checks = [known.get_one(name) for name in CHECKS]  # which are there once a schema is
+    checks = [known.get_one(name) for name in CHECKS]  # which are registered once a schema is loaded
     schema.config.update(base_url=server.url)
     usual = settings(
         max_examples=examples,

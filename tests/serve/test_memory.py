@@ -1,4 +1,4 @@
-"""What was freed is given back to the system."""
+"""Freed memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
-def test_holes_between_what_is_used_are_given_back() -> None:
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is a function of glibc")
+def test_free_pages_between_used_ones_are_returned() -> None:
     blocks = [bytearray(b"x" * 100_000) for _ in range(1000)]
     kept = blocks[::50]
     del blocks
     before = resident()
     trim_memory()
     assert before - resident() > 50_000_000
-    assert all(len(one) == 100_000 for one in kept)
+    assert all(len(block) == 100_000 for block in kept)

@@ -1,4 +1,4 @@
-"""What the playground is told of models and windows."""
+"""The endpoints of the playground: descriptions of models, and windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.serve.api.playground import describe, map_windows
-from bertie.serve.static import STATIC_FILES
 from bertie.tasks import Reader
 from tests.tasks import tiny
 
@@ -20,7 +19,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.load(tiny.save(folder, "wordpiece", "ForQuestionAnswering"))
 
 
-def test_windows_cover_the_text_and_each_character_is_answered_for_once(checkpoint: Checkpoint) -> None:
+def test_windows_cover_the_text_and_each_character_is_owned_once(checkpoint: Checkpoint) -> None:
     question, document = "Who walked to London?", tiny.document(30)
     (answer,) = Reader(checkpoint).answer([(question, document)])
     found = map_windows(checkpoint, (question, document))
@@ -48,7 +47,7 @@ def test_a_short_text_is_one_window(checkpoint: Checkpoint) -> None:
     }
 
 
-def test_what_a_model_can_do(tmp_path: Path) -> None:
+def test_descriptions_list_heads_by_task(tmp_path: Path) -> None:
     labels = ["contradiction", "entailment", "neutral"]
     made = tiny.save(tmp_path / "m", "wordpiece", "ForSequenceClassification", labels=labels)
     found = describe("mine", Checkpoint.load(made))
@@ -57,10 +56,4 @@ def test_what_a_model_can_do(tmp_path: Path) -> None:
     assert list(found["tasks"]) == ["classify"]
     (head,) = found["tasks"]["classify"]
     assert (head["head"], head["labels"], head["pairs"], head["temperature"]) == ("classify", labels, True, 1.0)
-    assert str(tmp_path) not in str(found)  # where models lie is nobody's business
-
-
-def test_the_page_is_there() -> None:
-    for path, kind in STATIC_FILES.values():
-        assert path.is_file(), path
-        assert "charset=utf-8" in kind
+    assert str(tmp_path) not in str(found)  # paths are not disclosed

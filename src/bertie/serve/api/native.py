@@ -281,7 +281,7 @@ class SearchRequest(BaseModel):
     weights: dict[Literal["dense", "lexical", "rerank"], float] | None = None
 
 
-class SearchHit(Response):
+class SearchHitItem(Response):
     """A passage."""
 
     document: str
@@ -299,7 +299,7 @@ class SearchItem(ReadCounts):
     """The passages for one query; the counts are those of the query."""
 
     query: str
-    hits: list[SearchHit]
+    hits: list[SearchHitItem]
     timings: dict[str, float]
 
 
@@ -325,7 +325,7 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
         counts = reading(embedder.windows(task_input, encoding))  # type: ignore[arg-type]
         for name in READ_COUNTS:
             context.read[name] += counts[name]
-        hits = [{name: getattr(hit, name) for name in SearchHit.model_fields} for hit in result]
+        hits = [{name: getattr(hit, name) for name in SearchHitItem.model_fields} for hit in result]
         results.append({"query": result.query, "hits": hits, "timings": result.timings, **counts})
     return {"model": context.model, "passages": len(index), "results": results}
 
