@@ -146,12 +146,12 @@ def test_cached_formats(cache: Path, plain: Path, tmp_path_factory: pytest.TempP
 
 
 def test_what_the_cache_lacks(cache: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(NotFoundError, match="'org/unknown' is no folder and no built-in model"):
+    with pytest.raises(NotFoundError, match="'org/unknown' is not a folder or a built-in model"):
         resolve("org/unknown")
     part = tmp_path_factory.mktemp("part")
     shutil.copy(plain / "config.json", part)
     put(cache, "org/part", part)
-    with pytest.raises(CheckpointError, match="holds no weights"):
+    with pytest.raises(CheckpointError, match="has no weights"):
         Checkpoint.load("org/part")
 
 

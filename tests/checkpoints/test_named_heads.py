@@ -243,7 +243,7 @@ def test_fresh_in_the_layout_that_the_config_names(tmp_path: Path) -> None:
 
 def test_what_cannot_be_made(tmp_path: Path) -> None:
     first = Checkpoint.load(saved(tmp_path / "a"))
-    with pytest.raises(ConfigError, match=r"head='answer' cannot be made for eurobert; it has: mlm, classify, tag"):
+    with pytest.raises(ConfigError, match=r"head='answer' is not available for eurobert; it has: mlm, classify, tag"):
         Checkpoint.load(saved(tmp_path / "b", "eurobert")).with_head("answer")
     for wrong, named in (
         (("pooler",), "head='pooler'"),
@@ -507,7 +507,7 @@ def test_names(named: Path) -> None:
         first.add_head("mlm", PARTS)
     with pytest.raises(ConfigError, match="all different"):
         first.add_head("x", replace(PARTS, labels={0: "a", 1: "a"}))
-    with pytest.raises(ConfigError, match="head='sop' cannot be made for bert"):
+    with pytest.raises(ConfigError, match="head='sop' is not available for bert"):
         first.add_head("x", HeadInfo("sop", {}))
     assert list(first.heads) == list(first.model.heads) == ["classify", *sorted(NAMED)]
     with pytest.raises(NotFoundError, match=r"no head 'x'; it has: classify, answer, parts-of_2"):
@@ -550,7 +550,7 @@ def spoil_tensors(change: Callable[[dict[str, torch.Tensor]], object], folder: P
         (lambda t: t.pop("topics.out.weight"), "missing: topics.out.weight"),
         (lambda t: t.update({"topics.out.more": torch.zeros(1)}), "unexpected: topics.out.more"),
         (lambda t: t.update({"rank.out.bias": torch.zeros(2)}), r"rank.out.bias has shape \(2,\)"),
-        (lambda t: t.update({"rank.out.bias": torch.zeros(1, dtype=torch.int64)}), "rank.out.bias holds torch.int64"),
+        (lambda t: t.update({"rank.out.bias": torch.zeros(1, dtype=torch.int64)}), "rank.out.bias has dtype torch.int64"),
         (lambda t: t.update({"rank.out.bias": torch.tensor([float("nan")])}), "rank.out.bias.*not finite"),
     ],
 )
@@ -566,12 +566,12 @@ def test_files_and_key_belong_together(named: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"heads.safetensors has changed"):
         Checkpoint.load(named)
     (named / "heads.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"heads.safetensors.*is not there"):
+    with pytest.raises(CheckpointError, match=r"heads.safetensors.*is missing"):
         Checkpoint.load(named)
     config = read(named)
     write(named, config)
     for attempt in (Checkpoint.load, Checkpoint.inspect):
-        with pytest.raises(CheckpointError, match=r"topics, parts-of_2, rank|answer, parts-of_2.*is not there"):
+        with pytest.raises(CheckpointError, match=r"topics, parts-of_2, rank|answer, parts-of_2.*is missing"):
             attempt(named)
     (named / "heads.safetensors").write_bytes(raw)
     Checkpoint.load(named)
@@ -582,7 +582,7 @@ def test_files_and_key_belong_together(named: Path, tmp_path: Path) -> None:
     assert list(Checkpoint.load(named, ignore=["bertie"]).heads) == ["classify"]
     (named / "heads.safetensors").write_bytes(raw[:-1])
     write(named, config)
-    with pytest.raises(CheckpointError, match=r"heads.safetensors is not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"heads.safetensors is not a valid safetensors file"):
         Checkpoint.load(named)
     # One that was put beside a checked folder is not read in silence.
     Checkpoint.load(saved(tmp_path / "x")).save(tmp_path / "y")
@@ -645,7 +645,7 @@ def test_every_key(named: Path) -> None:
 
     def attempt(raw: Any) -> None:
         model = Model.from_parts(base.model.encoder, {"classify": base.model.head("classify")})
-        replace(base, model=model, heads={})._read_ours(raw, named)
+        replace(base, model=model, heads={})._load_named_heads(raw, named)
 
     attempt(ours)
     wrong, tried = [], 0
@@ -689,7 +689,7 @@ def test_every_key(named: Path) -> None:
         (("heads", "rank", "head", "kind"), "token", r"rank\.head: kind='token'"),
         (("heads", "answer", "kind"), "tag", "'answer' of kind 'tag'"),
         (("heads", "a b"), {}, "head is missing"),
-        (("heads", "classify"), "copy", "'classify': there is one of this name"),
+        (("heads", "classify"), "copy", "'classify': a head of this name exists already"),
     ],
 )
 def test_contradictions(path: tuple[str, ...], value: Any, message: str, named: Path) -> None:

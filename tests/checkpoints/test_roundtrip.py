@@ -297,7 +297,7 @@ def test_refuses_to_overwrite(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "m"]
 
 
-@pytest.mark.parametrize("at", ["_write_safetensors", "_digest", "put", "rename"])
+@pytest.mark.parametrize("at", ["write_safetensors", "_digest", "replace_folder", "rename"])
 @pytest.mark.parametrize("old", [False, True])
 def test_a_failure_leaves_nothing_behind(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, old: bool

@@ -109,7 +109,7 @@ BAD_FILES = {
     ),
     "no weights": (
         remove("2_Dense/pytorch_model.bin"),
-        "2_Dense holds no weights: neither model.safetensors nor pytorch_model.bin",
+        "2_Dense has no weights: neither model.safetensors nor pytorch_model.bin",
     ),
     "missing": (
         weights(linear__weight=(4, 32)),
@@ -125,14 +125,14 @@ BAD_FILES = {
     ),
     "cut weights": (
         put("2_Dense/model.safetensors", b"\x10\0\0\0"),
-        "2_Dense: model.safetensors is not a whole safetensors file",
+        "2_Dense: model.safetensors is not a valid safetensors file",
     ),
     "cut pickle": (
         put("2_Dense/pytorch_model.bin", b"PK"),
         "2_Dense: pytorch_model.bin cannot be read as plain tensors",
     ),
     "unsafe pickle": (pickled(nn.Linear(2, 2)), "2_Dense: pytorch_model.bin cannot be read as plain tensors"),
-    "pickled list": (pickled([torch.zeros(1)]), "2_Dense: pytorch_model.bin must hold tensors by name"),
+    "pickled list": (pickled([torch.zeros(1)]), "2_Dense: pytorch_model.bin must contain only named tensors"),
     "whole numbers": (
         pickled({"linear.weight": torch.zeros(4, 32, dtype=torch.int64), "linear.bias": torch.zeros(4)}),
         "2_Dense: linear.weight holds torch.int64",

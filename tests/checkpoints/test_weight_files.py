@@ -245,25 +245,25 @@ def scaled(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor], s
 
 
 SPOILT: list[tuple[Callable[[dict[str, Tensor], str], object], str]] = [
-    (lambda t, n: t.pop(f"{n}.scale"), r"{n} is int8, and {n}\.scale is missing"),
+    (lambda t, n: t.pop(f"{n}.scale"), r"{n} is int8, but {n}\.scale is missing"),
     (lambda t, n: t.pop(n), r"missing: {n}; unexpected: {n}\.scale"),
-    (scaled(lambda s: s[:-1]), r"{n}\.scale holds F32 of shape \(.*\); {n} needs F32 of shape"),
-    (scaled(lambda s: s[:, None]), r"{n}\.scale holds F32 of shape \(\d+, 1\); {n} needs"),
-    (scaled(lambda s: s[0]), r"{n}\.scale holds F32 of shape \(\); {n} needs"),
-    (scaled(Tensor.half), r"{n}\.scale holds F16"),
-    (scaled(Tensor.char), r"{n}\.scale is int8, and {n}\.scale\.scale is missing|{n}\.scale holds I8"),
-    (lambda t, n: t.update({n: t[n].float()}), r"{n} holds F32 of shape .* every matrix is"),
-    (lambda t, n: t.update({n: t[n].short()}), r"{n} holds I16 of shape .* every matrix is"),
-    (lambda t, n: t.update({n: t[n].view(torch.uint8)}), r"{n} holds U8 of shape .* every matrix is"),
+    (scaled(lambda s: s[:-1]), r"{n}\.scale has dtype F32 and shape \(.*\); {n} needs F32 of shape"),
+    (scaled(lambda s: s[:, None]), r"{n}\.scale has dtype F32 and shape \(\d+, 1\); {n} needs"),
+    (scaled(lambda s: s[0]), r"{n}\.scale has dtype F32 and shape \(\); {n} needs"),
+    (scaled(Tensor.half), r"{n}\.scale has dtype F16"),
+    (scaled(Tensor.char), r"{n}\.scale is int8, but {n}\.scale\.scale is missing|{n}\.scale has dtype I8"),
+    (lambda t, n: t.update({n: t[n].float()}), r"{n} has dtype F32 and shape .* every matrix is"),
+    (lambda t, n: t.update({n: t[n].short()}), r"{n} has dtype I16 and shape .* every matrix is"),
+    (lambda t, n: t.update({n: t[n].view(torch.uint8)}), r"{n} has dtype U8 and shape .* every matrix is"),
     (lambda t, n: t.update({n: t[n][:, :-1].contiguous()}), r"{n} has shape .* but the config implies"),
-    (lambda t, n: t.update({n: t[n].flatten(), f"{n}.scale": torch.ones(t[n].numel())}), r"{n} holds I8 of shape"),
+    (lambda t, n: t.update({n: t[n].flatten(), f"{n}.scale": torch.ones(t[n].numel())}), r"{n} has dtype I8 and shape"),
 ]
 READ: list[tuple[Callable[[dict[str, Tensor], str], object], str]] = [
-    (scaled(lambda s: s * 0), r"{n}\.scale holds numbers that are not positive"),
-    (scaled(lambda s: -s), r"{n}\.scale holds numbers that are not positive"),
-    (scaled(lambda s: s / 0), r"{n}\.scale holds numbers that are not positive"),
-    (scaled(lambda s: s * float("nan")), r"{n}\.scale holds numbers that are not positive"),
-    (scaled(lambda s: s / s * 3e38), r"{n} holds numbers that are not finite"),
+    (scaled(lambda s: s * 0), r"{n}\.scale has values that are not positive"),
+    (scaled(lambda s: -s), r"{n}\.scale has values that are not positive"),
+    (scaled(lambda s: s / 0), r"{n}\.scale has values that are not positive"),
+    (scaled(lambda s: s * float("nan")), r"{n}\.scale has values that are not positive"),
+    (scaled(lambda s: s / s * 3e38), r"{n} has values that are not finite"),
 ]
 
 
@@ -288,7 +288,7 @@ def test_the_key_and_the_files_belong_together(packed: Path) -> None:
         say({**config["bertie"], "weights": wrong})
         refused(packed, r"config\.json: bertie\.weights=.{,90} is not supported; allowed: int8")
     say({"heads": config["bertie"]["heads"]})
-    refused(packed, rf"holds {INT8}, and config\.json does not say")
+    refused(packed, rf"has {INT8}, but config\.json does not say")
     shutil.copy(packed / INT8, packed / "model.safetensors")
     refused(packed, rf"unexpected: .*{WORDS}\.scale".replace(WORDS, "bert.embeddings.position_embeddings.weight"))
     tensors = load_file(packed / INT8)
@@ -299,4 +299,4 @@ def test_the_key_and_the_files_belong_together(packed: Path) -> None:
     refused(packed, r"heads\.safetensors: .*unexpected: topics\.\S+\.scale")
     say(config["bertie"])
     (packed / INT8).unlink()
-    refused(packed, rf"config\.json says that the weights are int8, and {INT8} is not there")
+    refused(packed, rf"config\.json says that the weights are int8, but {INT8} is missing")
