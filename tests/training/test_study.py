@@ -100,7 +100,7 @@ def test_abstention(task: Classifier, data: Labelled) -> None:
     assert made.abstention is not None
     assert made.abstention.precision.value == pytest.approx(right[held].mean())
     assert made.abstention.coverage == pytest.approx(held.mean())
-    assert made.abstention.wanted == 0.9
+    assert made.abstention.target == 0.9
 
 
 # --- leaks ---
