@@ -2,7 +2,7 @@
 
     python benchmarks/cached_gradients.py
 
-Each line is a process of its own: one step of InfoNCE over so many pairs of 16 tokens each, through a random encoder of
+Each line is a process of its own: one step of InfoNCELoss over so many pairs of 16 tokens each, through a random encoder of
 4 layers and a width of 128. "tokens" are those that a graph is held for at a time; "memory" is the most that the
 process ever held, less what it held before the step. The C library is told to give back what is freed: by itself it
 keeps holes between what is in use, and twice as much after 64 micro-batches.
@@ -34,9 +34,9 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     from bertie.config import Embeddings, EncoderConfig, Full, Learned
     from bertie.nn.model import Model
     from bertie.recipe import Recipe
-    from bertie.training.embedding.losses import InfoNCE
-    from bertie.training.embedding.objective import EmbeddingObjective, row
-    from bertie.training.embedding.rows import Rows
+    from bertie.training.embedding.losses import InfoNCELoss
+    from bertie.training.embedding.objective import EmbeddingObjective, make_row
+    from bertie.training.embedding.row_sampler import RowSampler
     from bertie.training.loop import Trainer
     from bertie.training.objectives import TrainingWindow
     from bertie.training.sampling import TrainingTask
@@ -64,17 +64,17 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     rng, held = np.random.default_rng(0), []
     texts = rng.integers(0, 1000, (pairs, 2, TOKENS))
     zeros = np.zeros(TOKENS, dtype=np.int64)
-    items = [row([[TrainingWindow(text, zeros)] for text in pair]) for pair in texts]
+    items = [make_row([[TrainingWindow(text, zeros)] for text in pair]) for pair in texts]
 
     class Counted(EmbeddingObjective):
         def embed(self, model: Any, mini: Any, head: str) -> Any:
             held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
             return super().embed(model, mini, head)
 
-    objective = Counted(InfoNCE())
-    objective.begin(model, SentenceModules.fresh(width))
+    objective = Counted(InfoNCELoss())
+    objective.attach(model, SentenceModules.fresh(width))
     recipe = Recipe(epochs=1, batch_size=pairs, micro_tokens=micro)
-    trainer = Trainer(model, Rows(TrainingTask("", objective, items), recipe), recipe, progress=False)
+    trainer = Trainer(model, RowSampler(TrainingTask("", objective, items), recipe), recipe, progress=False)
     before, began = _peak(), time.monotonic()
     history = trainer.run()
     return {

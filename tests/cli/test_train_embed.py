@@ -91,7 +91,7 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
     ("flags", "said"),
     [
         (["--loss", "nce"], "loss='nce' must be one of infonce"),
-        (["--loss", "cosent"], "CoSENT takes two texts and a score per row"),
+        (["--loss", "cosent"], "CoSENTLoss takes two texts and a score per row"),
         (["--matryoshka", "a,b"], "invalid N,N,…|none value"),
         (["--test", "scores.jsonl", "--dev", "train.jsonl"], "has pairs and scores.jsonl scores; give both scores"),
         (["--columns", "anchor=query"], "has no column 'query'"),
@@ -120,18 +120,18 @@ def test_mine(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[
     write(here / "pairs.jsonl", [{"query": row["anchor"], "positive": row["positive"]} for row in rows])
     write(here / "corpus.jsonl", [{"text": row[name]} for row in rows for name in ("positive", "negative")])
     argv = ["mine", "pairs.jsonl", "--corpus", "corpus.jsonl", "-m", models["embed"], "--negatives", "2"]
-    assert main([*argv, "--ceiling", "1", "-o", "mined.jsonl", "--json"]) == 0
+    assert main([*argv, "--max-ratio", "1", "-o", "mined.jsonl", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     found = [json.loads(line) for line in Path("mined.jsonl").read_text().splitlines()]
     assert said["rows"] == len(found) > 0
-    assert said["rows"] + said["short"] == 20
+    assert said["rows"] + said["incomplete"] == 20
     own = {row["anchor"]: row["positive"] for row in rows}
     for row in found:
         assert row["positive"] == own[row["query"]]
         assert len(set(row["negatives"])) == 2
         assert own[row["query"]] not in row["negatives"]
     assert main(["train", "embed", "mined.jsonl", "-m", models["embed"], "--out", "out", *QUICK]) == 0
-    assert main([*argv, "--teacher", models["rerank"], "--ceiling", "1", "-o", "taught.jsonl"]) == 0
+    assert main([*argv, "--teacher", models["rerank"], "--max-ratio", "1", "-o", "taught.jsonl"]) == 0
     assert labelled("embed", "taught.jsonl").inputs == "lists"
     assert run([*argv, "-o", "mined.jsonl"]) == 1
     assert "--overwrite" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from bertie import Checkpoint, Embedder, Recipe
 from bertie.errors import ConfigError, InputError
 from bertie.evaluation.metrics import retrieval_from_ranks
 from bertie.training.embedding import losses
-from bertie.training.embedding.similarity import Vectors
+from bertie.training.embedding.similarity_functions import Embeddings
 from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import labelled
 from tests.tasks import tiny
@@ -127,15 +127,15 @@ def test_scores(folder: Path) -> None:
 
 
 CASES: dict[str, Any] = {
-    "infonce": (pairs(24), None, losses.InfoNCE),
-    "triplets": (pairs(24, columns=3), None, losses.InfoNCE),
-    "triplet": (pairs(24, columns=3), None, losses.Triplet),
-    "cosent": (*scored(24), losses.CoSENT),
-    "contrastive": (scored(24)[0], [i % 2 for i in range(24)], losses.Contrastive),
-    "cosine": (scored(24)[0], [float(i % 2) for i in range(24)], losses.CosineRegression),
-    "classes": (pairs(24), ["same", "other"] * 12, losses.Softmax),
-    "lists": (pairs(24, columns=4), [[2.0, 0.5, -1.0]] * 24, losses.KL),
-    "margin-mse": (pairs(24, columns=4), [[2.0, 0.5, -1.0]] * 24, losses.MarginMSE),
+    "infonce": (pairs(24), None, losses.InfoNCELoss),
+    "triplets": (pairs(24, columns=3), None, losses.InfoNCELoss),
+    "triplet": (pairs(24, columns=3), None, losses.TripletLoss),
+    "cosent": (*scored(24), losses.CoSENTLoss),
+    "contrastive": (scored(24)[0], [i % 2 for i in range(24)], losses.ContrastiveLoss),
+    "cosine": (scored(24)[0], [float(i % 2) for i in range(24)], losses.CosineSimilarityLoss),
+    "classes": (pairs(24), ["same", "other"] * 12, losses.SoftmaxLoss),
+    "lists": (pairs(24, columns=4), [[2.0, 0.5, -1.0]] * 24, losses.KLDivergenceLoss),
+    "margin-mse": (pairs(24, columns=4), [[2.0, 0.5, -1.0]] * 24, losses.MarginMSELoss),
 }
 
 
@@ -156,10 +156,12 @@ def test_every_kind_of_data(folder: Path, name: str) -> None:
 
 
 def test_matryoshka_and_a_loss_of_ones_own(folder: Path) -> None:
-    loss = losses.InfoNCE(scale=10.0, symmetric=True)
+    loss = losses.InfoNCELoss(scale=10.0, symmetric=True)
     embedder = Embedder(folder, loss=loss, matryoshka=[16, 8], epochs=1, normalize=True)
     embedder.fit(pairs(20), progress=False)
-    assert training_for(embedder).objective(labelled("embed", pairs(4))).loss == losses.Matryoshka(loss, (32, 16, 8))
+    assert training_for(embedder).objective(labelled("embed", pairs(4))).loss == losses.MatryoshkaLoss(
+        loss, (32, 16, 8)
+    )
     np.testing.assert_allclose(np.linalg.norm(embedder.embed(["the river"]), axis=1), 1, atol=1e-6)
     with pytest.raises(ConfigError, match="at most 32"):
         Embedder(folder, matryoshka=[64]).fit(pairs(4), progress=False)
@@ -207,11 +209,11 @@ def test_long_texts_and_prompts_are_read_as_embed_reads_them(tmp_path: Path) -> 
     seen = embedder.embed([text for example in data.examples for text in example.texts])
     training = training_for(embedder)
     objective = training.objective(data)
-    objective.begin(embedder.model, embedder.modules)
+    objective.attach(embedder.model, embedder.modules)
     mini = objective.collate(list(training.items(data)))
     assert len(mini.batch) > 6
     with torch.no_grad():
-        found = objective.rows(embedder.model, mini, "").numpy()
+        found = objective.embed(embedder.model, mini, "").numpy()
     np.testing.assert_allclose(found, seen, atol=1e-6)
 
 
@@ -219,9 +221,9 @@ def test_refusals(folder: Path) -> None:
     embedder = Embedder(folder, epochs=1)
     with pytest.raises(InputError, match="has classes, which embeddings cannot be evaluated on"):
         embedder.fit(pairs(8), dev=(pairs(4), ["same", "other"] * 2), progress=False)
-    with pytest.raises(InputError, match=r"Triplet takes three texts per row .*, and the training data has 2"):
+    with pytest.raises(InputError, match=r"TripletLoss takes three texts per row .*, and the training data has 2"):
         Embedder(folder, loss="triplet").fit(pairs(8), progress=False)
-    with pytest.raises(InputError, match=r"CoSENT takes two texts and a score per row .* has pairs"):
+    with pytest.raises(InputError, match=r"CoSENTLoss takes two texts and a score per row .* has pairs"):
         Embedder(folder, loss="cosent").fit(pairs(8), progress=False)
     with pytest.raises(ConfigError, match="loss='nce' must be one of infonce"):
         Embedder(folder, loss="nce").fit(pairs(8), progress=False)
@@ -241,9 +243,9 @@ def test_a_run_that_was_stopped_goes_on_in_another_process(folder: Path, tmp_pat
     said = []
     for scale in (20.0, 20.0, 10.0):
 
-        def own(column: Vectors) -> tuple[Vectors, int]:
+        def own(column: Embeddings) -> tuple[Embeddings, int]:
             return column, 0
 
-        embedder = Embedder(folder, loss=losses.InfoNCE(scale=scale, gather=own))
+        embedder = Embedder(folder, loss=losses.InfoNCELoss(scale=scale, gather=own))
         said.append(training_for(embedder).fingerprint([data]))
     assert said[0] == said[1] != said[2]

@@ -9,9 +9,9 @@ import numpy as np
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.nn.model import Model
 from bertie.nn.sentence_layers import Dense
-from bertie.training.embedding.losses import VectorLoss
-from bertie.training.embedding.objective import EmbeddingObjective, Reading, row
-from bertie.training.embedding.rows import Rows
+from bertie.training.embedding.losses import EmbeddingLoss
+from bertie.training.embedding.objective import EmbeddingObjective, Output, make_row
+from bertie.training.embedding.row_sampler import RowSampler
 from bertie.training.loop import Trainer
 from bertie.training.objectives import TrainingExample, TrainingWindow
 from bertie.training.sampling import TrainingTask
@@ -38,7 +38,7 @@ def rows(inputs: str, count: int, columns: int, seed: int = 0) -> list[TrainingE
             topic = about[max(0, column - 1)]
             shares = [0.25, 0.75] if rng.random() < 0.3 else [1.0]
             texts.append([_piece(rng, topic, share) for share in shares])
-        found.append(row(texts, VALUES[inputs](rng, columns - 1)))
+        found.append(make_row(texts, VALUES[inputs](rng, columns - 1)))
     return found
 
 
@@ -48,27 +48,27 @@ def _piece(rng: np.random.Generator, topic: int, share: float) -> TrainingWindow
     return one
 
 
-def begun(loss: VectorLoss, dropout: float = 0.0, reading: Reading = "vectors") -> tuple[Model, EmbeddingObjective]:
+def begun(loss: EmbeddingLoss, dropout: float = 0.0, output: Output = "dense") -> tuple[Model, EmbeddingObjective]:
     """A model with a dense layer behind its pooling."""
-    model = tiny.masked(tiny.VOCAB, 32, dropout, 0.1) if reading == "lexical" else tiny.model(dropout)
-    objective = EmbeddingObjective(loss, reading)
-    modules = SentenceModules.fresh(16, dense=Dense(16, 12), normalize=reading == "tokens")
+    model = tiny.masked(tiny.VOCAB, 32, dropout, 0.1) if output == "sparse" else tiny.model(dropout)
+    objective = EmbeddingObjective(loss, output)
+    modules = SentenceModules.fresh(16, dense=Dense(16, 12), normalize=output == "tokens")
     for parameter in modules.parameters():
         rng = np.random.default_rng(parameter.numel())
         parameter.data.copy_(parameter.new_tensor(rng.standard_normal(parameter.shape) * 0.3))
-    objective.begin(model, modules)
+    objective.attach(model, modules)
     return model, objective
 
 
 def trainer(
-    loss: VectorLoss,
+    loss: EmbeddingLoss,
     items: list[TrainingExample],
     *,
     dropout: float = 0.0,
-    reading: Reading = "vectors",
+    output: Output = "dense",
     **options: Any,
 ) -> Trainer:
-    model, objective = begun(loss, dropout, reading)
+    model, objective = begun(loss, dropout, output)
     recipe = tiny.recipe(**options.pop("recipe", {}))
-    source = TrainingTask("mlm" if reading == "lexical" else "", objective, items)
-    return Trainer(model, Rows(source, recipe), recipe, progress=False, **options)
+    source = TrainingTask("mlm" if output == "sparse" else "", objective, items)
+    return Trainer(model, RowSampler(source, recipe), recipe, progress=False, **options)

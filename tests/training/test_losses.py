@@ -19,23 +19,32 @@ from torch.nn.functional import pad
 from bertie.errors import ConfigError, InputError
 from bertie.nn.pooling import splade_pool
 from bertie.text.batch import Batch
-from bertie.training.embedding import losses, similarity
+from bertie.training.embedding import similarity_functions as similarity
 from bertie.training.embedding.losses import (
-    KL,
-    Contrastive,
-    CoSENT,
-    CosineRegression,
-    Flops,
-    InfoNCE,
-    MarginMSE,
-    Matryoshka,
-    Neighbours,
-    Softmax,
-    Triplet,
-    VectorLoss,
-    neighbours,
+    ContrastiveLoss,
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    EmbeddingLoss,
+    InfoNCELoss,
+    KLDivergenceLoss,
+    MarginMSELoss,
+    MatryoshkaLoss,
+    SimilarityDistillationLoss,
+    SoftmaxLoss,
+    SpladeLoss,
+    TripletLoss,
+    infonce,
+    similarity_distillation,
 )
-from bertie.training.embedding.similarity import Cosine, Dot, MaxSim, Tokens, Vectors, across_ranks, maxsim
+from bertie.training.embedding.similarity_functions import (
+    Cosine,
+    DotProduct,
+    Embeddings,
+    MaxSim,
+    TokenEmbeddings,
+    gather_across_ranks,
+    maxsim,
+)
 
 ROWS, WIDTH, CLASSES = 8, 6, 3
 Reference = Callable[[list[Any], Any, nn.ModuleDict], Tensor]
@@ -54,22 +63,22 @@ def _words(count: int, seed: int) -> list[Tensor]:
     return [one.relu().log1p() for one in _vectors(count, seed)]
 
 
-def _token_vectors(count: int, seed: int) -> list[Tokens]:
+def _token_vectors(count: int, seed: int) -> list[TokenEmbeddings]:
     draw = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(count):
         lengths = torch.randint(1, 6, (ROWS,), generator=draw)
         states = torch.randn(int(lengths.sum()), WIDTH, generator=draw, dtype=torch.float64)
-        made.append(Tokens(states, pad(lengths.cumsum(0), (1, 0)).int()))
+        made.append(TokenEmbeddings(states, pad(lengths.cumsum(0), (1, 0)).int()))
     return made
 
 
-def _values(loss: VectorLoss, columns: int, seed: int) -> Tensor | None:
+def _values(loss: EmbeddingLoss, columns: int, seed: int) -> Tensor | None:
     draw = torch.Generator().manual_seed(seed)
     if loss.inputs == "classes":
         return torch.randint(CLASSES, (ROWS,), generator=draw)
     if loss.inputs == "scores":
-        found = torch.randint(0, 2 if isinstance(loss, Contrastive) else 4, (ROWS,), generator=draw)
+        found = torch.randint(0, 2 if isinstance(loss, ContrastiveLoss) else 4, (ROWS,), generator=draw)
         return found / max(1, int(found.max()))  # with ties
     if loss.inputs == "lists":
         return 3 * torch.randn(ROWS, columns - 1, generator=draw, dtype=torch.float64)
@@ -78,21 +87,21 @@ def _values(loss: VectorLoss, columns: int, seed: int) -> Tensor | None:
     return None
 
 
-def _leaf(column: Vectors) -> Vectors:
-    if isinstance(column, Tokens):
-        return Tokens(column.states.detach().clone().requires_grad_(), column.cu_seqlens)
+def _leaf(column: Embeddings) -> Embeddings:
+    if isinstance(column, TokenEmbeddings):
+        return TokenEmbeddings(column.states.detach().clone().requires_grad_(), column.cu_seqlens)
     return column.detach().clone().requires_grad_()
 
 
-def _state(column: Vectors) -> Tensor:
-    return column.states if isinstance(column, Tokens) else column
+def _state(column: Embeddings) -> Tensor:
+    return column.states if isinstance(column, TokenEmbeddings) else column
 
 
-def _parameters(columns: Sequence[Vectors], auxiliary: nn.ModuleDict) -> list[Tensor]:
+def _parameters(columns: Sequence[Embeddings], auxiliary: nn.ModuleDict) -> list[Tensor]:
     return [*map(_state, columns), *auxiliary.parameters()]
 
 
-def _gradients(found: Tensor, columns: Sequence[Vectors], auxiliary: nn.ModuleDict) -> list[Tensor]:
+def _gradients(found: Tensor, columns: Sequence[Embeddings], auxiliary: nn.ModuleDict) -> list[Tensor]:
     return list(torch.autograd.grad(found, _parameters(columns, auxiliary), materialize_grads=True))
 
 
@@ -244,49 +253,49 @@ def _squared(a: Tensor, b: Tensor) -> Tensor:
     return ((a - b) ** 2).sum()
 
 
-SPARSE = Flops(InfoNCE(scale=1.0, score=Dot()), query_weight=0.3, passage_weight=0.1)
+SPARSE = SpladeLoss(InfoNCELoss(scale=1.0, score=DotProduct()), query_weight=0.3, passage_weight=0.1)
 # name: the loss, how many columns, of which kind, and the same in loops
-CASES: dict[str, tuple[VectorLoss, int, Callable[[int, int], Sequence[Vectors]], Reference]] = {
-    "softmax": (Softmax(CLASSES), 2, _vectors, _softmax),
-    "cosine": (CosineRegression(), 2, _vectors, _regression),
-    "cosent": (CoSENT(), 2, _vectors, _cosent),
-    "contrastive": (Contrastive(0.5), 2, _vectors, _contrastive),
-    "triplet squared": (Triplet(), 3, _vectors, _triplet(_squared, 1.0)),
+CASES: dict[str, tuple[EmbeddingLoss, int, Callable[[int, int], Sequence[Embeddings]], Reference]] = {
+    "softmax": (SoftmaxLoss(CLASSES), 2, _vectors, _softmax),
+    "cosine": (CosineSimilarityLoss(), 2, _vectors, _regression),
+    "cosent": (CoSENTLoss(), 2, _vectors, _cosent),
+    "contrastive": (ContrastiveLoss(0.5), 2, _vectors, _contrastive),
+    "triplet squared": (TripletLoss(), 3, _vectors, _triplet(_squared, 1.0)),
     "triplet euclidean": (
-        Triplet(0.7, "euclidean"),
+        TripletLoss(0.7, "euclidean"),
         3,
         _vectors,
         _triplet(lambda a, b: _squared(a, b).sqrt(), 0.7),
     ),
-    "triplet cosine": (Triplet(0.2, "cosine"), 3, _vectors, _triplet(lambda a, b: 1 - _cos(a, b), 0.2)),
-    "infonce": (InfoNCE(), 2, _vectors, _infonce()),
-    "infonce hard": (InfoNCE(scale=5.0), 4, _vectors, _infonce(scale=5.0)),
-    "infonce symmetric": (InfoNCE(symmetric=True), 3, _vectors, _infonce(symmetric=True)),
-    "infonce late": (InfoNCE(0.5, True, MaxSim()), 3, _token_vectors, _infonce(_late, 0.5, True)),
+    "triplet cosine": (TripletLoss(0.2, "cosine"), 3, _vectors, _triplet(lambda a, b: 1 - _cos(a, b), 0.2)),
+    "infonce": (InfoNCELoss(), 2, _vectors, _infonce()),
+    "infonce hard": (InfoNCELoss(scale=5.0), 4, _vectors, _infonce(scale=5.0)),
+    "infonce symmetric": (InfoNCELoss(symmetric=True), 3, _vectors, _infonce(symmetric=True)),
+    "infonce late": (InfoNCELoss(0.5, True, MaxSim()), 3, _token_vectors, _infonce(_late, 0.5, True)),
     "matryoshka": (
-        Matryoshka(InfoNCE(), (6, 3, 2), (1.0, 0.5, 0.25)),
+        MatryoshkaLoss(InfoNCELoss(), (6, 3, 2), (1.0, 0.5, 0.25)),
         3,
         _vectors,
         _matryoshka(_infonce(), {6: 1.0, 3: 0.5, 2: 0.25}),
     ),
     "matryoshka softmax": (
-        Matryoshka(Softmax(CLASSES), (2, 6)),
+        MatryoshkaLoss(SoftmaxLoss(CLASSES), (2, 6)),
         2,
         _vectors,
         _matryoshka(_softmax, {2: 1.0, 6: 1.0}),
     ),
-    "margin": (MarginMSE(), 3, _vectors, _margins(1.0, _dot)),
-    "margin cosine": (MarginMSE(4.0, Cosine()), 5, _vectors, _margins(4.0, _cos)),
-    "margin late": (MarginMSE(score=MaxSim()), 3, _token_vectors, _margins(1.0, _late)),
-    "kl": (KL(), 3, _vectors, _kl(1.0, _dot)),
-    "kl cosine": (KL(20.0, Cosine(), 0.5), 5, _vectors, _kl(20.0, _cos, 0.5)),
-    "kl late": (KL(score=MaxSim()), 4, _token_vectors, _kl(1.0, _late)),
+    "margin": (MarginMSELoss(), 3, _vectors, _margins(1.0, _dot)),
+    "margin cosine": (MarginMSELoss(4.0, Cosine()), 5, _vectors, _margins(4.0, _cos)),
+    "margin late": (MarginMSELoss(score=MaxSim()), 3, _token_vectors, _margins(1.0, _late)),
+    "kl": (KLDivergenceLoss(), 3, _vectors, _kl(1.0, _dot)),
+    "kl cosine": (KLDivergenceLoss(20.0, Cosine(), 0.5), 5, _vectors, _kl(20.0, _cos, 0.5)),
+    "kl late": (KLDivergenceLoss(score=MaxSim()), 4, _token_vectors, _kl(1.0, _late)),
     "flops": (SPARSE, 3, _words, _flops),
-    "neighbours": (Neighbours(5.0), 1, _vectors, _neighbours),
+    "neighbours": (SimilarityDistillationLoss(5.0), 1, _vectors, _neighbours),
 }
 
 
-def _case(name: str, seed: int) -> tuple[VectorLoss, list[Vectors], Tensor | None, nn.ModuleDict]:
+def _case(name: str, seed: int) -> tuple[EmbeddingLoss, list[Embeddings], Tensor | None, nn.ModuleDict]:
     loss, count, made, _ = CASES[name]
     auxiliary = loss.modules(WIDTH).double()
     return loss, [_leaf(one) for one in made(count, seed)], _values(loss, count, seed), auxiliary
@@ -298,7 +307,7 @@ def test_as_in_loops(name: str, seed: int) -> None:
     loss, columns, values, auxiliary = _case(name, seed)
     found = loss.loss(columns, values, auxiliary)
     assert found.shape == ()
-    texts: list[Any] = [one.texts() if isinstance(one, Tokens) else one for one in columns]
+    texts: list[Any] = [one.texts() if isinstance(one, TokenEmbeddings) else one for one in columns]
     wanted = CASES[name][3](texts, values, auxiliary)
     _assert_same(
         [found, *_gradients(found, columns, auxiliary)],
@@ -312,14 +321,14 @@ def test_a_table_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch
     loss, columns, values, auxiliary = _case(name, 3)
     whole = loss.loss(columns, values, auxiliary)
     kind = MaxSim if "late" in name else Cosine
-    table, made = kind.table, []
+    table, made = kind.matrix, []
 
-    def watched(self: Any, a: Vectors, b: Vectors) -> Tensor:
+    def watched(self: Any, a: Embeddings, b: Embeddings) -> Tensor:
         made.append(table(self, a, b))
         return made[-1]
 
-    monkeypatch.setattr(losses, "BLOCK", 30)
-    monkeypatch.setattr(kind, "table", watched)
+    monkeypatch.setattr(infonce, "BLOCK", 30)
+    monkeypatch.setattr(kind, "matrix", watched)
     parts = loss.loss(columns, values, auxiliary)
     assert len(made) >= 3
     assert all(one.numel() <= ROWS * ROWS * (len(columns) - 1) / 2 for one in made)
@@ -335,7 +344,7 @@ class Given(nn.Module):
     device = torch.device("cpu")
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A new dict, for Matryoshka writes into it."""
+        """A new dict, for MatryoshkaLoss writes into it."""
         return {"sentence_embedding": features["vectors"]}
 
     def get_embedding_dimension(self) -> int:
@@ -420,7 +429,7 @@ def test_late_interaction_as_in_sentence_transformers() -> None:
     queries, passages = _token_vectors(2, 7)
     theirs = util.maxsim(list(queries.texts()), list(passages.texts()))
     torch.testing.assert_close(maxsim(queries, passages), theirs, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(MaxSim().pairs(queries, passages), theirs.diag(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(MaxSim().pairwise(queries, passages), theirs.diag(), atol=1e-6, rtol=1e-6)
 
 
 def test_splade_pool_as_in_sentence_transformers() -> None:
@@ -461,9 +470,11 @@ class Net(nn.Module):
     def forward(self, name: str) -> Tensor:
         """-> ()."""
         loss, columns, values, _ = _case(name, 11)
-        mine = [similarity.rows_of(one, self.cut.start, self.cut.stop) for one in columns]
+        mine = [similarity.slice_rows(one, self.cut.start, self.cut.stop) for one in columns]
         moved = [
-            Tokens(self.layer(one.states), one.cu_seqlens) if isinstance(one, Tokens) else self.layer(one)
+            TokenEmbeddings(self.layer(one.states), one.cu_seqlens)
+            if isinstance(one, TokenEmbeddings)
+            else self.layer(one)
             for one in mine
         ]
         count = self.cut.stop - self.cut.start
@@ -529,17 +540,17 @@ def test_two_processes_are_one(name: str, apart: list[dict[str, list[Tensor]]]) 
 
 def test_a_process_alone_has_its_own() -> None:
     column = torch.ones(2, 3)
-    assert across_ranks(column) == (column, 0)
+    assert gather_across_ranks(column) == (column, 0)
 
 
 def test_negatives_come_from_where_they_are_gathered() -> None:
     queries, passages = _vectors(2, 0)
     others = _vectors(1, 1)[0]
 
-    def gather(column: Vectors) -> tuple[Vectors, int]:
+    def gather(column: Embeddings) -> tuple[Embeddings, int]:
         return torch.cat([others, _state(column)]), len(others)
 
-    found = InfoNCE(gather=gather).loss([queries, passages], None, nn.ModuleDict())
+    found = InfoNCELoss(gather=gather).loss([queries, passages], None, nn.ModuleDict())
     wanted = _infonce()([queries, torch.cat([passages, others])], None, nn.ModuleDict())
     torch.testing.assert_close(found, wanted)
 
@@ -549,8 +560,8 @@ def test_negatives_come_from_where_they_are_gathered() -> None:
 
 def test_some_rows_of_tokens() -> None:
     tokens = _token_vectors(1, 0)[0]
-    some = similarity.rows_of(similarity.rows_of(tokens, 1, 7), 2, 5)
-    assert isinstance(some, Tokens)
+    some = similarity.slice_rows(similarity.slice_rows(tokens, 1, 7), 2, 5)
+    assert isinstance(some, TokenEmbeddings)
     assert some.cu_seqlens[0] == 0
     for ours, theirs in zip(some.texts(), tokens.texts()[3:6], strict=True):
         torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
@@ -560,7 +571,7 @@ def test_some_rows_of_tokens() -> None:
 def test_one_row_and_equal_vectors_have_finite_gradients(name: str) -> None:
     loss, count, made, _ = CASES[name]
     auxiliary = loss.modules(WIDTH).double()
-    one = similarity.rows_of(made(1, 0)[0], 0, 1)
+    one = similarity.slice_rows(made(1, 0)[0], 0, 1)
     columns = [_leaf(one) for _ in range(count)]
     values = _values(loss, count, 0)
     found = loss.loss(columns, None if values is None else values[:1], auxiliary)
@@ -572,10 +583,10 @@ def test_one_row_and_equal_vectors_have_finite_gradients(name: str) -> None:
 def test_large_vectors_have_finite_losses(name: str) -> None:
     loss, count, made, _ = CASES[name]
     auxiliary = loss.modules(WIDTH)
-    scaled: list[Vectors] = []
+    scaled: list[Embeddings] = []
     for one in made(count, 0):
         states = _state(one).float() * 1e4
-        scaled.append(_leaf(Tokens(states, one.cu_seqlens) if isinstance(one, Tokens) else states))
+        scaled.append(_leaf(TokenEmbeddings(states, one.cu_seqlens) if isinstance(one, TokenEmbeddings) else states))
     values = _values(loss, count, 0)
     if values is not None and values.is_floating_point():
         values = values.float()
@@ -587,23 +598,23 @@ def test_large_vectors_have_finite_losses(name: str) -> None:
 def test_scores_of_any_scale_make_the_same_cosent() -> None:
     columns = _vectors(2, 0)
     scores = torch.tensor([0, 1, 2, 3, 3, 2, 1, 5.0])
-    found = [CoSENT().loss(columns, one, nn.ModuleDict()) for one in (scores, 100 * scores - 7, scores.exp())]
+    found = [CoSENTLoss().loss(columns, one, nn.ModuleDict()) for one in (scores, 100 * scores - 7, scores.exp())]
     assert found[0] == found[1] == found[2]
-    assert CoSENT().loss(columns, torch.ones(ROWS), nn.ModuleDict()) == 0
+    assert CoSENTLoss().loss(columns, torch.ones(ROWS), nn.ModuleDict()) == 0
 
 
 def test_neighbours_do_not_see_a_turn_nor_the_width() -> None:
     teacher = _vectors(1, 0)[0]
     turn = torch.linalg.qr(_vectors(1, 1, WIDTH)[0])[0]
-    assert neighbours(pad(3 * teacher @ turn, (0, 2)), teacher).abs() < 1e-12
-    assert neighbours(teacher[torch.arange(ROWS).flip(0)], teacher) > 0.1
+    assert similarity_distillation(pad(3 * teacher @ turn, (0, 2)), teacher).abs() < 1e-12
+    assert similarity_distillation(teacher[torch.arange(ROWS).flip(0)], teacher) > 0.1
 
 
 def test_softmax_begins_the_same_each_time() -> None:
     torch.manual_seed(5)
-    first = Softmax(2).modules(4).state_dict()
+    first = SoftmaxLoss(2).modules(4).state_dict()
     torch.manual_seed(6)
-    for name, tensor in Softmax(2).modules(4).state_dict().items():
+    for name, tensor in SoftmaxLoss(2).modules(4).state_dict().items():
         torch.testing.assert_close(tensor, first[name], atol=0, rtol=0)
 
 
@@ -615,27 +626,27 @@ def test_modules_are_there_for_softmax_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: InfoNCE(scale=0), "scale=0 must be greater than 0"),
-        (lambda: CoSENT(scale=-1), "scale=-1"),
-        (lambda: CoSENT(scale=math.nan), "scale=nan"),
-        (lambda: Triplet(margin=math.inf), "margin=inf"),
+        (lambda: InfoNCELoss(scale=0), "scale=0 must be greater than 0"),
+        (lambda: CoSENTLoss(scale=-1), "scale=-1"),
+        (lambda: CoSENTLoss(scale=math.nan), "scale=nan"),
+        (lambda: TripletLoss(margin=math.inf), "margin=inf"),
         (
-            lambda: Triplet(distance="manhattan"),  # type: ignore[arg-type]
+            lambda: TripletLoss(distance="manhattan"),  # type: ignore[arg-type]
             "distance='manhattan' must be squared, euclidean or cosine",
         ),
-        (lambda: Contrastive(margin=0), "margin=0"),
-        (lambda: Softmax(classes=1), "classes=1 must be at least 2"),
-        (lambda: MarginMSE(scale=0), "scale=0"),
-        (lambda: KL(teacher_scale=0), "teacher_scale=0"),
-        (lambda: Neighbours(0), "scale=0"),
-        (lambda: Flops(InfoNCE(), -1.0, 0.0), "query_weight=-1.0 must be 0 or greater"),
-        (lambda: Matryoshka(InfoNCE(), ()), r"dimensions=\(\) must be one or more"),
-        (lambda: Matryoshka(InfoNCE(), (4, 4)), r"dimensions=\(4, 4\)"),
-        (lambda: Matryoshka(InfoNCE(), (4, 2), (1.0,)), r"weights=\(1.0,\) must be 2"),
-        (lambda: Matryoshka(InfoNCE(), (4, 2), (1.0, 0.0)), "weights=0.0"),
-        (lambda: Matryoshka(InfoNCE(), (8, 4)).modules(6), r"dimensions=\(8, 4\) must be at most 6"),
+        (lambda: ContrastiveLoss(margin=0), "margin=0"),
+        (lambda: SoftmaxLoss(classes=1), "classes=1 must be at least 2"),
+        (lambda: MarginMSELoss(scale=0), "scale=0"),
+        (lambda: KLDivergenceLoss(teacher_scale=0), "teacher_scale=0"),
+        (lambda: SimilarityDistillationLoss(0), "scale=0"),
+        (lambda: SpladeLoss(InfoNCELoss(), -1.0, 0.0), "query_weight=-1.0 must be 0 or greater"),
+        (lambda: MatryoshkaLoss(InfoNCELoss(), ()), r"dimensions=\(\) must be one or more"),
+        (lambda: MatryoshkaLoss(InfoNCELoss(), (4, 4)), r"dimensions=\(4, 4\)"),
+        (lambda: MatryoshkaLoss(InfoNCELoss(), (4, 2), (1.0,)), r"weights=\(1.0,\) must be 2"),
+        (lambda: MatryoshkaLoss(InfoNCELoss(), (4, 2), (1.0, 0.0)), "weights=0.0"),
+        (lambda: MatryoshkaLoss(InfoNCELoss(), (8, 4)).modules(6), r"dimensions=\(8, 4\) must be at most 6"),
         (
-            lambda: Matryoshka(InfoNCE(), (8,)).loss(_vectors(2, 0), None, nn.ModuleDict()),
+            lambda: MatryoshkaLoss(InfoNCELoss(), (8,)).loss(_vectors(2, 0), None, nn.ModuleDict()),
             "dimension 8 must be at most 6",
         ),
     ],
@@ -645,31 +656,36 @@ def test_wrong_settings(made: Callable[[], object], said: str) -> None:
         made()
 
 
-def _empty() -> Tokens:
-    return Tokens(torch.ones(3, WIDTH), torch.tensor([0, 2, 2, 3]))
+def _empty() -> TokenEmbeddings:
+    return TokenEmbeddings(torch.ones(3, WIDTH), torch.tensor([0, 2, 2, 3]))
 
 
 @pytest.mark.parametrize(
     ("loss", "columns", "values", "said"),
     [
-        (InfoNCE(), _vectors(1, 0), None, "InfoNCE takes 2 or more columns; there are 1"),
-        (Triplet(), _vectors(2, 0), None, "Triplet takes 3 columns; there are 2"),
-        (Triplet(), _vectors(4, 0), None, "Triplet takes 3 columns; there are 4"),
-        (KL(), _vectors(2, 0), torch.ones(ROWS, 1), "KL takes 3 or more columns"),
-        (InfoNCE(), [torch.ones(2, 4), torch.ones(3, 4)], None, r"as many rows in each column; there are \[2, 3\]"),
-        (CoSENT(), _vectors(2, 0), None, r"CoSENT needs values of shape \(8,\); they are none"),
-        (CoSENT(), _vectors(2, 0), torch.ones(ROWS, 1), r"they are of shape \(8, 1\)"),
-        (MarginMSE(), _vectors(3, 0), torch.ones(ROWS), r"needs values of shape \(8, 2\)"),
-        (CosineRegression(), _vectors(2, 0), 5 * torch.ones(ROWS), "needs values from -1 to 1; one is 5"),
-        (Contrastive(), _vectors(2, 0), -torch.ones(ROWS), "Contrastive needs values from 0 to 1; one is -1"),
-        (Softmax(3), _vectors(2, 0), torch.full((ROWS,), 3), "Softmax needs values from 0 to 2; one is 3"),
-        (Neighbours(), _vectors(1, 0), torch.ones(ROWS), r"shape \(8, a teacher's width\); they are of shape \(8,\)"),
-        (InfoNCE(), _token_vectors(2, 0), None, "not Tokens"),
-        (InfoNCE(score=MaxSim()), _vectors(2, 0), None, "MaxSim takes Tokens"),
-        (InfoNCE(score=MaxSim()), [_empty(), _empty()], None, "text 1 has no tokens"),
+        (InfoNCELoss(), _vectors(1, 0), None, "InfoNCELoss takes 2 or more columns; there are 1"),
+        (TripletLoss(), _vectors(2, 0), None, "TripletLoss takes 3 columns; there are 2"),
+        (TripletLoss(), _vectors(4, 0), None, "TripletLoss takes 3 columns; there are 4"),
+        (KLDivergenceLoss(), _vectors(2, 0), torch.ones(ROWS, 1), "KLDivergenceLoss takes 3 or more columns"),
+        (InfoNCELoss(), [torch.ones(2, 4), torch.ones(3, 4)], None, r"as many rows in each column; there are \[2, 3\]"),
+        (CoSENTLoss(), _vectors(2, 0), None, r"CoSENTLoss needs labels of shape \(8,\); they are none"),
+        (CoSENTLoss(), _vectors(2, 0), torch.ones(ROWS, 1), r"they are of shape \(8, 1\)"),
+        (MarginMSELoss(), _vectors(3, 0), torch.ones(ROWS), r"needs labels of shape \(8, 2\)"),
+        (CosineSimilarityLoss(), _vectors(2, 0), 5 * torch.ones(ROWS), "needs labels from -1 to 1; one is 5"),
+        (ContrastiveLoss(), _vectors(2, 0), -torch.ones(ROWS), "ContrastiveLoss needs labels from 0 to 1; one is -1"),
+        (SoftmaxLoss(3), _vectors(2, 0), torch.full((ROWS,), 3), "SoftmaxLoss needs labels from 0 to 2; one is 3"),
+        (
+            SimilarityDistillationLoss(),
+            _vectors(1, 0),
+            torch.ones(ROWS),
+            r"shape \(8, teacher's width\); they are of shape \(8,\)",
+        ),
+        (InfoNCELoss(), _token_vectors(2, 0), None, "not TokenEmbeddings"),
+        (InfoNCELoss(score=MaxSim()), _vectors(2, 0), None, "MaxSim takes TokenEmbeddings"),
+        (InfoNCELoss(score=MaxSim()), [_empty(), _empty()], None, "text 1 has no tokens"),
     ],
 )
-def test_wrong_input(loss: VectorLoss, columns: Sequence[Vectors], values: Tensor | None, said: str) -> None:
+def test_wrong_input(loss: EmbeddingLoss, columns: Sequence[Embeddings], values: Tensor | None, said: str) -> None:
     with pytest.raises(InputError, match=said):
         loss.loss(columns, values, nn.ModuleDict())
 

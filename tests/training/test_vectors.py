@@ -20,10 +20,11 @@ from torch import nn
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import ConfigError
 from bertie.nn.sentence_layers import Dense
-from bertie.training.embedding import losses, similarity
-from bertie.training.embedding.losses import VectorLoss
-from bertie.training.embedding.objective import EmbeddingObjective, Reading, named_loss, row
-from bertie.training.embedding.rows import Rows
+from bertie.training.embedding import losses
+from bertie.training.embedding import similarity_functions as similarity
+from bertie.training.embedding.losses import EmbeddingLoss
+from bertie.training.embedding.objective import EmbeddingObjective, Output, make_row, named_loss
+from bertie.training.embedding.row_sampler import RowSampler
 from bertie.training.objectives import TrainingWindow
 from bertie.training.prefetch import split_micro_batches
 from bertie.training.sampling import TrainingTask
@@ -31,35 +32,35 @@ from bertie.training.step import ObjectiveModule, TrainStep
 from tests.training import compared, tiny
 from tests.training.killed import forked
 
-DOT = losses.InfoNCE(scale=1.0, score=similarity.Dot())
-ALL: dict[str, tuple[VectorLoss, int, Reading]] = {
-    "infonce": (losses.InfoNCE(), 2, "vectors"),
-    "hard": (losses.InfoNCE(symmetric=True), 4, "vectors"),
-    "triplet": (losses.Triplet(), 3, "vectors"),
-    "softmax": (losses.Softmax(3), 2, "vectors"),
-    "cosine": (losses.CosineRegression(), 2, "vectors"),
-    "cosent": (losses.CoSENT(), 2, "vectors"),
-    "contrastive": (losses.Contrastive(), 2, "vectors"),
-    "matryoshka": (losses.Matryoshka(losses.Softmax(3), (12, 4)), 2, "vectors"),
-    "margin-mse": (losses.MarginMSE(), 4, "vectors"),
-    "kl": (losses.KL(), 4, "vectors"),
-    "neighbours": (losses.Neighbours(), 1, "vectors"),
-    "colbert": (losses.InfoNCE(scale=1.0, score=similarity.MaxSim()), 3, "tokens"),
-    "splade": (losses.Flops(DOT, 0.01, 0.01), 3, "lexical"),
+DOT = losses.InfoNCELoss(scale=1.0, score=similarity.DotProduct())
+ALL: dict[str, tuple[EmbeddingLoss, int, Output]] = {
+    "infonce": (losses.InfoNCELoss(), 2, "dense"),
+    "hard": (losses.InfoNCELoss(symmetric=True), 4, "dense"),
+    "triplet": (losses.TripletLoss(), 3, "dense"),
+    "softmax": (losses.SoftmaxLoss(3), 2, "dense"),
+    "cosine": (losses.CosineSimilarityLoss(), 2, "dense"),
+    "cosent": (losses.CoSENTLoss(), 2, "dense"),
+    "contrastive": (losses.ContrastiveLoss(), 2, "dense"),
+    "matryoshka": (losses.MatryoshkaLoss(losses.SoftmaxLoss(3), (12, 4)), 2, "dense"),
+    "margin-mse": (losses.MarginMSELoss(), 4, "dense"),
+    "kl": (losses.KLDivergenceLoss(), 4, "dense"),
+    "neighbours": (losses.SimilarityDistillationLoss(), 1, "dense"),
+    "colbert": (losses.InfoNCELoss(scale=1.0, score=similarity.MaxSim()), 3, "tokens"),
+    "splade": (losses.SpladeLoss(DOT, 0.01, 0.01), 3, "sparse"),
 }
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("name", ALL)
 def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> None:
-    loss, columns, reading = ALL[name]
+    loss, columns, output = ALL[name]
     items = compared.rows(loss.inputs, 13, columns)
     parts = split_micro_batches(items, 64)
     assert len(parts) > 2
-    head = "mlm" if reading == "lexical" else ""
+    head = "mlm" if output == "sparse" else ""
 
     # All graphs at once, and the loss by hand.
-    model, objective = compared.begun(loss, dropout, reading)
+    model, objective = compared.begun(loss, dropout, output)
     minis = [objective.collate(part) for part in parts]
     model.train()
     found = []
@@ -70,7 +71,7 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
     wanted.backward()
     grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
 
-    again, objective = compared.begun(loss, dropout, reading)
+    again, objective = compared.begun(loss, dropout, output)
     again.train()
     stepper = TrainStep(ObjectiveModule(again), torch.optim.SGD(again.parameters()), dtype=torch.float32, clip=0.0)
     said = [
@@ -80,7 +81,7 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
     torch.testing.assert_close(sum(said), wanted * len(items), atol=1e-5, rtol=1e-5)
     ours = {key: p.grad for key, p in again.named_parameters() if p.grad is not None and p.grad.any()}
     assert any(key.startswith("encoder.blocks.0") for key in ours)
-    if reading != "lexical":
+    if output != "sparse":
         assert any(key.startswith("auxiliary.sentence") for key in ours)
     if "softmax" in name or name == "matryoshka":
         assert any(key.startswith("auxiliary.loss") for key in ours)
@@ -90,14 +91,14 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
 
 @pytest.mark.parametrize("name", ALL)
 def test_one_micro_batch_or_many(name: str) -> None:
-    loss, columns, reading = ALL[name]
+    loss, columns, output = ALL[name]
     items = compared.rows(loss.inputs, 10, columns)
     found = []
     for tokens in (10_000, 48):
-        model, objective = compared.begun(loss, reading=reading)
+        model, objective = compared.begun(loss, output=output)
         stepper = TrainStep(ObjectiveModule(model), torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
         parts = split_micro_batches(items, tokens)
-        head = "mlm" if reading == "lexical" else ""
+        head = "mlm" if output == "sparse" else ""
         for number, part in enumerate(parts):
             stepper.add(objective.collate(part), head, objective, len(items), 0, number == len(parts) - 1)
         found.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None and p.grad.any()})
@@ -107,19 +108,19 @@ def test_one_micro_batch_or_many(name: str) -> None:
 
 
 def test_a_long_text_is_the_mean_of_its_windows() -> None:
-    model, objective = compared.begun(losses.InfoNCE())
+    model, objective = compared.begun(losses.InfoNCELoss())
     rng = np.random.default_rng(0)
     one, two = tiny.piece(rng, 0, 5), tiny.piece(rng, 1, 7)
     weights = (0.25, 0.75)
     parts = [TrainingWindow(p.ids, p.segments, share) for p, share in zip((one, two), weights, strict=True)]
     model.eval()
-    whole = objective.embed(model, objective.collate([row([parts, [one]])]), "")
-    alone = objective.embed(model, objective.collate([row([[one], [two]])]), "")
+    whole = objective.embed(model, objective.collate([make_row([parts, [one]])]), "")
+    alone = objective.embed(model, objective.collate([make_row([[one], [two]])]), "")
     modules = model.auxiliary["sentence"]
     assert isinstance(modules, SentenceModules)
     bare = [
         modules.pooling(model.hidden(mini.batch), mini.batch)
-        for mini in (objective.collate([row([[p], [p]])]) for p in (one, two))
+        for mini in (objective.collate([make_row([[p], [p]])]) for p in (one, two))
     ]
     mean = weights[0] * bare[0][:1] + weights[1] * bare[1][:1]
     torch.testing.assert_close(whole[:1], modules.project(mean), atol=1e-6, rtol=0)
@@ -137,7 +138,7 @@ def test_no_more_tokens_at_a_time_than_a_micro_batch_has(monkeypatch: pytest.Mon
     monkeypatch.setattr(EmbeddingObjective, "embed", counted)
     items = compared.rows("pairs", 200, 2)
     recipe = {"batch_size": 200, "micro_tokens": 100, "epochs": 1}
-    compared.trainer(losses.InfoNCE(), items, recipe=recipe).run()
+    compared.trainer(losses.InfoNCELoss(), items, recipe=recipe).run()
     assert sum(map(len, items)) > 2000
     assert sum(held) == sum(map(len, items))
     assert max(held) <= 100
@@ -145,17 +146,17 @@ def test_no_more_tokens_at_a_time_than_a_micro_batch_has(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["infonce", "triplet", "colbert", "splade"])
 def test_the_loss_falls(name: str) -> None:
-    loss, columns, reading = ALL[name]
+    loss, columns, output = ALL[name]
     items = compared.rows(loss.inputs, 60, max(2, columns))
     recipe = {"batch_size": 20, "micro_tokens": 150, "epochs": 12, "lr": 1e-2}
-    done = compared.trainer(loss, items, reading=reading, recipe=recipe).run()
+    done = compared.trainer(loss, items, output=output, recipe=recipe).run()
     assert done.curve[-1]["loss"] < 0.8 * done.curve[0]["loss"]  # two rows may be about one thing
 
 
 # --- stopped, and over several processes ---
 
 
-class Dies(losses.InfoNCE):
+class Dies(losses.InfoNCELoss):
     """Kills this process in its n-th call."""
 
     left = 0
@@ -197,11 +198,11 @@ SPREAD = {"hard": "ddp", "softmax": "ddp", "cosent": "ddp", "colbert": "ddp", "i
 
 
 def spread_run(name: str, how: str) -> dict[str, torch.Tensor]:
-    loss, columns, reading = ALL[name]
+    loss, columns, output = ALL[name]
     # 3 steps, the last of one row: one of two processes has none. Of tokens there must be some.
     recipe = {"batch_size": 8, "micro_tokens": 64, "epochs": 1, "lr": 1e-3}
-    items = compared.rows(loss.inputs, 18 if reading == "tokens" else 17, columns)
-    one = compared.trainer(loss, items, reading=reading, recipe=recipe, strategy=how)
+    items = compared.rows(loss.inputs, 18 if output == "tokens" else 17, columns)
+    one = compared.trainer(loss, items, output=output, recipe=recipe, strategy=how)
     one.run()
     return tiny.without_key_biases(tiny.weights(one.model))
 
@@ -240,9 +241,9 @@ words = st.lists(st.tuples(*[st.sampled_from("abcdefghij")] * 3), min_size=1, ma
 def test_no_step_has_a_right_text_twice(texts: list[tuple[str, ...]], size: int, columns: int) -> None:
     texts = [one[:columns] for one in texts]
     piece = tiny.piece(np.random.default_rng(0), 0, 4)
-    items = [row([[piece]] * columns) for _ in texts]
-    source = TrainingTask("", EmbeddingObjective(losses.InfoNCE()), items)
-    plan = Rows(source, tiny.recipe(batch_size=size, epochs=2), texts)
+    items = [make_row([[piece]] * columns) for _ in texts]
+    source = TrainingTask("", EmbeddingObjective(losses.InfoNCELoss()), items)
+    plan = RowSampler(source, tiny.recipe(batch_size=size, epochs=2), texts)
     assert plan.epoch_starts[-1] == plan.total_steps
     for epoch in range(2):
         steps = [chosen for _, chosen in plan._epoch_batches(epoch)]
@@ -257,18 +258,20 @@ def test_no_step_has_a_right_text_twice(texts: list[tuple[str, ...]], size: int,
 def test_steps_are_full_where_nothing_clashes() -> None:
     texts = [(f"a{i}", f"b{i}", "the same") for i in range(20)]
     piece = tiny.piece(np.random.default_rng(0), 0, 4)
-    source = TrainingTask("", EmbeddingObjective(losses.InfoNCE()), [row([[piece]] * 3) for _ in texts])
-    plan = Rows(source, tiny.recipe(batch_size=8, epochs=1), texts)
+    source = TrainingTask("", EmbeddingObjective(losses.InfoNCELoss()), [make_row([[piece]] * 3) for _ in texts])
+    plan = RowSampler(source, tiny.recipe(batch_size=8, epochs=1), texts)
     assert [len(plan.read(step)[1]) for step in range(plan.total_steps)] == [8, 8, 4]
-    by_tokens = Rows(source, tiny.recipe(batch_tokens=36, epochs=1), texts)
+    by_tokens = RowSampler(source, tiny.recipe(batch_tokens=36, epochs=1), texts)
     assert [len(by_tokens.read(step)[1]) for step in range(by_tokens.total_steps)] == [3] * 6 + [2]
 
 
 def test_of_long_texts_some_windows_are_read() -> None:
     rng = np.random.default_rng(0)
     long = [tiny.piece(rng, 0, 4, 0.1) for _ in range(10)]
-    source = TrainingTask("", EmbeddingObjective(losses.InfoNCE()), [row([long, [tiny.piece(rng, 0, 4)], long])])
-    plan = Rows(source, tiny.recipe(train_windows=3, epochs=1))
+    source = TrainingTask(
+        "", EmbeddingObjective(losses.InfoNCELoss()), [make_row([long, [tiny.piece(rng, 0, 4)], long])]
+    )
+    plan = RowSampler(source, tiny.recipe(train_windows=3, epochs=1))
     (item,) = plan.read(0)[1]
     assert item.extras["windows"].tolist() == [3, 1, 3]
     assert [round(piece.share, 3) for piece in item.windows] == [0.333] * 3 + [1.0] + [0.333] * 3
@@ -278,10 +281,10 @@ def test_of_long_texts_some_windows_are_read() -> None:
 
 
 def test_losses_by_name() -> None:
-    assert named_loss("infonce") == losses.InfoNCE()
-    assert named_loss("triplet:margin=0.2,distance=cosine") == losses.Triplet(0.2, "cosine")
-    assert named_loss("softmax", classes=4) == losses.Softmax(4)
-    assert named_loss("infonce:symmetric=true") == losses.InfoNCE(symmetric=True)
+    assert named_loss("infonce") == losses.InfoNCELoss()
+    assert named_loss("triplet:margin=0.2,distance=cosine") == losses.TripletLoss(0.2, "cosine")
+    assert named_loss("softmax", classes=4) == losses.SoftmaxLoss(4)
+    assert named_loss("infonce:symmetric=true") == losses.InfoNCELoss(symmetric=True)
     for text, said in {
         "nce": "must be one of infonce, triplet",
         "infonce:scale": "must be one of scale, symmetric",
@@ -295,21 +298,21 @@ def test_losses_by_name() -> None:
 
 
 def test_what_is_trained_beside_goes_away() -> None:
-    model, objective = compared.begun(losses.Softmax(3))
+    model, objective = compared.begun(losses.SoftmaxLoss(3))
     assert list(model.auxiliary) == ["sentence", "loss"]
-    objective.end(model)
+    objective.detach(model)
     assert isinstance(model.auxiliary, nn.ModuleDict)
     assert not model.auxiliary
     assert isinstance(Dense(2, 2), nn.Module)
-    with pytest.raises(ConfigError, match="reading='words' must be one of vectors, tokens, lexical"):
-        EmbeddingObjective(losses.InfoNCE(), "words")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="output='words' must be one of dense, tokens, sparse"):
+        EmbeddingObjective(losses.InfoNCELoss(), "words")  # type: ignore[arg-type]
 
 
 def test_what_a_loss_trains_cannot_be_sharded() -> None:
-    model, objective = compared.begun(losses.Softmax(3))
+    model, objective = compared.begun(losses.SoftmaxLoss(3))
     module: Any = ObjectiveModule(model)
     module.set_requires_gradient_sync = lambda on: None  # as FSDP gives it
     stepper = TrainStep(module, torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
     mini = objective.collate(compared.rows("classes", 2, 2))
-    with pytest.raises(ConfigError, match="strategy='fsdp' cannot train the parameters of Softmax"):
+    with pytest.raises(ConfigError, match="strategy='fsdp' cannot train the parameters of SoftmaxLoss"):
         stepper.add(mini, "", objective, 2, 0, True)

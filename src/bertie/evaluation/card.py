@@ -21,7 +21,7 @@ _TASKS = {
     "answer": ("question-answering", "Question Answering"),
     "rerank": ("text-ranking", "Text Ranking"),
     "similarity": ("sentence-similarity", "Semantic Similarity"),
-    "find": ("sentence-similarity", "Information Retrieval"),
+    "retrieval": ("sentence-similarity", "Information Retrieval"),
 }
 _METRICS = {
     "macro_f1": "f1",
@@ -40,7 +40,7 @@ _USES = {
     "answer": ("QuestionAnswering", "Reader", 'answer([("A question?", "The text that answers it.")])[0]'),
     "rerank": ("SequenceClassification", "Reranker", 'rerank("a query", ["a text", "another text"])'),
     "similarity": ("", "Embedder", 'embed(["A text."])'),
-    "find": ("", "Embedder", 'embed(["A text."])'),
+    "retrieval": ("", "Embedder", 'embed(["A text."])'),
 }
 
 

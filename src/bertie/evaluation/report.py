@@ -51,7 +51,7 @@ KINDS = {
     "answer": "question answering",
     "rerank": "reranking",
     "similarity": "semantic similarity",
-    "find": "retrieval",
+    "retrieval": "retrieval",
 }
 _MAX_EXAMPLES = 20  # rows of a table of examples
 _MAX_POINTS = 300  # of a curve

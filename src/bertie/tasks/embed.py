@@ -98,8 +98,8 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
     >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …], dev=pairs).save("my-model")  # doctest: +SKIP
 
     The data says what is learnt. Pairs that belong together, with texts that do not if there are any: each text is to
-    find its own among all of its step (`InfoNCE`), and no step has a text twice. Pairs with scores: their order
-    (`CoSENT`). Pairs with classes: Sentence-BERT's `Softmax`. Queries with passages and a teacher's scores: their
+    find its own among all of its step (`InfoNCELoss`), and no step has a text twice. Pairs with scores: their order
+    (`CoSENTLoss`). Pairs with classes: Sentence-BERT's `SoftmaxLoss`. Queries with passages and a teacher's scores: their
     distribution (`KL`). `loss` names another (infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse, kl,
     with settings as in "triplet:margin=0.2,distance=cosine"), or is one of `bertie.training.embedding.losses`; `matryoshka` lists
     shorter lengths that vectors shall serve at, too.
@@ -121,7 +121,7 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"pooling={pooling!r} must be one of {', '.join(POOLINGS)}")
         self.pooling, self.normalize, self.dimensions = pooling, normalize, dimensions
-        self.loss = loss  # a name, or a `bertie.training.embedding.losses.VectorLoss`
+        self.loss = loss  # a name, or a `bertie.training.embedding.losses.EmbeddingLoss`
         self.matryoshka = matryoshka
         super().__init__(model, overflow=overflow, device=device, **hyperparameters)
         named = loss if loss is None or isinstance(loss, str) else None

@@ -24,10 +24,10 @@ from bertie.nn.model import Model
 from bertie.tasks.base import ITEMS_AT_ONCE, TaskInput
 from bertie.tasks.embed import Embedder, prompt_tokens_in
 from bertie.text.windows import Window
-from bertie.training.embedding.losses import KL, Matryoshka, VectorLoss
-from bertie.training.embedding.objective import EmbeddingObjective, named_loss, row
-from bertie.training.embedding.rows import Rows
-from bertie.training.embedding.similarity import Cosine, Dot
+from bertie.training.embedding.losses import EmbeddingLoss, KLDivergenceLoss, MatryoshkaLoss
+from bertie.training.embedding.objective import EmbeddingObjective, make_row, named_loss
+from bertie.training.embedding.row_sampler import RowSampler
+from bertie.training.embedding.similarity_functions import Cosine, DotProduct
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces
 from bertie.training.finetune.data import Example, Labelled
 from bertie.training.objectives import TrainingExample, TrainingWindow
@@ -88,26 +88,26 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         """Rows of texts, no text twice in a step where the other rows serve as negatives."""
         self.task.modules = self.modules
         objective = self.objective(data)
-        objective.begin(self.task.model, self.modules)
+        objective.attach(self.task.model, self.modules)
         in_batch_negatives = objective.loss.inputs == "pairs"
         texts = [example.texts for example in data.examples] if in_batch_negatives else None
-        return Rows(TrainingTask("", objective, list(self.items(data))), self.recipe, texts)
+        return RowSampler(TrainingTask("", objective, list(self.items(data))), self.recipe, texts)
 
     def objective(self, data: Labelled) -> EmbeddingObjective:
         """The loss that was asked for, or the usual one for this kind of data."""
         given = self.task.loss
-        if isinstance(given, VectorLoss):
+        if isinstance(given, EmbeddingLoss):
             loss = given
         elif given is None and data.inputs == "lists":
-            loss = KL(scale=20.0, score=Cosine())
+            loss = KLDivergenceLoss(scale=20.0, score=Cosine())
         else:
             loss = named_loss(given or DEFAULT_LOSSES[data.inputs], classes=len(data.labels))
         _check_inputs(loss, data)
         self._inputs = loss.inputs
         self._index = {label: i for i, label in enumerate(data.labels)}
         if self.recipe.matryoshka is not None:
-            loss = Matryoshka(loss, tuple(dict.fromkeys((self.modules.dimension, *self.recipe.matryoshka))))
-        elif isinstance(getattr(loss, "score", None), Dot) and self.modules.similarity is None:
+            loss = MatryoshkaLoss(loss, tuple(dict.fromkeys((self.modules.dimension, *self.recipe.matryoshka))))
+        elif isinstance(getattr(loss, "score", None), DotProduct) and self.modules.similarity is None:
             self.modules.similarity = "dot"  # inference compares as training did
         return EmbeddingObjective(loss)
 
@@ -125,11 +125,11 @@ class EmbeddingTraining(TaskTraining[Embedder]):
                     task.windows(TaskInput(name, (text,), options), encoding)
                     for text, encoding in islice(encodings, len(example.texts))
                 ]
-                yield row([self._pieces(group, options.prompt_tokens) for group in windows], self._target(example))
+                yield make_row([self._pieces(group, options.prompt_tokens) for group in windows], self._target(example))
 
     def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
         """A row of one text."""
-        return row([self._pieces(windows, self.task.options().prompt_tokens)], self._target(example))
+        return make_row([self._pieces(windows, self.task.options().prompt_tokens)], self._target(example))
 
     def _pieces(self, windows: Sequence[Window], prompt: int) -> Sequence[TrainingWindow]:
         if not prompt or self.modules.pooling.include_prompt:
@@ -209,7 +209,7 @@ def _numeric(data: Labelled) -> bool:
     return all(label.removeprefix("-").isdigit() for label in data.labels)
 
 
-def _check_inputs(loss: VectorLoss, data: Labelled) -> None:
+def _check_inputs(loss: EmbeddingLoss, data: Labelled) -> None:
     """Refuse data that a loss cannot be computed on."""
     wanted, name = loss.inputs, type(loss).__name__
     texts = len(data.examples[0].texts)

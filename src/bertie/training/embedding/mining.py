@@ -1,7 +1,8 @@
-"""Hard negatives: passages that look right for a query and are not, for training to tell apart.
+"""Hard-negative mining: passages similar to a query that do not answer it.
 
-The nearest passages of a corpus are the hardest, and some of them are right although nobody said so. Those are left out
-by what the model itself says: a passage nearly as near as the known one is more likely right than wrong.
+The nearest passages of a corpus are the hardest negatives, but some are unlabelled positives. These
+false negatives are filtered by the model's own score: a passage nearly as similar as the labelled
+positive is more likely right than wrong (positive-aware mining, as in NV-Retriever).
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ if TYPE_CHECKING:
     from bertie.tasks.embed import Embedder
     from bertie.tasks.rerank import Reranker
 
-Vectors = NDArray[np.float32]
+FloatMatrix = NDArray[np.float32]
 
-AT_ONCE = 8192  # passages: their vectors and scores are held at a time, beside the best so far
-QUERIES = 1024  # whose scores are computed at a time
+CORPUS_BLOCK = 8192  # passages whose embeddings and scores are in memory at once
+QUERY_BLOCK = 1024  # queries scored at once
 
 
 @dataclass(frozen=True, slots=True)
-class Mined:
-    """Rows of a query, a passage that answers it, and negatives: what `Embedder.fit` takes.
+class MiningResult:
+    """Rows of a query, a positive and hard negatives: training data for `Embedder.fit`.
 
-    `kept_out` counts what was near enough and left out as likely right; `short` are queries with too few negatives.
+    `filtered` counts passages left out as likely false negatives; `incomplete` lists the queries with too few
+    negatives, which get no row.
     """
 
     rows: list[tuple[str, ...]]
-    kept_out: int
-    short: list[str]
-    scores: NDArray[np.float32] = field(repr=False)  # (rows, 1 + negatives) of each row's passages
+    filtered: int
+    incomplete: list[str]
+    scores: FloatMatrix = field(repr=False)  # (rows, 1 + negatives) similarity of each passage to the query
 
     def table(self) -> dict[str, list[Any]]:
-        """The columns `query`, `positive` and `negatives`, as files hold them."""
+        """The columns `query`, `positive` and `negatives` of a data file."""
         return {
             "query": [row[0] for row in self.rows],
             "positive": [row[1] for row in self.rows],
@@ -58,115 +60,133 @@ def mine(
     skip: int = 0,
     depth: int = 100,
     margin: float = 0.0,
-    ceiling: float = 0.95,
-) -> Mined:
-    """Find negatives for each query and positive among the passages of a corpus.
+    max_ratio: float = 0.95,
+) -> MiningResult:
+    """Mine hard negatives for each query and positive from a corpus.
 
-    Of the `depth` nearest passages, the `skip` nearest are passed by, and so are: those that are known to be right, by
-    their text; those nearer than the known one less `margin`, or than `ceiling` times it; and texts that came before.
-    Of the others the nearest `negatives` are taken. A query that has fewer gets no row.
+    Of the `depth` nearest passages these are left out: the `skip` nearest; known positives, compared by text;
+    passages more similar than the positive's score minus `margin`, or than `max_ratio` times it; and
+    duplicates. The nearest `negatives` of the rest are taken. A query with fewer gets no row.
 
-    `positives` has a text for each query, or several, each of which makes a row. However large the corpus is, only the
-    vectors of some thousand passages are held at a time, and the best of each query.
+    `positives` has one text per query, or several, each of which makes a row. Memory does not grow with the
+    corpus: only one block of passage embeddings, and the best passages of each query, are held.
 
     >>> mined = mine(embedder, queries, answers, passages, negatives=4)      # doctest: +SKIP
     >>> Embedder("path/to/any/encoder").fit(mined.rows)                      # doctest: +SKIP
     """
-    right = _checked(queries, positives, corpus, negatives, skip, depth, ceiling)
-    asked = list(dict.fromkeys(queries))
-    known: dict[str, set[str]] = {query: {query} for query in asked}  # a query is no answer to itself
-    for query, texts in zip(queries, right, strict=True):
+    settings = _Settings(negatives, skip, depth, margin, max_ratio)
+    positives_of = _check_data(queries, positives, corpus)
+    unique_queries = list(dict.fromkeys(queries))
+    known: dict[str, set[str]] = {query: {query} for query in unique_queries}  # a query does not answer itself
+    for query, texts in zip(queries, positives_of, strict=True):
         known[query].update(texts)
-    vectors = embedder.embed(asked, prompt=_prompt(embedder, "query"))
-    scores, places = nearest(embedder, vectors, corpus, depth)
-    answers = list(dict.fromkeys(text for texts in right for text in texts))
-    own = embedder.embed(answers, prompt=_prompt(embedder, "passage", "document"))
-    at = {text: i for i, text in enumerate(asked)}
-    place = {text: i for i, text in enumerate(answers)}
+    query_vectors = embedder.embed(unique_queries, prompt=_prompt(embedder, "query"))
+    scores, indices = nearest_passages(embedder, query_vectors, corpus, depth)
+    answers = list(dict.fromkeys(text for texts in positives_of for text in texts))
+    answer_vectors = embedder.embed(answers, prompt=_prompt(embedder, "passage", "document"))
+    query_index = {text: i for i, text in enumerate(unique_queries)}
+    answer_index = {text: i for i, text in enumerate(answers)}
     rows: list[tuple[str, ...]] = []
-    found: list[list[float]] = []
-    kept_out, short = 0, []
-    for query, texts in zip(queries, right, strict=True):
-        number = at[query]
-        near = list(zip(scores[number].tolist(), places[number].tolist(), strict=True))[skip:]
+    row_scores: list[list[float]] = []
+    filtered, incomplete = 0, []
+    for query, texts in zip(queries, positives_of, strict=True):
+        i = query_index[query]
+        candidates = [(corpus[n], s) for s, n in zip(scores[i].tolist(), indices[i].tolist(), strict=True)][skip:]
         for text in texts:
-            score = float(embedder.compare(vectors[number : number + 1], own[place[text] : place[text] + 1])[0, 0])
-            # Of a score below 0, as distances are, a share would be above it.
-            highest = min(score - margin, score - (1 - ceiling) * abs(score))
-            taken: dict[str, float] = {}
-            for value, which in near:
-                passage = corpus[which]
-                if passage in known[query] or passage in taken:
-                    continue
-                if value > highest:
-                    kept_out += 1
-                    continue
-                taken[passage] = value
-                if len(taken) == negatives:
-                    break
-            if len(taken) < negatives:
-                short.append(query)
+            a = answer_index[text]
+            score = float(embedder.compare(query_vectors[i : i + 1], answer_vectors[a : a + 1])[0, 0])
+            chosen, dropped = _choose(candidates, known[query], score, settings)
+            filtered += dropped
+            if len(chosen) < negatives:
+                incomplete.append(query)
                 continue
-            rows.append((query, text, *taken))
-            found.append([score, *taken.values()])
-    return Mined(rows, kept_out, short, np.array(found, dtype=np.float32).reshape(len(rows), negatives + 1))
+            rows.append((query, text, *chosen))
+            row_scores.append([score, *chosen.values()])
+    table = np.array(row_scores, dtype=np.float32).reshape(len(rows), negatives + 1)
+    return MiningResult(rows, filtered, incomplete, table)
 
 
-def _checked(
-    queries: Sequence[str],
-    positives: Sequence[str | Sequence[str]],
-    corpus: Sequence[str],
-    negatives: int,
-    skip: int,
-    depth: int,
-    ceiling: float,
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Validated settings of `mine`."""
+
+    negatives: int
+    skip: int
+    depth: int
+    margin: float
+    max_ratio: float
+
+    def __post_init__(self) -> None:
+        if self.negatives < 1 or self.skip < 0 or self.depth < self.skip + self.negatives:
+            raise ConfigError(
+                f"negatives={self.negatives}, skip={self.skip}, depth={self.depth}: negatives must be at least 1, and "
+                "depth at least skip + negatives"
+            )
+        if not 0 < self.max_ratio <= 1:
+            raise ConfigError(f"max_ratio={self.max_ratio} must be above 0 and at most 1: of the positive's score")
+
+
+def _choose(
+    candidates: Sequence[tuple[str, float]], known: set[str], positive: float, settings: _Settings
+) -> tuple[dict[str, float], int]:
+    """The negatives among a query's nearest passages with their scores, and the number of likely false negatives."""
+    # For negative scores, such as negated distances, max_ratio times the score would be above the score.
+    highest = min(positive - settings.margin, positive - (1 - settings.max_ratio) * abs(positive))
+    chosen: dict[str, float] = {}
+    filtered = 0
+    for passage, score in candidates:
+        if passage in known or passage in chosen:
+            continue
+        if score > highest:
+            filtered += 1
+            continue
+        chosen[passage] = score
+        if len(chosen) == settings.negatives:
+            break
+    return chosen, filtered
+
+
+def _check_data(
+    queries: Sequence[str], positives: Sequence[str | Sequence[str]], corpus: Sequence[str]
 ) -> list[list[str]]:
     """The positives of each query, as lists."""
     listed(queries, "mine", "queries"), listed(corpus, "mine", "passages")
     if len(queries) != len(positives):
-        raise InputError(
-            f"there are {len(queries):,} queries and {len(positives):,} positives; each query needs its own"
-        )
+        raise InputError(f"there are {len(queries):,} queries and {len(positives):,} positives; give one per query")
     if not queries or not len(corpus):
         raise InputError("there are no queries, or there is no corpus to search")
-    if negatives < 1 or skip < 0 or depth < skip + negatives:
-        raise ConfigError(
-            f"negatives={negatives}, skip={skip}, depth={depth}: at least 1 negative is wanted, and the depth must "
-            "reach beyond those that are passed by and those that are wanted"
-        )
-    if not 0 < ceiling <= 1:
-        raise ConfigError(f"ceiling={ceiling} must be above 0 and at most 1: a share of the positive's score")
-    return [[one] if isinstance(one, str) else list(one) for one in positives]
+    return [[texts] if isinstance(texts, str) else list(texts) for texts in positives]
 
 
 def _prompt(embedder: Embedder, *names: str) -> str | None:
-    """The first of these prompts that the model has."""
+    """The name of the first of these prompts that the model has."""
     return next((name for name in names if name in embedder.modules.prompts), None)
 
 
-def nearest(
-    embedder: Embedder, queries: Vectors, corpus: Sequence[str], depth: int
-) -> tuple[Vectors, NDArray[np.int64]]:
-    """(n, depth) the scores and places of the nearest passages of each query, the nearest first: all are compared.
+def nearest_passages(
+    embedder: Embedder, queries: FloatMatrix, corpus: Sequence[str], depth: int
+) -> tuple[FloatMatrix, NDArray[np.int64]]:
+    """(n, depth) scores and corpus indices of each query's nearest passages in descending order, by exact search.
 
-    The corpus is embedded some thousand passages at a time, and only the best are kept.
+    The corpus is embedded in blocks, and only the best passages are kept.
     """
     depth = min(depth, len(corpus))
     scores = np.full((len(queries), depth), -np.inf, dtype=np.float32)
-    places = np.zeros((len(queries), depth), dtype=np.int64)
+    indices = np.zeros((len(queries), depth), dtype=np.int64)
     prompt = _prompt(embedder, "passage", "document")
-    for start in range(0, len(corpus), AT_ONCE):
-        block = embedder.embed(corpus[start : start + AT_ONCE], prompt=prompt)
-        for first in range(0, len(queries), QUERIES):
-            some = slice(first, first + QUERIES)
-            table = embedder.compare(queries[some], block)  # (QUERIES, AT_ONCE)
-            both = np.concatenate([scores[some], table], axis=1)
-            which = np.argpartition(-both, depth - 1, axis=1)[:, :depth]
-            where = np.concatenate([places[some], np.broadcast_to(start + np.arange(len(block)), table.shape)], axis=1)
-            scores[some] = np.take_along_axis(both, which, axis=1)
-            places[some] = np.take_along_axis(where, which, axis=1)
-    order = np.lexsort((places, -scores), axis=1)  # the first of equals first
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(places, order, axis=1)
+    for start in range(0, len(corpus), CORPUS_BLOCK):
+        passages = embedder.embed(corpus[start : start + CORPUS_BLOCK], prompt=prompt)
+        for first in range(0, len(queries), QUERY_BLOCK):
+            rows = slice(first, first + QUERY_BLOCK)
+            block = embedder.compare(queries[rows], passages)  # (QUERY_BLOCK, CORPUS_BLOCK)
+            merged = np.concatenate([scores[rows], block], axis=1)
+            block_indices = np.broadcast_to(start + np.arange(len(passages)), block.shape)
+            merged_indices = np.concatenate([indices[rows], block_indices], axis=1)
+            best = np.argpartition(-merged, depth - 1, axis=1)[:, :depth]
+            scores[rows] = np.take_along_axis(merged, best, axis=1)
+            indices[rows] = np.take_along_axis(merged_indices, best, axis=1)
+    order = np.lexsort((indices, -scores), axis=1)  # ties by index
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
 def triplets(
@@ -174,47 +194,48 @@ def triplets(
     others: Sequence[str],
     labels: Sequence[str],
     *,
-    together: str = "entailment",
-    apart: str = "contradiction",
+    positive: str = "entailment",
+    negative: str = "contradiction",
 ) -> list[tuple[str, str, str]]:
-    """Rows of a text, one that belongs to it and one that does not, from pairs with classes.
+    """Build (anchor, positive, negative) rows from labelled pairs, such as NLI.
 
-    Each pair of the class `together` is joined with a pair of the class `apart` that has the same first text; those
-    that have none are left out. Pairs of `apart` are taken in turn where there are several.
+    Each pair with the label `positive` is joined with a pair with the label `negative` and the same anchor;
+    pairs without a match are left out. Several negatives of an anchor are used in turn.
 
     >>> triplets(["a dog"] * 3, ["an animal", "a cat", "a puppy"], ["entailment", "contradiction", "neutral"])
     [('a dog', 'an animal', 'a cat')]
     """
-    wrong: dict[str, list[str]] = {}
+    negatives: dict[str, list[str]] = {}
     for anchor, other, label in zip(anchors, others, labels, strict=True):
-        if label == apart:
-            wrong.setdefault(anchor, []).append(other)
+        if label == negative:
+            negatives.setdefault(anchor, []).append(other)
     used: Counter[str] = Counter()
     rows = []
     for anchor, other, label in zip(anchors, others, labels, strict=True):
-        if label == together and anchor in wrong:
-            rows.append((anchor, other, wrong[anchor][used[anchor] % len(wrong[anchor])]))
+        if label == positive and anchor in negatives:
+            rows.append((anchor, other, negatives[anchor][used[anchor] % len(negatives[anchor])]))
             used[anchor] += 1
     return rows
 
 
-def distilled(reranker: Reranker, rows: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
-    """What a cross-encoder says of each row's passages: data for an `Embedder` that shall learn from it.
+def score_with_teacher(reranker: Reranker, rows: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
+    """Score each row's passages with a cross-encoder: training data to distil it into an `Embedder`.
 
-    A row is a query and its passages, as many in each: those of `Mined.rows`, for example. The scores are logits,
-    before any sigmoid, since a loss over the order of passages must tell 0.999 from 0.9999.
+    A row is a query and its passages, equally many in each row, such as `MiningResult.rows`. The scores are
+    logits, without a sigmoid: a ranking loss must distinguish 0.999 from 0.9999.
 
-    >>> Embedder("path/to/any/encoder", loss="margin-mse").fit(distilled(reranker, mined.rows))   # doctest: +SKIP
+    >>> data = score_with_teacher(reranker, mined.rows)                     # doctest: +SKIP
+    >>> Embedder("path/to/any/encoder", loss="margin-mse").fit(data)        # doctest: +SKIP
     """
     from bertie.tasks.rerank import Reranker
 
     checkpoint = reranker.checkpoint
-    bare = Reranker(
+    raw = Reranker(
         replace(checkpoint, cross_encoder=replace(reranker.settings, activation="Identity"), heads=checkpoint.heads),
         overflow=reranker.overflow,
         head=reranker.head,
     )
-    scores = iter(bare.predict([(row[0], passage) for row in rows for passage in row[1:]]).tolist())
+    scores = iter(raw.predict([(row[0], passage) for row in rows for passage in row[1:]]).tolist())
     return {
         "query": [row[0] for row in rows],
         "passages": [list(row[1:]) for row in rows],

@@ -1,10 +1,11 @@
-"""Training over vectors: what a step reads, and how losses that compare all its texts are trained in little memory.
+"""The objective of embedding models: a loss over all embeddings of a step, in little memory.
 
-A row of the data is several texts: two that belong together, say, and one that does not. A loss over vectors
-(`bertie.training.embedding.losses`) needs those of all rows of a step at once. Where a step has more tokens than a micro-batch may
-hold, its gradient is computed in two passes (Gao et al. 2021): the vectors of all micro-batches without a graph, then
-the loss and its gradient by each vector, then each micro-batch again with a graph, from these gradients on. Both
-passes draw the same dropout. So the tokens held at a time are those of one micro-batch, however many rows a step has.
+A row of the data is several texts, such as an anchor, a positive and a negative. A loss over embeddings
+(`bertie.training.embedding.losses`) needs those of all rows of a step at once. Where a step has more
+tokens than a micro-batch may hold, its gradient is computed by gradient caching (GradCache, Gao et al.
+2021): first the embeddings of all micro-batches without a graph, then the loss and its gradient with
+respect to each embedding, then each micro-batch again with a graph, continuing from these gradients.
+Both passes use the same dropout. Memory is that of one micro-batch, however many rows a step has.
 """
 
 from __future__ import annotations
@@ -20,147 +21,128 @@ from torch.nn import functional as F
 from bertie.errors import ConfigError
 from bertie.nn.pooling import splade_pool
 from bertie.text.batch import Batch
-from bertie.training.embedding.losses import (
-    KL,
-    Contrastive,
-    CoSENT,
-    CosineRegression,
-    InfoNCE,
-    MarginMSE,
-    Softmax,
-    Triplet,
-    VectorLoss,
-)
-from bertie.training.embedding.similarity import Tokens, Vectors
+from bertie.training.embedding.losses import LOSSES, EmbeddingLoss, SoftmaxLoss
+from bertie.training.embedding.similarity_functions import Embeddings, TokenEmbeddings
 from bertie.training.objectives import InBatchObjective, MicroBatch, Targets, TrainingExample, TrainingWindow
 
 if TYPE_CHECKING:
     from bertie.checkpoints.sentence_modules import SentenceModules
     from bertie.nn.model import Model
 
-Reading = Literal["vectors", "tokens", "lexical"]
-
-LOSSES: dict[str, type[VectorLoss]] = {
-    "infonce": InfoNCE,
-    "triplet": Triplet,
-    "softmax": Softmax,
-    "cosine": CosineRegression,
-    "cosent": CoSENT,
-    "contrastive": Contrastive,
-    "margin-mse": MarginMSE,
-    "kl": KL,
-}
+Output = Literal["dense", "tokens", "sparse"]
 
 
-def named_loss(text: str, *, classes: int = 0) -> VectorLoss:
-    """A loss by its name, with what it is set to behind a colon; `classes` is for softmax.
+def named_loss(text: str, *, classes: int = 0) -> EmbeddingLoss:
+    """Build a loss from its name, with settings after a colon; `classes` is for softmax.
 
     >>> named_loss("triplet:margin=0.2,distance=cosine")
-    Triplet(margin=0.2, distance='cosine')
+    TripletLoss(margin=0.2, distance='cosine')
     """
     name, _, settings = text.partition(":")
     if name not in LOSSES:
         raise ConfigError(f"loss={text!r} must be one of {', '.join(LOSSES)}")
     kind = LOSSES[name]
-    usual = {one.name: one.default for one in getattr(kind, "__dataclass_fields__", {}).values()}
-    given: dict[str, Any] = {"classes": classes} if kind is Softmax else {}
-    for one in filter(None, settings.split(",")):
-        key, sign, value = one.partition("=")
-        if not sign or not isinstance(usual.get(key), bool | float | str):
-            allowed = ", ".join(key for key, default in usual.items() if isinstance(default, bool | float | str))
-            raise ConfigError(f"loss={text!r}: {one!r} must be one of {allowed or 'nothing'}, and a value behind '='")
-        given[key] = _value(text, value, usual[key])
-    return kind(**given)
+    defaults = {field.name: field.default for field in getattr(kind, "__dataclass_fields__", {}).values()}
+    arguments: dict[str, Any] = {"classes": classes} if kind is SoftmaxLoss else {}
+    for setting in filter(None, settings.split(",")):
+        key, sign, value = setting.partition("=")
+        if not sign or not isinstance(defaults.get(key), bool | float | str):
+            allowed = ", ".join(key for key, default in defaults.items() if isinstance(default, bool | float | str))
+            raise ConfigError(
+                f"loss={text!r}: {setting!r} must be one of {allowed or 'nothing'}, followed by '=' and a value"
+            )
+        arguments[key] = _parse_setting(text, value, defaults[key])
+    return kind(**arguments)
 
 
-def _value(text: str, value: str, usual: Any) -> Any:
+def _parse_setting(text: str, value: str, default: Any) -> Any:
     try:
-        if isinstance(usual, bool):
+        if isinstance(default, bool):
             return {"true": True, "false": False}[value.lower()]
-        return float(value) if isinstance(usual, float) else value
+        return float(value) if isinstance(default, float) else value
     except (KeyError, ValueError):
-        wanted = "true or false" if isinstance(usual, bool) else "a number"
-        raise ConfigError(f"loss={text!r}: {value!r} must be {wanted}") from None
+        allowed = "true or false" if isinstance(default, bool) else "a number"
+        raise ConfigError(f"loss={text!r}: {value!r} must be {allowed}") from None
 
 
-def row(texts: Sequence[Sequence[TrainingWindow]], value: Any = None) -> TrainingExample:
-    """A row of several texts, each by its windows, as one item.
+def make_row(texts: Sequence[Sequence[TrainingWindow]], value: Any = None) -> TrainingExample:
+    """Combine several texts, each given by its windows, into one training example.
 
-    >>> one, two = (TrainingWindow(np.arange(n), np.zeros(n, int)) for n in (3, 4))
-    >>> len(row([[one], [two]]))
+    >>> first, second = (TrainingWindow(np.arange(n), np.zeros(n, int)) for n in (3, 4))
+    >>> len(make_row([[first], [second]]))
     7
     """
-    pieces = tuple(piece for text in texts for piece in text)
+    windows = tuple(window for text in texts for window in text)
     counts = np.array([len(text) for text in texts])
-    return TrainingExample(pieces, None if value is None else np.asarray(value), extras={"windows": counts})
+    return TrainingExample(windows, None if value is None else np.asarray(value), extras={"windows": counts})
 
 
 class EmbeddingObjective(InBatchObjective):
-    """A loss over the vectors of a step's texts, all at once.
+    """A loss over the embeddings of all texts of a step.
 
-    `reading` says what a text becomes: one vector, as an `Embedder` has it; a vector for each of its tokens, for late
-    interaction; or weights of the words of the vocabulary, by the head "mlm", for SPLADE. What follows the encoder, and
-    what the loss trains besides, lies in `model.auxiliary`: `begin` puts it there, and `end` takes it away.
+    `output` is "dense" (one embedding per text, as from an `Embedder`), "tokens" (one per token, for late
+    interaction) or "sparse" (term weights from the head "mlm", for SPLADE). The sentence modules and the
+    modules that the loss trains are in `model.auxiliary` between `attach` and `detach`.
     """
 
     level = "text"
-    loss: VectorLoss
+    loss: EmbeddingLoss
 
-    def __init__(self, loss: VectorLoss, reading: Reading = "vectors") -> None:
-        if reading not in get_args(Reading):
-            raise ConfigError(f"reading={reading!r} must be one of {', '.join(get_args(Reading))}")
-        self.loss, self.reading = loss, reading
+    def __init__(self, loss: EmbeddingLoss, output: Output = "dense") -> None:
+        if output not in get_args(Output):
+            raise ConfigError(f"output={output!r} must be one of {', '.join(get_args(Output))}")
+        self.loss, self.output = loss, output
 
-    def begin(self, model: Model, modules: SentenceModules) -> None:
-        """Give the model what is trained with it."""
-        width = model.config.vocab if self.reading == "lexical" else modules.dimension
+    def attach(self, model: Model, modules: SentenceModules) -> None:
+        """Add the modules that are trained with the model."""
+        width = model.config.vocab if self.output == "sparse" else modules.dimension
         model.auxiliary["sentence"] = modules.to(model.device)
         model.auxiliary["loss"] = self.loss.modules(width).to(model.device)
 
     @staticmethod
-    def end(model: Model) -> None:
-        """Take it away again."""
+    def detach(model: Model) -> None:
+        """Remove these modules again."""
         for name in ("sentence", "loss"):
             model.auxiliary.pop(name)
 
     def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
-        """Lay the texts of all rows end to end: those of the first row, those of the second, and so on."""
-        pieces = [piece for item in items for piece in item.windows]
+        """Concatenate the texts row by row into one flat batch."""
+        windows = [window for item in items for window in item.windows]
         counts = np.concatenate([item.extras["windows"] for item in items])
         values = [item.value for item in items if item.value is not None]
-        skips = [piece.values for piece in pieces if piece.values is not None]
+        skips = [window.values for window in windows if window.values is not None]
         targets = Targets(
             torch.from_numpy(np.stack(values)) if values else torch.zeros(len(items), 0),
             torch.ones(len(items), len(counts) // len(items)),  # (B, C)
             torch.from_numpy(np.repeat(np.arange(len(counts)), counts)),
-            torch.tensor([piece.share for piece in pieces], dtype=torch.float32),
+            torch.tensor([window.share for window in windows], dtype=torch.float32),
         )
-        batch = Batch.from_ids([p.ids for p in pieces], [p.segments for p in pieces])
-        more: Mapping[str, Tensor] = {"skips": torch.from_numpy(np.stack(skips))} if skips else {}
-        return MicroBatch(batch, targets, float(len(items)), more)
+        batch = Batch.from_ids([w.ids for w in windows], [w.segments for w in windows])
+        extras: Mapping[str, Tensor] = {"skips": torch.from_numpy(np.stack(skips))} if skips else {}
+        return MicroBatch(batch, targets, float(len(items)), extras)
 
     def example_weight(self, item: TrainingExample) -> float:
-        """Rows count alike."""
+        """All rows have the same weight."""
         return 1.0
 
-    # --- one micro-batch ---
+    # --- a micro-batch ---
 
     def embed(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
-        """(R, D) what the texts become: a row a text, or a row a token."""
+        """(R, D) embeddings of the texts: one row per text, or per token."""
         batch, targets = mini.batch, mini.targets
         texts = targets.weights.numel()
         modules = cast("SentenceModules", model.auxiliary["sentence"])
         hidden = model.hidden(batch, head or None)
-        if self.reading == "lexical":
+        if self.output == "sparse":
             logits = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)  # (T, V)
-            found = splade_pool(logits.float(), batch)
-            if len(found) == texts:
-                return found
-            # Of several windows the greatest; weights are never below 0.
-            at = targets.owner[:, None].expand_as(found)
-            return found.new_zeros(texts, found.shape[1]).scatter_reduce(0, at, found, "amax")
+            weights = splade_pool(logits.float(), batch)
+            if len(weights) == texts:
+                return weights
+            # The maximum over a text's windows; weights are never negative.
+            index = targets.owner[:, None].expand_as(weights)
+            return weights.new_zeros(texts, weights.shape[1]).scatter_reduce(0, index, weights, "amax")
         with torch.autocast(hidden.device.type, enabled=False):
-            if self.reading == "tokens":
+            if self.output == "tokens":
                 return modules.project(hidden.float())  # (T, D)
             skips = mini.extras.get("skips")
             pooled = modules.pooling(hidden, batch, None if skips is None else cast(Tensor, skips).tolist()).float()
@@ -170,20 +152,22 @@ class EmbeddingObjective(InBatchObjective):
             return modules.project(pooled)
 
     def surrogate_loss(self, model: Model, mini: MicroBatch, head: str) -> Tensor:
-        """() what has the gradient that the micro-batch was given: of its rows, and of what the loss trains."""
+        """() a scalar with the cached gradients: of the embeddings, and of the modules that the loss trains."""
         gradient, auxiliary = (cast(Tensor, mini.extras[name]) for name in ("gradient", "auxiliary"))
-        found = (self.embed(model, mini, head) * gradient).sum()
+        total = (self.embed(model, mini, head) * gradient).sum()
         weights = list(model.auxiliary["loss"].parameters())
-        for weight, given in zip(weights, torch.split(auxiliary, [one.numel() for one in weights]), strict=True):
-            found = found + (weight.flatten() * given).sum()
-        return found
+        cached = torch.split(auxiliary, [weight.numel() for weight in weights])
+        for weight, weight_gradient in zip(weights, cached, strict=True):
+            total = total + (weight.flatten() * weight_gradient).sum()
+        return total
 
     # --- the whole step ---
 
     def step_loss(self, model: Model, embeddings: Tensor, micro_batches: Sequence[MicroBatch], total: float) -> Tensor:
-        """() this process's part of the loss: the parts of all add up to the mean over the step's `total` rows.
+        """() this process's part of the loss: the parts add up to the mean over the step's `total` rows.
 
-        `embeddings` are the rows of all its micro-batches. Every process must call it, even one without rows.
+        `embeddings` are those of all its micro-batches. A collective: every process must call it, even one
+        without rows.
         """
         own = [mini for mini in micro_batches if mini.weight > 0]
         values = None
@@ -195,21 +179,21 @@ class EmbeddingObjective(InBatchObjective):
             )
         return mean * (sum(mini.weight for mini in own) / total)
 
-    def _columns(self, found: Tensor, minis: Sequence[MicroBatch], like: MicroBatch) -> list[Vectors]:
-        """The rows by the columns of the data."""
+    def _columns(self, embeddings: Tensor, minis: Sequence[MicroBatch], like: MicroBatch) -> list[Embeddings]:
+        """The embeddings by column of the data."""
         columns = like.targets.weights.shape[1]
-        if self.reading != "tokens":
-            return list(found.view(-1, columns, found.shape[1]).unbind(1))  # (B C, D) -> C of (B, D)
+        if self.output != "tokens":
+            return list(embeddings.view(-1, columns, embeddings.shape[1]).unbind(1))  # (B C, D) -> C of (B, D)
         sizes = torch.cat([torch.zeros(0, dtype=torch.int64), *(_sizes(mini) for mini in minis)])  # (B C,) on the host
-        texts = torch.split(found, sizes.tolist())
-        out: list[Vectors] = []
-        for number in range(columns):
-            ends = F.pad(sizes[number::columns].cumsum(0), (1, 0)).to(found.device)
-            out.append(Tokens(torch.cat([found[:0], *texts[number::columns]]), ends))
+        texts = torch.split(embeddings, sizes.tolist())
+        out: list[Embeddings] = []
+        for column in range(columns):
+            ends = F.pad(sizes[column::columns].cumsum(0), (1, 0)).to(embeddings.device)
+            out.append(TokenEmbeddings(torch.cat([embeddings[:0], *texts[column::columns]]), ends))
         return out
 
 
 def _sizes(mini: MicroBatch) -> Tensor:
-    """(N,) how many tokens each text has, over all its windows."""
+    """(N,) number of tokens of each text, over all its windows."""
     sizes = torch.zeros(mini.targets.weights.numel(), dtype=torch.int64)
     return sizes.index_add(0, mini.targets.owner.cpu(), torch.tensor(mini.batch.lengths))

@@ -22,7 +22,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.embedding.losses import neighbours
+from bertie.training.embedding.losses import similarity_distillation
 from bertie.training.objectives import MicroBatch, ModelObjective, TrainingExample
 from bertie.training.pretrain.corpus import Corpus, Numbers
 from bertie.training.pretrain.masking import Masking, seeded
@@ -306,7 +306,7 @@ class SentenceDistillation(ModelObjective):
                     apart = ((s @ s.T - t @ t.T) ** 2).mean() * len(batch)
                     total = total + self.similarities * self.mean(apart, "texts")
                 if self.neighbours and len(batch) > 1:
-                    total = total + self.neighbours * self.mean(neighbours(s, t) * len(batch), "texts")
+                    total = total + self.neighbours * self.mean(similarity_distillation(s, t) * len(batch), "texts")
         return total
 
     @torch.no_grad()

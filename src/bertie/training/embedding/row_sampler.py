@@ -1,4 +1,4 @@
-"""Which rows of texts each step compares."""
+"""Sample rows of texts so that in-batch negatives are true negatives."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bertie.recipe import Recipe
 from bertie.training.objectives import TrainingExample, TrainingWindow
 from bertie.training.sampling import ExampleSampler, TrainingTask
 
-LOOK = 8  # batches ahead are searched for rows that do not clash
+LOOKAHEAD = 8  # batches to search for rows without conflicts
 
 
-class Rows(ExampleSampler):
-    """Rows drawn anew each epoch, so that no step takes for wrong what is right.
+class RowSampler(ExampleSampler):
+    """Shuffled rows without false in-batch negatives.
 
-    Where all texts of a step are compared, another row's passage is a wrong one. So two rows of a step share no text,
-    but that both may have the same negative: `texts` are those of each row. A row that clashes waits for the next step;
-    some steps are smaller for it. Without `texts` rows are drawn freely.
+    With in-batch negatives, another row's positive is a negative. So two rows of a step share no text,
+    except that both may have the same negative; `texts` are those of each row. A conflicting row is deferred
+    to the next step, so that some steps are smaller. Without `texts` rows are sampled freely.
     """
 
     single_head = False
@@ -41,41 +41,46 @@ class Rows(ExampleSampler):
         budget, size = self.recipe.batch_tokens, self.recipe.batch_size
         while waiting:
             group: list[int] = []
-            later: list[int] = []
-            right: set[str] = set()  # what belongs together in some row
-            wrong: set[str] = set()
+            deferred: list[int] = []
+            positives: set[str] = set()  # anchors and positives of the step
+            negatives: set[str] = set()
             used = 0
-            while waiting and (budget is not None or len(group) < size) and len(later) < LOOK * max(size, len(group)):
+            while (
+                waiting
+                and (budget is not None or len(group) < size)
+                and len(deferred) < LOOKAHEAD * max(size, len(group))
+            ):
                 i = waiting.popleft()
                 tokens = len(self._sample_windows(source.examples[i], epoch, i)) if budget is not None else 0
                 if budget is not None and group and used + tokens > budget:
                     waiting.appendleft(i)
                     break
-                both, others = self._texts[i][:2], self._texts[i][2:]
-                if not right.isdisjoint(both) or not wrong.isdisjoint(both) or not right.isdisjoint(others):
-                    later.append(i)
+                pair, hard = self._texts[i][:2], self._texts[i][2:]
+                conflict = not positives.isdisjoint(pair) or not negatives.isdisjoint(pair)
+                if conflict or not positives.isdisjoint(hard):
+                    deferred.append(i)
                     continue
                 group.append(i)
-                right.update(both)
-                wrong.update(others)
+                positives.update(pair)
+                negatives.update(hard)
                 used += tokens
-            waiting.extendleft(reversed(later))
+            waiting.extendleft(reversed(deferred))
             yield group
 
     def _sample_windows(self, item: TrainingExample, epoch: int, index: int) -> TrainingExample:
-        """Of each text with very many windows, as many as a step may read, others in each epoch."""
+        """Sample `train_windows` windows of each longer text, others in each epoch."""
         most, counts = self.recipe.train_windows, item.extras["windows"]
         if max(counts) <= most:
             return item
-        pieces: list[TrainingWindow] = []
+        windows: list[TrainingWindow] = []
         start = 0
         for number, count in enumerate(counts.tolist()):
             chosen = item.windows[start : start + count]
             if count > most:
                 rng = np.random.default_rng([self.recipe.seed, epoch, index, 1, number])
                 chosen = tuple(chosen[i] for i in sorted(rng.choice(count, most, replace=False)))
-                whole = sum(piece.share for piece in chosen)
-                chosen = tuple(replace(piece, share=piece.share / whole) for piece in chosen)
-            pieces += chosen
+                total = sum(window.share for window in chosen)
+                chosen = tuple(replace(window, share=window.share / total) for window in chosen)
+            windows += chosen
             start += count
-        return replace(item, windows=tuple(pieces), extras={"windows": np.minimum(counts, most)})
+        return replace(item, windows=tuple(windows), extras={"windows": np.minimum(counts, most)})

@@ -21,9 +21,9 @@ from sklearn.metrics import (
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.cli import main
 from bertie.errors import InputError
+from bertie.evaluation.embedding_metrics import Thresholds, clustering, pair_classification
 from bertie.evaluation.intervals import resample_counts
 from bertie.evaluation.metrics import sts
-from bertie.evaluation.similarity import Thresholds, clustering, pair_classification
 from bertie.tasks import Embedder
 from tests.tasks import tiny
 
