@@ -12,6 +12,7 @@ from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, 
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
 from bertie.training import step as stepper
+from bertie.training.graphed_step import GraphedTrainStep, can_replay
 from bertie.training.loop import Trainer
 from bertie.training.objectives import (
     AnswerSpanObjective,
@@ -25,6 +26,7 @@ from bertie.training.objectives import (
     TrainingWindow,
 )
 from bertie.training.sampling import TrainingTask
+from tests.ops.forced import turn_off
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -101,9 +103,9 @@ def gradients(kind: str, recorded: bool, rotary: bool, longest: int) -> tuple[li
     optimizer.param_groups[0]["scale"] = 0.0
     how = {"dtype": torch.bfloat16, "clip": 0.0}
     one: stepper.TrainStep = (
-        stepper.Graphs(module, optimizer, **how) if recorded else stepper.TrainStep(module, optimizer, **how)
+        GraphedTrainStep(module, optimizer, **how) if recorded else stepper.TrainStep(module, optimizer, **how)
     )
-    assert stepper.can_record(model, torch.bfloat16)
+    assert can_replay(model, torch.bfloat16)
     some = items(objective, longest=longest)
     losses = []
     for start in range(0, 40, 8):  # sizes that recur, and sizes that are new while gradients are there
@@ -129,11 +131,11 @@ def trained(recorded: bool, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dro
     objective, head = OBJECTIVES["one of many"]
     with monkeypatch.context() as patch:
         if not recorded:
-            patch.setattr("bertie.training.loop.can_record", lambda *_: False)
+            turn_off(patch, "cuda_graphs")
         model = made(dropout=dropout)
         trainer = Trainer(model, [TrainingTask(head, objective, items(objective, 160))], recipe, progress=False)
         history = trainer.run()
-        assert isinstance(trainer.train_step, stepper.Graphs) is recorded
+        assert isinstance(trainer.train_step, GraphedTrainStep) is recorded
         return model, history
 
 
@@ -153,7 +155,7 @@ def test_dropout_follows_the_seed_of_each_step() -> None:
     objective, head = OBJECTIVES["one of many"]
     model = made(dropout=0.5).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.0, device="cuda"), fused=True, capturable=True)
-    one = stepper.Graphs(stepper.ObjectiveModule(model), optimizer, dtype=torch.bfloat16, clip=0.0)
+    one = GraphedTrainStep(stepper.ObjectiveModule(model), optimizer, dtype=torch.bfloat16, clip=0.0)
     mini = objective.collate(items(objective)[:8])
     losses = [one.add(mini, head, objective, 8.0, seed, True).item() for seed in (1, 2, 1, 3, 2)]
     assert losses[0] == losses[2]

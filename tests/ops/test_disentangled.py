@@ -19,7 +19,7 @@ from bertie.ops.contracts import AttentionInputs
 from bertie.ops.dispatch import AttentionBackends, Site, select
 from bertie.ops.triton import disentangled_attention as disentangled
 from bertie.text.batch import Batch
-from bertie.training import step as stepper
+from bertie.training.graphed_step import micro_batch_size
 from tests.ops.compiled import compiled
 from tests.ops.forced import forced, hardware
 
@@ -177,6 +177,6 @@ def test_bounds_of_a_recorded_step_are_never_taken_for_lengths(lengths: list[int
     """Which they would be if they filled the batch."""
     batch = Batch.from_ids([[1] * min(n, max_length) for n in lengths])
     mini: Any = SimpleNamespace(batch=batch, targets=SimpleNamespace(rows=None))
-    room, texts, longest, _ = stepper._sizes(mini, max_length)
-    assert batch.max_len <= longest
-    assert texts * longest > room
+    size = micro_batch_size(mini, max_length)
+    assert batch.max_len <= size.longest
+    assert size.texts * size.longest > size.tokens

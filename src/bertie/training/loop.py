@@ -29,6 +29,7 @@ from bertie.training import distributed, lora
 from bertie.training.callbacks import LOG_HEADER, TrainingCallback, TrainingHistory, parse_row
 from bertie.training.distributed import Strategy, World
 from bertie.training.dropout import restore_dropout, set_dropout
+from bertie.training.graphed_step import GraphedTrainStep, can_replay
 from bertie.training.interrupt import InterruptHandler
 from bertie.training.objectives import ModelObjective
 from bertie.training.optimizer import apply_freezing, build_optimizer, param_groups
@@ -37,7 +38,7 @@ from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.schedule import Schedule
 from bertie.training.spikes import LossMonitor, LossSpike
 from bertie.training.state import StateFolder, TrainState
-from bertie.training.step import Graphs, ObjectiveModule, TrainStep, autocast_dtype, can_record, is_out_of_memory
+from bertie.training.step import ObjectiveModule, TrainStep, autocast_dtype, is_out_of_memory
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 300.0
@@ -201,8 +202,8 @@ class Trainer:
         self.optimizer = build_optimizer(groups, self.device.type, self.recipe)
         self.train_step: TrainStep
         single_head = self.sampler.single_head and len(self.heads) == 1
-        if self.world.size == 1 and single_head and can_record(self._trained, dtype):
-            self.train_step = Graphs(module, self.optimizer, dtype=dtype, clip=clip)
+        if self.world.size == 1 and single_head and can_replay(self._trained, dtype):
+            self.train_step = GraphedTrainStep(module, self.optimizer, dtype=dtype, clip=clip)
         else:
             self.train_step = TrainStep(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
 

@@ -1,10 +1,4 @@
-"""Gradients of micro-batches, and the update: eagerly anywhere, or as CUDA graphs where launches would rule.
-
-A small encoder on a large GPU spends its time waiting for Python to launch kernels. `Graphs` records forward, backward
-and update once for each size of batch and plays them back. A recorded size is a little larger than what it holds; the
-rest is filled with texts of no weight, at most an eighth and mostly less: the one place where training computes
-tokens that nobody asked for.
-"""
+"""Gradients of micro-batches and optimizer updates, run eagerly; graphed_step.py replays them from CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,17 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from bertie.config import Full, Sliding
 from bertie.errors import ConfigError
 from bertie.nn.model import Model
-from bertie.text.batch import spare_ends
-from bertie.training.objectives import InBatchObjective, MicroBatch, Objective, Targets
+from bertie.training.objectives import InBatchObjective, MicroBatch, Objective
 from bertie.training.optimizer import set_lr
-
-SHORT = 128  # tokens; attention's grid is for texts of up to this, or for any
 
 
 class ObjectiveModule(nn.Module):
@@ -146,172 +135,6 @@ class TrainStep:
 
     def reset(self) -> None:
         """The set of trained weights has changed."""
-
-
-def can_record(model: Model, dtype: torch.dtype) -> bool:
-    """Whether the model's forward on this device is the same sequence of kernels for all batches of a size."""
-    cfg = model.config
-    plain = all(isinstance(p, Full | Sliding) for p in cfg.patterns) and model.encoder.relative is None
-    return (
-        model.device.type == "cuda"
-        and dtype == torch.bfloat16
-        and plain
-        and not cfg.global_tokens
-        and cfg.conv is None
-        and cfg.head_width % 8 == 0
-        and cfg.head_width <= 256
-        and not model.encoder.gradient_checkpointing
-    )
-
-
-class Graphs(TrainStep):
-    """Steps played back from CUDA graphs."""
-
-    def __init__(
-        self, module: ObjectiveModule, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float
-    ) -> None:
-        super().__init__(module, optimizer, dtype=dtype, clip=clip)
-        self.max_length = module.model.config.max_length
-        self._recorded: dict[Any, _Recorded] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._update: torch.cuda.CUDAGraph | None = None
-        self._updates = 0
-
-    def add(self, mini: MicroBatch, head: str, objective: Objective, total: float, seed: int, last: bool) -> Tensor:
-        """As `TrainStep.add`."""
-        sizes = _sizes(mini, self.max_length)
-        filled = _filled(mini, objective, *sizes)
-        recorded = self._recorded.get(sizes)
-        if recorded is None:
-            # The gradients so far must survive the trial run that recording needs.
-            held = [None if p.grad is None else p.grad.clone() for p in self._parameters()]
-            recorded = self._recorded[sizes] = _Recorded(self, filled, head, objective)
-            for p, grad in zip(self._parameters(), held, strict=True):
-                if p.grad is not None:  # else the objective leaves it alone
-                    p.grad.zero_() if grad is None else p.grad.copy_(grad)
-        torch.cuda.manual_seed(seed)
-        return recorded.play(filled, 1 / total)
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [p for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad]
-
-    def update(self, factor: float) -> None:
-        """As `TrainStep.update`."""
-        set_lr(self.optimizer, factor)
-        self._updates += 1
-        if self._updates == 1:  # the optimizer makes its state in its first step, which cannot be recorded
-            self._step()
-            return
-        if self._update is None:
-            self._update = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(self._update, pool=self._pool):
-                self._step()
-        self._update.replay()
-
-    def _step(self) -> None:
-        self._clip()
-        self.optimizer.step()
-        self.zero_grad()
-
-    def zero_grad(self) -> None:
-        """Set the gradients to zero where they are: the graphs know their places."""
-        grads = [p.grad for p in self._parameters() if p.grad is not None]
-        if grads:
-            torch._foreach_zero_(grads)
-
-    def reset(self) -> None:
-        """Record anew."""
-        self._recorded.clear()
-        self._update, self._updates = None, 0
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = None
-
-
-class _Recorded:
-    """Forward and backward for one size of batch."""
-
-    def __init__(self, stepper: Graphs, mini: MicroBatch, head: str, objective: Objective) -> None:
-        self.mini = mini.to(stepper.device)
-        self.scale = torch.ones((), device=stepper.device)
-        self.graph = torch.cuda.CUDAGraph()
-
-        def run() -> Tensor:
-            with stepper.autocast():
-                loss: Tensor = stepper.module(self.mini, head, objective)
-                (loss * self.scale).backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
-
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()  # libraries set themselves up, and gradients get their places
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, pool=stepper._pool):
-            self.loss = run()
-
-    def play(self, mini: MicroBatch, scale: float) -> Tensor:
-        """Put a batch of the same size in place, and go."""
-        ours, theirs = self.mini, mini
-        for name in ("ids", "segments", "positions", "cu_seqlens"):
-            _put(getattr(theirs.batch, name), getattr(ours.batch, name))
-        for name in ("values", "weights", "owner", "share", "rows"):
-            if getattr(ours.targets, name) is not None:
-                _put(getattr(theirs.targets, name), getattr(ours.targets, name))
-        self.scale.fill_(scale)
-        self.graph.replay()
-        return self.loss.clone()
-
-
-def _put(x: Tensor, place: Tensor) -> None:
-    """Copy to the device by pinned memory: from other memory the host would wait for the device."""
-    place.copy_(x.pin_memory(), non_blocking=True)
-
-
-def _sizes(mini: MicroBatch, max_length: int) -> tuple[int, int, int, int]:
-    """Tokens, texts, tokens of the longest text, and chosen tokens, rounded up so that few sizes serve all batches."""
-    batch, rows = mini.batch, mini.targets.rows
-    tokens = len(batch.ids)
-    longest = SHORT if batch.max_len <= SHORT < max_length else max_length
-    room = _up(tokens, min(1024, max(64, 1 << max(0, tokens.bit_length() - 4))))
-    texts = len(batch) + -(-(room - tokens) // longest)
-    chosen = 0 if rows is None else _up(len(rows), max(64, 1 << max(0, len(rows).bit_length() - 4)))
-    return room, _up(texts, max(8, 1 << max(0, texts.bit_length() - 4))), longest, chosen
-
-
-def _up(n: int, step: int) -> int:
-    """The next multiple beyond n."""
-    return (n // step + 1) * step
-
-
-def _filled(mini: MicroBatch, objective: Objective, room: int, texts: int, longest: int, chosen: int) -> MicroBatch:
-    """The batch in a larger one: empty texts, then texts of the tokens that are left over, all without weight."""
-    batch, targets = mini.batch, mini.targets
-    tokens, more = len(batch.ids), texts - len(batch)
-    ends = torch.from_numpy(spare_ends(tokens, room, more, longest))
-    count = {"token": room, "row": chosen}.get(objective.level, texts)
-    rest = count - len(targets.weights)
-    values = targets.values
-    return MicroBatch(
-        replace(
-            batch,
-            ids=F.pad(batch.ids, (0, room - tokens)),
-            segments=F.pad(batch.segments, (0, room - tokens)),
-            positions=F.pad(batch.positions, (0, room - tokens)),
-            cu_seqlens=torch.cat([batch.cu_seqlens, ends]),
-            lengths=(longest,) * texts,
-        ),
-        Targets(
-            F.pad(values, (0, 0) * (values.ndim - 1) + (0, rest)),
-            F.pad(targets.weights, (0, rest)),
-            torch.cat([targets.owner, torch.arange(len(batch), texts)]),
-            F.pad(targets.share, (0, more)),
-            None if targets.rows is None else F.pad(targets.rows, (0, rest), value=room - 1),
-        ),
-        mini.weight,
-    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
