@@ -48,7 +48,7 @@ def weights(folder: str) -> bytes:
 def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], task: str) -> None:
     """The scores that are printed are those of the model that is saved."""
     argv = write_toys(here, task)
-    said = train(capsys, *argv, "-m", models["embed"], "--out", "out")
+    said = train(capsys, *argv, "-m", models["embed"], "--output", "out")
     names = {file.name for file in Path("out").iterdir()}
     assert names >= MODEL_FILES | REPORT
     assert not list(here.glob("*.training")) + list(here.glob(".*"))
@@ -61,7 +61,7 @@ def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
         assert MAIN[task] in quick
     for score in said["test"].values():
         assert score["value"] is None or score["low"] <= score["high"]
-    assert said["chosen"] == 0
+    assert said["best_seed"] == 0
     assert [one["seed"] for one in said["seeds"]] == [0]
     assert said["seeds"][0]["steps"] == 3
     report = json.loads(Path("out/report.json").read_text())
@@ -71,7 +71,7 @@ def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
 
 def test_a_table_for_people(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = write_toys(here, "classify")
-    assert main(["train", *argv, "-m", models["embed"], "--out", "out", *QUICK]) == 0
+    assert main(["train", *argv, "-m", models["embed"], "--output", "out", *QUICK]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[0].split() == ["metric", "dev", "95%", "test", "95%"]
     assert any(line.startswith("accuracy") for line in out.splitlines())
@@ -84,11 +84,11 @@ def test_a_table_for_people(models: dict[str, str], here: Path, capsys: pytest.C
 
 def test_the_best_of_several_seeds(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*write_toys(here, "rerank"), "-m", models["embed"]]
-    said = train(capsys, *argv, "--seeds", "3,1,2", "--out", "several")
+    said = train(capsys, *argv, "--seeds", "3,1,2", "--output", "several")
     assert [one["seed"] for one in said["seeds"]] == [3, 1, 2]
     best = max(said["seeds"], key=lambda one: one["dev"]["map"])
-    assert said["chosen"] == best["seed"]
-    alone = train(capsys, *argv, "--seed", str(best["seed"]), "--out", "alone")
+    assert said["best_seed"] == best["seed"]
+    alone = train(capsys, *argv, "--seed", str(best["seed"]), "--output", "alone")
     assert weights("several") == weights("alone")
     assert alone["test"] == said["test"]
 
@@ -96,9 +96,9 @@ def test_the_best_of_several_seeds(models: dict[str, str], here: Path, capsys: p
 def test_a_number_of_seeds(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without dev data the first one is kept."""
     argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--test", "test.jsonl"]
-    said = train(capsys, *argv, "--seeds", "2", "--seed", "5", "--out", "out")
+    said = train(capsys, *argv, "--seeds", "2", "--seed", "5", "--output", "out")
     assert [one["seed"] for one in said["seeds"]] == [5, 6]
-    assert said["chosen"] == 5
+    assert said["best_seed"] == 5
     assert "dev" not in said
 
 
@@ -131,11 +131,11 @@ def test_a_run_that_was_killed_goes_on(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = [*write_toys(here, "classify"), "-m", models["embed"], "--seeds", "1,2", "--save-steps", "1"]
-    whole = train(capsys, *argv, "--out", "whole")
-    argv += ["--out", "out"]
+    whole = train(capsys, *argv, "--output", "whole")
+    argv += ["--output", "out"]
     assert killed(5, *argv) == -signal.SIGKILL  # three steps a seed: in the middle of the second one
     assert not Path("out").exists()
-    assert {one.name for one in Path("out.training").iterdir()} == {"asked.json", "seed-1", "seed-2"}
+    assert {one.name for one in Path("out.training").iterdir()} == {"job.json", "seed-1", "seed-2"}
     for more, said in (
         ([], "out.training holds a run that was stopped; pass --resume to go on with it, or --overwrite"),
         (["--resume", "--warmup", "0"], "was begun with warmup=0.1, and now it is 0.0"),
@@ -168,18 +168,18 @@ def test_several_processes(
     """Only the first writes and speaks."""
     argv = [*write_toys(here, "classify"), "-m", models["embed"], "--seeds", "2", *QUICK, "--json"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bertie", "train"]
-    done = subprocess.run([*torchrun, *argv, "--out", "two", "--strategy", strategy], capture_output=True, text=True)
+    done = subprocess.run([*torchrun, *argv, "--output", "two", "--strategy", strategy], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert main(["train", *argv, "--out", "one"]) == 0
+    assert main(["train", *argv, "--output", "one"]) == 0
     two, one = json.loads(done.stdout), json.loads(capsys.readouterr().out)
-    assert two["chosen"] == one["chosen"]
+    assert two["best_seed"] == one["best_seed"]
     assert two["test"]["log_loss"]["value"] == pytest.approx(one["test"]["log_loss"]["value"], abs=1e-4)
     assert {file.name for file in Path("two").iterdir()} == {file.name for file in Path("one").iterdir()}
     assert done.stderr.count("rows to train on") == 1
 
 
 def test_what_is_there_is_kept(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--out", "out"]
+    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--output", "out"]
     Path("out").mkdir()
     train(capsys, *argv)  # an empty folder is none
     before = weights("out")
@@ -199,9 +199,9 @@ def test_a_kill_while_tidying_up(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is there and its state as well: there is nothing left to do but to remove it."""
-    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--out", "out"]
+    argv = [*write_toys(here, "classify"), "-m", models["embed"], "--output", "out"]
     with monkeypatch.context() as patch:
-        patch.setattr("bertie.training.finetune.runs._remove", lambda state: None)
+        patch.setattr("bertie.training.output_folder.remove_state", lambda state: None)
         train(capsys, *argv)
     before = weights("out")
     assert Path("out.training").is_dir()
@@ -240,17 +240,17 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
         file.write_text(file.read_text().replace('"text"', '"sentence"'))
     Path("toys.toml").write_text(RECIPE)
     argv = ["--recipe", "toys.toml", "--data", "data", "-m", models["embed"], "--json"]
-    assert main(["train", *argv, "--out", "a", "--resamples", "20"]) == 0
+    assert main(["train", *argv, "--output", "a", "--resamples", "20"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(1, 6), (2, 6)]
     flags = ["--epochs", "1", "--patience", "none", "--no-gradient-checkpointing", "--seed", "3"]
-    assert main(["train", *argv, *flags, "--out", "b", "--resamples", "20"]) == 0
+    assert main(["train", *argv, *flags, "--output", "b", "--resamples", "20"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(3, 3)]
     recipe = json.loads(Path("b/report.json").read_text())["recipe"]
     asked = {"epochs": 1.0, "patience": None, "gradient_checkpointing": False, "dev_fraction": 0.25, "seed": 3}
     assert {name: recipe[name] for name in asked} == asked
-    assert main(["train", "classify", "x.jsonl", *argv, "--out", "c"]) == 2
+    assert main(["train", "classify", "x.jsonl", *argv, "--output", "c"]) == 2
     assert "leave one of them off" in json.loads(capsys.readouterr().out)["message"]
 
 
@@ -269,7 +269,9 @@ def test_every_field_of_a_recipe_is_a_flag() -> None:
     assert list(FLAGS) == [one.name for one in fields(Recipe)]
     for name, text in FLAGS.items():
         flag = "--" + name.replace("_", "-")
-        args = grammar().parse_args(["train", "classify", "x", "--out", "o", flag, *([] if text is None else [text])])
+        args = grammar().parse_args(
+            ["train", "classify", "x", "--output", "o", flag, *([] if text is None else [text])]
+        )
         value = getattr(args, f"recipe.{name}")
         if name == "class_weights":
             assert value == {"cat": 2.0, "dog": 0.5}
@@ -287,14 +289,17 @@ def test_columns_by_other_names(models: dict[str, str], here: Path, capsys: pyte
         file.write_text(file.read_text().replace('"text"', '"review"').replace('"label"', '"stars"'))
     ways = (["text=review", "label=stars"], ["text=review,label=stars"])
     found = [
-        train(capsys, *argv, "--columns", *way, "-m", models["embed"], "--out", f"out{i}") for i, way in enumerate(ways)
+        train(capsys, *argv, "--columns", *way, "-m", models["embed"], "--output", f"out{i}")
+        for i, way in enumerate(ways)
     ]
     assert found[0]["test"] == found[1]["test"]
 
 
 def test_warnings_are_one_line_each(models: dict[str, str], here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     argv = write_toys(here, "classify")
-    assert main(["train", *argv, "-m", models["embed"], "--out", "out", *QUICK, "--lr", "0.01", "--patience", "5"]) == 0
+    assert (
+        main(["train", *argv, "-m", models["embed"], "--output", "out", *QUICK, "--lr", "0.01", "--patience", "5"]) == 0
+    )
     err = capfd.readouterr().err
     assert err.count("lr=0.01 is above 5e-5") == 1
     assert err.count("patience=5 never stops") == 1
@@ -304,19 +309,19 @@ def test_warnings_are_one_line_each(models: dict[str, str], here: Path, capfd: p
 def test_when_not_to_answer(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any answer is right in more than one of a hundred cases: all are given."""
     argv = write_toys(here, "classify", dev=40)
-    said = train(capsys, *argv, "-m", models["embed"], "--out", "out", "--abstain", "0.01")
-    assert said["abstention"]["wanted"] == 0.01
+    said = train(capsys, *argv, "-m", models["embed"], "--output", "out", "--abstain", "0.01")
+    assert said["abstention"]["target"] == 0.01
     assert said["abstention"]["coverage"] > 0.5
     assert json.loads(Path("out/config.json").read_text())["bertie"]["calibration"]["classify"]["precision"] == 0.01
 
 
 def test_without_anything_to_report_on(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--out", "out"]
+    argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--output", "out"]
     assert main(["train", *argv, *QUICK]) == 0
     assert "without --dev or --test there is nothing to report on" in capsys.readouterr().err
     assert {file.name for file in Path("out").iterdir()} >= MODEL_FILES
     assert not Path("out/report.md").exists()
-    assert set(train(capsys, *argv, "--overwrite")) == {"out", "task", "seeds", "chosen"}
+    assert set(train(capsys, *argv, "--overwrite")) == {"output", "task", "seeds", "best_seed"}
 
 
 def test_a_baseline_and_leaks(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,10 +330,10 @@ def test_a_baseline_and_leaks(models: dict[str, str], here: Path, capsys: pytest
     leaked = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()[:4]]
     fresh = [{"text": f"query : find {who} " * 3, "label": who} for who in ("cat", "dog") * 3]
     write(Path("test.jsonl"), leaked + fresh)
-    first = train(capsys, *argv, "--out", "first")
+    first = train(capsys, *argv, "--output", "first")
     assert first["leaks"]["rows"] == 4
     assert set(first["leaks"]["scores"]) == set(first["test"])
-    said = train(capsys, *argv, "--out", "second", "--baseline", "first")
+    said = train(capsys, *argv, "--output", "second", "--baseline", "first")
     assert said["baseline"]["difference"]["accuracy"]["value"] == 0
     assert said["baseline"]["difference"]["accuracy"]["p"] == 1
     assert said["baseline"]["mcnemar"] == 1
@@ -377,7 +382,7 @@ def test_bad_input(models: dict[str, str], here: Path, capsys: pytest.CaptureFix
     write(Path("lists.jsonl"), [{"text": "a cat", "label": ["cat"]}])
     Path("odd.toml").write_text('task = "classify"\n[data]\ntrain = "train.jsonl"\n[training]\nepoch = 1\n')
     for what, argv, status, said in BAD:
-        argv = ["train", *argv, "-m", models["embed"], "--out", "out"]
+        argv = ["train", *argv, "-m", models["embed"], "--output", "out"]
         assert run(argv) == status, what
         out, err = capsys.readouterr()
         line = err.splitlines()[-1]
@@ -392,7 +397,7 @@ def test_bad_input(models: dict[str, str], here: Path, capsys: pytest.CaptureFix
 def test_nothing_is_left_behind_by_bad_data(models: dict[str, str], here: Path) -> None:
     """Data is read before anything is made, and before any model is loaded."""
     Path("bad.jsonl").write_text("{")
-    assert main(["train", "classify", "bad.jsonl", "-m", "no/such/model", "--out", "out"]) == 1
+    assert main(["train", "classify", "bad.jsonl", "-m", "no/such/model", "--output", "out"]) == 1
     assert [one.name for one in here.iterdir()] == ["bad.jsonl"]
 
 
@@ -401,7 +406,7 @@ def test_a_package_that_is_missing(
 ) -> None:
     """Is said before an epoch is trained."""
     monkeypatch.setitem(sys.modules, "seqeval.metrics.sequence_labeling", None)
-    assert main(["train", *write_toys(here, "tag"), "-m", models["embed"], "--out", "out"]) == 1
+    assert main(["train", *write_toys(here, "tag"), "-m", models["embed"], "--output", "out"]) == 1
     assert capsys.readouterr().err.endswith("pip install 'bertie[train]'\n")
     assert not list(here.glob("out*"))
 
@@ -410,13 +415,13 @@ def test_plain_tags(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
     argv = write_toys(here, "tag")
     for file in here.glob("*.jsonl"):
         file.write_text(file.read_text().replace("B-PER", "NOUN").replace('"O"', '"X"'))
-    said = train(capsys, *argv, "-m", models["embed"], "--out", "out")
+    said = train(capsys, *argv, "-m", models["embed"], "--output", "out")
     assert set(said["test"]) == {"accuracy", "macro_f1"}
 
 
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.checkpoints.checkpoint.built_in", list)
-    assert main(["train", *write_toys(here, "classify"), "--out", "out"]) == 2
+    assert main(["train", *write_toys(here, "classify"), "--output", "out"]) == 2
     assert "name one with -m" in capsys.readouterr().err
     assert run(["train", *write_toys(here, "classify"), "-m", "x"]) == 2
-    assert "--out" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err

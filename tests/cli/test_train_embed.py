@@ -50,7 +50,7 @@ def test_pairs(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture
         write(here / f"{split}.jsonl", pairs(count, shift=len(split)))
     argv = ["train", "embed", "train.jsonl", "--dev", "dev.jsonl", "--test", "test.jsonl", "-m", models["fill"], *QUICK]
     more = ["--loss", "infonce:scale=10", "--matryoshka", "8,4", "--pooling", "cls", "--baseline", models["embed"]]
-    assert main([*argv, *more, "--out", "out", "--json", "--seeds", "2"]) == 0
+    assert main([*argv, *more, "--output", "out", "--json", "--seeds", "2"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["task"] == "embed"
     embedder = Embedder.load("out")
@@ -81,7 +81,7 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
         'task = "embed"\n[data]\ntrain = "train.jsonl"\ntest = "test.jsonl"\n'
         '[training]\nepochs = 1\nloss = "cosent"\nmatryoshka = [8]\ndev_fraction = 0.2\n'
     )
-    assert main(["train", "--recipe", "sts.toml", "-m", models["embed"], "--out", "out", "--resamples", "20"]) == 0
+    assert main(["train", "--recipe", "sts.toml", "-m", models["embed"], "--output", "out", "--resamples", "20"]) == 0
     said = capsys.readouterr()
     assert "spearman" in said.out
     assert json.loads(Path("out/report.json").read_text())["recipe"]["matryoshka"] == [8]
@@ -103,14 +103,14 @@ def test_refusals(
 ) -> None:
     write(here / "train.jsonl", pairs(8))
     write(here / "scores.jsonl", scored(8))
-    assert run(["train", "embed", "train.jsonl", "-m", models["embed"], "--out", "out", *QUICK, *flags]) != 0
+    assert run(["train", "embed", "train.jsonl", "-m", models["embed"], "--output", "out", *QUICK, *flags]) != 0
     assert said in capsys.readouterr().err
     assert {one.name for one in here.iterdir()} == {"train.jsonl", "scores.jsonl"}
 
 
 def test_other_tasks_have_no_loss(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(here / "train.jsonl", [{"text": "cat", "label": "a"}, {"text": "dog", "label": "b"}])
-    argv = ["train", "classify", "train.jsonl", "-m", models["embed"], "--out", "out", "--loss", "infonce"]
+    argv = ["train", "classify", "train.jsonl", "-m", models["embed"], "--output", "out", "--loss", "infonce"]
     assert run([*argv, *QUICK]) != 0
     assert "loss='infonce' is for training an Embedder" in capsys.readouterr().err
 
@@ -130,7 +130,7 @@ def test_mine(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[
         assert row["positive"] == own[row["query"]]
         assert len(set(row["negatives"])) == 2
         assert own[row["query"]] not in row["negatives"]
-    assert main(["train", "embed", "mined.jsonl", "-m", models["embed"], "--out", "out", *QUICK]) == 0
+    assert main(["train", "embed", "mined.jsonl", "-m", models["embed"], "--output", "out", *QUICK]) == 0
     assert main([*argv, "--teacher", models["rerank"], "--max-ratio", "1", "-o", "taught.jsonl"]) == 0
     assert labelled("embed", "taught.jsonl").inputs == "lists"
     assert run([*argv, "-o", "mined.jsonl"]) == 1

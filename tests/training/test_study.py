@@ -17,9 +17,17 @@ from bertie.recipe import Recipe
 from bertie.tasks import Classifier, Reranker
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.finetune.base import training_for
+from bertie.training.finetune.comparison import Baseline, compare, with_labels_of
 from bertie.training.finetune.data import Labelled, labelled
-from bertie.training.finetune.reports import calibration, compare, evaluate, in_words_of, leaks, study, write_all
-from bertie.training.finetune.runs import Done
+from bertie.training.finetune.reports import (
+    TrainingRecord,
+    build_report,
+    calibration_report,
+    check_leaks,
+    evaluate,
+    save_report,
+)
+from bertie.training.finetune.runs import RunResult
 from tests.checkpoints.tiny_sentence import save_bert
 
 
@@ -76,7 +84,7 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
     plain = training_for(task).scores(training_for(task).predict_labelled(data), resamples=50)
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.5))
     predictions = training_for(task).predict_labelled(data)
-    found = calibration(task, predictions, "test", resamples=50)
+    found = calibration_report(task, predictions, "test", resamples=50)
     assert found is not None
     for one, wanted in (
         (found.before, plain["ece"]),
@@ -86,7 +94,7 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
     assert found.before.value > found.after.value + 0.05
     assert sum(one.count for one in found.bins_before) == len(data.examples) * (3 if several else 1)
     task.checkpoint.set_calibration("classify", Calibration())
-    assert calibration(task, training_for(task).predict_labelled(data), "test") is None
+    assert calibration_report(task, training_for(task).predict_labelled(data), "test") is None
 
 
 def test_abstention(task: Classifier, data: Labelled) -> None:
@@ -96,7 +104,7 @@ def test_abstention(task: Classifier, data: Labelled) -> None:
     held = predictions.confidence >= 0.6
     assert 0 < held.sum() < len(held)
     right = np.array(predictions.gold) == np.array(predictions.predicted)
-    made = study(task, {"dev": predictions, "test": predictions}, title="x", model="y", resamples=10)
+    made = build_report(task, {"dev": predictions, "test": predictions}, title="x", model="y", resamples=10)
     assert made.abstention is not None
     assert made.abstention.precision.value == pytest.approx(right[held].mean())
     assert made.abstention.coverage == pytest.approx(held.mean())
@@ -114,7 +122,7 @@ def test_leaks_of_pairs(task: Classifier) -> None:
     mixed = [pairs[2], (pairs[3][0], pairs[11][1]), *pairs[10:]]
     test = labelled("classify", mixed, labels[:12], known=train.labels)
     rest = replace(test, examples=test.examples[1:])
-    found = leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
+    found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
     assert [(one.test_index, one.train_index, one.kind) for one in found.found] == [(0, 2, "exact")]
     assert found.rows == 12
     assert found.without == training_for(task).scores(training_for(task).predict_labelled(rest), resamples=20)
@@ -128,10 +136,10 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
     train = labelled("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
     pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
     test = labelled("rerank", pairs, [1, 0] * 3)
-    found = leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
+    found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
     assert [(one.test_index, one.train_index) for one in found.found] == [(0, 1), (1, 1)]
     assert found.without is not None
-    everything = leaks(task, replace(test, name="all"), training_for(task).predict_labelled(test), resamples=20)
+    everything = check_leaks(task, replace(test, name="all"), training_for(task).predict_labelled(test), resamples=20)
     assert len(everything.found) == 6
     assert everything.without is None
 
@@ -143,7 +151,7 @@ def test_leaks_of_questions(task: Classifier) -> None:
     asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
     test = labelled("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
     predictions = training_for(task).predict_labelled(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
-    found = leaks(task, train, replace(predictions, data=test), resamples=5)
+    found = check_leaks(task, train, replace(predictions, data=test), resamples=5)
     assert [(one.test_index, one.kind) for one in found.found] == [(0, "exact"), (1, "near")]
 
 
@@ -157,9 +165,9 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
     other = Classifier.load(task.checkpoint.source)
     names = {0: "mat", 1: "cat", 2: "bird"}  # some of this model's names, for other classes
     other.checkpoint.heads["classify"] = replace(other.info, labels=names)
-    predictions = training_for(task).predict_labelled(in_words_of(task, given))
-    judged_too = training_for(other).predict_labelled(in_words_of(other, given))
-    same = compare(task, predictions, "other", other, judged_too, resamples=30)
+    predictions = training_for(task).predict_labelled(with_labels_of(task, given))
+    judged_too = training_for(other).predict_labelled(with_labels_of(other, given))
+    same = compare(task, predictions, Baseline("other", other, judged_too), resamples=30)
     assert same.mcnemar == 1.0
     for gap in same.differences.values():
         assert (gap.value, gap.low, gap.high) == pytest.approx((0, 0, 0))
@@ -167,8 +175,8 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
         out = other.model.head("classify").out
         assert out is not None
         out.weight.neg_()
-    judged_too = training_for(other).predict_labelled(in_words_of(other, given))
-    opposite = compare(task, predictions, "other", other, judged_too, resamples=30)
+    judged_too = training_for(other).predict_labelled(with_labels_of(other, given))
+    opposite = compare(task, predictions, Baseline("other", other, judged_too), resamples=30)
     mine, theirs = (np.array(one.gold) == np.array(one.predicted) for one in (predictions, judged_too))
     assert opposite.differences["accuracy"].value == pytest.approx(mine.mean() - theirs.mean())
     assert opposite.scores["accuracy"].value == pytest.approx(theirs.mean())
@@ -192,8 +200,8 @@ def test_other_models_of_several_labels(folder: Path, data: Labelled) -> None:
             out.bias.copy_(out.bias[rows].clone())
         tasks.append(task)
     data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
-    first, second = (training_for(task).predict_labelled(in_words_of(task, data)) for task in tasks)
-    found = compare(tasks[0], first, "other", tasks[1], second, resamples=30)
+    first, second = (training_for(task).predict_labelled(with_labels_of(task, data)) for task in tasks)
+    found = compare(tasks[0], first, Baseline("other", tasks[1], second), resamples=30)
     assert {name: gap.value for name, gap in found.differences.items()} == pytest.approx(
         dict.fromkeys(found.differences, 0), abs=1e-7
     )
@@ -203,11 +211,11 @@ def test_words_of_a_model(task: Classifier) -> None:
     known = ("cat", "dog", "mat")
     by_name = labelled("classify", ["x", "y"], ["dog", "cat"], training=False)
     by_number = labelled("classify", ["x", "y"], [1, 0], training=False)
-    found = in_words_of(task, by_name), in_words_of(task, by_number)
+    found = with_labels_of(task, by_name), with_labels_of(task, by_number)
     assert found[0].examples == found[1].examples == by_name.examples
     assert found[0].labels == found[1].labels == known
-    with pytest.raises(InputError, match=r"y.jsonl, row 2: the label '3' is none of those of .*'cat', 'dog', 'mat'"):
-        in_words_of(task, labelled("classify", ["x", "y"], [1, 3], name="y.jsonl"))
+    with pytest.raises(InputError, match=r"y.jsonl, row 2: the label '3' is not one of .*'s: 'cat', 'dog', 'mat'"):
+        with_labels_of(task, labelled("classify", ["x", "y"], [1, 3], name="y.jsonl"))
 
 
 # --- all of it ---
@@ -218,7 +226,7 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     task.save(tmp_path / "model")
     predictions = training_for(task).predict_labelled(data)
     runs = [
-        Done(
+        RunResult(
             seed,
             TrainingHistory(
                 curve=[{"step": 10.0, "epoch": 1.0, "loss": 0.5, "lr": 1e-5, "tokens": 99.0}],
@@ -230,17 +238,14 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
         )
         for seed in (1, 2)
     ]  # fmt: skip
-    made = study(
+    made = build_report(
         task,
         {"dev": predictions, "test": predictions},
         title="Toys",
         model=str(tmp_path / "model"),
         train=data,
-        recipe=Recipe(epochs=1),
-        runs=runs,
-        chosen=2,
-        metric="accuracy",
-        baseline=("other", task, predictions),
+        training=TrainingRecord(Recipe(epochs=1), runs, best_seed=2, metric="accuracy"),
+        baseline=Baseline("other", task, predictions),
         files={"train": ["/home/me/secret/train.jsonl"]},
         resamples=20,
     )
@@ -257,7 +262,7 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     assert made.label_issues["test"]
     assert made.reading is not None
     assert made.reading["test"].tokens_total == 80 * 8
-    write_all(tmp_path / "model", made)
+    save_report(tmp_path / "model", made)
     assert (
         training_for(Classifier.load(tmp_path / "model")).predict_labelled(data).predicted == predictions.predicted
     )  # checksums still hold

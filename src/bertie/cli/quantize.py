@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
 from bertie.cli.common import UsageError, add_column, new_folder, verb
-from bertie.cli.train import short_name
+from bertie.cli.report_output import short_name
 from bertie.data.readers import open_table, text_cell
 from bertie.errors import InputError
 

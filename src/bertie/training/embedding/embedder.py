@@ -42,12 +42,16 @@ class EmbeddingTraining(TaskTraining[Embedder]):
 
     data_kind = "embed"
 
-    def check_data(self, data: Labelled, dev: Labelled | None) -> None:
-        """Embeddings are evaluated by similarities, so dev data with classes is refused."""
+    def check_data(self, train: Labelled, dev: Labelled | None, test: Labelled | None = None) -> None:
+        """Embeddings are evaluated by similarities or by ranks, the same way on dev and test data."""
         if dev is not None and dev.inputs == "classes" and not _numeric(dev):
             raise InputError(
                 f"{dev.name} has classes, which embeddings cannot be evaluated on; use data with scores, or pairs of "
                 "matching texts"
+            )
+        if dev is not None and test is not None and (dev.inputs == "pairs") != (test.inputs == "pairs"):
+            raise InputError(
+                f"{dev.name} has {dev.inputs} and {test.name} has {test.inputs}; use scores in both, or pairs in both"
             )
 
     def finish(self) -> None:

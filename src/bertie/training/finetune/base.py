@@ -100,11 +100,14 @@ class TaskTraining(ABC, Generic[TaskT]):
         """The texts of an example as the model reads them."""
         return example.texts
 
-    def check_metrics(self, dev: Labelled) -> None:
+    def check_metrics(self, data: Labelled) -> None:
         """Raise before training if a package that the metrics need is missing."""
 
-    def check_data(self, data: Labelled, dev: Labelled | None) -> None:
+    def check_data(self, train: Labelled, dev: Labelled | None, test: Labelled | None = None) -> None:
         """Raise before training if the task cannot be trained or evaluated on this data."""
+        for data in (dev, test):
+            if data is not None:
+                self.check_metrics(data)
 
     def calibrate(self, dev: Labelled) -> None:
         """Fit temperature and thresholds on held-out data."""
@@ -204,8 +207,6 @@ def fit_labelled(
     for text in recipe.warnings():
         warnings.warn(text, stacklevel=4)
     training.check_data(data, dev)
-    if dev is not None:
-        training.check_metrics(dev)
     checkpoint = training.prepare(starting_checkpoint(arguments["model"], arguments["device"]), data)
     if recipe.max_length is not None:
         checkpoint = checkpoint.with_max_length(recipe.max_length)

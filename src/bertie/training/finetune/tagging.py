@@ -56,9 +56,9 @@ class TaggingTraining(TaskTraining[Tagger]):
             )
         )
 
-    def check_metrics(self, dev: Labelled) -> None:
+    def check_metrics(self, data: Labelled) -> None:
         """Entities are counted by seqeval."""
-        if metrics.is_span_scheme([example.target for example in dev.examples]):
+        if metrics.is_span_scheme([example.target for example in data.examples]):
             metrics.entities([])
 
     def predict_labelled(self, data: Labelled) -> Predictions:

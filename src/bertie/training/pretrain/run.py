@@ -100,10 +100,10 @@ class _Run:
 
     def go(self, *, resume: bool, overwrite: bool, strategy: Strategy, tensorboard: bool) -> dict[str, Any]:
         """Do it."""
-        from bertie.training.finetune.runs import claim, rename, state_of
+        from bertie.training.output_folder import check_output, publish, state_folder
 
-        state = state_of(self.out)
-        claim(self.out, resume=resume, overwrite=overwrite)
+        state = state_folder(self.out)
+        check_output(self.out, resume=resume, overwrite=overwrite)
         self.checkpoint = self._begin()
         self.checkpoint.model.to(self.device)
         plan = self._plan()
@@ -145,7 +145,7 @@ class _Run:
         if trainer.world.is_main:
             watcher.close()
             self._save(state, run)
-            rename(state / "model", self.out, state)
+            publish(state / "model", self.out, state)
         trainer.world.barrier()
         return run
 

@@ -1,0 +1,133 @@
+"""Evaluation of retrieval for `bertie eval --beir`: embeddings, BM25 or both, with or without a reranker."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bertie.cli.common import UsageError, device_of, model_name
+from bertie.cli.report_output import print_scores, short_name
+from bertie.data.progress import Progress
+
+if TYPE_CHECKING:
+    from bertie.evaluation.retrieval import Run
+    from bertie.search.beir import Collection
+
+MODES = ("dense", "lexical", "hybrid")
+
+
+def evaluate_retrieval(args: argparse.Namespace) -> None:
+    """Evaluate retrieval, and print the scores."""
+    from bertie.evaluation import retrieval
+    from bertie.evaluation.report import Comparison
+    from bertie.search import beir
+
+    mode, split = args.mode or MODES[0], args.split or "test"
+    weights = _check_flags(args, mode, split)
+    collection = _read(args.beir, split)
+    model = None if mode == "lexical" else model_name(args)
+    searched, qrels = collection, {}
+    if args.tune is not None:
+        tuning = _read(args.beir, args.tune)
+        # Ids of the two splits may coincide.
+        qrels = {f"{args.tune}:{query}": judgments for query, judgments in tuning.qrels.items()}
+        queries = {f"{args.tune}:{query}": text for query, text in tuning.queries.items()}
+        searched = replace(collection, queries={**collection.queries, **queries})
+    lexical = None if mode == "dense" else beir.lexical(searched)
+    runs = _runs(args, searched, model, args.revision, lexical)
+    if qrels:
+        weights = beir.tuned(qrels, runs)
+        listed = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
+        print(f"bertie: --weights {listed}", file=sys.stderr)
+    values = retrieval.per_query_metrics(collection.qrels, _fuse(runs, weights))
+    comparison = None
+    if args.baseline is not None:
+        baseline_runs = _runs(args, collection, args.baseline, None, lexical)
+        baseline = retrieval.per_query_metrics(collection.qrels, _fuse(baseline_runs, weights))
+        comparison = Comparison(
+            name=short_name(args.baseline),
+            split=split,
+            scores=retrieval.mean_scores(baseline, resamples=args.resamples),
+            differences=retrieval.paired_mean_differences(values, baseline, resamples=args.resamples),
+        )
+    print_scores(retrieval.mean_scores(values, resamples=args.resamples), comparison, as_json=args.json)
+
+
+def _check_flags(args: argparse.Namespace, mode: str, split: str) -> Mapping[str, float] | None:
+    from bertie.search.fusion import check_weights
+
+    if mode == "lexical" and args.baseline is not None:
+        raise UsageError("--mode lexical uses no embeddings, so there is nothing to compare: leave out --baseline")
+    if args.weights is not None and args.tune is not None:
+        raise UsageError("--tune finds the weights: leave out --weights")
+    if args.tune is not None and args.tune == split:
+        raise UsageError(f"--tune {args.tune} must be another split than the one that is evaluated")
+    weights: Mapping[str, float] | None = args.weights
+    if weights is not None:
+        stages = ["dense", "lexical"] if mode == "hybrid" else [mode]
+        check_weights(weights, [*stages, *(["rerank"] if args.rerank is not None else [])])
+    return weights
+
+
+def _read(folder: str, split: str) -> Collection:
+    from bertie.search import beir
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        collection = beir.read(folder, split)
+    for warning in caught:
+        print(f"bertie: {warning.message}", file=sys.stderr)
+    return collection
+
+
+def _runs(
+    args: argparse.Namespace, collection: Collection, model: str | None, revision: str | None, lexical: Run | None
+) -> dict[str, Run]:
+    """The rankings by embeddings, by BM25, and by a reranker over the best of both, as far as they are asked for."""
+    from bertie.search import beir
+    from bertie.tasks import Embedder, Reranker
+
+    options = {"overflow": args.overflow, "device": device_of(args.device), "precision": args.precision}
+    runs = {}
+    if model is not None:
+        embedder = Embedder.load(model, revision=revision, **options)
+        with _progress("embed", len(collection.corpus)) as advance:
+            runs["dense"] = beir.dense(collection, embedder, advance=advance)
+    if lexical is not None:
+        runs["lexical"] = lexical
+    if args.rerank is not None:
+        first = _fuse(runs, None)
+        reranker = Reranker.load(args.rerank, **options)
+        pairs = sum(min(len(ranking), beir.RERANKED) for ranking in first.values())
+        with _progress("rerank", pairs) as advance:
+            runs["rerank"] = beir.reranked(collection, reranker, first, advance=advance)
+    return runs
+
+
+def _fuse(runs: Mapping[str, Run], weights: Mapping[str, float] | None) -> Run:
+    """Fuse the rankings as a search does: by weights; else the reranker decides, or ranks are fused."""
+    from bertie.search import beir
+
+    if weights is not None:
+        return beir.fused(runs, weights)
+    if "rerank" in runs:
+        return runs["rerank"]
+    return beir.hybrid(*runs.values()) if len(runs) > 1 else next(iter(runs.values()))
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    done = 0
+    with Progress(what, lambda: done / max(total, 1)) as progress:
+
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows
+            progress.update(rows)
+
+        yield advance

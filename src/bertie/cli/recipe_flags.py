@@ -1,0 +1,128 @@
+"""A command-line flag for each hyperparameter in `Recipe`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bertie.cli.labelled_input import parse_pairs
+from bertie.recipe import Recipe
+
+NONE = "none"  # resets a value of a recipe file; a flag that is not given is None
+
+HELP = {
+    "epochs": "passes over the training data",
+    "lr": "peak learning rate",
+    "head_lr": "learning rate of the head, if it differs",
+    "batch_size": "texts per step",
+    "batch_tokens": "tokens per step, instead of --batch-size",
+    "micro_tokens": "tokens per micro-batch",
+    "warmup": "fraction of steps in which the learning rate rises",
+    "schedule": "of the learning rate after the warmup",
+    "decay": "schedule wsd: the last fraction of steps, in which the learning rate decays",
+    "weight_decay": "of weight matrices",
+    "beta2": "of AdamW",
+    "max_grad_norm": "gradient clipping; 0: none",
+    "layer_decay": "learning rate of a layer relative to the layer above it",
+    "freeze": "number of lower layers to freeze, or 'encoder' to train the head only",
+    "unfreeze": "frozen layers to unfreeze per epoch, from the top",
+    "lora": "LoRA rank; 0: train all weights",
+    "lora_alpha": "twice the rank by default",
+    "class_weights": "'balanced', or weights as good=1,bad=3",
+    "label_smoothing": "probability mass moved from the true label to the others",
+    "dropout": "instead of the checkpoint's",
+    "patience": "evaluations without improvement before early stopping",
+    "evals_per_epoch": "evaluations on the dev data",
+    "seed": "of all random numbers",
+    "mixed_precision": "auto: bf16 on GPUs that have it, else fp32",
+    "gradient_checkpointing": "less memory, more time",
+    "max_length": "tokens per window, fewer than the model could read",
+    "train_windows": "windows per long text and step",
+    "dev_fraction": "of the training data to hold out, where there is no --dev",
+    "metric": "selects the best epoch and the best seed; the task's main metric by default",
+    "abstain": "target precision of confident predictions; sets the abstention threshold",
+    "loss": (
+        "embed: infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse or kl, with settings as in "
+        "triplet:margin=0.2,distance=cosine; by the kind of data by default"
+    ),
+    "matryoshka": "embed: dimensions that embeddings may be truncated to, as 256,128,64",
+    "pooling": "embed: cls, mean, max, last or weighted-mean; the checkpoint's by default, or mean",
+}
+
+
+def add_recipe_flags(group: argparse._ArgumentGroup) -> None:
+    """Add a flag for each field of Recipe."""
+    hints = get_type_hints(Recipe)
+    for field in fields(Recipe):
+        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
+        options: dict[str, Any] = {"dest": f"recipe.{field.name}", "help": HELP[field.name] + _default(field.default)}
+        if hint is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, **options)
+        else:
+            group.add_argument(flag, type=_parser(hint), metavar=_metavar(hint), **options)
+
+
+def recipe_values(args: argparse.Namespace) -> dict[str, Any]:
+    """The hyperparameters given as flags."""
+    return {
+        field.name: None if value == NONE else value
+        for field in fields(Recipe)
+        if (value := getattr(args, f"recipe.{field.name}")) is not None
+    }
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return ""
+    return f" ({value:g})" if isinstance(value, int | float) and not isinstance(value, bool) else f" ({value})"
+
+
+def _metavar(hint: Any) -> str:
+    names = {int: "N", float: "NUMBER", str: "NAME", NoneType: NONE, tuple[int, ...]: "N,N,…"}
+    return "|".join(
+        name
+        for member in _members(hint)
+        for name in (get_args(member) if get_origin(member) is Literal else (names.get(member, "LABEL=WEIGHT,…"),))
+    )
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _parser(hint: Any) -> Callable[[str], Any]:
+    """Parse a flag's value by the type of its field."""
+
+    def parse(text: str) -> Any:
+        for member in _members(hint):
+            try:
+                return _parse_as(member, text)
+            except ValueError:
+                continue
+        raise ValueError(text)
+
+    parse.__name__ = _metavar(hint)  # argparse's message: invalid N|none value
+    return parse
+
+
+def _parse_as(kind: Any, text: str) -> Any:
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise ValueError(text)
+        return text
+    if kind is NoneType:
+        if text != NONE:
+            raise ValueError(text)
+        return NONE
+    if kind in (int, float, str):
+        return kind(text)
+    if kind == tuple[int, ...]:
+        return tuple(int(number) for number in text.split(","))
+    if "=" not in text:
+        raise ValueError(text)
+    weights = parse_pairs([text], "--class-weights", "LABEL=WEIGHT")
+    return {label: float(weight) for label, weight in weights.items()}
