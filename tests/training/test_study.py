@@ -123,9 +123,9 @@ def test_leaks_of_pairs(task: Classifier) -> None:
     test = labelled("classify", mixed, labels[:12], known=train.labels)
     rest = replace(test, examples=test.examples[1:])
     found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
-    assert [(one.test_index, one.train_index, one.kind) for one in found.found] == [(0, 2, "exact")]
+    assert [(one.test_index, one.train_index, one.kind) for one in found.leaks] == [(0, 2, "exact")]
     assert found.rows == 12
-    assert found.without == training_for(task).scores(training_for(task).predict_labelled(rest), resamples=20)
+    assert found.scores_without == training_for(task).scores(training_for(task).predict_labelled(rest), resamples=20)
     assert found.texts[0][0] == "\n".join(pairs[2])
 
 
@@ -137,11 +137,11 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
     pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
     test = labelled("rerank", pairs, [1, 0] * 3)
     found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
-    assert [(one.test_index, one.train_index) for one in found.found] == [(0, 1), (1, 1)]
-    assert found.without is not None
+    assert [(one.test_index, one.train_index) for one in found.leaks] == [(0, 1), (1, 1)]
+    assert found.scores_without is not None
     everything = check_leaks(task, replace(test, name="all"), training_for(task).predict_labelled(test), resamples=20)
-    assert len(everything.found) == 6
-    assert everything.without is None
+    assert len(everything.leaks) == 6
+    assert everything.scores_without is None
 
 
 def test_leaks_of_questions(task: Classifier) -> None:
@@ -152,7 +152,7 @@ def test_leaks_of_questions(task: Classifier) -> None:
     test = labelled("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
     predictions = training_for(task).predict_labelled(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
     found = check_leaks(task, train, replace(predictions, data=test), resamples=5)
-    assert [(one.test_index, one.kind) for one in found.found] == [(0, "exact"), (1, "near")]
+    assert [(one.test_index, one.kind) for one in found.leaks] == [(0, "exact"), (1, "near")]
 
 
 # --- comparisons ---
@@ -257,11 +257,11 @@ def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None
     assert made.dev == [{"step": 10, "epoch": 1.0, "metric": "accuracy", "value": 0.5}]
     assert made.leaks is not None
     assert set(made.leaks) == {"test"}  # the dev data is the training's own affair
-    assert len(made.leaks["test"].found) == 80
+    assert len(made.leaks["test"].leaks) == 80
     assert made.label_issues is not None
     assert made.label_issues["test"]
-    assert made.reading is not None
-    assert made.reading["test"].tokens_total == 80 * 8
+    assert made.token_coverage is not None
+    assert made.token_coverage["test"].tokens_total == 80 * 8
     save_report(tmp_path / "model", made)
     assert (
         training_for(Classifier.load(tmp_path / "model")).predict_labelled(data).predicted == predictions.predicted
