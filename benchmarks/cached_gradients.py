@@ -31,7 +31,7 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
     import torch
 
     from bertie.checkpoints.sentence_modules import SentenceModules
-    from bertie.config import Embeddings, EncoderConfig, Full, Learned
+    from bertie.config import EmbeddingConfig, EncoderConfig, Full, Learned
     from bertie.nn.model import Model
     from bertie.recipe import Recipe
     from bertie.training.embedding.losses import InfoNCELoss
@@ -53,7 +53,7 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
         kv_heads=2,
         ff_width=4 * width,
         activation="gelu",
-        embeddings=Embeddings(width=width),
+        embeddings=EmbeddingConfig(width=width),
         positions=(Learned(TOKENS),),
         patterns=(Full(),) * 4,
         max_length=TOKENS,

@@ -44,7 +44,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertie.config import Disentangled, Embeddings, EncoderConfig, Full, HeadConfig, Learned, Norm
+from bertie.config import Disentangled, EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned, NormConfig
 from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.ops import disable
@@ -188,7 +188,7 @@ def bert(shape: Shape) -> Model:
         kv_heads=shape.heads,
         ff_width=4 * shape.width,
         activation="gelu",
-        embeddings=Embeddings(width=shape.width, segments=2),
+        embeddings=EmbeddingConfig(width=shape.width, segments=2),
         positions=(Learned(shape.max_length),),
         patterns=(Full(),) * shape.depth,
         max_length=shape.max_length,
@@ -200,7 +200,9 @@ def bert(shape: Shape) -> Model:
 
 
 def vocabulary(shape: Shape, vocab: int) -> HeadConfig:
-    return HeadConfig(kind="vocabulary", outputs=vocab, dense=shape.width, activation="gelu", norm=Norm(), tied=True)
+    return HeadConfig(
+        kind="vocabulary", outputs=vocab, dense=shape.width, activation="gelu", norm=NormConfig(), tied=True
+    )
 
 
 class Clocked(Trainer):
@@ -427,7 +429,9 @@ class Bench:
             for on in (False, True):
                 upstream: torch.Tensor | None = None
 
-                def once(call: Any = call, wanted: Any = wanted, ops: Any = fused if on else eager) -> list[torch.Tensor]:
+                def once(
+                    call: Any = call, wanted: Any = wanted, ops: Any = fused if on else eager
+                ) -> list[torch.Tensor]:
                     nonlocal upstream
                     with autocast():
                         out = call(ops)
@@ -603,7 +607,7 @@ class Bench:
 
 
 def deberta(shape: Shape, depth: int, head: str) -> Model:
-    norm = Norm(eps=1e-7)
+    norm = NormConfig(eps=1e-7)
     span = min(256, shape.max_length // 2)
     cfg = EncoderConfig(
         vocab=shape.rtd_vocab,
@@ -615,7 +619,7 @@ def deberta(shape: Shape, depth: int, head: str) -> Model:
         ff_width=4 * shape.width,
         activation="gelu",
         norm=norm,
-        embeddings=Embeddings(width=shape.width),
+        embeddings=EmbeddingConfig(width=shape.width),
         positions=(Disentangled(("c2p", "p2c"), shape.max_length, buckets=span, shared=True, norm=norm),),
         patterns=(Full(),) * depth,
         max_length=shape.max_length,

@@ -28,7 +28,7 @@ def _positive(owner: object, *fields: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class NormConfig:
     """A normalization over the width: layer norm, or root mean square without a mean."""
 
     kind: Literal["layer", "rms"] = "layer"
@@ -37,9 +37,9 @@ class Norm:
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < 1:
-            raise ConfigError(f"Norm.eps={self.eps} must lie between 0 and 1")
+            raise ConfigError(f"NormConfig.eps={self.eps} must lie between 0 and 1")
         if self.kind == "rms" and self.bias:
-            raise ConfigError("Norm(kind='rms', bias=True): an rms norm has no bias")
+            raise ConfigError("NormConfig(kind='rms', bias=True): an rms norm has no bias")
 
 
 # --- positions: each scheme fills some of the hooks embed, rotate, bias (nn/positions.py) ---
@@ -98,7 +98,7 @@ class Disentangled:
     buckets: int | None = None  # logarithmic buckets; None: one row a distance
     shared: bool = False  # positions pass through the content's own query and key projections
     key_bias: bool = True  # the position's own key projection has a bias
-    norm: Norm | None = None  # over the table
+    norm: NormConfig | None = None  # over the table
 
     def __post_init__(self) -> None:
         _positive(self, "max_distance")
@@ -163,7 +163,7 @@ Pattern = Full | Sliding | BlockSparse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embeddings:
+class EmbeddingConfig:
     """What is summed for a token before the first block."""
 
     width: int
@@ -209,10 +209,10 @@ class EncoderConfig:
     qkv_bias: Literal["qkv", "qv", ""] = "qkv"  # which of query, key and value have a bias
     out_bias: bool = True
     ff_bias: bool = True
-    norm: Norm = Norm()
+    norm: NormConfig = NormConfig()
     pre_norm: bool = False  # norms before attention and feed-forward, and a last one; else after each residual sum
     first_norm: bool = True  # with pre_norm: whether the first block's attention has its norm
-    embeddings: Embeddings
+    embeddings: EmbeddingConfig
     positions: tuple[Position, ...]
     patterns: tuple[Pattern, ...]  # one a layer
     global_tokens: bool = False  # separate projections for global tokens
@@ -288,7 +288,7 @@ class HeadConfig:
     dense: int | None = None  # the transform's width: dense, activation, norm; None: no transform
     dense_bias: bool = True
     activation: Activation = "identity"
-    norm: Norm | None = None
+    norm: NormConfig | None = None
     residual: int | None = None  # instead: a feed-forward of this width with residual and norm
     output_bias: bool = True
     tied: bool = False  # of a vocabulary: the output matrix is that of the word embeddings

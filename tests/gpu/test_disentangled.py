@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Bucketed, Disentangled, Embeddings, Full, Learned
+from bertie.config import Bucketed, Disentangled, EmbeddingConfig, Full, Learned
 from bertie.nn.encoder import Encoder
 from bertie.nn.positions import relative_rows
 from bertie.ops import Relative
@@ -160,7 +160,7 @@ def test_scores_alone(dtype: torch.dtype, heads: int, monkeypatch: pytest.Monkey
 def test_an_encoder_by_scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and trained, both by the same programs; and without them."""
     cfg = replace(
-        GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=EmbeddingConfig(width=256),
         positions=(Learned(512), Bucketed(32)), max_length=512,
     )  # fmt: skip
     encoder = Encoder(cfg).cuda().bfloat16()

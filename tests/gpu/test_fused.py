@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from bertie.config import Activation, Embeddings, Full, Rotary, Sliding
+from bertie.config import Activation, EmbeddingConfig, Full, Rotary, Sliding
 from bertie.nn.encoder import Encoder
 from bertie.nn.norms import activation as function
 from bertie.nn.pooling import Pooling
@@ -151,7 +151,7 @@ def test_activations_without_gradients(dtype: torch.dtype, activation: Activatio
 def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of weights in half precision, and in single precision under autocast."""
     cfg = replace(
-        GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=EmbeddingConfig(width=256),
         positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), max_length=8192, pre_norm=True, gated=True,
     )  # fmt: skip
     encoder = Encoder(cfg).cuda().to(dtype)

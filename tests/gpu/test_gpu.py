@@ -14,7 +14,7 @@ from bertie.checkpoints.model_spec import model_spec
 from bertie.config import (
     BlockSparse,
     Disentangled,
-    Embeddings,
+    EmbeddingConfig,
     EncoderConfig,
     Full,
     Learned,
@@ -183,7 +183,7 @@ ENCODERS = {
 
 
 def small(name: str, **more: Any) -> EncoderConfig:
-    sizes = {"width": 32, "head_width": 16, "ff_width": 64, "embeddings": Embeddings(width=32, segments=2)}
+    sizes = {"width": 32, "head_width": 16, "ff_width": 64, "embeddings": EmbeddingConfig(width=32, segments=2)}
     return replace(GOOD, max_length=64, **sizes, **ENCODERS[name], **more)
 
 

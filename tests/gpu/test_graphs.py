@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Disentangled, Embeddings, EncoderConfig, HeadConfig, Norm
+from bertie.config import Disentangled, EmbeddingConfig, EncoderConfig, HeadConfig, NormConfig
 from bertie.nn.model import Model
 from bertie.ops import disable
 from bertie.ops.cuda_graphs import ForwardGraphs
@@ -28,7 +28,7 @@ HEADS = {
 }
 KINDS: dict[str, dict[str, Any]] = {
     **ENCODERS,
-    "disentangled": {"positions": (Disentangled(("c2p", "p2c"), 64, buckets=16, norm=Norm()),)},
+    "disentangled": {"positions": (Disentangled(("c2p", "p2c"), 64, buckets=16, norm=NormConfig()),)},
 }
 ROUNDS = [[30, 10, 20], [1, 1, 40, 2, 6, 10], [16] * 4, [64], [20, 20, 20], [16] * 3, [5] * 40, [64, 64, 3]] * 3
 NEAR = 6e-2  # of bfloat16 in products of other numbers of rows, two layers deep
@@ -36,7 +36,7 @@ NEAR = 6e-2  # of bfloat16 in products of other numbers of rows, two layers deep
 
 def small(name: str) -> EncoderConfig:
     sizes: dict[str, Any] = {"width": 32, "head_width": 16, "ff_width": 64}
-    return replace(GOOD, max_length=64, embeddings=Embeddings(width=32, segments=2), **sizes, **KINDS[name])
+    return replace(GOOD, max_length=64, embeddings=EmbeddingConfig(width=32, segments=2), **sizes, **KINDS[name])
 
 
 def made(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Embeddings, Full, Learned, Pattern, Rotary, Sliding
+from bertie.config import EmbeddingConfig, Full, Learned, Pattern, Rotary, Sliding
 from bertie.nn.encoder import Encoder
 from bertie.ops.attention import attend
 from bertie.ops.torch import grouped_attention as grouped
@@ -155,7 +155,7 @@ def test_past_the_largest_number_of_32_bits() -> None:
 def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read by our program and by the framework's; then trained, by what was found out of the same lengths."""
     cfg = replace(
-        GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        GOOD, width=256, heads=4, kv_heads=4, head_width=64, ff_width=512, embeddings=EmbeddingConfig(width=256),
         positions=(Learned(512),), patterns=(Sliding(64), Full()), max_length=512,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -224,7 +224,7 @@ def test_a_turned_text_does_not_depend_on_its_neighbours(lengths: list[int], pat
 def test_an_encoder_with_rotary_positions(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ModernBERT's: turned by the program, by a pass before it, and by the framework's attention."""
     cfg = replace(
-        GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=EmbeddingConfig(width=256),
         positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), max_length=8192, pre_norm=True,
     )  # fmt: skip
     torch.manual_seed(0)

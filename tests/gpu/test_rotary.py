@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Embeddings, Full, Rotary, Sliding
+from bertie.config import EmbeddingConfig, Full, Rotary, Sliding
 from bertie.nn.encoder import Encoder
 from bertie.ops.torch import eager
 from bertie.ops.torch.eager import rotary_tables, rotate
@@ -41,9 +41,7 @@ def drawn(tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtyp
     ("tokens", "heads", "key_heads", "width"),
     [(65536, 12, 12, 64), (513, 16, 16, 64), (8193, 16, 4, 128), (129, 6, 2, 24), (127, 3, 1, 16), (1, 12, 12, 64)],
 )
-def test_against_the_plain_expression(
-    tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype
-) -> None:
+def test_against_the_plain_expression(tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype) -> None:
     fused, cos, sin = drawn(tokens, heads, key_heads, width, dtype)
     sizes = [heads, key_heads, key_heads]
     up = [torch.randn(tokens, n, width, device="cuda").to(dtype) for n in sizes]
@@ -90,7 +88,7 @@ def test_without_gradients_no_memory_is_needed() -> None:
 def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """By attention that reads queries, keys and values where they lie: with gradients the framework's, else our own."""
     cfg = replace(
-        GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=Embeddings(width=256),
+        GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=EmbeddingConfig(width=256),
         positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), max_length=8192, pre_norm=True,
     )  # fmt: skip
     encoder = Encoder(cfg).cuda().to(dtype)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, Rotary, Sliding
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned, Rotary, Sliding
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
 from bertie.training import step as stepper
@@ -58,7 +58,7 @@ def made(rotary: bool = False, dropout: float = 0.0) -> Model:
         kv_heads=2,
         ff_width=64,
         activation="gelu",
-        embeddings=Embeddings(width=32, segments=2),
+        embeddings=EmbeddingConfig(width=32, segments=2),
         positions=positions,
         patterns=(Full(), Sliding(8) if rotary else Full()),
         max_length=256,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.config import Disentangled, Full, HeadConfig, Learned, Norm, Rotary
+from bertie.config import Disentangled, Full, HeadConfig, Learned, NormConfig, Rotary
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.nn import attention
 from bertie.nn.encoder import Encoder
@@ -134,7 +134,7 @@ def test_unknown_head() -> None:
 
 def test_tied_head_of_another_width() -> None:
     with pytest.raises(ConfigError, match="width 4 cannot use word embeddings of width 8"):
-        Model(GOOD, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=4, norm=Norm(), tied=True)})
+        Model(GOOD, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=4, norm=NormConfig(), tied=True)})
 
 
 def test_questions_need_a_separator() -> None:

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from bertie.config import HeadConfig, Norm
+from bertie.config import HeadConfig, NormConfig
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
 HEADS = {
-    "tied": HeadConfig(kind="vocabulary", outputs=50, dense=8, activation="gelu", norm=Norm(), tied=True),
+    "tied": HeadConfig(kind="vocabulary", outputs=50, dense=8, activation="gelu", norm=NormConfig(), tied=True),
     "bare": HeadConfig(kind="vocabulary", outputs=50, tied=True, output_bias=False),
     "own": HeadConfig(kind="vocabulary", outputs=50, dense=6, activation="tanh", dropout=0.4),
 }

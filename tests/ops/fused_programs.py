@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from bertie.config import Activation, Embeddings, HeadConfig, Norm
+from bertie.config import Activation, EmbeddingConfig, HeadConfig, NormConfig
 from bertie.nn.encoder import Encoder
 from bertie.nn.linear import Fp8Linear, to_fp8
 from bertie.nn.model import Model
@@ -215,7 +215,7 @@ def test_codes_of_any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_an_encoder_in_eight_bits(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product but attention's last finds its codes; by the programs as by the plain expressions."""
-    sizes: dict[str, Any] = {"width": 32, "head_width": 16, "ff_width": 48, "embeddings": Embeddings(width=32)}
+    sizes: dict[str, Any] = {"width": 32, "head_width": 16, "ff_width": 48, "embeddings": EmbeddingConfig(width=32)}
     dtype = torch.bfloat16 if HERE.type == "cuda" else torch.float32
     encoder = Encoder(replace(GOOD, **sizes, **change)).to(HERE, dtype).eval()
     for parameter in encoder.parameters():
@@ -502,7 +502,8 @@ def test_a_row_without_weight_adds_nothing(large: float, monkeypatch: pytest.Mon
 def test_a_model_of_fused_parts(gated: bool, pre_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = replace(GOOD, activation="gelu", gated=gated, pre_norm=pre_norm)
     model = Model(
-        cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, activation="gelu", norm=Norm(), tied=True)}
+        cfg,
+        {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, activation="gelu", norm=NormConfig(), tied=True)},
     ).to(HERE)
     batch = Batch.from_ids([[1, 2, 3], [4], [5, 6, 7, 8]]).to(HERE)
     targets, weights = torch.randint(50, (8,), device=HERE), torch.rand(8, device=HERE)
@@ -554,7 +555,9 @@ def test_a_recorded_graph_draws_by_the_seed() -> None:
 def test_a_model_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the products all is half; what is trained stays single, and learns the same."""
     cfg = replace(GOOD, dropout=0.1)
-    model = Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, norm=Norm(), tied=True)}).to(HERE)
+    model = Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, dense=8, norm=NormConfig(), tied=True)}).to(
+        HERE
+    )
     batch = Batch.from_ids([[1, 2, 3], [4]]).to(HERE)
     targets, weights = torch.randint(50, (4,), device=HERE), torch.ones(4, device=HERE)
     words = model.encoder.embeddings.words.weight

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Embeddings, Rotary
+from bertie.config import EmbeddingConfig, Rotary
 from bertie.nn.model import Model
 from bertie.ops import disable
 from bertie.ops.torch.eager import rotary_tables, rotate
@@ -135,7 +135,9 @@ def test_without_gradients_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("key_heads", [1, 2])
 def test_a_model(key_heads: int) -> None:
     sizes: dict[str, Any] = {"width": 32, "heads": 2, "kv_heads": key_heads, "head_width": 16}
-    cfg = replace(GOOD, **sizes, embeddings=Embeddings(width=32), positions=(Rotary((10.0, 100.0)),), pre_norm=True)
+    cfg = replace(
+        GOOD, **sizes, embeddings=EmbeddingConfig(width=32), positions=(Rotary((10.0, 100.0)),), pre_norm=True
+    )
     model = Model(cfg, {}).to(HERE)
     batch = Batch.from_ids([[1, 2, 3], [4], [5, 6, 7, 8]]).to(HERE)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import BlockSparse, Disentangled, Full, HeadConfig, Learned, Norm, Rotary, Sliding
+from bertie.config import BlockSparse, Disentangled, Full, HeadConfig, Learned, NormConfig, Rotary, Sliding
 from bertie.errors import InputError
 from bertie.nn import attention
 from bertie.nn.model import Model
@@ -40,7 +40,7 @@ CONFIGS = {
     "learned": WIDE,
     "counted": replace(WIDE, positions=(Learned(66, skip_id=1),)),
     "rotary": replace(WIDE, positions=(Rotary((1e4, 1e4)),)),
-    "disentangled": replace(WIDE, positions=(Disentangled(("c2p", "p2c"), 64, buckets=8, norm=Norm()),)),
+    "disentangled": replace(WIDE, positions=(Disentangled(("c2p", "p2c"), 64, buckets=8, norm=NormConfig()),)),
 }
 
 

@@ -18,11 +18,11 @@ from bertie.config import (
     BlockSparse,
     Bucketed,
     Disentangled,
-    Embeddings,
+    EmbeddingConfig,
     EncoderConfig,
     Full,
     Learned,
-    Norm,
+    NormConfig,
     Rotary,
     Sliding,
 )
@@ -57,7 +57,7 @@ def config(**changes: Any) -> EncoderConfig:
         "kv_heads": 2,
         "ff_width": 96,
         "activation": "gelu",
-        "embeddings": Embeddings(width=64, segments=2),
+        "embeddings": EmbeddingConfig(width=64, segments=2),
         "max_length": 2048,
         "positions": (Learned(2048),),
         "patterns": (Full(), Full()),
@@ -65,8 +65,15 @@ def config(**changes: Any) -> EncoderConfig:
     return EncoderConfig(**usual | changes)
 
 
-MODERN = {"pre_norm": True, "gated": True, "positions": (Rotary((1e4, 500.0)),), "norm": Norm(bias=False)}
-ODD = {"width": 50, "heads": 5, "head_width": 10, "kv_heads": 5, "ff_width": 33, "embeddings": Embeddings(width=50)}
+MODERN = {"pre_norm": True, "gated": True, "positions": (Rotary((1e4, 500.0)),), "norm": NormConfig(bias=False)}
+ODD = {
+    "width": 50,
+    "heads": 5,
+    "head_width": 10,
+    "kv_heads": 5,
+    "ff_width": 33,
+    "embeddings": EmbeddingConfig(width=50),
+}
 CONFIGS = {
     "bert": config(),
     "roberta": config(positions=(Learned(2050, skip_id=1),), activation="gelu_tanh"),
@@ -74,16 +81,16 @@ CONFIGS = {
     "modern": config(**MODERN, patterns=(Sliding(20), Full()), first_norm=False, qkv_bias="", ff_bias=False),
     "few keys": config(**MODERN, heads=4, kv_heads=2, head_width=16, patterns=(Sliding(64), Sliding(1))),
     "odd": config(**ODD, activation="relu"),
-    "rms": config(**MODERN | {"norm": Norm("rms", 1e-6, False)}, activation="silu", out_bias=False),
-    "narrow": config(embeddings=Embeddings(width=16, project="after_norm"), patterns=(BlockSparse(400, 0),) * 2),
+    "rms": config(**MODERN | {"norm": NormConfig("rms", 1e-6, False)}, activation="silu", out_bias=False),
+    "narrow": config(embeddings=EmbeddingConfig(width=16, project="after_norm"), patterns=(BlockSparse(400, 0),) * 2),
     "bucketed": config(positions=(Learned(2050, skip_id=1), Bucketed(32, 128))),
     "bucketed windows": config(
         positions=(Bucketed(8, 20),), patterns=(Sliding(20), Full()), heads=4, kv_heads=2, head_width=16
     ),
-    "disentangled": config(positions=(Disentangled(("c2p", "p2c"), 512, 256, shared=True, norm=Norm()),)),
+    "disentangled": config(positions=(Disentangled(("c2p", "p2c"), 512, 256, shared=True, norm=NormConfig()),)),
     "c2p alone": config(positions=(Learned(2050), Disentangled(("c2p",), 40, key_bias=False))),
     "p2c alone": config(positions=(Disentangled(("p2c",), 60, 8),), patterns=(Sliding(20), Full())),
-    "scaled": config(embeddings=Embeddings(width=64, scale=8.0, tasks=3, norm=False)),
+    "scaled": config(embeddings=EmbeddingConfig(width=64, scale=8.0, tasks=3, norm=False)),
 }
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from bertie.config import Embeddings as Words
-from bertie.config import EncoderConfig, Full, HeadConfig, Learned, Norm, Rotary
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned, NormConfig, Rotary
 from bertie.errors import ConfigError, InputError
 from bertie.nn import attention
 from bertie.nn.model import Model
@@ -50,7 +49,7 @@ def make(seed: int = 0, depth: int = 2, dropout: float = 0.0, **changes: Any) ->
             "kv_heads": 2,
             "ff_width": 24,
             "activation": "gelu",
-            "embeddings": Words(width=16, segments=2),
+            "embeddings": EmbeddingConfig(width=16, segments=2),
             "positions": (Learned(32),),
             "patterns": (Full(),) * depth,
             "max_length": 32,
@@ -62,13 +61,13 @@ def make(seed: int = 0, depth: int = 2, dropout: float = 0.0, **changes: Any) ->
     )
     torch.manual_seed(seed)
     width = cfg.width
-    mlm = HeadConfig(kind="vocabulary", outputs=cfg.vocab, dense=width, activation="gelu", norm=Norm(), tied=True)
+    mlm = HeadConfig(kind="vocabulary", outputs=cfg.vocab, dense=width, activation="gelu", norm=NormConfig(), tied=True)
     return Model(cfg, {"mlm": mlm, "classify": HeadConfig(kind="text", outputs=3)})
 
 
 def wide(seed: int = 9, dropout: float = 0.0) -> Model:
     """Another width and other heads than `make`'s."""
-    shape = {"width": 24, "heads": 3, "kv_heads": 3, "embeddings": Words(width=24, segments=2)}
+    shape = {"width": 24, "heads": 3, "kv_heads": 3, "embeddings": EmbeddingConfig(width=24, segments=2)}
     return make(seed, dropout=dropout, **shape)
 
 
@@ -123,7 +122,7 @@ def test_all_layers_make_the_teacher() -> None:
 
 def test_what_does_not_fit_is_left_and_named() -> None:
     teacher = make(0, depth=4)
-    student = make(1, vocab=50, embeddings=Words(width=16))
+    student = make(1, vocab=50, embeddings=EmbeddingConfig(width=16))
     before = student.encoder.embeddings.words.weight.clone()
     left = copy_layers(teacher, student)
     assert set(left) == {
@@ -361,6 +360,7 @@ def test_the_layer_that_is_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_projected_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU without gradients, positions turn queries and keys where they lie."""
+
     def in_place(q: Tensor, k: Tensor, *angles: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(x.copy_(y) for x, y in zip((q, k), eager.rotate_pair(q, k, *angles), strict=True))  # type: ignore[return-value]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, Norm
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned, NormConfig
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
@@ -373,7 +373,7 @@ def config(width: int = 16, depth: int = 2) -> EncoderConfig:
         kv_heads=2,
         ff_width=24,
         activation="gelu",
-        embeddings=Embeddings(width=16, segments=2, project="after_norm" if width != 16 else None),
+        embeddings=EmbeddingConfig(width=16, segments=2, project="after_norm" if width != 16 else None),
         positions=(Learned(64),),
         patterns=(Full(),) * depth,
         max_length=64,
@@ -381,7 +381,7 @@ def config(width: int = 16, depth: int = 2) -> EncoderConfig:
     )
 
 
-MLM = HeadConfig(kind="vocabulary", outputs=60, dense=16, activation="gelu", norm=Norm(), tied=True)
+MLM = HeadConfig(kind="vocabulary", outputs=60, dense=16, activation="gelu", norm=NormConfig(), tied=True)
 RTD = HeadConfig(kind="token", outputs=1, dense=16, activation="gelu")
 PAIR = HeadConfig(kind="text", outputs=2, dense=16, activation="tanh")
 

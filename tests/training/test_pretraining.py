@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned, Norm
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned, NormConfig
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
@@ -37,7 +37,7 @@ def config(width: int = 16, depth: int = 2, embedding: int = 12) -> EncoderConfi
         kv_heads=2,
         ff_width=24,
         activation="gelu",
-        embeddings=Embeddings(width=embedding, segments=2, project="after_norm"),
+        embeddings=EmbeddingConfig(width=embedding, segments=2, project="after_norm"),
         positions=(Learned(64),),
         patterns=(Full(),) * depth,
         max_length=64,
@@ -45,7 +45,7 @@ def config(width: int = 16, depth: int = 2, embedding: int = 12) -> EncoderConfi
     )
 
 
-MLM = HeadConfig(kind="vocabulary", outputs=VOCAB, dense=12, activation="gelu", norm=Norm(), tied=True)
+MLM = HeadConfig(kind="vocabulary", outputs=VOCAB, dense=12, activation="gelu", norm=NormConfig(), tied=True)
 RTD = HeadConfig(kind="token", outputs=1, dense=16, activation="gelu")
 OF_TEXT = HeadConfig(kind="text", outputs=2, dense=16, activation="tanh")
 

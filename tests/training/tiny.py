@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
 from bertie.training.loop import Trainer
@@ -34,7 +34,7 @@ def model(dropout: float = 0.0, seed: int = 0) -> Model:
         kv_heads=2,
         ff_width=32,
         activation="gelu",
-        embeddings=Embeddings(width=16, segments=2),
+        embeddings=EmbeddingConfig(width=16, segments=2),
         positions=(Learned(32),),
         patterns=(Full(), Full()),
         max_length=32,
@@ -55,7 +55,7 @@ def masked(vocab: int, max_length: int, dropout: float, std: float) -> Model:
     shape = replace(
         model().config,
         vocab=vocab,
-        embeddings=Embeddings(width=16),
+        embeddings=EmbeddingConfig(width=16),
         positions=(Learned(max_length),),
         max_length=max_length,
         dropout=dropout,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from bertie.config import Disentangled, EncoderConfig, Rotary
 from bertie.ops.attention import attend
 from bertie.ops.contracts import Relative
-from bertie.ops.dispatch import Table
+from bertie.ops.dispatch import DispatchTable
 from bertie.text.batch import Batch
 
 
@@ -20,7 +20,7 @@ from bertie.text.batch import Batch
 class PassContext:
     """What all layers of one forward pass share: the resolved backends and what follows from the positions."""
 
-    ops: Table
+    ops: DispatchTable
     rotations: dict[float, tuple[Tensor, Tensor]]  # by base frequency: cos, sin (T, d)
     relative_rows: Tensor | None = None  # rows of the relative table, by distance
     relative_table: Tensor | None = None

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from bertie.config import EncoderConfig, Learned
 from bertie.errors import InputError
 from bertie.nn.norms import build_norm
-from bertie.ops.dispatch import Table
+from bertie.ops.dispatch import DispatchTable
 from bertie.text.batch import Batch
 
 
@@ -32,7 +32,7 @@ class TokenEmbeddings(nn.Module):
         self.norm = build_norm(cfg.norm, normed) if e.norm else None
         self.project = nn.Linear(e.width, cfg.width, bias=e.project_bias) if e.project else None
 
-    def forward(self, batch: Batch, ops: Table) -> Tensor:
+    def forward(self, batch: Batch, ops: DispatchTable) -> Tensor:
         """-> (T, D)."""
         e = self.cfg.embeddings
         tables = [(self.words, batch.ids)]

@@ -19,7 +19,7 @@ from bertie.nn.embeddings import TokenEmbeddings
 from bertie.nn.norms import build_norm
 from bertie.nn.positions import RelativeTable, relative_rows
 from bertie.ops.contracts import compute_dtype, has_autocast
-from bertie.ops.dispatch import Site, Table
+from bertie.ops.dispatch import DispatchTable, Site
 from bertie.ops.torch.eager import activation_function, rotary_tables
 from bertie.text.batch import Batch
 
@@ -58,10 +58,10 @@ class Encoder(nn.Module):
     With `gradient_checkpointing`, training stores only each block's input and recomputes the rest in the backward
     pass: a third more computation for much less memory, and the same gradients.
 
-    >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
+    >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0, 1), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(), Full()), max_length=32)
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(), Full()), max_length=32)
     >>> Encoder(cfg)(Batch.from_ids([[1, 2, 3], [4]])).shape
     torch.Size([4, 8])
     """
@@ -77,7 +77,7 @@ class Encoder(nn.Module):
         self.relative = RelativeTable(cfg, scheme) if scheme else None
         self.rotary = next((p for p in cfg.positions if isinstance(p, Rotary)), None)
         self.gradient_checkpointing = False
-        self._tables: dict[Any, Table] = {}
+        self._tables: dict[Any, DispatchTable] = {}
         self.initialize(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -113,7 +113,7 @@ class Encoder(nn.Module):
         rows = relative_rows(self.relative.scheme, batch.max_len, batch.ids.device)
         return PassContext(self.dispatch(), rotations, rows, self.relative())
 
-    def dispatch(self) -> Table:
+    def dispatch(self) -> DispatchTable:
         """The dispatch table for the present device, precision and mode, resolved once for each."""
         words = self.embeddings.words.weight
         dtype, training = compute_dtype(words), self.needs_gradients()
@@ -129,7 +129,7 @@ class Encoder(nn.Module):
                 weights=frozenset(weight.dtype for weight in self.parameters()),
                 checkpointing=self.gradient_checkpointing and training,
             )
-            table = self._tables[key] = Table.resolve(site)
+            table = self._tables[key] = DispatchTable.resolve(site)
         return table
 
     def reset_dispatch(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bertie.config import EncoderConfig
-from bertie.ops.dispatch import Table
+from bertie.ops.dispatch import DispatchTable
 
 
 class FeedForward(nn.Module):
@@ -17,7 +17,7 @@ class FeedForward(nn.Module):
         self.up: nn.Module = nn.Linear(cfg.width, cfg.ff_width * (2 if cfg.gated else 1), bias=cfg.ff_bias)
         self.down: nn.Module = nn.Linear(cfg.ff_width, cfg.width, bias=cfg.ff_bias)
 
-    def forward(self, x: Tensor, ops: Table) -> Tensor:
+    def forward(self, x: Tensor, ops: DispatchTable) -> Tensor:
         """(T, D) -> (T, D)."""
         out: Tensor = self.down(ops.expand(x, self.up, self.activation, self.gated))
         return out

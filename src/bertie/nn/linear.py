@@ -17,7 +17,7 @@ from bertie.nn.attention import QKV, SelfAttention, split_heads
 from bertie.nn.blocks import Block
 from bertie.nn.encoder import Encoder
 from bertie.nn.feedforward import FeedForward
-from bertie.ops.dispatch import HALF, Table
+from bertie.ops.dispatch import HALF, DispatchTable
 from bertie.ops.quantization import quantize
 from bertie.ops.triton import fp8
 from bertie.ops.triton.fused import Coded
@@ -134,7 +134,7 @@ class Fp8FeedForward(FeedForward):
         self.gated, self.activation = ff.gated, ff.activation
         self.up, self.down = up, down
 
-    def forward(self, x: Tensor, ops: Table) -> Tensor:
+    def forward(self, x: Tensor, ops: DispatchTable) -> Tensor:
         """(T, D) -> (T, D)."""
         out: Tensor = self.down(fp8.activate(self.up.product(x), self.up.bias, self.activation, self.gated))
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bertie.config import Norm
+from bertie.config import NormConfig
 
 
 class RMSNorm(nn.Module):
@@ -23,8 +23,8 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def build_norm(cfg: Norm, width: int) -> nn.Module:
-    """The module for a `Norm`."""
+def build_norm(cfg: NormConfig, width: int) -> nn.Module:
+    """The module for a `NormConfig`."""
     if cfg.kind == "rms":
         return RMSNorm(width, cfg.eps)
     return nn.LayerNorm(width, eps=cfg.eps, bias=cfg.bias)

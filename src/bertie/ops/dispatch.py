@@ -377,7 +377,7 @@ class AttentionBackends:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DispatchTable:
     """The resolved table of an encoder on a device, in one precision and mode."""
 
     site: Site
@@ -391,7 +391,7 @@ class Table:
     replays: bool  # forward passes may be replayed from CUDA graphs
 
     @classmethod
-    def resolve(cls, site: Site) -> Table:
+    def resolve(cls, site: Site) -> DispatchTable:
         """Resolve every operation of an encoder."""
         norms = fused if select("norm", site)[0].backend == "triton.fused.norm" else eager
         expand, embed_norm = (select(name, site)[0].run for name in ("activation", "embedding"))

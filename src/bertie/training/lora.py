@@ -42,10 +42,10 @@ def add(model: Model, rank: int, alpha: float | None = None, seed: int = 0) -> N
     the seed alone. While they are on, `model.state_dict()` holds them besides the weights they change, and a model
     with factors of the same rank loads it.
 
-    >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
+    >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> model = Model(cfg, {"classify": HeadConfig(kind="text", outputs=2)})
     >>> add(model, rank=2)
     >>> sum(p.numel() for p in model.encoder.parameters() if p.requires_grad)

@@ -75,10 +75,10 @@ def flops_per_token(
     (`backward=False`), which is a third of the work. All weights count as trained; of global tokens, which no
     pretraining has, nothing is counted. Times tokens a second, over `ceiling`, this is the share of the chip in use.
 
-    >>> from bertie.config import Embeddings, Full, Learned
+    >>> from bertie.config import EmbeddingConfig, Full, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=50, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> model = Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, tied=True)})
     >>> flops_per_token(model, [10, 10], rows_share=0.0)       # 6 · (4 · 8 · 8 + 2 · 8 · 16) + 12 · 8 · 10
     4032.0

@@ -18,7 +18,7 @@ from bertie.checkpoints.families.common import (
     qkv_sizes,
 )
 from bertie.checkpoints.families.family import Family
-from bertie.config import Embeddings, EncoderConfig, Full, Learned
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, Learned
 from bertie.errors import ConfigError
 from bertie.text.legacy import LegacyTokenizer
 
@@ -38,7 +38,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
     return EncoderConfig(
         **fields,
         layer_map=layer_map,
-        embeddings=Embeddings(
+        embeddings=EmbeddingConfig(
             width=k.integer("embedding_size", 128), segments=k.integer("type_vocab_size", 2), project="after_norm"
         ),
         positions=(Learned(size),),

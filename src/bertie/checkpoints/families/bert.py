@@ -18,7 +18,7 @@ from bertie.checkpoints.families.common import (
     pooler,
 )
 from bertie.checkpoints.families.family import Family, HeadTable
-from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Learned
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadName, Learned
 from bertie.text.legacy import LegacyTokenizer
 
 
@@ -33,7 +33,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
     return EncoderConfig(
         **fields,
         layer_map=tuple(range(depth)),
-        embeddings=Embeddings(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
+        embeddings=EmbeddingConfig(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
         positions=(Learned(size),),
         patterns=(Full(),) * depth,
         max_length=size,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.convert import TensorAlias, TensorRule, TiedTensor, concatenated, linear, same
 from bertie.checkpoints.families.family import HeadTable
-from bertie.config import Activation, EncoderConfig, Globals, HeadConfig, HeadName, Learned, Norm
+from bertie.config import Activation, EncoderConfig, Globals, HeadConfig, HeadName, Learned, NormConfig
 from bertie.errors import ConfigError
 
 
@@ -73,7 +73,7 @@ def bert_fields(k: ConfigKeys, eps: float = 1e-12) -> dict[str, Any]:
         **width_and_heads(k, width),
         "ff_width": k.integer("intermediate_size", 3072),
         "activation": k.activation("hidden_act", "gelu"),
-        "norm": Norm(eps=k.number("layer_norm_eps", eps, least=1e-30, most=0.1)),
+        "norm": NormConfig(eps=k.number("layer_norm_eps", eps, least=1e-30, most=0.1)),
         "dropout": k.share("hidden_dropout_prob", 0.1),
         "attention_dropout": k.share("attention_probs_dropout_prob", 0.1),
         "init_std": k.number("initializer_range", 0.02, most=100.0),

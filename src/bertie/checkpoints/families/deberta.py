@@ -20,7 +20,7 @@ from bertie.checkpoints.families.common import (
     mlm,
 )
 from bertie.checkpoints.families.family import Family, HeadTable
-from bertie.config import Disentangled, Embeddings, EncoderConfig, Full, HeadConfig, HeadName, Learned, Position
+from bertie.config import Disentangled, EmbeddingConfig, EncoderConfig, Full, HeadConfig, HeadName, Learned, Position
 from bertie.errors import ConfigError
 from bertie.text.legacy import LegacyTokenizer
 
@@ -49,7 +49,7 @@ def read_any(k: ConfigKeys, relative: Callable[[Terms, int], Disentangled]) -> E
     return EncoderConfig(
         **fields,
         layer_map=tuple(range(depth)),
-        embeddings=Embeddings(
+        embeddings=EmbeddingConfig(
             width=width,
             segments=k.integer("type_vocab_size", 0, least=0),
             project="before_norm" if width != fields["width"] else None,

@@ -10,7 +10,7 @@ from bertie.checkpoints.convert import TensorRule, linear
 from bertie.checkpoints.families import deberta
 from bertie.checkpoints.families.common import USUAL, architectures, bert_blocks
 from bertie.checkpoints.families.family import Family
-from bertie.config import Convolution, Disentangled, EncoderConfig, Norm
+from bertie.config import Convolution, Disentangled, EncoderConfig, NormConfig
 from bertie.text.legacy import LegacyTokenizer
 
 
@@ -28,7 +28,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
             farthest,
             buckets=buckets if buckets > 0 else None,
             shared=shared,
-            norm=Norm(eps=eps) if normed else None,
+            norm=NormConfig(eps=eps) if normed else None,
         )
 
     cfg = deberta.read_any(k, relative)

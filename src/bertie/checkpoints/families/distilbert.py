@@ -10,7 +10,7 @@ from bertie.checkpoints.convert import TensorRule, concatenated, linear
 from bertie.checkpoints.families.bert import COUNTERS, TOKENIZER
 from bertie.checkpoints.families.common import USUAL, architectures, bert_embeddings, head, mlm, qkv_sizes
 from bertie.checkpoints.families.family import Family
-from bertie.config import Activation, Embeddings, EncoderConfig, Full, Learned, Norm
+from bertie.config import Activation, EmbeddingConfig, EncoderConfig, Full, Learned, NormConfig
 from bertie.errors import ConfigError
 
 
@@ -34,8 +34,8 @@ def read(k: ConfigKeys) -> EncoderConfig:
         head_width=width // heads,
         ff_width=k.integer("hidden_dim", 3072),
         activation=k.activation("activation", "gelu"),
-        norm=Norm(eps=1e-12),
-        embeddings=Embeddings(width=width),
+        norm=NormConfig(eps=1e-12),
+        embeddings=EmbeddingConfig(width=width),
         positions=(Learned(size),),
         patterns=(Full(),) * depth,
         max_length=size,

@@ -8,7 +8,7 @@ from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.convert import TensorRule, concatenated, linear, same
 from bertie.checkpoints.families.common import architectures, head, mlm_weights, qkv_sizes, width_and_heads
 from bertie.checkpoints.families.family import Family, HeadTable
-from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Norm, Rotary
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, NormConfig, Rotary
 from bertie.errors import ConfigError
 
 
@@ -43,9 +43,9 @@ def read(k: ConfigKeys) -> EncoderConfig:
         qkv_bias="qkv" if attention_bias else "",
         out_bias=attention_bias,
         ff_bias=k.boolean("mlp_bias", False),
-        norm=Norm("rms", eps=k.number("rms_norm_eps", 1e-5, least=1e-30, most=0.1), bias=False),
+        norm=NormConfig("rms", eps=k.number("rms_norm_eps", 1e-5, least=1e-30, most=0.1), bias=False),
         pre_norm=True,
-        embeddings=Embeddings(width=width, norm=False),
+        embeddings=EmbeddingConfig(width=width, norm=False),
         positions=(Rotary((base,) * depth),),
         patterns=(Full(),) * depth,
         max_length=k.tokens("max_position_embeddings", 8192),

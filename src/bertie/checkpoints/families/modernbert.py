@@ -9,7 +9,7 @@ from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.convert import TensorRule, TiedTensor, linear, same
 from bertie.checkpoints.families.common import USUAL, architectures, mlm_weights, width_and_heads
 from bertie.checkpoints.families.family import Family, HeadTable
-from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, HeadName, Norm, Rotary, Sliding
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, HeadName, NormConfig, Rotary, Sliding
 from bertie.errors import ConfigError
 
 KINDS = ("full_attention", "sliding_attention")
@@ -69,7 +69,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
         norm=_norm(k),
         pre_norm=True,
         first_norm=False,
-        embeddings=Embeddings(width=width),
+        embeddings=EmbeddingConfig(width=width),
         positions=(Rotary(tuple(base[kind] for kind in kinds)),),
         patterns=tuple(Full() if kind == "full_attention" else Sliding(window // 2) for kind in kinds),
         max_length=k.tokens("max_position_embeddings", 8192),
@@ -80,8 +80,8 @@ def read(k: ConfigKeys) -> EncoderConfig:
     )
 
 
-def _norm(k: ConfigKeys) -> Norm:
-    return Norm(eps=k.number("norm_eps", 1e-5, least=1e-30, most=0.1), bias=k.boolean("norm_bias", False))
+def _norm(k: ConfigKeys) -> NormConfig:
+    return NormConfig(eps=k.number("norm_eps", 1e-5, least=1e-30, most=0.1), bias=k.boolean("norm_bias", False))
 
 
 def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:

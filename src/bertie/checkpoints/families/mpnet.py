@@ -20,7 +20,7 @@ from bertie.checkpoints.families.common import (
     qkv_sizes,
 )
 from bertie.checkpoints.families.family import Family
-from bertie.config import Bucketed, Embeddings, EncoderConfig, Full, Learned
+from bertie.config import Bucketed, EmbeddingConfig, EncoderConfig, Full, Learned
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
@@ -36,7 +36,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
     return EncoderConfig(
         **fields,
         layer_map=tuple(range(depth)),
-        embeddings=Embeddings(width=fields["width"]),
+        embeddings=EmbeddingConfig(width=fields["width"]),
         positions=(positions, Bucketed(32)),
         patterns=(Full(),) * depth,
         max_length=positions.max_length,

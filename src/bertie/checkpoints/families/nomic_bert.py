@@ -9,7 +9,7 @@ from bertie.checkpoints.convert import TensorRule, concatenated, linear, same
 from bertie.checkpoints.families import bert
 from bertie.checkpoints.families.common import architectures, bert_fields, mlm
 from bertie.checkpoints.families.family import Family, HeadTable
-from bertie.config import Embeddings, EncoderConfig, Full, HeadName, Rotary
+from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadName, Rotary
 
 # The published configs are spelled as GPT-2's.
 GPT2_SPELLING = {
@@ -67,7 +67,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
         qkv_bias="",
         out_bias=False,
         ff_bias=False,
-        embeddings=Embeddings(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
+        embeddings=EmbeddingConfig(width=fields["width"], segments=k.integer("type_vocab_size", 2)),
         positions=(Rotary((base,) * depth),),
         patterns=(Full(),) * depth,
         max_length=k.tokens("max_position_embeddings", 2048),

@@ -68,10 +68,10 @@ def copy_layers(teacher: Model, student: Model, layers: Sequence[int] | None = N
     embeddings, norms and the `mlm` head are copied where both models have them in one shape.
 
     >>> from dataclasses import replace
-    >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
+    >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0, 1, 2), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),) * 3, max_length=32)
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),) * 3, max_length=32)
     >>> teacher, student = Model(cfg, {}), Model(replace(cfg, layer_map=(0, 1), patterns=(Full(),) * 2), {})
     >>> copy_layers(teacher, student)
     []
@@ -126,10 +126,10 @@ class TripleLoss:
     that it is DistilBERT's sum of three means (with `restrict_ce_to_mask`). Logits are computed only where tokens are
     selected. Vocabularies must agree, and widths unless `cosine` is 0.
 
-    >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
+    >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> heads = {"mlm": HeadConfig(kind="vocabulary", outputs=100, tied=True)}
     >>> teacher, student = Model(cfg, heads), Model(cfg, heads)
     >>> batch = Batch.from_ids([[1, 4, 3], [4]])
@@ -220,11 +220,11 @@ class Relations:
     of layers that see whole texts, with learned or rotary positions; for others it is refused.
 
     >>> from dataclasses import replace
-    >>> from bertie.config import Embeddings, EncoderConfig, Full, Learned
+    >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, Learned
     >>> small = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
-    >>> large = replace(small, width=12, heads=3, kv_heads=3, embeddings=Embeddings(width=12))
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
+    >>> large = replace(small, width=12, heads=3, kv_heads=3, embeddings=EmbeddingConfig(width=12))
     >>> relations = Relations(Model(large, {}), heads=4)
     >>> relations.loss(Model(small, {}), Batch.from_ids([[1, 2, 3], [4]])).backward()
     """
@@ -384,10 +384,10 @@ class Logits(HeadObjective):
     as in `SingleLabelObjective`. The teacher is asked once, by `ask`, and training reads its answers from the items: any number
     of epochs costs one pass of it. Texts without a label have no hard part.
 
-    >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
+    >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> from bertie.training.objectives import TrainingWindow
     >>> teacher = Model(cfg, {"classify": HeadConfig(kind="text", outputs=3)})
     >>> items = [TrainingExample((TrainingWindow(np.array([1, 2]), np.array([0, 0])),), np.int64(1))]
@@ -498,10 +498,10 @@ class Embeddings(nn.Module):
     Widths are those of the pooled vectors, which several pooling modes make wider than the encoder.
 
     >>> from bertie.config import EncoderConfig, Full, Learned
-    >>> from bertie.config import Embeddings as Words
+    >>> from bertie.config import EmbeddingConfig
     >>> student = Model(EncoderConfig(
     ...     vocab=100, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Words(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32), {})
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32), {})
     >>> objective = Embeddings(8, 12, mse=1.0)
     >>> loss = objective.loss(student, Batch.from_ids([[1, 2, 3], [4]]), torch.randn(2, 12))
     >>> loss.backward()

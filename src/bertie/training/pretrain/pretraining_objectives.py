@@ -36,10 +36,10 @@ Document = Sequence[Ids]  # its sentences
 class MaskedLoss:
     """Finding what was hidden. Only the hidden places go through the head.
 
-    >>> from bertie.config import Embeddings, EncoderConfig, Full, HeadConfig, Learned
+    >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
     ...     vocab=50, width=8, layer_map=(0,), heads=2, head_width=4, kv_heads=2, ff_width=16, activation="gelu",
-    ...     embeddings=Embeddings(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
+    ...     embeddings=EmbeddingConfig(width=8), positions=(Learned(32),), patterns=(Full(),), max_length=32)
     >>> model = Model(cfg, {"mlm": HeadConfig(kind="vocabulary", outputs=50, tied=True)})
     >>> batch = Batch.from_ids([[2, 4, 9, 3], [2, 7, 4, 3]])                                       # 4: the mask
     >>> MaskedLoss().loss(model, batch, torch.tensor([1, 6]), torch.tensor([21, 30])).shape      # of two tokens
