@@ -51,6 +51,13 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--index", metavar="FOLDER", help="index made by `bertie index`, for /search")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (a GPU if there is one)")
     add_precision(parser)
+    parser.add_argument(
+        "--disable",
+        action="append",
+        default=[],
+        metavar="BACKEND",
+        help="do not use a fast path: cuda_graphs, native, triton.attention, … (/info lists those in use)",
+    )
     keys = parser.add_argument_group("authentication")
     keys.add_argument("--api-key-file", metavar="FILE", help="hashed API keys, one of which each request must send")
     keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
@@ -183,8 +190,10 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     import torch
 
     from bertie.checkpoints.hub import default_model, resolve
+    from bertie.ops import disable
     from bertie.serve.registry import Registry, named
 
+    disable(*args.disable)
     device = device_of(args.device)
     if device == "cuda" and worker.count > 1:  # spread the workers over the GPUs
         device = f"cuda:{worker.number % torch.cuda.device_count()}"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 
+from bertie.ops import disable
 from bertie.serve.registry import Registry
 from bertie.tasks import Classifier, Embedder, Reranker
 from tests.checkpoints.test_splade import splade_folder
@@ -179,6 +180,18 @@ def test_info_has_their_fields(tei: Tei) -> None:
     assert set(wanted.split()) <= set(found)
     assert (found["model_id"], found["auto_truncate"]) == ("small", False)
     assert found["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
+def test_info_has_the_dispatch_table_and_precision_of_each_model(tei: Tei, registry: Registry) -> None:
+    found = tei.get("/info").json()
+    assert found["precision"] == dict.fromkeys(registry, "fp32")
+    assert found["cuda_graphs"] == dict.fromkeys(registry, False), "these are on the CPU"
+    assert list(found["dispatch"]) == list(registry)
+    rows = {(row["operation"], row["backend"]) for row in found["dispatch"]["embed"]}
+    assert ("replay", "none") in rows
+    with disable("native.encoder"):
+        slow = {(row["operation"], row["backend"]) for row in tei.get("/info").json()["dispatch"]["embed"]}
+    assert ("encoder", "native.encoder") not in slow
 
 
 def test_health_and_metrics(tei: Tei) -> None:

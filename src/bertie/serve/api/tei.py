@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertie._version import __version__
@@ -362,6 +363,22 @@ def info(service: Service, request: None, context: RequestContext) -> Any:
         "max_request_tokens": service.limits.tokens,
         "max_body_bytes": service.limits.body,
         "models": service.names,
+        **_backends(service),
+    }
+
+
+@torch.inference_mode()
+def _backends(service: Service) -> dict[str, Any]:
+    """The precision of each model, its resolved dispatch table, and whether CUDA graphs are replayed."""
+    checkpoints = {name: service.registry[name].checkpoint for name in service.names}
+    dispatch = {name: checkpoint.model.dispatch_report() for name, checkpoint in checkpoints.items()}
+    return {
+        "precision": {name: checkpoint.precision for name, checkpoint in checkpoints.items()},
+        "cuda_graphs": {
+            name: checkpoint.model.replay and any(row["backend"] == "cuda_graphs" for row in dispatch[name])
+            for name, checkpoint in checkpoints.items()
+        },
+        "dispatch": dispatch,
     }
 
 
