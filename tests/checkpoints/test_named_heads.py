@@ -577,7 +577,7 @@ def test_files_and_key_belong_together(named: Path, tmp_path: Path) -> None:
     Checkpoint.load(named)
     write(named, {key: value for key, value in config.items() if key != "bertie"})
     for attempt in (Checkpoint.load, Checkpoint.inspect):
-        with pytest.raises(CheckpointError, match=r"heads.safetensors is there.*'bertie'"):
+        with pytest.raises(CheckpointError, match=r"heads.safetensors exists.*'bertie'"):
             attempt(named)
     assert list(Checkpoint.load(named, ignore=["bertie"]).heads) == ["classify"]
     (named / "heads.safetensors").write_bytes(raw[:-1])

@@ -293,7 +293,7 @@ def test_the_key_and_the_files_belong_together(packed: Path) -> None:
     refused(packed, rf"unexpected: .*{WORDS}\.scale".replace(WORDS, "bert.embeddings.position_embeddings.weight"))
     tensors = load_file(packed / INT8)
     save_file({name: x for name, x in tensors.items() if not name.endswith(".scale")}, packed / "model.safetensors")
-    refused(packed, r"\.weight holds torch\.int8", inspected=False)
+    refused(packed, r"\.weight has dtype torch\.int8", inspected=False)
     # Plain weights, and named heads that are still packed.
     save_file(bare(tensors), packed / "model.safetensors")
     refused(packed, r"heads\.safetensors: .*unexpected: topics\.\S+\.scale")
