@@ -52,7 +52,7 @@ def bertie_run(name: str, model: str, data: Path, seed: int, limit: int | None) 
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.tasks import registry
     from bertie.training.finetune.base import training_for
-    from bertie.training.finetune.data import labelled
+    from bertie.training.finetune.data import read_dataset
 
     one = SETS[name]
     rows, test = (read([data / file], limit) for file in (one.train, one.test))
@@ -73,7 +73,7 @@ def bertie_run(name: str, model: str, data: Path, seed: int, limit: int | None) 
     kind: Any = one.task
     known = tuple(learner.info.labels.values()) or None
     training = training_for(learner)
-    held = labelled(kind, test, known=known, training=False)
+    held = read_dataset(kind, test, known=known, training=False)
     scores = {name: score.as_dict() for name, score in training.scores(training.predict_labelled(held)).items()}
     history = learner.history_
     return {

@@ -263,7 +263,7 @@ def hidden(corpus: Any, tokenizer: Any, packed: Packed, number: int) -> tuple[An
     return masked, cu, places, targets, special
 
 
-def labelled(*args: Any) -> tuple[Any, Any, Any]:
+def read_dataset(*args: Any) -> tuple[Any, Any, Any]:
     """The same with labels: −100 where nothing is hidden."""
     masked, cu, places, targets, _ = hidden(*args)
     labels = np.full(len(masked), -100)
@@ -279,7 +279,7 @@ def in_blocks(corpus: Any, tokenizer: Any, size: int, batch: int, count: int = 1
     packed = Packed(corpus, max(size * batch + 4 * size, 512), size, seed=0)
     found: list[tuple[Inputs, int]] = []
     for n in range(min(count, packed.steps())):
-        masked, labels, _ = labelled(corpus, tokenizer, packed, n)
+        masked, labels, _ = read_dataset(corpus, tokenizer, packed, n)
         whole = min(batch, len(masked) // size)
         if whole < batch and found:
             break  # the last step of an epoch is short, and compiled graphs have one size
@@ -294,7 +294,7 @@ def in_rows(corpus: Any, tokenizer: Any, max_length: int, batch: int, count: int
     packed = Packed(corpus, 131072 if len(corpus) > 1000 else max(max_length, 512), max_length, seed=0)
     texts: list[tuple[np.ndarray, np.ndarray]] = []
     for n in range(packed.steps()):
-        masked, labels, cu = labelled(corpus, tokenizer, packed, n)
+        masked, labels, cu = read_dataset(corpus, tokenizer, packed, n)
         texts += [(masked[a:b], labels[a:b]) for a, b in pairwise(cu)]
         if len(texts) >= batch * count:
             break

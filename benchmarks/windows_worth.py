@@ -24,10 +24,10 @@ from bertie.evaluation.metrics import Score
 from bertie.tasks import Classifier, Reader
 from bertie.tasks.trainable import Trainable
 from bertie.training.finetune.base import training_for
-from bertie.training.finetune.data import Example, Labelled, labelled
+from bertie.training.finetune.data import Example, LabelledDataset, read_dataset
 
 
-def longer(task: Trainable[Any, Any, Any], data: Labelled, max_length: int) -> Labelled:
+def longer(task: Trainable[Any, Any, Any], data: LabelledDataset, max_length: int) -> LabelledDataset:
     """The examples that do not fit."""
     encoded = task.tokenizer.encode_batch([e.texts if len(e.texts) == 2 else e.texts[0] for e in data.examples])  # type: ignore[misc]
     kept = [e for e, encoding in zip(data.examples, encoded, strict=True) if len(encoding) > max_length]
@@ -35,7 +35,7 @@ def longer(task: Trainable[Any, Any, Any], data: Labelled, max_length: int) -> L
 
 
 def scores(
-    task: Trainable[Any, Any, Any], data: Labelled, long: str, max_length: int
+    task: Trainable[Any, Any, Any], data: LabelledDataset, long: str, max_length: int
 ) -> tuple[dict[str, Score], float]:
     """Metrics, and the share of tokens that was read."""
     task.overflow = long  # type: ignore[assignment]
@@ -45,7 +45,7 @@ def scores(
     return training.scores(predictions), float(predictions.read.sum() / predictions.lengths.sum())
 
 
-def articles(data: Labelled, titles: list[str], most: int) -> Labelled:
+def articles(data: LabelledDataset, titles: list[str], most: int) -> LabelledDataset:
     """Each question with all paragraphs of its article; a sample."""
     paragraphs: dict[str, dict[str, int]] = defaultdict(dict)  # the place of each in its article
     ends: dict[str, int] = defaultdict(int)
@@ -90,7 +90,7 @@ def main() -> int:
     print("| texts | how many | read | of the tokens | score |\n|---|---|---|---|---|")
     if options.imdb:
         task = Classifier.load(options.imdb, device=device)
-        data = labelled("classify", options.data / "imdb/test.jsonl.xz", training=False)
+        data = read_dataset("classify", options.data / "imdb/test.jsonl.xz", training=False)
         for name, some in (("IMDb reviews over 512 tokens", longer(task, data, 512)), ("IMDb test, all", data)):
             for long, max_length in (("window", 512), ("truncate", 512), ("window", 256), ("truncate", 256)):
                 how = f"{'in windows of' if long == 'window' else 'cut at'} {max_length}"
@@ -98,7 +98,7 @@ def main() -> int:
     if options.squad:
         reader = Reader.load(options.squad, device=device)
         file = options.data / "squad_v1/dev.jsonl.gz"
-        data = labelled("answer", file, training=False)
+        data = read_dataset("answer", file, training=False)
         from benchmarks.finetune_peer import read
 
         titles = [one["title"] for one in read([file], None)]

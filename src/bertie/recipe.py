@@ -89,8 +89,8 @@ class Recipe:
             raise ConfigError(f"unfreeze={self.unfreeze} needs freeze: there is nothing to unfreeze")
         if self.lora and self.freeze:
             raise ConfigError(
-                f"freeze={self.freeze!r} with lora={self.lora}: LoRA freezes all weights of the encoder already; set one "
-                "of them"
+                f"freeze={self.freeze!r} with lora={self.lora}: LoRA freezes all weights of the encoder already; "
+                "set one of them"
             )
         if self.lora_alpha is not None and not self.lora:
             raise ConfigError(f"lora_alpha={self.lora_alpha:g} needs lora, the rank")
@@ -132,8 +132,8 @@ class Recipe:
         head_only = self.freeze == "encoder" and not self.unfreeze
         if self.lr > 5e-5 and not self.lora and (not self.freeze or self.unfreeze):
             messages.append(
-                f"lr={self.lr:g} is above 5e-5: fine-tuning all weights at such a rate usually destroys what pretraining "
-                "learned; lower it, or set head_lr if it is meant for the head"
+                f"lr={self.lr:g} is above 5e-5: fine-tuning all weights at such a rate usually destroys what "
+                "pretraining learned; lower it, or set head_lr if it is meant for the head"
             )
         if self.lora and self.lr < 1e-4:
             messages.append(

@@ -19,7 +19,7 @@ from bertie.recipe import Recipe
 from bertie.tasks import registry
 from bertie.training.finetune import runs
 from bertie.training.finetune.base import fit_labelled, training_for
-from bertie.training.finetune.data import labelled
+from bertie.training.finetune.data import read_dataset
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50"]
@@ -55,7 +55,7 @@ def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
     kind: Any = argv[0]
     learner = registry.get(kind).trainable_class.load("out")
     for split in ("dev", "test"):
-        data = labelled(kind, f"{split}.jsonl", known=tuple(learner.info.labels.values()) or None, training=False)
+        data = read_dataset(kind, f"{split}.jsonl", known=tuple(learner.info.labels.values()) or None, training=False)
         quick = training_for(learner).metrics(data)
         assert {name: score["value"] for name, score in said[split].items()} == pytest.approx(quick, nan_ok=True)
         assert MAIN[task] in quick

@@ -12,7 +12,7 @@ import pytest
 from bertie.cli import main
 from bertie.tasks import Embedder
 from bertie.training.finetune.base import training_for
-from bertie.training.finetune.data import labelled
+from bertie.training.finetune.data import read_dataset
 from tests.cli.toys import write
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50"]
@@ -56,7 +56,7 @@ def test_pairs(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture
     embedder = Embedder.load("out")
     assert embedder.modules.pooling.modes == ("cls",)
     for split in ("dev", "test"):
-        quick = training_for(embedder).metrics(labelled("embed", f"{split}.jsonl", training=False))
+        quick = training_for(embedder).metrics(read_dataset("embed", f"{split}.jsonl", training=False))
         assert {name: score["value"] for name, score in said[split].items()} == pytest.approx(quick)
         assert set(quick) == {"recall_1", "recall_10", "mrr_10", "accuracy"}
     assert set(said["baseline"]["difference"]) == set(quick)
@@ -132,7 +132,7 @@ def test_mine(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[
         assert own[row["query"]] not in row["negatives"]
     assert main(["train", "embed", "mined.jsonl", "-m", models["embed"], "--output", "out", *QUICK]) == 0
     assert main([*argv, "--teacher", models["rerank"], "--max-ratio", "1", "-o", "taught.jsonl"]) == 0
-    assert labelled("embed", "taught.jsonl").inputs == "lists"
+    assert read_dataset("embed", "taught.jsonl").inputs == "lists"
     assert run([*argv, "-o", "mined.jsonl"]) == 1
     assert "--overwrite" in capsys.readouterr().err
     assert run([*argv, "-o", "mined.csv"]) == 2

@@ -17,7 +17,7 @@ from bertie.evaluation.metrics import retrieval_from_ranks
 from bertie.training.embedding import losses
 from bertie.training.embedding.similarity_functions import Embeddings
 from bertie.training.finetune.base import training_for
-from bertie.training.finetune.data import labelled
+from bertie.training.finetune.data import read_dataset
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:lr=")  # the models here know nothing that could be lost
@@ -100,11 +100,11 @@ def test_the_rank_is_that_of_a_plain_search(folder: Path) -> None:
 
     ranks = [1 + sum(cosine(a, c) >= cosine(a, p) for c in candidates - right[a]) for a, p, _ in data]
     above = [cosine(a, p) > cosine(a, n) for a, p, n in data]
-    predictions = training_for(embedder).predict_labelled(labelled("embed", data))
+    predictions = training_for(embedder).predict_labelled(read_dataset("embed", data))
     assert predictions.kind == "retrieval"
     assert [one[0] for one in predictions.predicted] == ranks
     assert [bool(one[1]) for one in predictions.predicted] == above
-    scores = training_for(embedder).metrics(labelled("embed", data))
+    scores = training_for(embedder).metrics(read_dataset("embed", data))
     assert scores["accuracy"] == pytest.approx(np.mean(above))
     assert scores["recall_1"] == pytest.approx(np.mean(np.array(ranks) == 1))
     assert scores["mrr_10"] == pytest.approx(np.mean([1 / r if r <= 10 else 0 for r in ranks]))
@@ -148,7 +148,7 @@ def test_every_kind_of_data(folder: Path, name: str) -> None:
     embedder.fit(X, y, dev=scored(8), progress=False)
     assert np.isfinite(embedder.embed(["the river"])).all()
     assert not np.array_equal(embedder.embed(["the river"]), start)
-    data = labelled("embed", X, y)
+    data = read_dataset("embed", X, y)
     assert type(training_for(embedder).objective(data).loss) is kind
     assert embedder.modules.pooling.modes == ("cls",)
     assert embedder.modules.similarity == ("dot" if name == "margin-mse" else None)
@@ -159,7 +159,7 @@ def test_matryoshka_and_a_loss_of_ones_own(folder: Path) -> None:
     loss = losses.InfoNCELoss(scale=10.0, symmetric=True)
     embedder = Embedder(folder, loss=loss, matryoshka=[16, 8], epochs=1, normalize=True)
     embedder.fit(pairs(20), progress=False)
-    assert training_for(embedder).objective(labelled("embed", pairs(4))).loss == losses.MatryoshkaLoss(
+    assert training_for(embedder).objective(read_dataset("embed", pairs(4))).loss == losses.MatryoshkaLoss(
         loss, (32, 16, 8)
     )
     np.testing.assert_allclose(np.linalg.norm(embedder.embed(["the river"]), axis=1), 1, atol=1e-6)
@@ -205,7 +205,7 @@ def test_long_texts_and_prompts_are_read_as_embed_reads_them(tmp_path: Path) -> 
     ).save(str(tmp_path / "model"))
     embedder = Embedder.load(tmp_path / "model")
     long = " ".join(tiny.sentences(20))
-    data = labelled("embed", [(long, "the river"), ("a letter", long)])
+    data = read_dataset("embed", [(long, "the river"), ("a letter", long)])
     seen = embedder.embed([text for example in data.examples for text in example.texts])
     training = training_for(embedder)
     objective = training.objective(data)
@@ -239,7 +239,7 @@ def test_refusals(folder: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on_in_another_process(folder: Path, tmp_path: Path) -> None:
     """A loss is told from another by what it is set to, not by where it lies in memory."""
-    data = labelled("embed", pairs(8))
+    data = read_dataset("embed", pairs(8))
     said = []
     for scale in (20.0, 20.0, 10.0):
 

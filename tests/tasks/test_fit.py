@@ -20,7 +20,7 @@ from bertie.config import Calibration
 from bertie.errors import ConfigError, InputError, MissingPackageError, NotFoundError
 from bertie.tasks.tag import align_words
 from bertie.training.finetune.base import training_for
-from bertie.training.finetune.data import labelled
+from bertie.training.finetune.data import read_dataset
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:lr=")  # the models here know nothing that could be lost
@@ -225,7 +225,7 @@ def test_a_word_that_the_tokenizer_parts_goes_on_with_itself(encoder: Path) -> N
     """U.S. is four words to BERT's tokenizer: the first says B, the others I, and together they count as one."""
     words, tags = [["the", "U.S.", "walked"], ["in", "London", "found"]], [["O", "B-LOC", "I-LOC"], ["O", "B-LOC", "O"]]
     task = bertie.Tagger(encoder, epochs=1).fit(words, tags, progress=False)
-    data = labelled("tag", words, tags)
+    data = read_dataset("tag", words, tags)
     training = training_for(task)
     training.objective(data)
     (piece,) = next(training.items(data)).windows

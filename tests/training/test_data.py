@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from bertie.errors import InputError, NotFoundError
-from bertie.training.finetune.data import Example, Kind, Labelled, fingerprint, labelled, split
+from bertie.training.finetune.data import Example, Kind, LabelledDataset, fingerprint, read_dataset, split
 
 Rows = list[dict[str, Any]]
 CONTEXT = "Bertie was built in Bern. Bern is a town."
@@ -98,7 +98,7 @@ ROWS: dict[str, tuple[Kind, Rows, list[tuple[Any, ...]]]] = {
 }
 
 
-def shown(data: Labelled) -> list[tuple[Any, ...]]:
+def shown(data: LabelledDataset) -> list[tuple[Any, ...]]:
     return [(one.texts, one.target, one.words, one.answers) for one in data.examples]
 
 
@@ -170,7 +170,7 @@ SHAPES: dict[str, Callable[[Rows, Path], Any]] = {
 @pytest.mark.parametrize("what", ROWS)
 def test_tables(tmp_path: Path, what: str, shape: str) -> None:
     kind, rows, expected = ROWS[what]
-    data = labelled(kind, SHAPES[shape](rows, tmp_path))
+    data = read_dataset(kind, SHAPES[shape](rows, tmp_path))
     assert shown(data) == filled(expected)
     assert [one.row for one in data.examples] == list(range(1, len(rows) + 1))
     assert data.kind == kind
@@ -197,18 +197,18 @@ LISTS: dict[str, Callable[[list[Any]], Any]] = {
 def test_lists(what: str, shape: str) -> None:
     kind, rows, expected = ROWS[what]
     y = [list(row.values())[-1] for row in rows]
-    data = labelled(kind, LISTS[shape](pairs(rows)), LISTS[shape](y))
+    data = read_dataset(kind, LISTS[shape](pairs(rows)), LISTS[shape](y))
     assert shown(data) == filled(expected)
     assert data.name == "the training data"
 
 
 def test_columns_of_datasets() -> None:
     table = from_datasets(ROWS["classify"][1])
-    assert shown(labelled("classify", table["text"], table["label"])) == filled(ROWS["classify"][2])
+    assert shown(read_dataset("classify", table["text"], table["label"])) == filled(ROWS["classify"][2])
 
 
 def test_arrays_of_pairs() -> None:
-    data = labelled("rerank", np.array([["q", "p"], ["q", "r"]]), np.array([1, 0]))
+    data = read_dataset("rerank", np.array([["q", "p"], ["q", "r"]]), np.array([1, 0]))
     assert shown(data) == filled(ROWS["rerank"][2])
 
 
@@ -221,35 +221,35 @@ def test_arrays_of_pairs() -> None:
 @pytest.mark.parametrize("kind", ["classify", "regress"])
 def test_texts_are_found_by_name(kind: Kind, names: str) -> None:
     texts = {name: [f"{name} {i}" for i in range(2)] for name in names.split()}
-    data = labelled(kind, {"id": [1, 2], "label": [0, 1], **texts})
+    data = read_dataset(kind, {"id": [1, 2], "label": [0, 1], **texts})
     assert [one.texts for one in data.examples] == [tuple(f"{name} {i}" for name in names.split()) for i in range(2)]
 
 
 def test_a_question_goes_with_its_sentence() -> None:
-    data = labelled("classify", {"sentence": ["s", "t"], "question": ["q", "r"], "label": [0, 1]})
+    data = read_dataset("classify", {"sentence": ["s", "t"], "question": ["q", "r"], "label": [0, 1]})
     assert [one.texts for one in data.examples] == [("q", "s"), ("r", "t")]
 
 
 @pytest.mark.parametrize("name", ["passage", "document", "text"])
 @pytest.mark.parametrize("target", ["label", "score"])
 def test_passages_are_found_by_name(name: str, target: str) -> None:
-    data = labelled("rerank", {"query": ["q", "q"], name: ["a", "b"], target: [0.5, True]})
+    data = read_dataset("rerank", {"query": ["q", "q"], name: ["a", "b"], target: [0.5, True]})
     assert [(one.texts, one.target) for one in data.examples] == [(("q", "a"), 0.5), (("q", "b"), 1.0)]
 
 
 def test_columns_are_named() -> None:
     table = {"text": ["no", "no"], "a": ["a", "b"], "b": ["c", "d"], "stars": [1, 2], "label": ["no", "no"]}
-    data = labelled("classify", table, columns={"text": "a", "label": "stars"})
+    data = read_dataset("classify", table, columns={"text": "a", "label": "stars"})
     assert [(one.texts, one.target) for one in data.examples] == [(("a",), "1"), (("b",), "2")]
-    data = labelled("regress", table, columns={"text_a": "a", "text_b": "b", "score": "stars"})
+    data = read_dataset("regress", table, columns={"text_a": "a", "text_b": "b", "score": "stars"})
     assert [(one.texts, one.target) for one in data.examples] == [(("a", "c"), 1.0), (("b", "d"), 2.0)]
-    data = labelled("classify", {"text": ["a", "b"], "topics": ["x|y", "x"]}, columns={"labels": "topics"})
+    data = read_dataset("classify", {"text": ["a", "b"], "topics": ["x|y", "x"]}, columns={"labels": "topics"})
     assert [one.target for one in data.examples] == [("x", "y"), ("x",)]
 
 
 def test_score_before_label_and_tags_of_the_hub() -> None:
-    assert labelled("regress", {"text": ["a"], "label": [9], "score": [1]}).examples[0].target == 1.0
-    assert labelled("tag", {"tokens": [["a", "b"]], "ner_tags": [["O", "B"]]}).examples[0].target == ("O", "B")
+    assert read_dataset("regress", {"text": ["a"], "label": [9], "score": [1]}).examples[0].target == 1.0
+    assert read_dataset("tag", {"tokens": [["a", "b"]], "ner_tags": [["O", "B"]]}).examples[0].target == ("O", "B")
 
 
 @pytest.mark.parametrize(
@@ -269,22 +269,22 @@ def test_score_before_label_and_tags_of_the_hub() -> None:
 )
 def test_columns_that_are_not_there(kind: Kind, table: Any, columns: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        labelled(kind, table, columns=columns, name="the data")
+        read_dataset(kind, table, columns=columns, name="the data")
 
 
 def test_tables_that_are_none() -> None:
     double = pandas.DataFrame([["a", "b", 1]], columns=["text", "text", "label"])
-    with pytest.raises(InputError, match="two columns of one name: text, text, label"):
-        labelled("classify", double)
+    with pytest.raises(InputError, match="two columns of the same name: text, text, label"):
+        read_dataset("classify", double)
     with pytest.raises(InputError, match="X is int; it must be a list"):
-        labelled("classify", 3)
+        read_dataset("classify", 3)
     with pytest.raises(InputError, match="X is LazyFrame; it must be a list"):
-        labelled("classify", polars.LazyFrame({"text": ["a"]}))
+        read_dataset("classify", polars.LazyFrame({"text": ["a"]}))
     with pytest.raises(InputError, match="kind='sort' must be one of classify, regress, tag, answer, rerank"):
-        labelled("sort", [])  # type: ignore[arg-type]
+        read_dataset("sort", [])  # type: ignore[arg-type]
     parts = pytest.importorskip("datasets").DatasetDict({"train": from_datasets(ROWS["classify"][1])})
-    with pytest.raises(InputError, match=r"DatasetDict of the parts train; give one of them: X\['train'\]"):
-        labelled("classify", parts)
+    with pytest.raises(InputError, match=r"DatasetDict of the splits train; pass one of them: X\['train'\]"):
+        read_dataset("classify", parts)
 
 
 # --- X and y ---
@@ -294,24 +294,24 @@ def test_labels_are_missing() -> None:
     with pytest.raises(
         InputError, match=r"the training data has no labels: give them as y, or .* 'text' or .* 'label'"
     ):
-        labelled("classify", ["a", "b"])
+        read_dataset("classify", ["a", "b"])
     with pytest.raises(InputError, match="has no labels"):
-        labelled("classify", pandas.Series(["a", "b"]))
+        read_dataset("classify", pandas.Series(["a", "b"]))
 
 
 def test_x_and_y_do_not_fit() -> None:
     with pytest.raises(InputError, match="X has 3 texts and y 2 labels"):
-        labelled("classify", ["a", "b", "c"], [1, 0])
-    with pytest.raises(InputError, match=r"y has the shape \(2, 3\); give one label a text"):
-        labelled("classify", ["a", "b"], np.eye(2, 3))
+        read_dataset("classify", ["a", "b", "c"], [1, 0])
+    with pytest.raises(InputError, match=r"y has the shape \(2, 3\); give one label per text"):
+        read_dataset("classify", ["a", "b"], np.eye(2, 3))
     with pytest.raises(InputError, match=r"y has the shape \(2, 1\)"):
-        labelled("classify", ["a", "b"], pandas.DataFrame({"label": [1, 0]}))
+        read_dataset("classify", ["a", "b"], pandas.DataFrame({"label": [1, 0]}))
     with pytest.raises(InputError, match="y is str; it must be a list"):
-        labelled("classify", ["a", "b"], "ab")
+        read_dataset("classify", ["a", "b"], "ab")
     with pytest.raises(InputError, match="y is for a list of texts, and X is a table; put the labels in its"):
-        labelled("classify", {"text": ["a", "b"]}, [1, 0])
+        read_dataset("classify", {"text": ["a", "b"]}, [1, 0])
     with pytest.raises(InputError, match=r"columns={'text': 'x'} needs a table"):
-        labelled("classify", ["a", "b"], [1, 0], columns={"text": "x"})
+        read_dataset("classify", ["a", "b"], [1, 0], columns={"text": "x"})
 
 
 # --- labels ---
@@ -333,7 +333,7 @@ def test_x_and_y_do_not_fit() -> None:
     ],
 )
 def test_labels(given: Any, labels: tuple[str, ...], original: dict[str, Any]) -> None:
-    data = labelled("classify", [f"text {i}" for i in range(len(given))], given)
+    data = read_dataset("classify", [f"text {i}" for i in range(len(given))], given)
     assert data.labels == labels
     assert data.original == original
     assert {key: type(value) for key, value in data.original.items()} == {k: type(v) for k, v in original.items()}
@@ -341,25 +341,25 @@ def test_labels(given: Any, labels: tuple[str, ...], original: dict[str, Any]) -
 
 def test_several_labels_in_a_cell(tmp_path: Path) -> None:
     file = in_file(tmp_path, "in.csv", 'text,labels\na,x | y\nb,[]\nc,y\nd,"[""x"", 3]"\n')
-    data = labelled("classify", file)
+    data = read_dataset("classify", file)
     assert [one.target for one in data.examples] == [("x", "y"), (), ("y",), ("x", "3")]
     assert data.multi
     assert data.labels == ("3", "x", "y")
     # In a column of another name it is a label like any other.
-    assert labelled("classify", ["a", "b"], ["x|y", "z"]).labels == ("x|y", "z")
+    assert read_dataset("classify", ["a", "b"], ["x|y", "z"]).labels == ("x|y", "z")
     # A column `labels` of plain numbers has one a text.
-    assert not labelled("classify", {"text": ["a", "b"], "labels": [0, 1]}).multi
+    assert not read_dataset("classify", {"text": ["a", "b"], "labels": [0, 1]}).multi
 
 
 def test_tags_come_with_o_first() -> None:
-    data = labelled("tag", [["a", "b", "c"]], [["I-X", "O", "B-X"]])
+    data = read_dataset("tag", [["a", "b", "c"]], [["I-X", "O", "B-X"]])
     assert data.labels == ("O", "B-X", "I-X")
-    assert labelled("tag", [["a", "b", "c"]], [[10, 9, 0]]).labels == ("0", "9", "10")
+    assert read_dataset("tag", [["a", "b", "c"]], [[10, 9, 0]]).labels == ("0", "9", "10")
 
 
 def test_words_and_tags_with_spaces_between(tmp_path: Path) -> None:
     file = in_file(tmp_path, "in.tsv", "tokens\ttags\nBern is  old\tB-LOC O O\n")
-    assert shown(labelled("tag", file)) == filled([(("Bern is old",), ("B-LOC", "O", "O"), ((0, 4), (5, 7), (8, 11)))])
+    assert shown(read_dataset("tag", file)) == filled([(("Bern is old",), ("B-LOC", "O", "O"), ((0, 4), (5, 7), (8, 11)))])
 
 
 def test_names_behind_the_numbers_of_a_data_set() -> None:
@@ -380,18 +380,18 @@ def test_names_behind_the_numbers_of_a_data_set() -> None:
         features=features,
     )
     for same in (table, table.to_iterable_dataset()):
-        data = labelled("classify", same, columns={"labels": "labels"})
+        data = read_dataset("classify", same, columns={"labels": "labels"})
         assert [one.target for one in data.examples] == [("neg", "pos"), (), ("pos",)]
         assert data.labels == ("neg", "pos")
         assert data.original == {"neg": "neg", "pos": "pos"}
-    assert [one.target for one in labelled("classify", table.select([0, 1])).examples] == ["pos", "neg"]
-    assert labelled("tag", table.select([0]), columns={"tags": "labels"}).examples[0].target == ("neg", "pos")
+    assert [one.target for one in read_dataset("classify", table.select([0, 1])).examples] == ["pos", "neg"]
+    assert read_dataset("tag", table.select([0]), columns={"tags": "labels"}).examples[0].target == ("neg", "pos")
     with pytest.raises(InputError, match="row 3: no label in column 'label'"):
-        labelled("classify", table)
+        read_dataset("classify", table)
 
 
 def test_known_labels_keep_their_order() -> None:
-    data = labelled("classify", ["a"], ["x"], known=["y", "x", "z"], training=False)
+    data = read_dataset("classify", ["a"], ["x"], known=["y", "x", "z"], training=False)
     assert data.labels == ("y", "x", "z")
     assert data.original == {"x": "x"}
 
@@ -421,7 +421,7 @@ def test_known_labels_keep_their_order() -> None:
     ],
 )
 def test_answers(answers: Any, target: Any) -> None:
-    example = labelled("answer", [("where?", CONTEXT)], [answers], training=False).examples[0]
+    example = read_dataset("answer", [("where?", CONTEXT)], [answers], training=False).examples[0]
     assert example.target == target
     assert example.answers == tuple(CONTEXT[start:end] for start, end in target)
 
@@ -451,47 +451,47 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("classify", {"label": math.nan}, "no label in column 'label'" + MEND),
     ("classify", {"label": pandas.NA}, "no label in column 'label'" + MEND),
     ("classify", {"label": " "}, "no label in column 'label'" + MEND),
-    ("classify", {"label": 2.5}, "label 2.5 in column 'label' is no class; to learn numbers, use regress"),
-    ("classify", {"label": math.inf}, "label inf in column 'label' is no class"),
-    ("classify", {"label": {"a": 1}}, "dict {'a': 1} in column 'label' is no label; it must be a str, an int"),
-    ("classify", {"label": ["x"]}, "a list in column 'label', and one label each in the rows before; give all rows"),
-    ("multi", {"labels": 1}, "one label in column 'labels', and lists in the rows before; give all rows lists"),
+    ("classify", {"label": 2.5}, "label 2.5 in column 'label' is not a class; for numbers use regress"),
+    ("classify", {"label": math.inf}, "label inf in column 'label' is not a class"),
+    ("classify", {"label": {"a": 1}}, "dict {'a': 1} in column 'label' is not a label; it must be a str, an int"),
+    ("classify", {"label": ["x"]}, "a list in column 'label', and one label each in the rows before; use lists in all rows"),
+    ("multi", {"labels": 1}, "one label in column 'labels', and lists in the rows before; use lists in all rows"),
     ("multi", {"labels": None}, "no labels in column 'labels'" + MEND + ", or write [] if the text has none"),
     ("multi", {"labels": ""}, "no label in column 'labels'" + MEND),
     ("multi", {"labels": ["x", None]}, "no label in column 'labels'" + MEND),
     ("multi", {"labels": "x||y"}, "no label in column 'labels'" + MEND),
-    ("multi", {"labels": [0, 1, 0]}, "a label twice in column 'labels': [0, 1, 0]; list each label that the text has"),
+    ("multi", {"labels": [0, 1, 0]}, "a label twice in column 'labels': [0, 1, 0]; list each label of the text"),
     ("regress", {"score": None}, "no score in column 'score'" + MEND),
-    ("regress", {"score": "high"}, "str 'high' in column 'score' is no number"),
-    ("regress", {"score": [1]}, "list [1] in column 'score' is no number"),
-    ("regress", {"score": 10**400}, "in column 'score' is no number"),
+    ("regress", {"score": "high"}, "str 'high' in column 'score' is not a number"),
+    ("regress", {"score": [1]}, "list [1] in column 'score' is not a number"),
+    ("regress", {"score": 10**400}, "in column 'score' is not a number"),
     ("regress", {"score": "inf"}, "score inf in column 'score' is not finite" + MEND),
     ("regress", {"score": np.float32("nan")}, "score nan in column 'score' is not finite" + MEND),
     ("tag", {"tokens": ["a"]}, "1 words and 2 tags; each word needs one tag"),
     ("tag", {"tags": ["O", "O", "O"]}, "2 words and 3 tags; each word needs one tag"),
-    ("tag", {"tokens": ["a", ""]}, "word 2 in column 'tokens' is str ''; a word is not empty and has no whitespace"),
-    ("tag", {"tokens": [" a", "c"]}, "word 1 in column 'tokens' is str ' a'; a word is"),
-    ("tag", {"tokens": ["a", "\u3000"]}, "word 2 in column 'tokens' is str '\\u3000'; a word is"),
-    ("tag", {"tokens": ["a", 7]}, "word 2 in column 'tokens' is int 7; a word is"),
-    ("tag", {"tokens": "[1, 2]"}, "word 1 in column 'tokens' is int 1; a word is"),
+    ("tag", {"tokens": ["a", ""]}, "word 2 in column 'tokens' is str ''; a word must not be empty, or have whitespace"),
+    ("tag", {"tokens": [" a", "c"]}, "word 1 in column 'tokens' is str ' a'; a word must"),
+    ("tag", {"tokens": ["a", "\u3000"]}, "word 2 in column 'tokens' is str '\\u3000'; a word must"),
+    ("tag", {"tokens": ["a", 7]}, "word 2 in column 'tokens' is int 7; a word must"),
+    ("tag", {"tokens": "[1, 2]"}, "word 1 in column 'tokens' is int 1; a word must"),
     ("tag", {"tokens": ["a", "\ud800"]}, "column 'tokens': character 2 is the lone surrogate"),
     ("tag", {"tokens": []}, "no words in column 'tokens'" + MEND),
     ("tag", {"tokens": None}, "no words in column 'tokens'" + MEND),
-    ("tag", {"tokens": 7}, "int 7 in column 'tokens' is no list of words"),
+    ("tag", {"tokens": 7}, "int 7 in column 'tokens' is not a list of words"),
     ("tag", {"tags": None}, "no tags in column 'tags'" + MEND),
     ("tag", {"tags": ["O", None]}, "no tag in column 'tags'" + MEND),
-    ("tag", {"tags": ["O", 0.5]}, "tag 0.5 in column 'tags' is no class"),
+    ("tag", {"tags": ["O", 0.5]}, "tag 0.5 in column 'tags' is not a class"),
     ("answer", {"context": ""}, "no text in column 'context'" + MEND),
     ("answer", {"answers": None}, "no answers in column 'answers'" + MEND + ", or write [] if the answer is not in"),
     ("answer", {"answers": 3}, "int 3, not answers, in column 'answers'"),
     ("answer", {"answers": "Basel"}, "answer 'Basel' in column 'answers' is not in the context; copy it from there"),
-    ("answer", {"answers": ["Bern", ""]}, "answer str '' in column 'answers' is no text; write [] if the answer"),
-    ("answer", {"answers": [3]}, "answer int 3 in column 'answers' is no text"),
-    ("answer", {"answers": [{"start": 3}]}, "answer NoneType None in column 'answers' is no text"),
-    ("answer", {"answers": [(6, 6)]}, "answer [6, 6] in column 'answers' is no (start, end) within the 41 characters"),
-    ("answer", {"answers": [(40, 42)]}, "answer [40, 42] in column 'answers' is no (start, end)"),
-    ("answer", {"answers": [(-2, 4)]}, "answer [-2, 4] in column 'answers' is no (start, end)"),
-    ("answer", {"answers": [(0, 1.5)]}, "answer [0, 1.5] in column 'answers' is no (start, end)"),
+    ("answer", {"answers": ["Bern", ""]}, "answer str '' in column 'answers' is not text; write [] if the answer"),
+    ("answer", {"answers": [3]}, "answer int 3 in column 'answers' is not text"),
+    ("answer", {"answers": [{"start": 3}]}, "answer NoneType None in column 'answers' is not text"),
+    ("answer", {"answers": [(6, 6)]}, "answer [6, 6] in column 'answers' is not a (start, end) within the context, which has 41"),
+    ("answer", {"answers": [(40, 42)]}, "answer [40, 42] in column 'answers' is not a (start, end)"),
+    ("answer", {"answers": [(-2, 4)]}, "answer [-2, 4] in column 'answers' is not a (start, end)"),
+    ("answer", {"answers": [(0, 1.5)]}, "answer [0, 1.5] in column 'answers' is not a (start, end)"),
     ("answer", {"answers": {"text": ["a", "b"], "answer_start": [3]}}, "2 answers and 1 starts in column 'answers'"),
     ("answer", {"answers": {"text": ["a"]}}, "1 answers and 0 starts in column 'answers'; give both"),
     ("answer", {"answers": [{"text": "Bern", "start": np.array([1, 2])}]}, "starts at ndarray array([1, 2]); it must"),
@@ -514,7 +514,7 @@ def test_bad_rows(what: str, change: dict[str, Any], said: str) -> None:
     kind: Any = {"multi": "classify", "pair": "classify"}.get(what, what)
     rows = [GOOD[what], GOOD[what], GOOD[what] | change, GOOD[what]]
     with pytest.raises(InputError) as caught:
-        labelled(kind, rows, name="the data")
+        read_dataset(kind, rows, name="the data")
     assert str(caught.value).startswith("the data, row 3: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -540,13 +540,13 @@ def test_bad_rows(what: str, change: dict[str, Any], said: str) -> None:
 )
 def test_bad_items(kind: Kind, X: Any, y: Any, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        labelled(kind, X, y)
+        read_dataset(kind, X, y)
     assert str(caught.value).startswith("the training data, " + said)
 
 
 def test_a_row_that_is_no_dict() -> None:
     with pytest.raises(InputError, match="row 2: no text in column 'text'"):
-        labelled("classify", [GOOD["classify"], "a"])
+        read_dataset("classify", [GOOD["classify"], "a"])
 
 
 def test_holes_of_pandas_and_polars() -> None:
@@ -556,27 +556,27 @@ def test_holes_of_pandas_and_polars() -> None:
         polars.DataFrame({"text": ["a", None, "c"], "label": [1, 2, None]}),
     ):
         with pytest.raises(InputError, match=r"row 2: no text in .*\n.*row 3: no label in column 'label'"):
-            labelled("classify", table)
+            read_dataset("classify", table)
 
 
 @pytest.mark.parametrize("known", [["x", "y"], [f"label {i}" for i in range(100)]])
 def test_unknown_labels(known: list[str]) -> None:
     with pytest.raises(InputError) as caught:
-        labelled("classify", [known[0], "b"], [known[0], "z"], known=known, training=False)
+        read_dataset("classify", [known[0], "b"], [known[0], "z"], known=known, training=False)
     assert str(caught.value).startswith(
-        f"the training data, row 2: label 'z' in y is none of {known[0]!r}, {known[1]!r}"
+        f"the training data, row 2: label 'z' in y is not one of {known[0]!r}, {known[1]!r}"
     )
     assert str(caught.value).endswith(", … (100 in all)" if len(known) == 100 else "'y'")
     assert len(str(caught.value)) < 200
-    with pytest.raises(InputError, match="row 1: tag 'B-X' in y is none of 'O', 'B-Y'"):
-        labelled("tag", [["a", "b"]], [["O", "B-X"]], known=["O", "B-Y"], training=False)
+    with pytest.raises(InputError, match="row 1: tag 'B-X' in y is not one of 'O', 'B-Y'"):
+        read_dataset("tag", [["a", "b"]], [["O", "B-X"]], known=["O", "B-Y"], training=False)
 
 
 def test_the_first_few_problems_are_named(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": None if i % 10 == 9 else i % 2} for i in range(120)]
     file = in_file(tmp_path, "in.csv", as_csv(rows))
     with pytest.raises(InputError) as caught:
-        labelled("classify", file)
+        read_dataset("classify", file)
     lines = str(caught.value).splitlines()
     assert lines == [f"{file}, row {i}: no label in column 'label'{MEND}" for i in (10, 20, 30, 40, 50)] + [
         "and 7 more rows"
@@ -587,23 +587,23 @@ def test_each_file_counts_its_own_rows(tmp_path: Path) -> None:
     one = in_file(tmp_path, "one.jsonl", as_jsonl([{"text": "a", "label": 0}] * 3))
     two = in_file(tmp_path, "two.csv", "sentence,label\na,1\n,1\n")
     with pytest.raises(InputError) as caught:
-        labelled("classify", [one, two])
+        read_dataset("classify", [one, two])
     assert str(caught.value) == f"{two}, row 2: no text in column 'sentence'{MEND}"
     two.write_text("sentence,label\na,1\nb,1\n")
-    data = labelled("classify", [one, two])
+    data = read_dataset("classify", [one, two])
     assert data.name == f"{one} and 1 more"
     assert [example.row for example in data.examples] == [1, 2, 3, 4, 5]
-    assert labelled("classify", one, training=False).name == str(one)
+    assert read_dataset("classify", one, training=False).name == str(one)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no file"):
-        labelled("classify", "nowhere.csv")
+        read_dataset("classify", "nowhere.csv")
     with pytest.raises(InputError, match=r"in.txt has no column 'label' or 'labels', only 'text'"):
-        labelled("classify", in_file(tmp_path, "in.txt", "a\nb\n"))
+        read_dataset("classify", in_file(tmp_path, "in.txt", "a\nb\n"))
     # What the reader says of a file is no problem of a row.
     with pytest.raises(InputError, match="line 2 is not JSON") as caught:
-        labelled("classify", in_file(tmp_path, "in.jsonl", '{"text": "a", "label": 1}\n{"text": \n'))
+        read_dataset("classify", in_file(tmp_path, "in.jsonl", '{"text": "a", "label": 1}\n{"text": \n'))
     assert ", row" not in str(caught.value)
 
 
@@ -625,18 +625,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 )
 def test_nothing_to_learn(kind: Kind, X: Any, y: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        labelled(kind, X, y)
-    assert len(labelled(kind, X, y, training=False).examples) == len(X)
+        read_dataset(kind, X, y)
+    assert len(read_dataset(kind, X, y, training=False).examples) == len(X)
 
 
 def test_one_label_that_some_lack_can_be_learned() -> None:
-    assert labelled("classify", ["a", "b"], [["x"], []]).labels == ("x",)
+    assert read_dataset("classify", ["a", "b"], [["x"], []]).labels == ("x",)
 
 
 def test_nothing_at_all() -> None:
     for X, y in (([], []), ({"text": [], "label": []}, None), (pandas.DataFrame({"text": [], "label": []}), None)):
         with pytest.raises(InputError, match="the training data is empty"):
-            labelled("classify", X, y)
+            read_dataset("classify", X, y)
 
 
 # --- splits ---
@@ -658,17 +658,17 @@ def examples(draw: Callable[..., Any], kind: Kind) -> list[Example]:
 
 
 @st.composite
-def datas(draw: Callable[..., Any]) -> Labelled:
+def datas(draw: Callable[..., Any]) -> LabelledDataset:
     what = draw(st.sampled_from(["classify", "multi", "regress", "tag", "answer", "rerank"]))
     kind = "classify" if what == "multi" else what
-    return Labelled("the data", kind, examples(draw, what), what == "multi", ("x", "y", "z"), {"x": "x"})
+    return LabelledDataset("the data", kind, examples(draw, what), what == "multi", ("x", "y", "z"), {"x": "x"})
 
 
-def key(data: Labelled, example: Example) -> tuple[str, ...]:
+def key(data: LabelledDataset, example: Example) -> tuple[str, ...]:
     return {"rerank": example.texts[:1], "answer": example.texts[1:]}.get(data.kind, example.texts)
 
 
-def can_be_spared(data: Labelled, groups: dict[tuple[str, ...], list[Example]], one: tuple[str, ...]) -> bool:
+def can_be_spared(data: LabelledDataset, groups: dict[tuple[str, ...], list[Example]], one: tuple[str, ...]) -> bool:
     """Without it, is there something left, and of each of its labels?"""
     if data.kind != "classify" or data.multi:
         return len(groups) > 1
@@ -678,8 +678,8 @@ def can_be_spared(data: Labelled, groups: dict[tuple[str, ...], list[Example]], 
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=datas(), share=st.floats(0.01, 0.99), seed=st.integers(0, 3))
-def test_splits(data: Labelled, share: float, seed: int) -> None:
+@given(data=datas(), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 3))
+def test_splits(data: LabelledDataset, fraction: float, seed: int) -> None:
     groups: dict[tuple[str, ...], list[Example]] = {}
     for one in data.examples:
         groups.setdefault(key(data, one), []).append(one)
@@ -687,49 +687,49 @@ def test_splits(data: Labelled, share: float, seed: int) -> None:
     single = data.kind == "classify" and not data.multi
     if not any(can_be_spared(data, groups, group) for group in groups):
         with pytest.raises(InputError, match="too few rows to hold some out"):
-            split(data, share, seed)
+            split(data, fraction, seed)
         return
-    rest, held = split(data, share, seed)
+    rest, held = split(data, fraction, seed)
     assert sorted([*rest.examples, *held.examples], key=lambda one: one.row) == data.examples
     for part in (rest, held):
         assert part.examples
         assert [one.row for one in part.examples] == sorted(one.row for one in part.examples)
         assert replace(part, name=data.name, examples=data.examples) == data
     assert not {key(data, one) for one in rest.examples} & {key(data, one) for one in held.examples}
-    assert split(data, share, seed) == (rest, held)
+    assert split(data, fraction, seed) == (rest, held)
     if single:
         assert {one.target for one in rest.examples} == {one.target for one in data.examples}
     else:
-        wanted = max(1, round(share * len(data.examples)))
+        wanted = max(1, round(fraction * len(data.examples)))
         assert wanted - max(sizes) <= len(held.examples) <= max(wanted + max(sizes) / 2, min(sizes))
 
 
 @settings(max_examples=50, deadline=None)
 @given(
-    counts=st.lists(st.integers(1, 40), min_size=2, max_size=8), share=st.floats(0.05, 0.5), seed=st.integers(0, 1000)
+    counts=st.lists(st.integers(1, 40), min_size=2, max_size=8), fraction=st.floats(0.05, 0.5), seed=st.integers(0, 1000)
 )
-def test_each_label_gives_its_share(counts: list[int], share: float, seed: int) -> None:
+def test_each_label_gives_its_share(counts: list[int], fraction: float, seed: int) -> None:
     y = [label for label, count in enumerate(counts) for _ in range(count)]
-    data = labelled("classify", [f"text {i}" for i in range(len(y))], y)
+    data = read_dataset("classify", [f"text {i}" for i in range(len(y))], y)
     if max(counts) == 1:
         with pytest.raises(InputError, match="too few rows"):
-            split(data, share, seed)
+            split(data, fraction, seed)
         return
-    held = Counter(one.target for one in split(data, share, seed)[1].examples)
+    held = Counter(one.target for one in split(data, fraction, seed)[1].examples)
     for label, count in enumerate(counts):
-        assert abs(held[str(label)] - share * count) < 1 or count == 1
+        assert abs(held[str(label)] - fraction * count) < 1 or count == 1
         assert held[str(label)] < count
     spare = sum(count for count in counts if count > 1)
-    assert abs(sum(held.values()) - max(1, share * spare)) < 0.5 + 1e-9
+    assert abs(sum(held.values()) - max(1, fraction * spare)) < 0.5 + 1e-9
 
 
 def test_a_seed_and_the_texts_decide() -> None:
     texts = [f"text {i}" for i in range(200)]
-    data = labelled("classify", texts, [i % 2 for i in range(200)])
+    data = read_dataset("classify", texts, [i % 2 for i in range(200)])
     held = [{one.texts for one in split(data, 0.1, seed)[1].examples} for seed in range(3)]
     assert len({frozenset(one) for one in held}) == 3
     # Rows in another order are parted alike.
-    turned = labelled("classify", texts[::-1], [i % 2 for i in range(200)][::-1])
+    turned = read_dataset("classify", texts[::-1], [i % 2 for i in range(200)][::-1])
     assert {one.texts for one in split(turned, 0.1, 0)[1].examples} == held[0]
     # The same on every machine: no `hash`, no `random`.
     drawn = sorted(range(200), key=lambda i: sha256(json.dumps([0, texts[i]]).encode()).digest())
@@ -739,22 +739,22 @@ def test_a_seed_and_the_texts_decide() -> None:
 
 def test_labels_that_share_a_text_are_not_lost() -> None:
     # The text of "rare" is that of a "common" one, and would be drawn with it.
-    data = labelled("classify", ["a", "a", *"bcdefgh"], ["common", "rare", *["common"] * 7])
+    data = read_dataset("classify", ["a", "a", *"bcdefgh"], ["common", "rare", *["common"] * 7])
     for seed in range(20):
         rest, _ = split(data, 0.5, seed)
         assert {one.target for one in rest.examples} == {"common", "rare"}
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, math.nan])
-def test_shares_that_are_none(share: float) -> None:
-    data = labelled("classify", ["a", "b"], [0, 1])
-    with pytest.raises(InputError, match=r"share=.* must be between 0 and 1"):
-        split(data, share, 0)
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, math.nan])
+def test_shares_that_are_none(fraction: float) -> None:
+    data = read_dataset("classify", ["a", "b"], [0, 1])
+    with pytest.raises(InputError, match=r"fraction=.* must be between 0 and 1"):
+        split(data, fraction, 0)
 
 
 def test_one_context_cannot_be_split() -> None:
-    data = labelled("answer", [("q", CONTEXT), ("r", CONTEXT)], ["Bern", "town"])
-    with pytest.raises(InputError, match="the training data has too few rows to hold some out; give data to check"):
+    data = read_dataset("answer", [("q", CONTEXT), ("r", CONTEXT)], ["Bern", "town"])
+    with pytest.raises(InputError, match="the training data has too few rows to hold some out; give dev data"):
         split(data, 0.5, 0)
 
 
@@ -762,7 +762,7 @@ def test_one_context_cannot_be_split() -> None:
 
 
 def test_fingerprints_tell_data_apart() -> None:
-    data = labelled("tag", [["a", "b"], ["c"]], [["O", "B"], ["O"]])
+    data = read_dataset("tag", [["a", "b"], ["c"]], [["O", "B"], ["O"]])
     one, two = data.examples
     changed = [
         replace(data, examples=[two, one]),
@@ -782,15 +782,15 @@ def test_fingerprints_tell_data_apart() -> None:
         replace(data, name="other"),
         replace(data, original={}),
         replace(data, examples=[replace(one, row=7), two]),
-        labelled("tag", {"tokens": ["a b", "c"], "tags": ["O B", "O"]}),
+        read_dataset("tag", {"tokens": ["a b", "c"], "tags": ["O B", "O"]}),
     ]
     assert {fingerprint(data)} == set(map(fingerprint, same))
 
 
 def test_fingerprints_do_not_change_from_run_to_run() -> None:
-    found = fingerprint(labelled("classify", [("ü", "b"), ("c", "d")], [1, 0]))
+    found = fingerprint(read_dataset("classify", [("ü", "b"), ("c", "d")], [1, 0]))
     assert found == "73a84d0e8917a9d9e8fc54f1803cb8f3850b30e0636e9fb7d89c423b3e835188"
-    assert fingerprint(labelled("regress", ["a"], [0.1])) != fingerprint(labelled("regress", ["a"], [0.1 + 1e-16]))
+    assert fingerprint(read_dataset("regress", ["a"], [0.1])) != fingerprint(read_dataset("regress", ["a"], [0.1 + 1e-16]))
 
 
 def test_no_torch() -> None:

@@ -12,7 +12,7 @@ import polars
 import pytest
 
 from bertie.errors import InputError
-from bertie.training.finetune.data import Example, labelled, split
+from bertie.training.finetune.data import Example, read_dataset, split
 
 PAIR = {"anchor": ["a cat", "a dog"], "positive": ["the cat", "the dog"]}
 
@@ -51,7 +51,7 @@ def test_texts_to_be_compared(table: Any, texts: Any, targets: Any, inputs: str,
     if all(len({type(value) for value in column}) == 1 for column in table.values()):
         forms.append(polars.DataFrame(table))
     for form in forms:
-        data = labelled("embed", form)
+        data = read_dataset("embed", form)
         assert data.inputs == inputs
         if texts is not None:
             assert [one.texts for one in data.examples][: len(texts) - texts.count(None)] == [t for t in texts if t]
@@ -62,16 +62,16 @@ def test_texts_to_be_compared(table: Any, texts: Any, targets: Any, inputs: str,
 
 def test_lists_of_texts_to_be_compared() -> None:
     pairs = [("a", "b"), ("c", "d")]
-    assert labelled("embed", pairs).inputs == "pairs"
-    assert labelled("embed", [("a", "b", "c")]).examples[0] == Example(("a", "b", "c"), None, 1)
-    assert labelled("embed", pairs, np.array([0.5, 1.0])).inputs == "scores"
-    assert labelled("embed", pairs, [1, 0]).inputs == "classes"
-    assert labelled("embed", pairs, [1, 0.5]).examples[0].target == 1.0
-    assert labelled("embed", [("q", ["a", "b"])], [[1, 0]]).examples[0].texts == ("q", "a", "b")
+    assert read_dataset("embed", pairs).inputs == "pairs"
+    assert read_dataset("embed", [("a", "b", "c")]).examples[0] == Example(("a", "b", "c"), None, 1)
+    assert read_dataset("embed", pairs, np.array([0.5, 1.0])).inputs == "scores"
+    assert read_dataset("embed", pairs, [1, 0]).inputs == "classes"
+    assert read_dataset("embed", pairs, [1, 0.5]).examples[0].target == 1.0
+    assert read_dataset("embed", [("q", ["a", "b"])], [[1, 0]]).examples[0].texts == ("q", "a", "b")
     columns = {"anchor": "q", "positive": "p", "negative": "n"}
-    renamed = labelled("embed", {"q": ["a"], "p": ["b"], "n": ["c"]}, columns=columns)
+    renamed = read_dataset("embed", {"q": ["a"], "p": ["b"], "n": ["c"]}, columns=columns)
     assert renamed.examples[0].texts == ("a", "b", "c")
-    held = split(labelled("embed", [("q", str(i)) for i in range(5)] + [("r", "x")]), 0.3, 0)
+    held = split(read_dataset("embed", [("q", str(i)) for i in range(5)] + [("r", "x")]), 0.3, 0)
     assert not {one.texts[0] for one in held[0].examples} & {one.texts[0] for one in held[1].examples}
 
 
@@ -92,11 +92,11 @@ def test_lists_of_texts_to_be_compared() -> None:
 )
 def test_texts_that_cannot_be_compared(X: Any, y: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        labelled("embed", X, y)
+        read_dataset("embed", X, y)
 
 
 def test_files_of_several_kinds(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"anchor": "a", "positive": "b"}\n')
     (tmp_path / "b.jsonl").write_text('{"text_a": "a", "text_b": "b", "score": 1}\n')
     with pytest.raises(InputError, match="scores here and pairs before; all data must be of one kind"):
-        labelled("embed", [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+        read_dataset("embed", [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])

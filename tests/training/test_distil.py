@@ -418,7 +418,7 @@ def test_relations_that_cannot_be() -> None:
 # --- classes ---
 
 
-def labelled(objective: Logits, teacher: Model, head: str, items: list[TrainingExample]) -> list[TrainingExample]:
+def read_dataset(objective: Logits, teacher: Model, head: str, items: list[TrainingExample]) -> list[TrainingExample]:
     asked = objective.ask(teacher, head, items, budget=30)
     assert [[p.ids.tolist() for p in one.windows] for one in asked] == [
         [p.ids.tolist() for p in one.windows] for one in items
@@ -432,7 +432,7 @@ def test_logits_of_texts(temperature: float, hard: float) -> None:
     items = tiny.items(7, windows=3)
     items[2] = replace(items[2], value=None)
     objective = Logits(temperature, hard)
-    mini = objective.collate(labelled(objective, teacher, "classify", items))
+    mini = objective.collate(read_dataset(objective, teacher, "classify", items))
     found = objective.loss(student(mini.batch, "classify"), mini.batch, mini.targets)
     assert mini.weight == pytest.approx(sum(item.weight for item in items))
 
@@ -460,7 +460,7 @@ def test_hard_logits_are_plain_training() -> None:
     ):
         assert isinstance(plain, Objective)
         student = tiny.model(seed=2)
-        asked, given = objective.collate(labelled(objective, tiny.model(seed=1), head, items)), plain.collate(items)
+        asked, given = objective.collate(read_dataset(objective, tiny.model(seed=1), head, items)), plain.collate(items)
         found = objective.loss(student(asked.batch, head), asked.batch, asked.targets)
         assert_same(student, found, plain.loss(student(given.batch, head), given.batch, given.targets))
 
@@ -471,7 +471,7 @@ def test_logits_of_tokens() -> None:
     items = tiny.tagged(4)
     items.append(TrainingExample((tiny.piece(rng, 0), tiny.piece(rng, 1))))  # no labels: every token is asked for
     objective = TokenLogits(2.0, 0.5)
-    mini = objective.collate(labelled(objective, teacher, "tag", items))
+    mini = objective.collate(read_dataset(objective, teacher, "tag", items))
     found = objective.loss(student(mini.batch, "tag"), mini.batch, mini.targets)
     wanted = torch.zeros(())
     for item in items:

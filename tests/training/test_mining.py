@@ -12,7 +12,7 @@ from bertie import Embedder, Reranker
 from bertie.errors import ConfigError, InputError
 from bertie.training.embedding import mining
 from bertie.training.embedding.mining import mine, nearest_passages, score_with_teacher, triplets
-from bertie.training.finetune.data import labelled
+from bertie.training.finetune.data import read_dataset
 from tests.checkpoints.tiny_sentence import save_bert
 from tests.tasks import tiny
 
@@ -95,7 +95,7 @@ def test_what_is_mined_trains_and_so_does_a_teacher(tmp_path: Path) -> None:
     mined = mine(embedder, texts[:8], texts[8:16], texts, negatives=2, max_ratio=1.0, depth=40)
     assert len(mined.rows) + len(mined.incomplete) == 8
     assert mined.rows
-    data = labelled("embed", mined.table())
+    data = read_dataset("embed", mined.table())
     assert [one.texts for one in data.examples] == mined.rows
     embedder.fit(mined.table(), progress=False)
 
@@ -103,7 +103,7 @@ def test_what_is_mined_trains_and_so_does_a_teacher(tmp_path: Path) -> None:
     taught = score_with_teacher(reranker, mined.rows)
     logits = np.log([np.array(one) / (1 - np.array(one)) for one in _sigmoids(reranker, mined.rows)])
     np.testing.assert_allclose(taught["scores"], logits, atol=1e-4)
-    assert labelled("embed", taught).inputs == "lists"
+    assert read_dataset("embed", taught).inputs == "lists"
     Embedder(base, epochs=1, loss="margin-mse").fit(taught, progress=False)
 
 

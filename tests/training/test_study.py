@@ -18,7 +18,7 @@ from bertie.tasks import Classifier, Reranker
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.finetune.base import training_for
 from bertie.training.finetune.comparison import Baseline, compare, with_labels_of
-from bertie.training.finetune.data import Labelled, labelled
+from bertie.training.finetune.data import LabelledDataset, read_dataset
 from bertie.training.finetune.reports import (
     TrainingRecord,
     build_report,
@@ -46,11 +46,11 @@ def task(folder: Path) -> Classifier:
 
 
 @pytest.fixture(scope="module")
-def data() -> Labelled:
+def data() -> LabelledDataset:
     """Labels at random: the model knows nothing, and is sure of it."""
     draw = random.Random(0)
     texts = [" ".join(draw.choices("a the cat dog sat ran on mat find query".split(), k=8)) for _ in range(80)]
-    return labelled("classify", texts, draw.choices(["cat", "dog", "mat"], k=80), name="toys.jsonl")
+    return read_dataset("classify", texts, draw.choices(["cat", "dog", "mat"], k=80), name="toys.jsonl")
 
 
 def sentence(number: int, words: int = 8) -> str:
@@ -58,7 +58,7 @@ def sentence(number: int, words: int = 8) -> str:
     return " ".join(f"w{number}x{i}" for i in range(words))
 
 
-def test_an_evaluation(task: Classifier, data: Labelled) -> None:
+def test_an_evaluation(task: Classifier, data: LabelledDataset) -> None:
     from sklearn.metrics import accuracy_score
 
     found = evaluate(task, data, resamples=20)
@@ -73,7 +73,7 @@ def test_an_evaluation(task: Classifier, data: Labelled) -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_calibration_before_and_after(folder: Path, data: Labelled, several: bool) -> None:
+def test_calibration_before_and_after(folder: Path, data: LabelledDataset, several: bool) -> None:
     """Before is what the model says at a temperature of 1; it is not asked again for that."""
     task = Classifier.load(folder)
     if several:
@@ -97,7 +97,7 @@ def test_calibration_before_and_after(folder: Path, data: Labelled, several: boo
     assert calibration_report(task, training_for(task).predict_labelled(data), "test") is None
 
 
-def test_abstention(task: Classifier, data: Labelled) -> None:
+def test_abstention(task: Classifier, data: LabelledDataset) -> None:
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.0, abstain_below=0.6, precision=0.9))
     predictions = training_for(task).predict_labelled(data)
     assert predictions.confidence is not None
@@ -118,9 +118,9 @@ def test_leaks_of_pairs(task: Classifier) -> None:
     """Both texts of a pair have to be known; the scores without them are those of the others."""
     pairs = [(sentence(i), sentence(100 + i)) for i in range(20)]
     labels = ["cat", "dog"] * 10
-    train = labelled("classify", pairs[:10], labels[:10])
+    train = read_dataset("classify", pairs[:10], labels[:10])
     mixed = [pairs[2], (pairs[3][0], pairs[11][1]), *pairs[10:]]
-    test = labelled("classify", mixed, labels[:12], known=train.labels)
+    test = read_dataset("classify", mixed, labels[:12], known=train.labels)
     rest = replace(test, examples=test.examples[1:])
     found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
     assert [(one.test_index, one.train_index, one.kind) for one in found.leaks] == [(0, 2, "exact")]
@@ -133,9 +133,9 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
     """All passages of a query that was trained on are leaks, whatever the passages are."""
     task = Reranker.load(save_bert(tmp_path / "model", labels=1))
     queries = [sentence(i) for i in range(4)]
-    train = labelled("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
+    train = read_dataset("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
     pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
-    test = labelled("rerank", pairs, [1, 0] * 3)
+    test = read_dataset("rerank", pairs, [1, 0] * 3)
     found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
     assert [(one.test_index, one.train_index) for one in found.leaks] == [(0, 1), (1, 1)]
     assert found.scores_without is not None
@@ -147,10 +147,10 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
 def test_leaks_of_questions(task: Classifier) -> None:
     """A question is known with its context; one context with several questions is the same text, lightly edited."""
     contexts = [sentence(i, 40) for i in range(2)]
-    train = labelled("answer", [("who is w0x1", contexts[0])], [["w0x1"]])
+    train = read_dataset("answer", [("who is w0x1", contexts[0])], [["w0x1"]])
     asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
-    test = labelled("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
-    predictions = training_for(task).predict_labelled(labelled("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
+    test = read_dataset("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
+    predictions = training_for(task).predict_labelled(read_dataset("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
     found = check_leaks(task, train, replace(predictions, data=test), resamples=5)
     assert [(one.test_index, one.kind) for one in found.leaks] == [(0, "exact"), (1, "near")]
 
@@ -158,7 +158,7 @@ def test_leaks_of_questions(task: Classifier) -> None:
 # --- comparisons ---
 
 
-def test_another_model_with_other_names(task: Classifier, data: Labelled) -> None:
+def test_another_model_with_other_names(task: Classifier, data: LabelledDataset) -> None:
     """The same weights under other names, in numbers: no difference. Weights of the opposite: all the difference."""
     numbers = {"cat": "0", "dog": "1", "mat": "2"}
     given = replace(data, examples=[replace(one, target=numbers[one.target]) for one in data.examples])
@@ -184,7 +184,7 @@ def test_another_model_with_other_names(task: Classifier, data: Labelled) -> Non
     assert opposite.mcnemar < 1
 
 
-def test_other_models_of_several_labels(folder: Path, data: Labelled) -> None:
+def test_other_models_of_several_labels(folder: Path, data: LabelledDataset) -> None:
     """Their labels may stand in another order."""
     tasks = []
     for order in (["cat", "dog", "mat"], ["mat", "cat", "dog"]):
@@ -209,19 +209,19 @@ def test_other_models_of_several_labels(folder: Path, data: Labelled) -> None:
 
 def test_words_of_a_model(task: Classifier) -> None:
     known = ("cat", "dog", "mat")
-    by_name = labelled("classify", ["x", "y"], ["dog", "cat"], training=False)
-    by_number = labelled("classify", ["x", "y"], [1, 0], training=False)
+    by_name = read_dataset("classify", ["x", "y"], ["dog", "cat"], training=False)
+    by_number = read_dataset("classify", ["x", "y"], [1, 0], training=False)
     found = with_labels_of(task, by_name), with_labels_of(task, by_number)
     assert found[0].examples == found[1].examples == by_name.examples
     assert found[0].labels == found[1].labels == known
     with pytest.raises(InputError, match=r"y.jsonl, row 2: the label '3' is not one of .*'s: 'cat', 'dog', 'mat'"):
-        with_labels_of(task, labelled("classify", ["x", "y"], [1, 3], name="y.jsonl"))
+        with_labels_of(task, read_dataset("classify", ["x", "y"], [1, 3], name="y.jsonl"))
 
 
 # --- all of it ---
 
 
-def test_a_whole_study(task: Classifier, data: Labelled, tmp_path: Path) -> None:
+def test_a_whole_study(task: Classifier, data: LabelledDataset, tmp_path: Path) -> None:
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.0))
     task.save(tmp_path / "model")
     predictions = training_for(task).predict_labelled(data)

@@ -1,8 +1,8 @@
 """Evaluate a trained model on labelled texts: every metric with its 95% confidence interval.
 
-The task is that of the model's head. Labels are the model's own; where those are names, whole numbers in the file index
-them from 0, as in the data sets of the Hugging Face hub. An embedding model without such a head is evaluated on pairs of
-texts: by the correlation of its similarities with the column score.
+The task is that of the model's head. Labels are the model's own; where those are names, whole numbers in
+the file index them from 0, as in the datasets of the Hugging Face hub. An embedding model without such a head
+is evaluated on pairs of texts: by the correlation of its similarities with the column score.
 
 With --beir, evaluate retrieval on a folder in BEIR's format: corpus.jsonl, queries.jsonl and qrels/test.tsv.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bertie.config import HeadInfo
     from bertie.training.finetune.base import AnyTrainable
     from bertie.training.finetune.comparison import Baseline
-    from bertie.training.finetune.data import Labelled
+    from bertie.training.finetune.data import LabelledDataset
 
 EMBED = "embed"  # the task of models without a head
 
@@ -128,7 +128,7 @@ def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
         sys.stdout.write(report_table(report))
 
 
-def _predict(args: argparse.Namespace, task: str, model: str, data: Labelled, **options: Any) -> Baseline:
+def _predict(args: argparse.Namespace, task: str, model: str, data: LabelledDataset, **options: Any) -> Baseline:
     """Load a model and predict the data."""
     from bertie.training.finetune.base import training_for
     from bertie.training.finetune.comparison import Baseline
@@ -168,8 +168,8 @@ def task_of(checkpoint: Checkpoint, head: str | None = None) -> str:
     if not tasks:
         heads, known = ", ".join(checkpoint.heads) or "none", ", ".join(registry.trainable(with_head=True))
         raise NotFoundError(
-            f"{checkpoint.source} has no head that can be evaluated on labelled texts (its heads: {heads}); bertie train "
-            f"trains one, for {known}; --task {EMBED} evaluates its embeddings, on pairs of texts"
+            f"{checkpoint.source} has no head that can be evaluated on labelled texts (its heads: {heads}); bertie "
+            f"train trains one, for {known}; --task {EMBED} evaluates its embeddings, on pairs of texts"
         )
     return next(iter(tasks.values()))
 

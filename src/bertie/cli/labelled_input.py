@@ -12,7 +12,7 @@ from bertie.cli.common import UsageError
 from bertie.errors import InputError
 
 if TYPE_CHECKING:
-    from bertie.training.finetune.data import Labelled
+    from bertie.training.finetune.data import LabelledDataset
 
 
 def add_columns(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +59,16 @@ def read_labelled(
     columns: Mapping[str, str],
     *,
     training: bool = False,
-    like: Labelled | None = None,
-) -> Labelled:
+    like: LabelledDataset | None = None,
+) -> LabelledDataset:
     """Read labelled files: to train on, or to evaluate on, with the labels of other data if `like` is given."""
     from bertie.tasks import registry
-    from bertie.training.finetune.data import labelled
+    from bertie.training.finetune.data import read_dataset
 
     kind: Any = registry.get(task).data_kind
     known = None if like is None else like.labels or None
     try:
-        data = labelled(kind, [Path(file) for file in files], columns=columns, known=known, training=training)
+        data = read_dataset(kind, [Path(file) for file in files], columns=columns, known=known, training=training)
     except InputError as error:
         message = re.sub(r"columns=\{'(\w+)': \.\.\.\}", r"--columns \1=…", str(error))
         raise InputError(re.sub(r"\bcolumns names\b", "--columns names", message)) from None

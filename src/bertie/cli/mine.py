@@ -66,14 +66,14 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Mine, and write the rows."""
     from bertie.data.readers import open_table
-    from bertie.training.finetune.data import labelled
+    from bertie.training.finetune.data import read_dataset
 
     output = Path(args.output)
     if output.exists() and not args.overwrite:
         raise ExistsError(f"{output} exists already; pass --overwrite, or another name")
     if output.suffix != ".jsonl":
         raise UsageError(f"-o {output} must end in .jsonl: rows hold lists")
-    data = labelled("embed", [Path(file) for file in args.pairs], training=False)
+    data = read_dataset("embed", [Path(file) for file in args.pairs], training=False)
     if data.inputs != "pairs":
         raise InputError(f"{data.name} has {data.inputs}; mining needs matching pairs, without labels")
     table = open_table(args.corpus)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.evaluation.report import ModelReport
     from bertie.training.finetune.comparison import Baseline
-    from bertie.training.finetune.data import Labelled
+    from bertie.training.finetune.data import LabelledDataset
     from bertie.training.finetune.runs import BestRun, FineTuningJob, RunResult, SeedRuns
 
 EXAMPLE = """  bertie train classify train.jsonl --dev dev.jsonl --test test.jsonl -m ./my-encoder -o mood
@@ -283,7 +283,7 @@ def _report(
     )
 
 
-def _baseline_data(model: str, task: str, data: Labelled) -> Labelled:
+def _baseline_data(model: str, task: str, data: LabelledDataset) -> LabelledDataset:
     """The data with the labels of a baseline, whose weights are not loaded for that."""
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.training.finetune.comparison import with_labels_of

@@ -44,8 +44,8 @@ def load(
 ) -> Task[Any, Any, Any]:
     """Load a model as the task it was trained for: a reranker, an embedder, or the task of its head.
 
-    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`; `head` names one of
-    several heads over one encoder instead. `options` are those of `Checkpoint.load`.
+    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`; `head`
+    names one of several heads over one encoder instead. `options` are those of `Checkpoint.load`.
 
     >>> load(head="ner").tag(["Ada Lovelace was born in London."])[0].spans[0].text              # doctest: +SKIP
     'Ada Lovelace'

@@ -29,7 +29,7 @@ from bertie.training.embedding.objective import EmbeddingObjective, make_row, na
 from bertie.training.embedding.row_sampler import RowSampler
 from bertie.training.embedding.similarity_functions import Cosine, DotProduct
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces
-from bertie.training.finetune.data import Example, Labelled
+from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.objectives import TrainingExample, TrainingWindow
 from bertie.training.sampling import BatchSampler, TrainingTask
 
@@ -42,7 +42,9 @@ class EmbeddingTraining(TaskTraining[Embedder]):
 
     data_kind = "embed"
 
-    def check_data(self, train: Labelled, dev: Labelled | None, test: Labelled | None = None) -> None:
+    def check_data(
+        self, train: LabelledDataset, dev: LabelledDataset | None, test: LabelledDataset | None = None
+    ) -> None:
         """Embeddings are evaluated by similarities or by ranks, the same way on dev and test data."""
         if dev is not None and dev.inputs == "classes" and not _numeric(dev):
             raise InputError(
@@ -59,11 +61,11 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         if "model" in self.task.__dict__:
             self.task.model.auxiliary.clear()
 
-    def head_for(self, data: Labelled) -> HeadInfo:
+    def head_for(self, data: LabelledDataset) -> HeadInfo:
         """An embedder has no head."""
         raise ConfigError("an Embedder has no head; train it by itself, not in bertie.MultiTask")
 
-    def prepare(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
+    def prepare(self, checkpoint: Checkpoint, data: LabelledDataset) -> Checkpoint:
         """The encoder with its sentence modules and no heads, which would not match the trained encoder."""
         spec, config = checkpoint.spec, checkpoint.config
         if not set(spec.heads) <= {"pooler"}:
@@ -88,7 +90,7 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         assert self.task.checkpoint.sentence is not None
         return self.task.checkpoint.sentence
 
-    def plan(self, data: Labelled) -> BatchSampler:
+    def plan(self, data: LabelledDataset) -> BatchSampler:
         """Rows of texts, no text twice in a step where the other rows serve as negatives."""
         self.task.modules = self.modules
         objective = self.objective(data)
@@ -97,7 +99,7 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         texts = [example.texts for example in data.examples] if in_batch_negatives else None
         return RowSampler(TrainingTask("", objective, list(self.items(data))), self.recipe, texts)
 
-    def objective(self, data: Labelled) -> EmbeddingObjective:
+    def objective(self, data: LabelledDataset) -> EmbeddingObjective:
         """The loss that was asked for, or the usual one for this kind of data."""
         given = self.task.loss
         if isinstance(given, EmbeddingLoss):
@@ -115,7 +117,7 @@ class EmbeddingTraining(TaskTraining[Embedder]):
             self.modules.similarity = "dot"  # inference compares as training did
         return EmbeddingObjective(loss)
 
-    def items(self, data: Labelled) -> Iterator[TrainingExample]:
+    def items(self, data: LabelledDataset) -> Iterator[TrainingExample]:
         """Tokenize rows of texts, each text as `embed` reads it."""
         task = self.task
         options = task.options()
@@ -146,12 +148,12 @@ class EmbeddingTraining(TaskTraining[Embedder]):
             return np.int64(self._index[example.target])
         return None if example.target is None else np.array(example.target, dtype=np.float32)
 
-    def fingerprint(self, data: Sequence[Labelled]) -> str:
+    def fingerprint(self, data: Sequence[LabelledDataset]) -> str:
         """Of the loss, too."""
         loss = re.sub(r" at 0x\w+", "", repr(self.task.loss))  # a function's address differs between processes
         return f"{super().fingerprint(data)} {loss}"
 
-    def predict_labelled(self, data: Labelled) -> Predictions:
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """The similarity of the texts of each row, or of matching pairs the rank of the right text."""
         index = {text: i for i, text in enumerate(dict.fromkeys(t for example in data.examples for t in example.texts))}
         results = list(self.task.embed_each(list(index)))
@@ -208,12 +210,12 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         return metric(predictions.gold, predictions.predicted, resamples=resamples)
 
 
-def _numeric(data: Labelled) -> bool:
+def _numeric(data: LabelledDataset) -> bool:
     """Whether all classes are whole numbers, and so may be scores."""
     return all(label.removeprefix("-").isdigit() for label in data.labels)
 
 
-def _check_inputs(loss: EmbeddingLoss, data: Labelled) -> None:
+def _check_inputs(loss: EmbeddingLoss, data: LabelledDataset) -> None:
     """Refuse data that a loss cannot be computed on."""
     wanted, name = loss.inputs, type(loss).__name__
     texts = len(data.examples[0].texts)

@@ -32,7 +32,7 @@ from bertie.tasks.base import ITEMS_AT_ONCE, TaskInput
 from bertie.tasks.trainable import Trainable, load_copy
 from bertie.text.windows import Window
 from bertie.training.distributed import Strategy, local_device
-from bertie.training.finetune.data import Example, Kind, Labelled, fingerprint, labelled, split
+from bertie.training.finetune.data import Example, Kind, LabelledDataset, fingerprint, read_dataset, split
 from bertie.training.loop import Trainer
 from bertie.training.objectives import Objective, TrainingExample, TrainingWindow
 from bertie.training.sampling import BatchSampler, TrainingTask
@@ -46,7 +46,7 @@ class Predictions:
     """A model's predictions on labelled data, beside the true labels."""
 
     kind: str  # a key of `bertie.evaluation.metrics.MAIN`
-    data: Labelled
+    data: LabelledDataset
     gold: Sequence[Any]
     predicted: Sequence[Any]
     probabilities: NDArray[np.float32] | None  # (n, labels) of a classifier
@@ -77,11 +77,11 @@ class TaskTraining(ABC, Generic[TaskT]):
     # --- what a task defines ---
 
     @abstractmethod
-    def head_for(self, data: Labelled) -> HeadInfo:
+    def head_for(self, data: LabelledDataset) -> HeadInfo:
         """The head that the data needs."""
 
     @abstractmethod
-    def objective(self, data: Labelled) -> Objective:
+    def objective(self, data: LabelledDataset) -> Objective:
         """The training objective."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class TaskTraining(ABC, Generic[TaskT]):
         """An example as a training item: the windows of its text, with their targets."""
 
     @abstractmethod
-    def predict_labelled(self, data: Labelled) -> Predictions:
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Predict labelled data."""
 
     @abstractmethod
@@ -100,16 +100,18 @@ class TaskTraining(ABC, Generic[TaskT]):
         """The texts of an example as the model reads them."""
         return example.texts
 
-    def check_metrics(self, data: Labelled) -> None:
+    def check_metrics(self, data: LabelledDataset) -> None:
         """Raise before training if a package that the metrics need is missing."""
 
-    def check_data(self, train: Labelled, dev: Labelled | None, test: Labelled | None = None) -> None:
+    def check_data(
+        self, train: LabelledDataset, dev: LabelledDataset | None, test: LabelledDataset | None = None
+    ) -> None:
         """Raise before training if the task cannot be trained or evaluated on this data."""
         for data in (dev, test):
             if data is not None:
                 self.check_metrics(data)
 
-    def calibrate(self, dev: Labelled) -> None:
+    def calibrate(self, dev: LabelledDataset) -> None:
         """Fit temperature and thresholds on held-out data."""
 
     def finish(self) -> None:
@@ -117,21 +119,21 @@ class TaskTraining(ABC, Generic[TaskT]):
 
     # --- what all share ---
 
-    def prepare(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
+    def prepare(self, checkpoint: Checkpoint, data: LabelledDataset) -> Checkpoint:
         """The checkpoint with a fresh head for the data, and no other."""
         info = self.head_for(data)
         labels = list(info.labels.values()) or None
         return checkpoint.with_head(info.kind, labels, problem=info.problem, seed=self.recipe.seed)
 
-    def plan(self, data: Labelled) -> Sequence[TrainingTask] | BatchSampler:
+    def plan(self, data: LabelledDataset) -> Sequence[TrainingTask] | BatchSampler:
         """What the training steps read."""
         return [self.source(data)]
 
-    def source(self, data: Labelled) -> TrainingTask:
+    def source(self, data: LabelledDataset) -> TrainingTask:
         """The head with its objective and its training items."""
         return TrainingTask(str(self.task.head), self.objective(data), list(self.items(data)))
 
-    def items(self, data: Labelled) -> Iterator[TrainingExample]:
+    def items(self, data: LabelledDataset) -> Iterator[TrainingExample]:
         """Tokenize examples into training items."""
         for start in range(0, len(data.examples), ITEMS_AT_ONCE):
             chunk = data.examples[start : start + ITEMS_AT_ONCE]
@@ -141,11 +143,11 @@ class TaskTraining(ABC, Generic[TaskT]):
                 task_input: TaskInput[Any] = TaskInput(f"{data.name}, row {example.row}", its, None)
                 yield self.item(example, self.task.windows(task_input, encoding))
 
-    def metrics(self, data: Labelled) -> dict[str, float]:
+    def metrics(self, data: LabelledDataset) -> dict[str, float]:
         """The values of all metrics, without intervals."""
         return {name: score.value for name, score in self.scores(self.predict_labelled(data), resamples=0).items()}
 
-    def fingerprint(self, data: Sequence[Labelled]) -> str:
+    def fingerprint(self, data: Sequence[LabelledDataset]) -> str:
         """A hash of all that a run depends on."""
         return run_fingerprint(self.task.checkpoint, self.recipe, self.task.overflow, data)
 
@@ -170,26 +172,26 @@ def fit(
 ) -> TaskT:
     """Train a task on labelled data, as `Trainable.fit` documents; `options` are those of `fit_labelled`."""
     kind, recipe = training_for(task).data_kind, task.recipe
-    data = labelled(kind, X, y, columns=columns)
+    data = read_dataset(kind, X, y, columns=columns)
     data, held_out = with_dev(data, dev, recipe, kind=kind, columns=columns, name="the dev data")
     return fit_labelled(task, data, held_out, **options)
 
 
 def with_dev(
-    data: Labelled, dev: Any, recipe: Recipe, *, kind: Kind, columns: Mapping[str, str] | None, name: str
-) -> tuple[Labelled, Labelled | None]:
+    data: LabelledDataset, dev: Any, recipe: Recipe, *, kind: Kind, columns: Mapping[str, str] | None, name: str
+) -> tuple[LabelledDataset, LabelledDataset | None]:
     """The training data and the dev data: read as given, or split off by `recipe.dev_fraction`."""
     if dev is None:
         return split(data, recipe.dev_fraction, recipe.seed) if recipe.dev_fraction else (data, None)
     X, y = dev if isinstance(dev, tuple) and len(dev) == 2 else (dev, None)
     known = data.labels or None
-    return data, labelled(kind, X, y, columns=columns, name=name, known=known, training=False)
+    return data, read_dataset(kind, X, y, columns=columns, name=name, known=known, training=False)
 
 
 def fit_labelled(
     task: TaskT,
-    data: Labelled,
-    dev: Labelled | None = None,
+    data: LabelledDataset,
+    dev: LabelledDataset | None = None,
     *,
     folder: str | Path | None = None,
     resume: bool = False,
@@ -237,7 +239,7 @@ def score(task: AnyTrainable, X: Any, y: Any = None, *, columns: Mapping[str, st
     """The task's main metric on labelled data."""
     training = training_for(task)
     known = tuple(training.labels) if training.data_kind in ("classify", "tag") else None
-    data = labelled(training.data_kind, X, y, columns=columns, name="the data", known=known, training=False)
+    data = read_dataset(training.data_kind, X, y, columns=columns, name="the data", known=known, training=False)
     return training.metrics(data)[main_metric(data)]
 
 
@@ -250,13 +252,13 @@ def starting_checkpoint(model: Checkpoint | str | Path | None, device: str | tor
         raise InputError(f"{checkpoint.source} has no tokenizer, which training needs")
     if (precision := precision_of(checkpoint.model.encoder)) in ("int8", "fp8"):
         raise InputError(
-            f"{checkpoint.source} was loaded with precision={precision!r}, for inference; load it with precision='fp32' "
-            "to train it"
+            f"{checkpoint.source} was loaded with precision={precision!r}, for inference; load it with "
+            "precision='fp32' to train it"
         )
     return checkpoint
 
 
-def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data: Sequence[Labelled]) -> str:
+def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data: Sequence[LabelledDataset]) -> str:
     """A hash of all that a run depends on: weights, configuration, hyperparameters and data."""
     digest = hashlib.sha256()
     for name, parameter in checkpoint.model.named_parameters():
@@ -267,7 +269,7 @@ def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data:
     return digest.hexdigest()
 
 
-def main_metric(data: Labelled) -> str:
+def main_metric(data: LabelledDataset) -> str:
     """The metric that stands for a task; for plain tags, which form no spans, their accuracy."""
     if data.kind == "embed":
         return metrics.MAIN["retrieval" if data.inputs == "pairs" else "similarity"]
@@ -282,7 +284,7 @@ def pieces(windows: Sequence[Window]) -> tuple[TrainingWindow, ...]:
     return tuple(TrainingWindow(w.encoding.ids, w.encoding.segments, w.weight / total) for w in windows)
 
 
-def class_weights(recipe: Recipe, data: Labelled, counts: Mapping[str, int]) -> dict[str, float]:
+def class_weights(recipe: Recipe, data: LabelledDataset, counts: Mapping[str, int]) -> dict[str, float]:
     """The loss weight of each label: 1, as given in the recipe, or inversely proportional to its frequency."""
     weights = recipe.class_weights
     if weights is None:

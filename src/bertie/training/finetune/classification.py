@@ -16,7 +16,7 @@ from bertie.evaluation.metrics import Score
 from bertie.tasks.classify import Classifier, Regressor, Text
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, class_weights, pieces, token_counts
-from bertie.training.finetune.data import Example, Labelled
+from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.objectives import (
     MultiLabelObjective,
     Objective,
@@ -36,12 +36,12 @@ class ClassificationTraining(TaskTraining[Classifier]):
         """Whether a text may have any number of labels."""
         return self.task.problem == "multi"
 
-    def head_for(self, data: Labelled) -> HeadInfo:
+    def head_for(self, data: LabelledDataset) -> HeadInfo:
         """One output per label."""
         problem = "multi_label_classification" if data.multi else "single_label_classification"
         return HeadInfo("classify", dict(enumerate(data.labels)), problem)
 
-    def objective(self, data: Labelled) -> Objective:
+    def objective(self, data: LabelledDataset) -> Objective:
         """Cross-entropy over the labels, or binary cross-entropy per label."""
         counts = Counter(label for example in data.examples for label in _labels_of(example))
         self._weights = class_weights(self.recipe, data, counts)
@@ -59,7 +59,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
         weight = float(np.mean([self._weights[label] for label in example.target])) if example.target else 1.0
         return TrainingExample(pieces(windows), target, weight)
 
-    def predict_labelled(self, data: Labelled) -> Predictions:
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Classify labelled data."""
         results = self.task.classify([as_text(example) for example in data.examples])
         labels = self.labels
@@ -86,7 +86,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
             table, predictions.probabilities, 0.5 if threshold is None else threshold, resamples=resamples
         )
 
-    def calibrate(self, dev: Labelled) -> None:
+    def calibrate(self, dev: LabelledDataset) -> None:
         """Fit the temperature, the threshold of a multi-label model, and the abstention threshold of the recipe."""
         self._set(Calibration())
         predictions = self.predict_labelled(dev)
@@ -108,7 +108,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
             below = float(min(1.0, abstention.threshold))
             self._set(Calibration(temperature, abstain_below=below, precision=self.recipe.abstain))
 
-    def _calibrate_multi_label(self, dev: Labelled, predictions: Predictions) -> None:
+    def _calibrate_multi_label(self, dev: LabelledDataset, predictions: Predictions) -> None:
         assert predictions.probabilities is not None
         tiny = np.float32(1e-7)
         p = np.clip(predictions.probabilities, tiny, 1 - tiny)
@@ -129,11 +129,11 @@ class RegressionTraining(TaskTraining[Regressor]):
 
     data_kind = "regress"
 
-    def head_for(self, data: Labelled) -> HeadInfo:
+    def head_for(self, data: LabelledDataset) -> HeadInfo:
         """One output."""
         return HeadInfo("classify", {0: "LABEL_0"}, "regression", task="regress")
 
-    def objective(self, data: Labelled) -> Objective:
+    def objective(self, data: LabelledDataset) -> Objective:
         """Squared error in units of the variance. A fresh head starts at the mean."""
         values = np.array([example.target for example in data.examples], dtype=np.float64)
         assert self.task.head is not None
@@ -147,7 +147,7 @@ class RegressionTraining(TaskTraining[Regressor]):
         """The value belongs to the whole text."""
         return TrainingExample(pieces(windows), np.array(example.target, dtype=np.float32))
 
-    def predict_labelled(self, data: Labelled) -> Predictions:
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Predict the values of labelled data."""
         results = list(self.task.predict_each([as_text(example) for example in data.examples]))
         gold = [float(example.target) for example in data.examples]

@@ -15,7 +15,7 @@ from bertie.evaluation.report import Comparison
 from bertie.tasks.classify import Classifier
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
 from bertie.training.finetune.classification import label_table
-from bertie.training.finetune.data import Labelled
+from bertie.training.finetune.data import LabelledDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _label_mapping(predictions: Predictions, other: Predictions, name: str) -> d
     return names | {label: f"{label} of {name}" for label in names.values() if label not in names}
 
 
-def with_labels_of(task: AnyTrainable, data: Labelled) -> Labelled:
+def with_labels_of(task: AnyTrainable, data: LabelledDataset) -> LabelledDataset:
     """The data with the labels of a model. Whole numbers index its labels where those are names."""
     if data.kind not in ("classify", "tag"):
         return data

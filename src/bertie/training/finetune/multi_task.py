@@ -21,7 +21,7 @@ from bertie.training.finetune.base import (
     training_for,
     with_dev,
 )
-from bertie.training.finetune.data import Labelled, labelled
+from bertie.training.finetune.data import LabelledDataset, read_dataset
 from bertie.training.loop import Trainer
 
 ModelT = TypeVar("ModelT", bound=MultiTask)
@@ -78,14 +78,14 @@ def fit(
 
 def _read(
     model: MultiTask, data: Mapping[str, Any], dev: Mapping[str, Any], columns: Mapping[str, Mapping[str, str]]
-) -> tuple[dict[str, Labelled], dict[str, Labelled]]:
-    train: dict[str, Labelled] = {}
-    held_out: dict[str, Labelled] = {}
+) -> tuple[dict[str, LabelledDataset], dict[str, LabelledDataset]]:
+    train: dict[str, LabelledDataset] = {}
+    held_out: dict[str, LabelledDataset] = {}
     for name, row in model.rows.items():
         kind: Any = row.data_kind
         X, y = data[name] if isinstance(data[name], tuple) and len(data[name]) == 2 else (data[name], None)
         names = columns.get(name)
-        whole = labelled(kind, X, y, columns=names, name=f"the data of {name}")
+        whole = read_dataset(kind, X, y, columns=names, name=f"the data of {name}")
         train[name], held = with_dev(
             whole, dev.get(name), model.recipe, kind=kind, columns=names, name=f"the dev data of {name}"
         )
@@ -94,7 +94,7 @@ def _read(
     return train, held_out
 
 
-def _evaluate(adapters: Adapters, held_out: Mapping[str, Labelled]) -> dict[str, float]:
+def _evaluate(adapters: Adapters, held_out: Mapping[str, LabelledDataset]) -> dict[str, float]:
     """The main metric of each head, and their mean."""
     values = {name: adapters[name].metrics(held)[main_metric(held)] for name, held in held_out.items()}
     return values | {"mean": float(np.mean(list(values.values())))}

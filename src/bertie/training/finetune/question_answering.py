@@ -14,7 +14,7 @@ from bertie.evaluation.metrics import Score
 from bertie.tasks.answer import Reader
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces, token_counts
-from bertie.training.finetune.data import Example, Labelled
+from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.objectives import AnswerSpanObjective, Objective, TrainingExample
 
 
@@ -23,11 +23,11 @@ class QuestionAnsweringTraining(TaskTraining[Reader]):
 
     data_kind = "answer"
 
-    def head_for(self, data: Labelled) -> HeadInfo:
+    def head_for(self, data: LabelledDataset) -> HeadInfo:
         """Two outputs per token: start and end."""
         return HeadInfo("answer")
 
-    def objective(self, data: Labelled) -> Objective:
+    def objective(self, data: LabelledDataset) -> Objective:
         """Cross-entropy of the start and of the end."""
         return AnswerSpanObjective()
 
@@ -41,7 +41,7 @@ class QuestionAnsweringTraining(TaskTraining[Reader]):
             )
         )
 
-    def predict_labelled(self, data: Labelled) -> Predictions:
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Answer labelled questions; where some have no answer, the model may say so."""
         unanswerable = any(not example.target for example in data.examples)
         questions = [(example.texts[0], example.texts[1]) for example in data.examples]

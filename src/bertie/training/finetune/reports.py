@@ -38,7 +38,7 @@ from bertie.recipe import Recipe
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
 from bertie.training.finetune.classification import label_table
 from bertie.training.finetune.comparison import Baseline, as_tuple, compare, labels_of
-from bertie.training.finetune.data import Labelled
+from bertie.training.finetune.data import LabelledDataset
 from bertie.training.finetune.runs import RunResult
 
 
@@ -52,10 +52,11 @@ class TrainingRecord:
     metric: str
 
 
-def evaluate(task: AnyTrainable, data: Labelled, *, resamples: int = RESAMPLES) -> Evaluation:
+def evaluate(task: AnyTrainable, data: LabelledDataset, *, resamples: int = RESAMPLES) -> Evaluation:
     """Predict and score labelled data.
 
-    >>> evaluate(Classifier.load("my-model"), labelled("classify", "test.jsonl")).scores["accuracy"]  # doctest: +SKIP
+    >>> data = read_dataset("classify", "test.jsonl")                                       # doctest: +SKIP
+    >>> evaluate(Classifier.load("my-model"), data).scores["accuracy"]                      # doctest: +SKIP
     Score(value=0.91, low=0.89, high=0.93)
     """
     return score_predictions(task, training_for(task).predict_labelled(data), resamples=resamples)
@@ -81,7 +82,7 @@ def build_report(
     *,
     title: str,
     model: str,
-    train: Labelled | None = None,
+    train: LabelledDataset | None = None,
     training: TrainingRecord | None = None,
     baseline: Baseline | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
@@ -125,7 +126,7 @@ def save_report(folder: str | Path, report: ModelReport) -> None:
 
 
 def check_leaks(
-    task: AnyTrainable, train: Labelled, predictions: Predictions, *, resamples: int = RESAMPLES
+    task: AnyTrainable, train: LabelledDataset, predictions: Predictions, *, resamples: int = RESAMPLES
 ) -> LeakCheck:
     """Find rows of a split that occur in the training data, verbatim or lightly edited, and score without them."""
     train_units, units = _leak_units(train), _leak_units(predictions.data)
@@ -147,7 +148,7 @@ def check_leaks(
     )
 
 
-def _leak_units(data: Labelled) -> list[str]:
+def _leak_units(data: LabelledDataset) -> list[str]:
     if data.kind == "rerank":
         return [example.texts[0] for example in data.examples]
     return ["\n".join(example.texts) for example in data.examples]
@@ -229,7 +230,7 @@ def _label_issues(task: AnyTrainable, predictions: Predictions) -> list[LabelIss
 
 
 def _data_files(
-    train: Labelled | None, predictions: Mapping[str, Predictions], files: Mapping[str, Sequence[str]]
+    train: LabelledDataset | None, predictions: Mapping[str, Predictions], files: Mapping[str, Sequence[str]]
 ) -> list[DataFile]:
     splits = ({} if train is None else {"train": train}) | {split: part.data for split, part in predictions.items()}
     return [
@@ -238,7 +239,7 @@ def _data_files(
     ]
 
 
-def label_counts(data: Labelled) -> dict[str, int] | None:
+def label_counts(data: LabelledDataset) -> dict[str, int] | None:
     """How often each label occurs; None for data without labels."""
     if data.kind not in ("classify", "tag"):
         return None

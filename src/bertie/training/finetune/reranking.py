@@ -14,7 +14,7 @@ from bertie.evaluation.metrics import Score
 from bertie.tasks.rerank import Reranker
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces, token_counts
-from bertie.training.finetune.data import Example, Labelled
+from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.objectives import Objective, RelevanceObjective, TrainingExample
 
 
@@ -23,18 +23,18 @@ class RerankingTraining(TaskTraining[Reranker]):
 
     data_kind = "rerank"
 
-    def head_for(self, data: Labelled) -> HeadInfo:
+    def head_for(self, data: LabelledDataset) -> HeadInfo:
         """One output."""
         return HeadInfo("classify", {0: "LABEL_0"}, task="rerank")
 
-    def prepare(self, checkpoint: Checkpoint, data: Labelled) -> Checkpoint:
+    def prepare(self, checkpoint: Checkpoint, data: LabelledDataset) -> Checkpoint:
         """A cross-encoder with one output, which keeps the settings of the checkpoint if it was one."""
         settings = checkpoint.cross_encoder
         prepared = super().prepare(checkpoint, data)
         prepared.cross_encoder = settings or CrossEncoderConfig.fresh(1)
         return prepared
 
-    def objective(self, data: Labelled) -> Objective:
+    def objective(self, data: LabelledDataset) -> Objective:
         """Binary cross-entropy of the best window."""
         relevant = sum(float(example.target) for example in data.examples)
         balanced = self.recipe.class_weights == "balanced"
@@ -50,7 +50,7 @@ class RerankingTraining(TaskTraining[Reranker]):
         """The pair with the checkpoint's prompt."""
         return self.task.prepare_pair("", example.texts[0], example.texts[1]).texts
 
-    def predict_labelled(self, data: Labelled) -> Predictions:
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Score labelled pairs."""
         results = list(self.task.predict_each([(example.texts[0], example.texts[1]) for example in data.examples]))
         gold = [float(example.target) for example in data.examples]

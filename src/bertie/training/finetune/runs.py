@@ -32,7 +32,7 @@ from bertie.tasks.base import Overflow
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, World, local_device
 from bertie.training.finetune.base import AnyTrainable, Predictions, fit_labelled, main_metric, training_for
-from bertie.training.finetune.data import Labelled, fingerprint
+from bertie.training.finetune.data import LabelledDataset, fingerprint
 from bertie.training.output_folder import MODEL, RESULT, publish, state_folder
 
 SETTINGS, STATE = "job.json", "state.pt"
@@ -44,9 +44,9 @@ class FineTuningJob:
 
     task: str  # a trainable one of `bertie.tasks.registry`
     model: str | Path
-    train: Labelled
-    dev: Labelled | None
-    test: Labelled | None
+    train: LabelledDataset
+    dev: LabelledDataset | None
+    test: LabelledDataset | None
     recipe: Recipe
     seeds: list[int]
     device: str
@@ -121,8 +121,8 @@ class SeedRuns:
                 old, new = (f"{values.get(key)!r:.80}" for values in (before, settings))
                 what = f"other {key} data" if key in ("train", "dev", "test") else f"{key}={old}, and now it is {new}"
                 raise CheckpointError(
-                    f"{self.state} was started with {what}; use the same settings, or pass --overwrite without --resume "
-                    "to start again"
+                    f"{self.state} was started with {what}; use the same settings, or pass --overwrite without "
+                    "--resume to start again"
                 )
 
     def _read(self, seed: int) -> RunResult | None:

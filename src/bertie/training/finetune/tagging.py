@@ -14,7 +14,7 @@ from bertie.evaluation.metrics import Score
 from bertie.tasks.tag import Tagger, align_words, split_tag
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, class_weights, pieces
-from bertie.training.finetune.data import Example, Labelled
+from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.objectives import Objective, TokenClassificationObjective, TrainingExample
 
 
@@ -23,11 +23,11 @@ class TaggingTraining(TaskTraining[Tagger]):
 
     data_kind = "tag"
 
-    def head_for(self, data: Labelled) -> HeadInfo:
+    def head_for(self, data: LabelledDataset) -> HeadInfo:
         """One output per tag."""
         return HeadInfo("tag", dict(enumerate(data.labels)))
 
-    def objective(self, data: Labelled) -> Objective:
+    def objective(self, data: LabelledDataset) -> Objective:
         """Cross-entropy of each word's tag."""
         counts = Counter(tag for example in data.examples for tag in example.target)
         self._weights = class_weights(self.recipe, data, counts)
@@ -56,12 +56,12 @@ class TaggingTraining(TaskTraining[Tagger]):
             )
         )
 
-    def check_metrics(self, data: Labelled) -> None:
+    def check_metrics(self, data: LabelledDataset) -> None:
         """Entities are counted by seqeval."""
         if metrics.is_span_scheme([example.target for example in data.examples]):
             metrics.entities([])
 
-    def predict_labelled(self, data: Labelled) -> Predictions:
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Tag the words of labelled data."""
         words = [[example.texts[0][a:b] for a, b in example.words] for example in data.examples]
         results = list(self.task.tag_words(words))

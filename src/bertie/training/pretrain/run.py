@@ -31,7 +31,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.callbacks import LogRow, TrainingHistory
 from bertie.training.distributed import Strategy
-from bertie.training.finetune.data import Labelled, labelled
+from bertie.training.finetune.data import LabelledDataset, read_dataset
 from bertie.training.loop import Trainer
 from bertie.training.mfu import ceiling, flops_per_token
 from bertie.training.pretrain import initialization as begin
@@ -95,7 +95,7 @@ class _Run:
         self.asked, self.out, self.data, self.device, self.progress = asked, out.absolute(), data, device, progress
         self.recipe = asked.recipe
         self.finish: list[Callable[[], None]] = []  # what is to be done to the model when it is trained
-        self.tasks: dict[str, tuple[Any, Labelled | None]] = {}  # of heads, with dev data
+        self.tasks: dict[str, tuple[Any, LabelledDataset | None]] = {}  # of heads, with dev data
         self.teachers: dict[str, Checkpoint] = {}
 
     def go(self, *, resume: bool, overwrite: bool, strategy: Strategy, tensorboard: bool) -> dict[str, Any]:
@@ -339,12 +339,12 @@ class _Run:
         files = {"train": str(self._path(given["train"]))}
         if "dev" in given:
             files["dev"] = str(self._path(given["dev"]))
-        train = labelled(row.data_kind, files["train"], columns=columns, name=f"the data of {name}")
+        train = read_dataset(row.data_kind, files["train"], columns=columns, name=f"the data of {name}")
         dev = None
         if "dev" in files:
             known = train.labels or None
             told = f"the dev data of {name}"
-            dev = labelled(row.data_kind, files["dev"], columns=columns, name=told, known=known, training=False)
+            dev = read_dataset(row.data_kind, files["dev"], columns=columns, name=told, known=known, training=False)
         if name not in self.checkpoint.heads:
             info: HeadInfo = training_for(row.trainable_class(self.checkpoint)).head_for(train)
             self.checkpoint.add_head(name, info, seed=self.recipe.seed)

@@ -1,14 +1,14 @@
-"""Labelled data in, checked examples out.
+"""Reading of labelled data into checked examples.
 
-`labelled` reads files, tables and lists. Nothing is repaired, guessed or left out: rows that cannot be learned from are
-named, the first few of them in one error, so that a file is mended once and not row by row. `split` holds a part out,
-and `fingerprint` tells whether two runs have the same data.
+`read_dataset` reads files, tables and lists. Nothing is repaired, guessed or dropped: one error names the
+first few rows that cannot be used, so that a file is fixed once and not row by row. `split` holds a part
+out, and `fingerprint` tells whether two runs use the same data.
 
-    what was given ─► tables: pieces of rows ─► examples, one a row ─► Labelled
+    input ─► tables: row sources ─► examples, one per row ─► LabelledDataset
 """
 
-from bertie.training.finetune.data.dataset import Labelled, fingerprint, labelled, split
+from bertie.training.finetune.data.dataset import LabelledDataset, fingerprint, read_dataset, split
 from bertie.training.finetune.data.examples import Example
 from bertie.training.finetune.data.tables import Kind
 
-__all__ = ["Example", "Kind", "Labelled", "fingerprint", "labelled", "split"]
+__all__ = ["Example", "Kind", "LabelledDataset", "fingerprint", "read_dataset", "split"]
