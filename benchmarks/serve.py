@@ -1,4 +1,4 @@
-"""`bertie serve` under load, beside FastAPI over sentence-transformers and beside the same model without a server.
+"""`bertie serve` under load, compared with FastAPI + sentence-transformers and with the same model offline.
 
     python -m benchmarks.serve saturate --data FOLDER [--seconds 10] [--repeats 3] [--json OUT.json]
     python -m benchmarks.serve latency --data FOLDER [--seconds 10] [--json OUT.json] [--svg OUT.svg]
@@ -6,18 +6,17 @@
     python -m benchmarks.serve saturate --servers bertie --device cuda --serve-args "--workers 8" --per-request 1,32 \\
         --generator python --processes 6 --connections 256 --texts TEXTS.json
 
-saturate: requests of one text each from 64 connections, as fast as they are answered, against each server in turn; and
-the same texts in one call of `Embedder.embed`, with nothing else on the machine. So the server has less of it: what wrk
-uses (a few hundredths of a core) counts against the server. The peer's batches are tried in several sizes first, and
-its best is used; also with a process a core. CPU time a text is given as well: it says more than the rate where
-others use the same cores.
+saturate: a closed loop of 64 connections with one text per request, against each server in turn, and the same texts
+through `Embedder.embed` offline. The CPU time of the load generator (a few percent of a core for wrk) counts against
+the server. The peer's batch sizes are tuned first and the best are used, also with one process per core. CPU time per
+text is reported as well: it is the better measure on a machine with other load.
 
-latency: requests that come at random moments, at 25, 50, 75, 100 and 200% of what `saturate` found or --rate says.
+latency: an open loop (Poisson arrivals) at 25, 50, 75, 100 and 200% of the capacity, measured or given by --rate.
 
-start: seconds from starting the process to the first answer, of /classify with the built-in model.
+start: seconds from starting the process to the first response, of /classify with the built-in model.
 
-The texts are real ones of mixed lengths: questions, captions, news, paragraphs; none longer than the model reads at
-once, as sentence-transformers would cut it. Without --data they are pieces of the tour's book, or what is in --texts.
+The texts are real and of mixed lengths: questions, captions, news, paragraphs; none is longer than the model's maximum
+length, since sentence-transformers would truncate it. Without --data they are excerpts of a novel, or those in --texts.
 """
 
 from __future__ import annotations
@@ -61,43 +60,43 @@ SOURCES = {
 
 
 def real_texts(data: Path | None, model: str, file: Path | None = None) -> list[str]:
-    """Texts that the model reads at once, in an order of their own; or those of a file, a list in JSON, as they are."""
+    """Texts within the model's maximum length, shuffled; or those of a JSON file, unchanged."""
     if file is not None:
-        kept: list[str] = json.loads(file.read_text())
-        return kept
+        given: list[str] = json.loads(file.read_text())
+        return given
     from bertie.checkpoints.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.load(model)
     assert checkpoint.tokenizer is not None
     draw = random.Random(0)
-    found: list[str] = []
+    texts: list[str] = []
     if data is None:
-        book = (ROOT / "src" / "bertie" / "cli" / "tour.txt").read_text()
-        words = book.split()
+        words = (ROOT / "src" / "bertie" / "cli" / "tour.txt").read_text().split()
         for _ in range(1000):
             size, start = int(draw.lognormvariate(3.2, 0.8)) + 2, draw.randrange(len(words))
-            found.append(" ".join(words[start : start + size]))
+            texts.append(" ".join(words[start : start + size]))
     else:
         for name, (fields, count) in SOURCES.items():
             with gzip.open(data / name, "rt", encoding="utf-8") as lines:
                 rows = [json.loads(line) for line in lines]
-            texts = sorted({row[field] for row in rows for field in fields})
-            found += draw.sample(texts, min(count, len(texts)))
-    encoded = checkpoint.tokenizer.encode_batch(found)
-    found = [text for text, one in zip(found, encoded, strict=True) if len(one) <= checkpoint.max_length]
-    lengths = sorted(len(one) for one in encoded if len(one) <= checkpoint.max_length)
-    draw.shuffle(found)
+            candidates = sorted({row[field] for row in rows for field in fields})
+            texts += draw.sample(candidates, min(count, len(candidates)))
+    encodings = checkpoint.tokenizer.encode_batch(texts)
+    texts = [text for text, encoding in zip(texts, encodings, strict=True) if len(encoding) <= checkpoint.max_length]
+    lengths = sorted(len(encoding) for encoding in encodings if len(encoding) <= checkpoint.max_length)
+    draw.shuffle(texts)
     say(
-        f"{len(found)} texts of {lengths[0]} to {lengths[-1]} tokens, median {statistics.median(lengths):g}, "
+        f"{len(texts)} texts of {lengths[0]} to {lengths[-1]} tokens, median {statistics.median(lengths):g}, "
         f"mean {statistics.mean(lengths):.1f}"
     )
-    return found
+    return texts
 
 
-def bodies_of(texts: Sequence[str], each: int = 1) -> list[bytes]:
-    """Requests of one text, or of several."""
-    some = texts if each == 1 else [texts[i : i + each] for i in range(0, len(texts) - each + 1, each)]
-    return [json.dumps({"inputs": one}, ensure_ascii=False).encode() for one in some]
+def request_bodies(texts: Sequence[str], per_request: int = 1) -> list[bytes]:
+    """Request bodies with `per_request` texts each."""
+    starts = range(0, len(texts) - per_request + 1, per_request)
+    inputs = texts if per_request == 1 else [texts[i : i + per_request] for i in starts]
+    return [json.dumps({"inputs": item}, ensure_ascii=False).encode() for item in inputs]
 
 
 def say(line: str) -> None:
@@ -109,36 +108,36 @@ def say(line: str) -> None:
 
 @dataclass
 class Running:
-    """A server that is up."""
+    """A running server."""
 
     name: str
     url: str
     process: subprocess.Popen[str]
 
     def cpu_seconds(self) -> float:
-        """That it and its children have used."""
+        """The CPU time of the process and its children."""
         pids, total, ticks = [self.process.pid], 0, os.sysconf("SC_CLK_TCK")
         while pids:
             pid = pids.pop()
             try:
-                after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
             except OSError:
                 continue
-            total += int(after[11]) + int(after[12])
+            total += int(fields[11]) + int(fields[12])
         return total / ticks
 
 
 def environment() -> dict[str, str]:
-    """As usual, with all cores."""
-    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    """The environment of servers: all cores."""
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    return kept | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    return inherited | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextmanager
 def server(name: str, model: str, extra: Sequence[str] = ()) -> Iterator[Running]:
-    """Start a server, wait until it answers, and stop it at the end."""
+    """Start a server, wait until it answers, and stop it afterwards."""
     if name == "bertie":
         command = ["-m", "bertie", "serve", f"model={model}", "--port", "0", *extra]
         process = subprocess.Popen(
@@ -158,7 +157,7 @@ def server(name: str, model: str, extra: Sequence[str] = ()) -> Iterator[Running
         process = subprocess.Popen([sys.executable, *command], env=environment(), text=True)
     try:
         deadline = time.monotonic() + 120
-        while not post(url, PATH, {"inputs": "Are you there?"}):
+        while not post(url, PATH, {"inputs": "warm-up"}):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{name} did not start")
             time.sleep(0.1)
@@ -174,24 +173,24 @@ def server(name: str, model: str, extra: Sequence[str] = ()) -> Iterator[Running
 def post(url: str, path: str, body: Any) -> bool:
     request = Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
-        with urlopen(request, timeout=30) as reply:
-            return bool(reply.status == 200)
+        with urlopen(request, timeout=30) as response:
+            return bool(response.status == 200)
     except OSError:
         return False
 
 
-# --- what is measured ---
+# --- measurements ---
 
 
 def offline(model: str, texts: Sequence[str], seconds: float, device: str | None) -> dict[str, Any]:
-    """`Embedder.embed` of the same texts, in a process of its own."""
+    """Measure `Embedder.embed` on the same texts, in another process."""
     args = [sys.executable, "-m", "benchmarks.serve", "offline", "--model", model, "--seconds", str(seconds)]
     args += [] if device is None else ["--device", device]
     out = subprocess.run(args, input=json.dumps(list(texts)), env=environment(), capture_output=True, text=True)
     if out.returncode:
         raise SystemExit(out.stderr)
-    found: dict[str, Any] = json.loads(out.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(out.stdout.splitlines()[-1])
+    return result
 
 
 def offline_here(model: str, seconds: float, device: str | None) -> None:
@@ -201,63 +200,62 @@ def offline_here(model: str, seconds: float, device: str | None) -> None:
 
     texts = json.load(sys.stdin)
     embedder = Embedder.load(model, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    size = 512 if embedder.model.device.type == "cpu" else 16_384  # texts a call: a GPU wants to be asked for many
+    size = 512 if embedder.model.device.type == "cpu" else 16_384  # texts per call: a GPU needs many
     embedder.embed(texts[:256] if size == 512 else texts)
-    count, begun, used = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - begun < seconds:
-        some = [texts[i % len(texts)] for i in range(count, count + size)]
-        embedder.embed(some)
-        count += len(some)
-    took = time.perf_counter() - begun
-    cpu = 1000 * (time.process_time() - used) / count
-    print(json.dumps({"rate": round(count / took, 2), "seconds": round(took, 3), "cpu_ms": round(cpu, 4)}))
+    count, started, cpu_start = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - started < seconds:
+        embedder.embed([texts[i % len(texts)] for i in range(count, count + size)])
+        count += size
+    elapsed = time.perf_counter() - started
+    cpu = 1000 * (time.process_time() - cpu_start) / count
+    print(json.dumps({"rate": round(count / elapsed, 2), "seconds": round(elapsed, 3), "cpu_ms": round(cpu, 4)}))
 
 
-def saturated(
-    one: Running, bodies: Sequence[bytes], args: argparse.Namespace, seconds: float, each: int = 1
+def measure_saturation(
+    target: Running, bodies: Sequence[bytes], args: argparse.Namespace, seconds: float, per_request: int = 1
 ) -> dict[str, Any]:
-    """A closed loop of requests with `each` texts, after a short one that does not count."""
+    """Run a closed loop of requests with `per_request` texts, after a short warm-up."""
 
     def run(length: float) -> dict[str, Any]:
         if args.generator == "wrk":
-            return serve_load.wrk(one.url, PATH, bodies, args.connections, length)
-        return serve_load.closed(one.url, PATH, bodies, args.connections, length, args.processes)
+            return serve_load.wrk(target.url, PATH, bodies, args.connections, length)
+        return serve_load.closed_loop(target.url, PATH, bodies, args.connections, length, args.processes)
 
     run(min(2.0, seconds))
-    used = one.cpu_seconds()
-    found = run(seconds)
-    used = one.cpu_seconds() - used
-    texts = {"requests": found["rate"], "rate": found["rate"] * each}
-    return found | texts | {"cpu_ms": round(1000 * used / max(1, found["answered"] * each), 4)}
+    cpu_start = target.cpu_seconds()
+    result = run(seconds)
+    cpu = target.cpu_seconds() - cpu_start
+    rates = {"requests": result["rate"], "rate": result["rate"] * per_request}
+    return result | rates | {"cpu_ms": round(1000 * cpu / max(1, result["answered"] * per_request), 4)}
 
 
-def tuned(one: Running, bodies: Sequence[bytes], args: argparse.Namespace) -> dict[str, float]:
-    """How many texts at once, in batches of which size, and the wait for more, with which the peer is fastest."""
-    tried: list[tuple[float, dict[str, float]]] = []
+def tune_peer(peer: Running, bodies: Sequence[bytes], args: argparse.Namespace) -> dict[str, float]:
+    """Find the maximum number of texts, the batch size and the wait with which the peer is fastest."""
+    trials: list[tuple[float, dict[str, float]]] = []
 
-    def attempt(most: int, batch: int, wait: float) -> None:
-        how = {"most": most, "batch": batch, "wait_ms": wait}
-        post(one.url, "/tune", how)
-        found = saturated(one, bodies, args, max(8.0, args.seconds))  # all that it takes at once may take seconds
-        tried.append((found["rate"], how))
-        say(f"  {json.dumps(how)}: {found['rate']:.1f}/s, {found['cpu_ms']:.2f} CPU ms each")
+    def attempt(max_texts: int, batch: int, wait: float) -> None:
+        tuning = {"max_texts": max_texts, "batch": batch, "wait_ms": wait}
+        post(peer.url, "/tune", tuning)
+        result = measure_saturation(peer, bodies, args, max(8.0, args.seconds))  # one batch may take seconds
+        trials.append((result["rate"], tuning))
+        say(f"  {json.dumps(tuning)}: {result['rate']:.1f}/s, {result['cpu_ms']:.2f} CPU ms per text")
 
-    for most, batch in itertools.product(args.most, args.batches):
-        if batch <= most:
-            attempt(most, batch, 0.0)
-    best = max(tried, key=lambda pair: pair[0])[1]
+    for max_texts, batch in itertools.product(args.max_texts, args.batches):
+        if batch <= max_texts:
+            attempt(max_texts, batch, 0.0)
+    best = max(trials, key=lambda pair: pair[0])[1]
     for wait in args.waits:
-        attempt(int(best["most"]), int(best["batch"]), wait)
-    best = max(tried, key=lambda pair: pair[0])[1]
-    post(one.url, "/tune", best)
+        attempt(int(best["max_texts"]), int(best["batch"]), wait)
+    best = max(trials, key=lambda pair: pair[0])[1]
+    post(peer.url, "/tune", best)
     return best
 
 
 def saturate(args: argparse.Namespace) -> dict[str, Any]:
-    """All servers in turn, several times."""
+    """Measure all servers in turn, several times."""
     model = str(args.model)
     texts = real_texts(args.data, model, args.texts)
-    bodies = {each: bodies_of(texts, each) for each in args.per_request}
+    bodies = {count: request_bodies(texts, count) for count in args.per_request}
     runs: dict[str, list[dict[str, Any]]] = {"offline": []}
     best = None
     device = [] if args.device is None else ["--device", args.device]
@@ -267,37 +265,37 @@ def saturate(args: argparse.Namespace) -> dict[str, Any]:
             extra = [*device, *(args.serve_args.split() if name == "bertie" else [])]
             up[name] = stack.enter_context(server(name, model, extra))
         if "batched" in up:
-            best = tuned(up["batched"], bodies_of(texts), args)
-            if args.device is None:  # on a CPU, the same once more with a process a core
-                flags = ["--most", best["most"], "--batch", best["batch"], "--wait-ms", best["wait_ms"]]
+            best = tune_peer(up["batched"], request_bodies(texts), args)
+            if args.device is None:  # on a CPU, also with one process per core
+                flags = ["--max-texts", best["max_texts"], "--batch", best["batch"], "--wait-ms", best["wait_ms"]]
                 name = f"batched in {os.cpu_count()} processes"
                 extra = [*map(str, flags), "--processes", str(os.cpu_count())]
                 up[name] = stack.enter_context(server(name, model, extra))
         for number in range(args.repeats):
             for name in ["offline", *up] if number % 2 == 0 else [*reversed(up), "offline"]:
                 if name == "offline":
-                    some = {name: offline(model, texts, args.seconds, args.device)}
+                    results = {name: offline(model, texts, args.seconds, args.device)}
                 else:
-                    some = {
-                        name if each == 1 else f"{name}, {each} a request": saturated(
-                            up[name], bodies[each], args, args.seconds, each
+                    results = {
+                        name if count == 1 else f"{name}, {count} per request": measure_saturation(
+                            up[name], bodies[count], args, args.seconds, count
                         )
-                        for each in args.per_request
+                        for count in args.per_request
                     }
-                for label, found in some.items():
-                    runs.setdefault(label, []).append(found)
-                    say(f"  {number + 1}/{args.repeats} {label}: {json.dumps(found)}")
-    rate = {name: statistics.median(one["rate"] for one in some) for name, some in runs.items()}
-    cpu = {name: statistics.median(one["cpu_ms"] for one in some) for name, some in runs.items()}
-    say("\n| | texts/s | of offline | CPU ms a text | p50 ms | p99 ms | Bertie against it |\n|" + "---|" * 7)
+                for label, result in results.items():
+                    runs.setdefault(label, []).append(result)
+                    say(f"  {number + 1}/{args.repeats} {label}: {json.dumps(result)}")
+    rate = {name: statistics.median(run["rate"] for run in several) for name, several in runs.items()}
+    cpu = {name: statistics.median(run["cpu_ms"] for run in several) for name, several in runs.items()}
+    say("\n| | texts/s | share of offline | CPU ms per text | p50 ms | p99 ms | Bertie vs. it |\n|" + "---|" * 7)
     for name, several in runs.items():
         p50, p99 = (
-            f"{statistics.median(one[key] for one in several):.0f}" if name != "offline" else ""
+            f"{statistics.median(run[key] for run in several):.0f}" if name != "offline" else ""
             for key in ("p50_ms", "p99_ms")
         )
-        against = f"{rate['bertie'] / rate[name]:.2f}×" if "bertie" in rate and rate[name] else ""
+        ratio = f"{rate['bertie'] / rate[name]:.2f}×" if "bertie" in rate and rate[name] else ""
         share = rate[name] / rate["offline"]
-        say(f"| {name} | {rate[name]:.1f} | {share:.1%} | {cpu[name]:.2f} | {p50} | {p99} | {against} |")
+        say(f"| {name} | {rate[name]:.1f} | {share:.1%} | {cpu[name]:.2f} | {p50} | {p99} | {ratio} |")
     return {
         "what": "saturate",
         "connections": args.connections,
@@ -310,47 +308,50 @@ def saturate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def latency(args: argparse.Namespace) -> dict[str, Any]:
-    """One server at several shares of its capacity."""
+    """Measure one server at several shares of its capacity."""
     model, name = str(args.model), args.servers[0]
-    bodies = bodies_of(real_texts(args.data, model, args.texts))
+    bodies = request_bodies(real_texts(args.data, model, args.texts))
     device = [] if args.device is None else ["--device", args.device]
     rows: list[dict[str, Any]] = []
     with server(name, model, [*device, *(args.serve_args.split() if name == "bertie" else [])]) as up:
-        capacity = args.rate or saturated(up, bodies, args, args.seconds)["rate"]
+        capacity = args.rate or measure_saturation(up, bodies, args, args.seconds)["rate"]
         say(f"capacity: {capacity:.1f} requests/s")
         for number in range(args.repeats):
             for share in SHARES:
-                found = serve_load.opened(up.url, PATH, bodies, share * capacity, args.seconds, args.processes)
-                rows.append({"share": share, **found})
-                say(f"  {number + 1}/{args.repeats} {share:.0%}: {json.dumps(found)}")
+                result = serve_load.open_loop(up.url, PATH, bodies, share * capacity, args.seconds, args.processes)
+                rows.append({"share": share, **result})
+                say(f"  {number + 1}/{args.repeats} {share:.0%}: {json.dumps(result)}")
     table = []
     say(
         "\n| load | offered/s | answered/s | refused | p50 ms | p95 ms | p99 ms | refused within (p99) |\n|"
         + "---|" * 8
     )
     for share in SHARES:
-        some = [row for row in rows if row["share"] == share]
-        one: dict[str, Any] = {"share": share}
+        group = [row for row in rows if row["share"] == share]
+        summary: dict[str, Any] = {"share": share}
         for key in ("offered", "rate", "p50_ms", "p95_ms", "p99_ms", "refused_p99_ms"):
-            values = [row[key] for row in some if row[key] is not None]
-            one[key] = statistics.median(values) if values else None
-        total = sum(row["answered"] + row["refused"] + sum(row["failed"].values()) for row in some)
-        one["refused"] = sum(row["refused"] for row in some) / total
-        one["failed"] = sum(sum(row["failed"].values()) for row in some)
-        table.append(one)
-        within = "" if one["refused_p99_ms"] is None else f"{one['refused_p99_ms']:.0f} ms"
-        times = " | ".join("" if one[key] is None else f"{one[key]:.0f}" for key in ("p50_ms", "p95_ms", "p99_ms"))
-        say(f"| {share:.0%} | {one['offered']:.1f} | {one['rate']:.1f} | {one['refused']:.1%} | {times} | {within} |")
+            values = [row[key] for row in group if row[key] is not None]
+            summary[key] = statistics.median(values) if values else None
+        total = sum(row["answered"] + row["refused"] + sum(row["failed"].values()) for row in group)
+        summary["refused"] = sum(row["refused"] for row in group) / total
+        summary["failed"] = sum(sum(row["failed"].values()) for row in group)
+        table.append(summary)
+        within = "" if summary["refused_p99_ms"] is None else f"{summary['refused_p99_ms']:.0f} ms"
+        times = " | ".join(
+            "" if summary[key] is None else f"{summary[key]:.0f}" for key in ("p50_ms", "p95_ms", "p99_ms")
+        )
+        rates = f"{summary['offered']:.1f} | {summary['rate']:.1f} | {summary['refused']:.1%}"
+        say(f"| {share:.0%} | {rates} | {times} | {within} |")
     if args.svg is not None:
         args.svg.write_text(plot(table, name))
     return {"what": "latency", "server": name, "capacity": capacity, "table": table, "runs": rows}
 
 
 def start(args: argparse.Namespace) -> dict[str, Any]:
-    """From nothing to the first answer."""
-    took = []
+    """Measure the time from starting the process to the first response."""
+    times = []
     for _ in range(args.repeats):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         command = [sys.executable, "-m", "bertie", "serve", "--port", "0"]
         with subprocess.Popen(
             command, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -358,11 +359,11 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
             assert process.stdout is not None
             url = process.stdout.readline().split()[0]
             assert post(url, "/classify", {"texts": "A delight from start to finish."})
-            took.append(round(time.perf_counter() - begun, 3))
+            times.append(round(time.perf_counter() - started, 3))
             process.terminate()
-        say(f"  {took[-1]:.2f} s")
-    say(f"\nmedian {statistics.median(took):.2f} s, {min(took):.2f} to {max(took):.2f}")
-    return {"what": "start", "seconds": took}
+        say(f"  {times[-1]:.2f} s")
+    say(f"\nmedian {statistics.median(times):.2f} s, {min(times):.2f} to {max(times):.2f}")
+    return {"what": "start", "seconds": times}
 
 
 _STYLE = """<style>
@@ -375,42 +376,44 @@ circle.a { fill: #1f5fa8; } circle.b { fill: #b8500b; } circle.faint { fill: #8a
 
 
 def plot(table: Sequence[dict[str, Any]], name: str) -> str:
-    """The times of answered requests by load, as a picture that stands alone."""
+    """Plot the latency of successful requests by load, as a self-contained SVG."""
     from bertie.evaluation.plots import Line, lines
 
     series = [
         Line(
-            key, [(100 * one["share"], one[f"{key}_ms"]) for one in table if one[f"{key}_ms"] is not None], style, True
+            key, [(100 * row["share"], row[f"{key}_ms"]) for row in table if row[f"{key}_ms"] is not None], style, True
         )
         for key, style in (("p50", "a"), ("p95", "b"), ("p99", "faint"))
     ]
-    alt = f"{name}: milliseconds to an answer by load, of those that were not refused"
+    alt = f"{name}: latency of successful requests by load"
     svg = lines(alt, series, "load, % of capacity", "milliseconds")
     svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return svg.replace("</title>", "</title>" + _STYLE, 1) + "\n"
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run a benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("saturate", "latency", "start", "offline"))
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--data", type=Path, help="a folder with " + ", ".join(SOURCES))
     parser.add_argument("--texts", type=Path, help="a list of texts in JSON, instead of --data")
-    parser.add_argument("--per-request", default="1", help="texts a request; several numbers: one after the other")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument(
+        "--per-request", default="1", help="texts per request; several numbers are measured one after the other"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--generator", choices=("wrk", "python"), default="wrk", help="of closed loops")
-    parser.add_argument("--processes", type=int, default=1, help="of the generator in Python")
-    parser.add_argument("--servers", default="bertie,plain,async,batched", help="of which latency takes the first")
-    parser.add_argument("--serve-args", default="", help="more for bertie serve")
-    parser.add_argument("--most", default="16,64", help="numbers of texts at once to try for the peer that batches")
-    parser.add_argument("--batches", default="4,8,16,32", help="sizes of its batches to try")
+    parser.add_argument("--generator", choices=("wrk", "python"), default="wrk", help="load generator of closed loops")
+    parser.add_argument("--processes", type=int, default=1, help="processes of the Python generator")
     parser.add_argument(
-        "--waits", default="5", help="milliseconds to try that it waits for more, with the best of them"
+        "--servers", default="bertie,plain,async,batched", help="servers to compare; latency measures the first"
     )
-    parser.add_argument("--rate", type=float, help="requests/s that count as the capacity (measured)")
+    parser.add_argument("--serve-args", default="", help="further arguments of bertie serve")
+    parser.add_argument("--max-texts", default="16,64", help="maximum numbers of texts to try for the batching peer")
+    parser.add_argument("--batches", default="4,8,16,32", help="batch sizes to try for it")
+    parser.add_argument("--waits", default="5", help="waits in milliseconds to try for it")
+    parser.add_argument("--rate", type=float, help="capacity in requests per second (measured)")
     parser.add_argument("--device")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
@@ -419,14 +422,14 @@ def main() -> int:
         offline_here(str(args.model), args.seconds, args.device)
         return 0
     args.servers = args.servers.split(",")
-    args.most = [int(one) for one in args.most.split(",")]
-    args.batches = [int(one) for one in args.batches.split(",")]
-    args.waits = [float(one) for one in args.waits.split(",")]
-    args.per_request = [int(one) for one in args.per_request.split(",")]
-    found = {"saturate": saturate, "latency": latency, "start": start}[args.what](args)
+    args.max_texts = [int(value) for value in args.max_texts.split(",")]
+    args.batches = [int(value) for value in args.batches.split(",")]
+    args.waits = [float(value) for value in args.waits.split(",")]
+    args.per_request = [int(value) for value in args.per_request.split(",")]
+    result = {"saturate": saturate, "latency": latency, "start": start}[args.what](args)
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}
     if args.json is not None:
-        args.json.write_text(json.dumps(found | {"machine": machine}, indent=1) + "\n")
+        args.json.write_text(json.dumps(result | {"machine": machine}, indent=1) + "\n")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Load on an HTTP server: by wrk, or from here, where wrk is not at hand or requests shall come at a rate of their own.
+"""Load generators for HTTP servers: wrk, and one in Python for open-loop load or where wrk is missing.
 
-Closed loop: each connection sends its next request when it has the reply to the last. Open loop: requests come at
-random moments (Poisson) whatever the server does, and a reply's time counts from when its request was due, so that a
-server which stalls cannot hide it.
+Closed loop: each connection sends its next request when it has received the response to the last. Open loop: requests
+arrive as a Poisson process whatever the server does, and latency counts from when a request was due, so that a server
+that stalls cannot hide it (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-PATIENCE = 20.0  # seconds after which a request counts as lost
+TIMEOUT = 20.0  # seconds after which a request counts as failed
 
 _LUA = """
 local bodies = {}
@@ -50,15 +50,15 @@ end
 
 
 @dataclass
-class Load:
-    """What came of it. Latencies are in seconds, those of good replies; refused ones apart."""
+class LoadResult:
+    """The results of a load test. Latencies in seconds: of successful requests, and of refused ones."""
 
     seconds: float
     latencies: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)  # 429
-    failed: dict[str, int] = field(default_factory=dict)  # by status, or what else went wrong
+    failed: dict[str, int] = field(default_factory=dict)  # by status or error
 
-    def add(self, other: Load) -> None:
+    def add(self, other: LoadResult) -> None:
         self.seconds = max(self.seconds, other.seconds)
         self.latencies += other.latencies
         self.refused += other.refused
@@ -74,7 +74,7 @@ class Load:
             self.failed[status] = self.failed.get(status, 0) + 1
 
     def summary(self) -> dict[str, Any]:
-        def at(values: list[float], q: float) -> float | None:
+        def percentile(values: list[float], q: float) -> float | None:
             return round(float(np.percentile(values, q)) * 1000, 3) if values else None
 
         return {
@@ -83,18 +83,18 @@ class Load:
             "rate": round(len(self.latencies) / self.seconds, 2),
             "refused": len(self.refused),
             "failed": self.failed,
-            "p50_ms": at(self.latencies, 50),
-            "p95_ms": at(self.latencies, 95),
-            "p99_ms": at(self.latencies, 99),
-            "refused_p50_ms": at(self.refused, 50),
-            "refused_p99_ms": at(self.refused, 99),
+            "p50_ms": percentile(self.latencies, 50),
+            "p95_ms": percentile(self.latencies, 95),
+            "p99_ms": percentile(self.latencies, 99),
+            "refused_p50_ms": percentile(self.refused, 50),
+            "refused_p99_ms": percentile(self.refused, 99),
         }
 
 
 def wrk(url: str, path: str, bodies: Sequence[bytes], connections: int, seconds: float) -> dict[str, Any]:
-    """A closed loop by wrk, whose one thread costs next to nothing."""
+    """Run a closed loop with wrk, whose single thread costs little CPU."""
     if shutil.which("wrk") is None:
-        raise SystemExit("wrk is not here: apt-get install wrk, or --generator python")
+        raise SystemExit("wrk is not installed: apt-get install wrk, or --generator python")
     with tempfile.TemporaryDirectory() as folder:
         file, script = Path(folder, "bodies"), Path(folder, "load.lua")
         file.write_bytes(b"\n".join(bodies) + b"\n")
@@ -105,184 +105,187 @@ def wrk(url: str, path: str, bodies: Sequence[bytes], connections: int, seconds:
             f"-c{connections}",
             f"-d{seconds:g}s",
             "--timeout",
-            f"{PATIENCE:g}s",
+            f"{TIMEOUT:g}s",
             "-s",
             str(script),
         ]
         out = subprocess.run([*command, url + path], capture_output=True, text=True, check=True).stdout
-    found = json.loads(out[out.index("JSON{") + 4 :].splitlines()[0])
-    good = found["requests"] - found["errors"]["status"]
-    failed = {name: count for name, count in found["errors"].items() if count}
-    times = {f"{name}_ms": round(1000 * found[name], 3) for name in ("p50", "p95", "p99")}
-    seconds = found["seconds"]
-    return {"seconds": seconds, "answered": good, "rate": round(good / seconds, 2), "failed": failed, **times}
+    result = json.loads(out[out.index("JSON{") + 4 :].splitlines()[0])
+    answered = result["requests"] - result["errors"]["status"]
+    failed = {name: count for name, count in result["errors"].items() if count}
+    times = {f"{name}_ms": round(1000 * result[name], 3) for name in ("p50", "p95", "p99")}
+    seconds = result["seconds"]
+    return {"seconds": seconds, "answered": answered, "rate": round(answered / seconds, 2), "failed": failed, **times}
 
 
-class Link(asyncio.Protocol):
-    """One connection, one request at a time."""
+class Connection(asyncio.Protocol):
+    """A keep-alive connection with one request at a time."""
 
     def __init__(self) -> None:
         self.transport: Any = None
-        self.reply: asyncio.Future[str] | None = None
+        self.response: asyncio.Future[str] | None = None
         self.closed = False
-        self.head = self.body = b""  # of the last reply
-        self.unasked = 0  # bytes that came though nothing was asked
-        self._held = b""
-        self._wanted = -1  # bytes of head and body together
-        self._last = False
+        self.head = self.body = b""  # of the last response
+        self.unexpected = 0  # bytes received without a request
+        self._buffer = b""
+        self._expected = -1  # bytes of headers and body
+        self._close_after = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def send(self, request: bytes) -> asyncio.Future[str]:
-        self._held, self._wanted = b"", -1
-        self.reply = asyncio.get_running_loop().create_future()
+        self._buffer, self._expected = b"", -1
+        self.response = asyncio.get_running_loop().create_future()
         self.transport.write(request)
-        return self.reply
+        return self.response
 
     def data_received(self, data: bytes) -> None:
-        if self.reply is None:
-            self.unasked += len(data)
+        if self.response is None:
+            self.unexpected += len(data)
             return
-        self._held = self._held + data if self._held else data
-        if self._wanted < 0:
-            end = self._held.find(b"\r\n\r\n")
+        self._buffer = self._buffer + data if self._buffer else data
+        if self._expected < 0:
+            end = self._buffer.find(b"\r\n\r\n")
             if end < 0:
                 return
-            self.head = head = self._held[:end].lower()
+            self.head = head = self._buffer[:end].lower()
             size = head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0] if b"content-length:" in head else b"0"
-            self._wanted = end + 4 + int(size)
-            self._last = b"\r\nconnection: close" in head
-        if len(self._held) >= self._wanted:
-            status = self._held[9:12].decode()
-            self.body = self._held[len(self.head) + 4 : self._wanted]
-            self.unasked += len(self._held) - self._wanted
-            if self._last:
+            self._expected = end + 4 + int(size)
+            self._close_after = b"\r\nconnection: close" in head
+        if len(self._buffer) >= self._expected:
+            status = self._buffer[9:12].decode()
+            self.body = self._buffer[len(self.head) + 4 : self._expected]
+            self.unexpected += len(self._buffer) - self._expected
+            if self._close_after:
                 self.closed = True
                 self.transport.close()
-            self._end(status)
+            self._finish(status)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self._end("hung up")
+        self._finish("disconnected")
 
-    def _end(self, status: str) -> None:
-        if self.reply is not None and not self.reply.done():
-            self.reply.set_result(status)
-        self.reply = None
-
-
-def requests_of(url: str, path: str, bodies: Sequence[bytes]) -> tuple[str, int, list[bytes]]:
-    """The host, the port, and requests as they go over the wire."""
-    at = urlsplit(url)
-    assert at.hostname is not None
-    assert at.port is not None
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {at.hostname}:{at.port}\r\nContent-Type: application/json\r\nContent-Length: "
-    )
-    return at.hostname, at.port, [head.encode() + b"%d\r\n\r\n" % len(body) + body for body in bodies]
+    def _finish(self, status: str) -> None:
+        if self.response is not None and not self.response.done():
+            self.response.set_result(status)
+        self.response = None
 
 
-async def _exchange(link: Link, request: bytes) -> str:
+def encode_requests(url: str, path: str, bodies: Sequence[bytes]) -> tuple[str, int, list[bytes]]:
+    """The host, the port, and the raw requests."""
+    address = urlsplit(url)
+    assert address.hostname is not None
+    assert address.port is not None
+    head = f"POST {path} HTTP/1.1\r\nHost: {address.hostname}:{address.port}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: "
+    return address.hostname, address.port, [head.encode() + b"%d\r\n\r\n" % len(body) + body for body in bodies]
+
+
+async def _exchange(connection: Connection, request: bytes) -> str:
     try:
-        return await asyncio.wait_for(link.send(request), PATIENCE)
+        return await asyncio.wait_for(connection.send(request), TIMEOUT)
     except TimeoutError:
-        link.closed = True
-        link.transport.abort()
+        connection.closed = True
+        connection.transport.abort()
         return "timeout"
 
 
-async def _connect(host: str, port: int) -> Link:
-    _, link = await asyncio.get_running_loop().create_connection(Link, host, port)
-    return link
+async def _connect(host: str, port: int) -> Connection:
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
+    return connection
 
 
-async def _closed(url: str, path: str, bodies: Sequence[bytes], connections: int, seconds: float, seed: int) -> Load:
-    host, port, requests = requests_of(url, path, bodies)
-    load, draw = Load(seconds), random.Random(seed)
-    begun = time.perf_counter()
+async def _closed_loop(
+    url: str, path: str, bodies: Sequence[bytes], connections: int, seconds: float, seed: int
+) -> LoadResult:
+    host, port, requests = encode_requests(url, path, bodies)
+    load, draw = LoadResult(seconds), random.Random(seed)
+    started = time.perf_counter()
 
-    async def one() -> None:
-        link: Link | None = None
-        while time.perf_counter() - begun < seconds:
+    async def run_connection() -> None:
+        connection: Connection | None = None
+        while time.perf_counter() - started < seconds:
             start = time.perf_counter()
             try:
-                if link is None or link.closed:
-                    link = await _connect(host, port)
-                status = await _exchange(link, draw.choice(requests))
+                if connection is None or connection.closed:
+                    connection = await _connect(host, port)
+                status = await _exchange(connection, draw.choice(requests))
             except OSError:
                 status = "no connection"
                 await asyncio.sleep(0.05)
             load.count(status, time.perf_counter() - start)
-        if link is not None:
-            link.transport.close()
+        if connection is not None:
+            connection.transport.close()
 
-    await asyncio.gather(*(one() for _ in range(connections)))
-    load.seconds = time.perf_counter() - begun
+    await asyncio.gather(*(run_connection() for _ in range(connections)))
+    load.seconds = time.perf_counter() - started
     return load
 
 
-async def _open(url: str, path: str, bodies: Sequence[bytes], rate: float, seconds: float, seed: int) -> Load:
-    host, port, requests = requests_of(url, path, bodies)
-    load, draw = Load(seconds), random.Random(seed)
-    idle: list[Link] = []
-    under_way: set[asyncio.Task[None]] = set()
-    begun = time.perf_counter()
+async def _open_loop(
+    url: str, path: str, bodies: Sequence[bytes], rate: float, seconds: float, seed: int
+) -> LoadResult:
+    host, port, requests = encode_requests(url, path, bodies)
+    load, draw = LoadResult(seconds), random.Random(seed)
+    idle: list[Connection] = []
+    in_flight: set[asyncio.Task[None]] = set()
+    started = time.perf_counter()
 
-    async def one(due: float, request: bytes) -> None:
+    async def send(due: float, request: bytes) -> None:
         try:
             while idle and idle[-1].closed:
                 idle.pop()
-            link = idle.pop() if idle else await _connect(host, port)
-            status = await _exchange(link, request)
-            if not link.closed:
-                idle.append(link)
+            connection = idle.pop() if idle else await _connect(host, port)
+            status = await _exchange(connection, request)
+            if not connection.closed:
+                idle.append(connection)
         except OSError:
             status = "no connection"
         load.count(status, time.perf_counter() - due)
 
-    due = begun
-    while (due := due + draw.expovariate(rate)) < begun + seconds:
+    due = started
+    while (due := due + draw.expovariate(rate)) < started + seconds:
         wait = due - time.perf_counter()
         if wait > 0:
             await asyncio.sleep(wait)
-        task = asyncio.create_task(one(due, draw.choice(requests)))
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
-    await asyncio.gather(*under_way)
-    load.seconds = max(seconds, time.perf_counter() - begun)  # what is answered late is no rate of its own
-    for link in idle:
-        link.transport.close()
+        task = asyncio.create_task(send(due, draw.choice(requests)))
+        in_flight.add(task)
+        task.add_done_callback(in_flight.discard)
+    await asyncio.gather(*in_flight)
+    load.seconds = max(seconds, time.perf_counter() - started)  # late responses must not raise the rate
+    for connection in idle:
+        connection.transport.close()
     return load
 
 
-def _run(kind: str, args: tuple[Any, ...]) -> Load:
-    return asyncio.run(_closed(*args) if kind == "closed" else _open(*args))
+def _run(kind: str, args: tuple[Any, ...]) -> LoadResult:
+    return asyncio.run(_closed_loop(*args) if kind == "closed" else _open_loop(*args))
 
 
-def closed(
+def closed_loop(
     url: str, path: str, bodies: Sequence[bytes], connections: int, seconds: float, processes: int = 1
 ) -> dict[str, Any]:
-    """A closed loop from here, from several processes if one is too slow for the server."""
-    each = max(1, connections // processes)
-    return _several("closed", [(url, path, bodies, each, seconds, seed) for seed in range(processes)])
+    """Run a closed loop in Python, in several processes if one cannot saturate the server."""
+    per_process = max(1, connections // processes)
+    return _run_processes("closed", [(url, path, bodies, per_process, seconds, seed) for seed in range(processes)])
 
 
-def opened(
+def open_loop(
     url: str, path: str, bodies: Sequence[bytes], rate: float, seconds: float, processes: int = 1
 ) -> dict[str, Any]:
-    """An open loop."""
-    found = _several("open", [(url, path, bodies, rate / processes, seconds, seed) for seed in range(processes)])
-    return {"offered": rate, **found}
+    """Run an open loop at `rate` requests per second."""
+    result = _run_processes("open", [(url, path, bodies, rate / processes, seconds, seed) for seed in range(processes)])
+    return {"offered": rate, **result}
 
 
-def _several(kind: str, jobs: list[tuple[Any, ...]]) -> dict[str, Any]:
+def _run_processes(kind: str, jobs: list[tuple[Any, ...]]) -> dict[str, Any]:
     if len(jobs) == 1:
         return _run(kind, jobs[0]).summary()
     context = get_context("spawn")
-    together = context.Barrier(len(jobs))  # or the first ones would have the server for themselves
-    with ProcessPoolExecutor(len(jobs), mp_context=context, initializer=together.wait) as pool:
-        first, *others = [one.result() for one in [pool.submit(_run, kind, job) for job in jobs]]
-    for one in others:
-        first.add(one)
+    barrier = context.Barrier(len(jobs))  # so that no process has the server to itself at first
+    with ProcessPoolExecutor(len(jobs), mp_context=context, initializer=barrier.wait) as pool:
+        first, *others = [future.result() for future in [pool.submit(_run, kind, job) for job in jobs]]
+    for other in others:
+        first.add(other)
     return first.summary()

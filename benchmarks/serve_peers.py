@@ -1,17 +1,17 @@
-"""Servers to compare `bertie serve` with: FastAPI over sentence-transformers, plainly and with batches.
+"""Servers to compare `bertie serve` with: FastAPI with sentence-transformers, without and with batching.
 
     python -m benchmarks.serve_peers plain --model FOLDER --port 9001
     python -m benchmarks.serve_peers async --model FOLDER --port 9001
-    python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --most 64 --batch 8 --wait-ms 0 [--processes 2]
+    python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --max-texts 64 --batch 8 [--processes 2]
 
-plain: as the documentations of both suggest. A function that blocks is declared with `def`, which FastAPI calls in one
-of its threads, and it calls `encode` on what came in.
-async: the same with `async def`, as many have it: one `encode` after the other, on the event loop.
-batched: what waits is encoded together, up to a number of texts, in one thread; sentence-transformers sorts it by
-length and pads it in batches of a size of its own. The reply is written by orjson, from numpy. POST /tune sets both
-numbers, and how long is waited for more. With --processes, several share the port, and the cores.
+plain: as both documentations suggest. A blocking function is declared with `def`, FastAPI calls it in a thread, and it
+calls `encode` on the request's texts.
+async: the same with `async def`, a common mistake: one `encode` after the other, on the event loop.
+batched: queued texts are encoded together in one thread, up to a maximum; sentence-transformers sorts them by length
+and pads them in batches. Responses are serialized by orjson from numpy. POST /tune sets both sizes and the time to wait
+for more texts. With --processes, several processes share the port and the cores.
 
-All take text-embeddings-inference's POST /embed with one text, or several.
+All accept text-embeddings-inference's POST /embed with one or several texts.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
 
-class TaskInput(BaseModel):
+class EmbedBody(BaseModel):
     inputs: str | list[str]
 
 
 class Tuning(BaseModel):
-    most: int
+    max_texts: int
     batch: int
     wait_ms: float
 
 
-def listed(inputs: str | list[str]) -> list[str]:
+def as_list(inputs: str | list[str]) -> list[str]:
     return [inputs] if isinstance(inputs, str) else inputs
 
 
@@ -50,61 +50,61 @@ def plain(model: SentenceTransformer) -> FastAPI:
     app = FastAPI()
 
     @app.post("/embed")
-    def embed(ask: TaskInput) -> list[list[float]]:
-        found: list[list[float]] = model.encode(listed(ask.inputs)).tolist()
-        return found
+    def embed(body: EmbedBody) -> list[list[float]]:
+        vectors: list[list[float]] = model.encode(as_list(body.inputs)).tolist()
+        return vectors
 
     return app
 
 
-def on_the_loop(model: SentenceTransformer) -> FastAPI:
+def on_event_loop(model: SentenceTransformer) -> FastAPI:
     app = FastAPI()
 
     @app.post("/embed")
-    async def embed(ask: TaskInput) -> list[list[float]]:
-        found: list[list[float]] = model.encode(listed(ask.inputs)).tolist()
-        return found
+    async def embed(body: EmbedBody) -> list[list[float]]:
+        vectors: list[list[float]] = model.encode(as_list(body.inputs)).tolist()
+        return vectors
 
     return app
 
 
-def batched(model: SentenceTransformer, most: int, batch: int, wait: float) -> FastAPI:
+def batched(model: SentenceTransformer, max_texts: int, batch: int, wait: float) -> FastAPI:
     app = FastAPI()
     waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]]] = asyncio.Queue()
     running: list[asyncio.Task[None]] = []
 
     @app.post("/tune")
-    async def tune(ask: Tuning) -> None:
-        nonlocal most, batch, wait
-        most, batch, wait = ask.most, ask.batch, ask.wait_ms / 1000
+    async def tune(tuning: Tuning) -> None:
+        nonlocal max_texts, batch, wait
+        max_texts, batch, wait = tuning.max_texts, tuning.batch, tuning.wait_ms / 1000
 
     def encode(texts: list[str]) -> Any:
         return model.encode(texts, batch_size=batch, show_progress_bar=False)
 
     async def work() -> None:
         while True:
-            some = [await waiting.get()]
-            if wait and waiting.qsize() < most - 1:
+            texts_and_futures = [await waiting.get()]
+            if wait and waiting.qsize() < max_texts - 1:
                 await asyncio.sleep(wait)
-            while len(some) < most and not waiting.empty():
-                some.append(waiting.get_nowait())
+            while len(texts_and_futures) < max_texts and not waiting.empty():
+                texts_and_futures.append(waiting.get_nowait())
             try:
-                found = await asyncio.to_thread(encode, [text for text, _ in some])
+                vectors = await asyncio.to_thread(encode, [text for text, _ in texts_and_futures])
             except Exception as error:
-                for _, future in some:
+                for _, future in texts_and_futures:
                     if not future.done():
                         future.set_exception(error)
             else:
-                for (_, future), vector in zip(some, found, strict=True):
+                for (_, future), vector in zip(texts_and_futures, vectors, strict=True):
                     if not future.done():
                         future.set_result(vector)
 
     @app.post("/embed")
-    async def embed(ask: TaskInput) -> Response:
+    async def embed(body: EmbedBody) -> Response:
         if not running:
             running.append(asyncio.create_task(work()))
-        futures = [asyncio.get_running_loop().create_future() for _ in listed(ask.inputs)]
-        for text, future in zip(listed(ask.inputs), futures, strict=True):
+        futures = [asyncio.get_running_loop().create_future() for _ in as_list(body.inputs)]
+        for text, future in zip(as_list(body.inputs), futures, strict=True):
             waiting.put_nowait((text, future))
         vectors = await asyncio.gather(*futures)
         return Response(orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
@@ -117,19 +117,19 @@ def main() -> None:
     parser.add_argument("kind", choices=("plain", "async", "batched"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--most", type=int, default=64, help="texts that are encoded together")
-    parser.add_argument("--batch", type=int, default=8, help="of which so many are padded to one length")
+    parser.add_argument("--max-texts", type=int, default=64, help="texts that are encoded together")
+    parser.add_argument("--batch", type=int, default=8, help="texts that are padded to one length")
     parser.add_argument("--wait-ms", type=float, default=0.0)
     parser.add_argument("--device")
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
-    place = socket.create_server(("127.0.0.1", args.port), backlog=2048)
+    listener = socket.create_server(("127.0.0.1", args.port), backlog=2048)
     if args.processes > 1:
         children = []
         for _ in range(args.processes):
             if not (child := os.fork()):
                 torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // args.processes))
-                serve(args, place)
+                serve(args, listener)
                 os._exit(0)
             children.append(child)
 
@@ -141,18 +141,18 @@ def main() -> None:
         for child in children:
             os.waitpid(child, 0)
         sys.exit()
-    serve(args, place)
+    serve(args, listener)
 
 
-def serve(args: argparse.Namespace, place: socket.socket) -> None:
+def serve(args: argparse.Namespace, listener: socket.socket) -> None:
     model = SentenceTransformer(args.model, device=args.device)
-    model.encode(["The first one is slow."])
+    model.encode(["warm-up"])
     kinds = {
         "plain": lambda: plain(model),
-        "async": lambda: on_the_loop(model),
-        "batched": lambda: batched(model, args.most, args.batch, args.wait_ms / 1000),
+        "async": lambda: on_event_loop(model),
+        "batched": lambda: batched(model, args.max_texts, args.batch, args.wait_ms / 1000),
     }
-    uvicorn.Server(uvicorn.Config(kinds[args.kind](), log_level="warning", access_log=False)).run(sockets=[place])
+    uvicorn.Server(uvicorn.Config(kinds[args.kind](), log_level="warning", access_log=False)).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The load generator counts what a server really did."""
+"""The load generators report what a server did."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from benchmarks import serve, serve_load
 
-BODIES = serve.bodies_of(["one", "two", "drei größer", "four"])
+BODIES = serve.request_bodies(["one", "two", "drei größer", "four"])
 
 
 class Stub:
-    """Answers after a while; refuses every third request, and hangs up on every tenth."""
+    """A server that refuses every third request and disconnects at every tenth."""
 
     def __init__(self) -> None:
         self.seen: Counter[bytes] = Counter()
@@ -54,7 +54,7 @@ class Stub:
                 close = b"connection: close\r\n" if status == 429 else b""
                 reply = b"HTTP/1.1 %d Fine\r\nContent-Length: 300\r\n%s\r\n" % (status, close)
                 writer.write(reply + b"x" * 100)
-                await asyncio.sleep(0)  # the rest in a packet of its own
+                await asyncio.sleep(0)  # the rest in another packet
                 writer.write(b"x" * 200)
                 if close:
                     break
@@ -66,8 +66,8 @@ class Stub:
     async def end(self) -> None:
         self.server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        for one in others:
-            one.cancel()
+        for task in others:
+            task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
     def stop(self) -> None:
@@ -79,45 +79,45 @@ class Stub:
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
-    made = Stub()
-    yield made
-    made.stop()
+    server = Stub()
+    yield server
+    server.stop()
 
 
 def test_closed_loop(stub: Stub) -> None:
-    found = serve_load.closed(stub.url, "/embed", BODIES, connections=4, seconds=0.5)
+    found = serve_load.closed_loop(stub.url, "/embed", BODIES, connections=4, seconds=0.5)
     assert found["answered"] == stub.statuses[200] > 20
     assert found["refused"] == stub.statuses[429] > 5
-    assert found["failed"] == {"hung up": stub.statuses[0]}
+    assert found["failed"] == {"disconnected": stub.statuses[0]}
     assert found["p50_ms"] >= 5
     assert set(stub.seen) == set(BODIES)
 
 
-def test_several_processes_begin_together(stub: Stub) -> None:
+def test_processes_start_together(stub: Stub) -> None:
     stub.plain = True
-    found = serve_load.closed(stub.url, "/embed", BODIES, connections=4, seconds=0.5, processes=2)
+    found = serve_load.closed_loop(stub.url, "/embed", BODIES, connections=4, seconds=0.5, processes=2)
     assert found["answered"] == stub.statuses[200] >= 4
     assert found["seconds"] < 5, "of the load, without the start of the processes"
 
 
 def test_requests_of_several_texts() -> None:
-    bodies = [json.loads(one) for one in serve.bodies_of(["a", "b", "c", "d", "e"], 2)]
+    bodies = [json.loads(body) for body in serve.request_bodies(["a", "b", "c", "d", "e"], 2)]
     assert bodies == [{"inputs": ["a", "b"]}, {"inputs": ["c", "d"]}]
 
 
-def test_open_loop_counts_from_when_a_request_was_due(stub: Stub) -> None:
+def test_open_loop_latency_counts_from_when_a_request_was_due(stub: Stub) -> None:
     stub.plain = True
-    found = serve_load.opened(stub.url, "/embed", BODIES, rate=200, seconds=0.5)
+    found = serve_load.open_loop(stub.url, "/embed", BODIES, rate=200, seconds=0.5)
     assert found["answered"] == sum(stub.seen.values())
     assert 50 < found["answered"] < 170  # 100 are expected
     assert found["failed"] == {}
-    # A server that stalls is late for all that were due meanwhile, not for one.
+    # A stalled server is late for all requests that were due meanwhile, not for one.
     stub.loop.call_soon_threadsafe(lambda: time.sleep(0.4))
-    stalled = serve_load.opened(stub.url, "/embed", BODIES, rate=200, seconds=0.5)
+    stalled = serve_load.open_loop(stub.url, "/embed", BODIES, rate=200, seconds=0.5)
     assert stalled["p50_ms"] > 50
 
 
-@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not here")
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_wrk(stub: Stub) -> None:
     stub.plain = True
     found = serve_load.wrk(stub.url, "/embed", BODIES, connections=4, seconds=1)
@@ -127,8 +127,8 @@ def test_wrk(stub: Stub) -> None:
     assert set(stub.seen) == set(BODIES)
 
 
-def test_nobody_there() -> None:
-    found = serve_load.closed("http://127.0.0.1:9", "/embed", BODIES, connections=2, seconds=0.2)
+def test_no_server() -> None:
+    found = serve_load.closed_loop("http://127.0.0.1:9", "/embed", BODIES, connections=2, seconds=0.2)
     assert found["answered"] == 0
     assert found["p50_ms"] is None
     assert set(found["failed"]) == {"no connection"}

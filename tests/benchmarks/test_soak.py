@@ -1,4 +1,4 @@
-"""The soak test would notice what it looks for."""
+"""The soak test detects the errors it looks for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 
 import numpy as np
 import pytest
-from benchmarks.serve_load import Link
-from benchmarks.soak import SLACK, WARM_UP, Case, Soak, near
+from benchmarks.serve_load import Connection
+from benchmarks.soak import MIN_GROWTH, WARM_UP, Soak
+from benchmarks.soak_cases import Case, is_close
 
 from bertie.tasks.tag import Span, Tagged
 
@@ -18,74 +19,74 @@ def spans(score: float, label: str = "PER") -> list[Tagged]:
     return [Tagged((Span(label, 0, 3, "Ada", score),), 5, 5, 1)]
 
 
-def test_near() -> None:
-    assert near(spans(0.5), spans(0.500001))
-    assert not near(spans(0.5), spans(0.51))
-    assert not near(spans(0.5), spans(0.5, "LOC"))
-    assert not near(spans(0.5), [])
-    assert not near({"a": 1.0}, {"b": 1.0})
-    assert near([np.ones(3)], [np.ones(3) + 1e-6])
-    assert not near([np.ones(3)], [np.ones(4)])
+def test_is_close() -> None:
+    assert is_close(spans(0.5), spans(0.500001))
+    assert not is_close(spans(0.5), spans(0.51))
+    assert not is_close(spans(0.5), spans(0.5, "LOC"))
+    assert not is_close(spans(0.5), [])
+    assert not is_close({"a": 1.0}, {"b": 1.0})
+    assert is_close([np.ones(3)], [np.ones(3) + 1e-6])
+    assert not is_close([np.ones(3)], [np.ones(4)])
 
 
 CASE = Case("/embed", b"{}", list, [1.0, 2.0])
 GOOD = b"http/1.1 200 ok\r\nx-request-id: a"
 
 
-def soaking() -> Soak:
+def new_soak() -> Soak:
     return Soak("127.0.0.1", 1, [CASE], 0, time.monotonic() + 60)
 
 
-def replied(body: object, head: bytes = GOOD, unasked: int = 0) -> Link:
-    made = Link()
-    made.head, made.body, made.unasked = head, json.dumps(body).encode(), unasked
-    return made
+def received(body: object, head: bytes = GOOD, unexpected: int = 0) -> Connection:
+    connection = Connection()
+    connection.head, connection.body, connection.unexpected = head, json.dumps(body).encode(), unexpected
+    return connection
 
 
-def test_a_right_answer_is_one() -> None:
-    one = soaking()
-    assert one.predictions(CASE, replied([1.0, 2.000001]), "200", "a")
-    assert one.counts["answered"] == 1
-    assert not one.problems
+def test_a_correct_response_is_counted() -> None:
+    state = new_soak()
+    assert state.check_response(CASE, received([1.0, 2.000001]), "200", "a")
+    assert state.counts["answered"] == 1
+    assert not state.errors
 
 
 @pytest.mark.parametrize(
-    ("made", "status", "words"),
+    ("connection", "status", "words"),
     [
-        (replied([1.0, 2.1]), "200", "is not"),
-        (replied([1.0]), "200", "is not"),
-        (replied(None), "200", "unreadable"),
-        (replied([1.0, 2.0], GOOD, 3), "200", "answered twice"),
-        (replied([1.0, 2.0], b"http/1.1 200 ok\r\nx-request-id: b"), "200", "another request"),
-        (replied({"error": "x"}), "500", "status 500"),
-        (replied({"error": "x"}), "429", "status 429"),  # without a word on when to come back
-        (replied({"error": "x"}), "422", "status 422"),
-        (None, "hung up", "no worker was killed"),
+        (received([1.0, 2.1]), "200", "is not"),
+        (received([1.0]), "200", "is not"),
+        (received(None), "200", "unreadable"),
+        (received([1.0, 2.0], GOOD, 3), "200", "answered twice"),
+        (received([1.0, 2.0], b"http/1.1 200 ok\r\nx-request-id: b"), "200", "another request"),
+        (received({"error": "x"}), "500", "status 500"),
+        (received({"error": "x"}), "429", "status 429"),  # without Retry-After
+        (received({"error": "x"}), "422", "status 422"),
+        (None, "disconnected", "no worker was killed"),
     ],
 )
-def test_a_wrong_one_is_noticed(made: Link | None, status: str, words: str) -> None:
-    one = soaking()
-    one.predictions(CASE, made, status, "a")
-    assert any(words in problem for problem in one.problems)
+def test_errors_are_detected(connection: Connection | None, status: str, words: str) -> None:
+    state = new_soak()
+    state.check_response(CASE, connection, status, "a")
+    assert any(words in error for error in state.errors)
 
 
-def test_what_is_announced_or_due_to_a_kill_is_asked_again() -> None:
-    one = soaking()
-    assert not one.predictions(CASE, replied({}, GOOD + b"\r\nretry-after: 1"), "429", "a")
-    one.kills.append(time.monotonic())
-    assert not one.predictions(CASE, None, "hung up", "a")
-    assert not one.problems
-    assert one.counts == {"refused with 429": 1, "asked again after a kill": 1}
+def test_refusals_and_killed_workers_are_retried() -> None:
+    state = new_soak()
+    assert not state.check_response(CASE, received({}, GOOD + b"\r\nretry-after: 1"), "429", "a")
+    state.kills.append(time.monotonic())
+    assert not state.check_response(CASE, None, "disconnected", "a")
+    assert not state.errors
+    assert state.counts == {"refused with 429": 1, "retried after a kill": 1}
 
 
-def test_wrong_doers_may_be_cut_off_but_not_crash_it() -> None:
-    one = soaking()
-    for status in ("400", "413", "200", "refused", "cut off"):
-        one.wronged("garbage", status)
-    assert not one.problems
+def test_faults_may_be_disconnected_but_not_crash_the_server() -> None:
+    state = new_soak()
+    for status in ("400", "413", "200", "refused", "disconnected"):
+        state.check_fault("garbage", status)
+    assert not state.errors
     for status in ("500", "timeout", "503", "504"):
-        one.wronged("garbage", status)
-    assert len(one.problems) == 4
+        state.check_fault("garbage", status)
+    assert len(state.errors) == 4
 
 
 @pytest.mark.parametrize(
@@ -94,22 +95,22 @@ def test_wrong_doers_may_be_cut_off_but_not_crash_it() -> None:
         (b"HTTP/1.1 422 No\r\na: b\r\n\r\n", "422"),
         (b"HTTP/1.1 503 Later\r\nretry-after: 1\r\n\r\n", "refused"),
         (b"HTTP/1.1 503 Later\r\na: b\r\n\r\n", "503"),
-        (b"", "cut off"),
+        (b"", "disconnected"),
     ],
 )
-def test_a_refusal_says_when_to_come_back(reply: bytes, status: str) -> None:
+def test_a_refusal_has_retry_after(reply: bytes, status: str) -> None:
     async def read() -> str:
         reader = asyncio.StreamReader()
         reader.feed_data(reply)
         reader.feed_eof()
-        return await soaking().status(reader, 5)
+        return await new_soak().read_status(reader, 5)
 
     assert asyncio.run(read()) == status
 
 
 def test_memory_is_compared_after_the_warm_up() -> None:
-    one = soaking()
-    one.memory = [(float(i), SLACK if i <= WARM_UP else SLACK * i) for i in range(160)]
-    first, last = one.thirds()
-    assert 60 * SLACK < first < 100 * SLACK
-    assert last > 120 * SLACK
+    state = new_soak()
+    state.memory = [(float(i), MIN_GROWTH if i <= WARM_UP else MIN_GROWTH * i) for i in range(160)]
+    first, last = state.memory_thirds()
+    assert 60 * MIN_GROWTH < first < 100 * MIN_GROWTH
+    assert last > 120 * MIN_GROWTH

@@ -1,4 +1,4 @@
-"""`bertie serve` as a process: start, signals, workers, keys, and what it refuses."""
+"""`bertie serve` as a process: startup, signals, workers, keys, usage errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import pytest
 
 from bertie.cli.main import main
 
-WAIT = 120.0  # however loaded the machine
+WAIT = 120.0  # seconds; the machine may be busy
 
 
 class Process:
-    """A server of its own."""
+    """A server process."""
 
     def __init__(self, *args: str) -> None:
         self.process = subprocess.Popen(
@@ -33,18 +33,18 @@ class Process:
             text=True,
         )
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        match = re.match(r"(http://\S+:\d+) is ready after", said)
+        line = self.process.stdout.readline()
+        match = re.match(r"(http://\S+:\d+) is ready after", line)
         if match is None:
             self.process.kill()
-            raise AssertionError(f"{said!r} {self.process.communicate()[1]}")
+            raise AssertionError(f"{line!r} {self.process.communicate()[1]}")
         self.url = match[1]
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=WAIT, **options)
 
     def stop(self, sig: int = signal.SIGTERM) -> list[dict[str, Any]]:
-        """End it in good order, and give what it logged."""
+        """Stop the server gracefully and return its log."""
         self.process.send_signal(sig)
         _, err = self.process.communicate(timeout=WAIT)
         assert self.process.returncode == 0, err
@@ -63,10 +63,10 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         return running[-1]
 
     yield begin
-    for one in running:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate()
+    for server in running:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.communicate()
 
 
 def until(true: Callable[[], Any]) -> None:
@@ -76,12 +76,12 @@ def until(true: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
-def test_start_answer_reload_and_end(serve: Serve, models: dict[str, str], tmp_path: Path) -> None:
+def test_startup_reload_and_shutdown(serve: Serve, models: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.symlink_to(models["embed"])
     server = serve(f"one={folder}", models["tag"])
     assert httpx.get(f"{server.url}/health").status_code == 200
-    assert [one["id"] for one in httpx.get(f"{server.url}/v1/models").json()["data"]] == ["one", "tag"]
+    assert [model["id"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]] == ["one", "tag"]
     before = server.post("/embed", {"inputs": "a cat", "model": "one"}).json()
     assert httpx.get(f"{server.url}/info", headers={"host": "evil.example"}).status_code == 403
     folder.unlink()
@@ -89,7 +89,7 @@ def test_start_answer_reload_and_end(serve: Serve, models: dict[str, str], tmp_p
     server.process.send_signal(signal.SIGHUP)
     until(lambda: server.post("/embed", {"inputs": "a cat", "model": "one"}).json() != before)
     folder.unlink()
-    server.process.send_signal(signal.SIGHUP)  # which cannot be: the one that there is goes on
+    server.process.send_signal(signal.SIGHUP)  # which fails: the loaded model stays
     after = server.post("/embed", {"inputs": "a cat", "model": "one"})
     assert after.status_code == 200
     lines = server.stop()
@@ -100,7 +100,7 @@ def test_start_answer_reload_and_end(serve: Serve, models: dict[str, str], tmp_p
     assert models["embed"] not in json.dumps(lines)
 
 
-def test_what_is_under_way_is_answered_before_the_end(serve: Serve, models: dict[str, str]) -> None:
+def test_requests_in_flight_are_answered_before_shutdown(serve: Serve, models: dict[str, str]) -> None:
     server = serve(models["embed"])
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"inputs": "a cat"}).encode()
@@ -110,13 +110,13 @@ def test_what_is_under_way_is_answered_before_the_end(serve: Serve, models: dict
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        raw.sendall(body[5:])  # begun before the signal
+        raw.sendall(body[5:])  # of a request from before the signal
         reply = raw.recv(65536)
         assert reply.startswith(b"HTTP/1.1 200"), reply
     server.stop()
 
 
-def test_two_workers_one_of_which_is_killed(serve: Serve, models: dict[str, str]) -> None:
+def test_a_killed_worker_is_restarted(serve: Serve, models: dict[str, str]) -> None:
     server = serve(models["embed"], "--workers", "2")
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     first = set(children.read_text().split())
@@ -130,17 +130,17 @@ def test_two_workers_one_of_which_is_killed(serve: Serve, models: dict[str, str]
         try:
             assert server.post("/embed", {"inputs": "a cat"}).json() == wanted
             answered += 1
-        except httpx.TransportError:  # the port of one that was just killed
+        except httpx.TransportError:  # a connection to the killed worker
             time.sleep(0.05)
     assert answered > 40
-    counted = re.search(
+    count = re.search(
         r'requests_total\{endpoint="/embed",status="200"\} (\d+)', httpx.get(f"{server.url}/metrics").text
     )
-    assert counted is not None
+    assert count is not None
     server.process.send_signal(signal.SIGTERM)
     server.process.communicate(timeout=WAIT)
     assert server.process.returncode == 0
-    until(lambda: not any(Path(f"/proc/{one}").exists() for one in first))
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in first))
 
 
 def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,14 +162,15 @@ def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pyte
         (["--workers", "0"], "--workers 0"),
         (["--max-body", "-1"], "--max-body -1"),
         (["--deadline", "0"], "--deadline 0.0"),
+        (["--disable", "magic"], "--disable magic"),
     ],
 )
-def test_wrong_use(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_what_cannot_be_served(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup_errors(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "0", "--api-key-file", str(tmp_path / "none")]) == 1
     assert "no key file" in capsys.readouterr().err
     assert main(["serve", "--port", "0", str(tmp_path / "no-model")]) == 1
@@ -180,7 +181,14 @@ def test_what_cannot_be_served(models: dict[str, str], tmp_path: Path, capsys: p
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
-    assert "name another --port" in capsys.readouterr().err
+    assert "choose another --port" in capsys.readouterr().err
+
+
+def test_backends_can_be_disabled(serve: Serve, models: dict[str, str]) -> None:
+    server = serve(models["embed"], "--disable", "native.encoder", "--disable", "cuda_graphs")
+    rows = httpx.get(f"{server.url}/info").json()["dispatch"]["embed"]
+    assert ("encoder", "native.encoder") not in {(row["operation"], row["backend"]) for row in rows}
+    server.stop()
 
 
 def test_search_over_an_index(serve: Serve, models: dict[str, str], tmp_path: Path) -> None:
@@ -190,7 +198,7 @@ def test_search_over_an_index(serve: Serve, models: dict[str, str], tmp_path: Pa
     with Index.create(tmp_path / "index", models["embed"], size=20) as index:
         index.add(["a cat sat on the mat", "the dog ran", "find a dog : the cat"])
         wanted = index.search("the dog", k=2)
-    server = serve(models["rerank"], "--index", str(tmp_path / "index"))  # its model is served as well
+    server = serve(models["rerank"], "--index", str(tmp_path / "index"))  # the model of the index is served, too
     found = server.post("/search", {"queries": ["the dog", "mat"], "k": 2}).json()
     assert [hit["text"] for hit in found["results"][0]["hits"]] == [hit.text for hit in wanted]
     assert found["results"][0]["hits"][0]["score"] == pytest.approx(wanted[0].score, abs=1e-5)

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bertie.cli.common import UsageError, add_precision, device_of, verb
-from bertie.errors import MissingPackageError
+from bertie.errors import ConfigError, MissingPackageError
+from bertie.switches import disable
 
 if TYPE_CHECKING:
     from socket import socket as Socket
@@ -126,6 +127,12 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("deadline", "read_timeout", "max_wait"):
         if not 0 < getattr(args, name) <= 3600:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)} must lie between 0 and 3600 seconds")
+    for name in args.disable:
+        try:
+            with disable(name):
+                pass
+        except ConfigError as error:
+            raise UsageError(str(error).replace(f"disable={name!r}", f"--disable {name}")) from None
     if args.new_key is not None:
         if args.api_key_file is None:
             raise UsageError("--new-key needs --api-key-file, where its hash is stored")
@@ -190,7 +197,6 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     import torch
 
     from bertie.checkpoints.hub import default_model, resolve
-    from bertie.ops import disable
     from bertie.serve.registry import Registry, named
 
     disable(*args.disable)
