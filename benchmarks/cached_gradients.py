@@ -72,7 +72,7 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
             return super().embed(model, mini, head)
 
     objective = Counted(InfoNCELoss())
-    objective.attach(model, SentenceModules.fresh(width))
+    objective.attach(model, SentenceModules.create(width))
     recipe = Recipe(epochs=1, batch_size=pairs, micro_tokens=micro)
     trainer = Trainer(model, RowSampler(TrainingTask("", objective, items), recipe), recipe, progress=False)
     before, began = _peak(), time.monotonic()

@@ -1,24 +1,24 @@
-"""Every error that Bertie raises on purpose.
+"""All exceptions that Bertie raises.
 
-    BertieError                  catch this one to catch them all
-    ├── ConfigError              a configuration that contradicts itself or asks for what is not supported
+    BertieError                  the base class of all of them
+    ├── ConfigError              an invalid, contradictory or unsupported configuration
     ├── CheckpointError          files that cannot be read as a checkpoint, or weights that do not fit it
-    ├── InputError               texts, ids or batches that the model cannot take
-    ├── NotFoundError            a model, file or head that is not there
-    ├── ExistsError              a file or folder that is there and would be overwritten
-    ├── TrainingError            a run that cannot go on: no finite loss, no memory, no room on the disk
-    └── MissingPackageError      an optional package is needed; the message holds the line that installs it
+    ├── InputError               invalid texts, token ids or batches
+    ├── NotFoundError            a model, file or head that does not exist
+    ├── ExistsError              a file or folder that exists and would be overwritten
+    ├── TrainingError            a run that cannot continue: non-finite loss, out of memory, disk full
+    └── MissingPackageError      an optional package is missing; the message has the install command
 
 A message names the field, the value and what is allowed.
 """
 
 
 class BertieError(Exception):
-    """The root of all errors that Bertie raises on purpose."""
+    """The base class of all exceptions that Bertie raises."""
 
 
 class ConfigError(BertieError, ValueError):
-    """A configuration that contradicts itself or asks for what is not supported."""
+    """An invalid, contradictory or unsupported configuration."""
 
 
 class CheckpointError(BertieError):
@@ -26,15 +26,15 @@ class CheckpointError(BertieError):
 
 
 class InputError(BertieError, ValueError):
-    """Texts, ids or batches that the model cannot take."""
+    """Invalid texts, token ids or batches."""
 
 
 class NotFoundError(BertieError, LookupError):
-    """A model, file or head that is not there."""
+    """A model, file or head that does not exist."""
 
 
 class ExistsError(BertieError, FileExistsError):
-    """A file or folder that is there and would be overwritten."""
+    """A file or folder that exists and would be overwritten."""
 
 
 class TrainingError(BertieError, RuntimeError):

@@ -135,7 +135,7 @@ def test_old_layouts_both_ways(labels: int, marks: dict[str, Any], expected: str
 
 @pytest.mark.parametrize(("labels", "activation"), [(1, None), (1, "Identity"), (3, None), (3, "Sigmoid")])
 def test_fresh_loads_there_and_here(labels: int, activation: str | None, tmp_path: Path) -> None:
-    cross = CrossEncoderConfig.fresh(labels, activation, max_length=8, prompts={"q": "find : "}, default_prompt="q")
+    cross = CrossEncoderConfig.create(labels, activation, max_length=8, prompts={"q": "find : "}, default_prompt="q")
     folder = write_back(bert(tmp_path / "bert", labels), tmp_path / "ours", cross)
     same(ours(folder, cross, "find : "), theirs(folder))
     assert load(folder) == cross
@@ -149,7 +149,7 @@ def test_fresh_loads_there_and_here(labels: int, activation: str | None, tmp_pat
 def test_changes_are_written(layout: str, tmp_path: Path) -> None:
     marks = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
     folder = bert(tmp_path / "bert", 1, **(marks if layout == "old" else {}))
-    cross = load(folder) if layout == "old" else CrossEncoderConfig.fresh(1)
+    cross = load(folder) if layout == "old" else CrossEncoderConfig.create(1)
     cross = replace(cross, activation="Tanh")
     first = write_back(folder, tmp_path / "first", cross)
     assert (first / "modules.json").exists() == (layout == "new")
@@ -199,7 +199,7 @@ LOGITS = {
         ({OLD: 3}, f"{OLD}=3 is not supported"),
         ({"sentence_transformers": {"activation_fn": "evil.Sigmoid"}}, "activation_fn='evil.Sigmoid' is not supported"),
         ({"sentence_transformers": "4.0"}, "sentence_transformers='4.0' is not supported; allowed: an object"),
-        ({"sentence_transformers": {"pooling": 1}}, "config.json: sentence_transformers: nothing here .* pooling=1$"),
+        ({"sentence_transformers": {"pooling": 1}}, "config.json: sentence_transformers: unknown key pooling=1$"),
         ({OLD: "torch.nn.Tanh", "id2label": []}, r"id2label=\[\] is not supported"),
         ({OLD: "torch.nn.Tanh", "id2label": {}}, "id2label={} is not supported"),
         ({OLD: "torch.nn.Tanh", "id2label": {"0": "a"}, "num_labels": 2}, "num_labels=2 contradicts the 1 name"),
@@ -216,7 +216,7 @@ def test_bad_marks_say_what_is_wrong(config: dict[str, Any], message: str, tmp_p
         (
             MODEL,
             {"model_type": "CrossEncoder", "pooling": "mean"},
-            f"{MODEL}: nothing here knows what to do with pooling='mean'",
+            f"{MODEL}: unknown key pooling='mean'",
         ),
         (
             MODEL,
@@ -236,12 +236,12 @@ def test_bad_marks_say_what_is_wrong(config: dict[str, Any], message: str, tmp_p
         (
             "sentence_bert_config.json",
             {"colour": 1},
-            "sentence_bert_config.json: nothing here knows what to do with colour=1",
+            "sentence_bert_config.json: unknown key colour=1",
         ),
     ],
 )
 def test_bad_files_say_what_is_wrong(file: str, content: object, message: str, tmp_path: Path) -> None:
-    for path, fresh in CrossEncoderConfig.fresh(1).files().items():
+    for path, fresh in CrossEncoderConfig.create(1).files().items():
         (tmp_path / path).write_bytes(fresh)
     assert CrossEncoderConfig.from_folder(tmp_path, {}) is not None
     (tmp_path / file).write_text(json.dumps(content), encoding="utf-8")
@@ -263,6 +263,6 @@ def test_bad_files_say_what_is_wrong(file: str, content: object, message: str, t
 )
 def test_fresh_refuses(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CrossEncoderConfig.fresh(**kwargs)
+        CrossEncoderConfig.create(**kwargs)
     with pytest.raises(ConfigError, match=message):
-        replace(CrossEncoderConfig.fresh(3), **kwargs)
+        replace(CrossEncoderConfig.create(3), **kwargs)

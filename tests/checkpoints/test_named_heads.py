@@ -300,7 +300,7 @@ def test_sentence_vectors_and_pairs_are_left_behind(tmp_path: Path) -> None:
     assert made.cross_encoder is None
     made.save(tmp_path / "d")
     assert "sbert_ce_default_activation_function" not in read(tmp_path / "d")
-    made.cross_encoder = CrossEncoderConfig.fresh(1)
+    made.cross_encoder = CrossEncoderConfig.create(1)
     made.save(tmp_path / "e")
     again = Checkpoint.load(tmp_path / "e")
     assert again.cross_encoder is not None
@@ -333,7 +333,7 @@ def test_a_lower_reach_is_saved(tmp_path: Path) -> None:
     assert sentence_transformers.SentenceTransformer(str(tmp_path / "t"), device="cpu").max_seq_length == 9
 
     pairs = first.with_head("classify", ["score"])
-    pairs.cross_encoder = CrossEncoderConfig.fresh(1, max_length=20)
+    pairs.cross_encoder = CrossEncoderConfig.create(1, max_length=20)
     lower = pairs.with_max_length(10)
     assert (pairs.max_length, lower.max_length) == (20, 10)
     lower.save(tmp_path / "p")
@@ -550,7 +550,10 @@ def spoil_tensors(change: Callable[[dict[str, torch.Tensor]], object], folder: P
         (lambda t: t.pop("topics.out.weight"), "missing: topics.out.weight"),
         (lambda t: t.update({"topics.out.more": torch.zeros(1)}), "unexpected: topics.out.more"),
         (lambda t: t.update({"rank.out.bias": torch.zeros(2)}), r"rank.out.bias has shape \(2,\)"),
-        (lambda t: t.update({"rank.out.bias": torch.zeros(1, dtype=torch.int64)}), "rank.out.bias has dtype torch.int64"),
+        (
+            lambda t: t.update({"rank.out.bias": torch.zeros(1, dtype=torch.int64)}),
+            "rank.out.bias has dtype torch.int64",
+        ),
         (lambda t: t.update({"rank.out.bias": torch.tensor([float("nan")])}), "rank.out.bias.*not finite"),
     ],
 )

@@ -163,7 +163,7 @@ def test_fresh_modules_load_there_and_here(
     wide = WIDTH if isinstance(pooling, str) else WIDTH * len(pooling)
     layer = Dense(wide, 5, bias=False, activation="GELU", residual=True) if dense else None
     prompts = {"query": "find : ", "ö": "ü"}
-    fresh = SentenceModules.fresh(
+    fresh = SentenceModules.create(
         WIDTH, pooling, dense=layer, max_seq_length=6, prompts=prompts, default_prompt="query", similarity="euclidean"
     )
     folder = write_back(base, tmp_path, fresh)
@@ -178,7 +178,7 @@ def test_fresh_modules_load_there_and_here(
 
 def test_token_weights_are_added_and_replaced(base: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    plain = SentenceModules.fresh(WIDTH, ["mean", "cls"], dense=Dense(2 * WIDTH, 6), prompts={"query": "find : "})
+    plain = SentenceModules.create(WIDTH, ["mean", "cls"], dense=Dense(2 * WIDTH, 6), prompts={"query": "find : "})
     plain.max_seq_length = 20
     first = plain.with_token_weights(torch.rand(len(WORDS)), WORDS)
     assert (first.max_seq_length, first.prompts, first.dimension) == (20, {"query": "find : "}, 6)
@@ -194,9 +194,9 @@ def test_token_weights_are_added_and_replaced(base: Path, tmp_path: Path) -> Non
     same(ours(folder, below, TEXTS), theirs(folder, TEXTS))
     same(ours(folder, load(folder), TEXTS), theirs(folder, TEXTS))
     longer = (
-        SentenceModules.fresh(WIDTH, normalize=False)
+        SentenceModules.create(WIDTH, normalize=False)
         .with_token_weights(torch.rand(len(WORDS)), WORDS)
-        .followed_by(Dense(WIDTH, 4))
+        .with_layers(Dense(WIDTH, 4))
     )
     for name, modules in {"first": first, "changed": changed, "trained": trained, "longer": longer}.items():
         folder = write_back(base, tmp_path / name, modules.eval())
@@ -225,7 +225,7 @@ def test_token_weights_are_added_and_replaced(base: Path, tmp_path: Path) -> Non
     ],
 )
 def test_invalid_token_weights(config: dict[str, Any], message: str, base: Path, tmp_path: Path) -> None:
-    modules = SentenceModules.fresh(WIDTH).with_token_weights(torch.ones(len(WORDS)), WORDS)
+    modules = SentenceModules.create(WIDTH).with_token_weights(torch.ones(len(WORDS)), WORDS)
     folder = write_back(base, tmp_path, modules)
     file = folder / "1_WordWeights/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
@@ -235,8 +235,8 @@ def test_invalid_token_weights(config: dict[str, Any], message: str, base: Path,
 
 def test_misplaced_token_weights(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"token weights have shape \(3,\); the vocabulary needs \(16,\)"):
-        SentenceModules.fresh(WIDTH).with_token_weights(torch.ones(3), WORDS)
-    folder = write_back(base, tmp_path, SentenceModules.fresh(WIDTH).with_token_weights(torch.ones(len(WORDS)), WORDS))
+        SentenceModules.create(WIDTH).with_token_weights(torch.ones(3), WORDS)
+    folder = write_back(base, tmp_path, SentenceModules.create(WIDTH).with_token_weights(torch.ones(len(WORDS)), WORDS))
     listed = json.loads((folder / "modules.json").read_text())
     for order in ([0, 1], [0, 2, 1], [0, 2, 3, 1]):
         some = [listed[i] | {"idx": n} for n, i in enumerate(order)]
@@ -269,7 +269,7 @@ def test_changed_fields_are_written_and_the_rest_kept(base: Path, tmp_path: Path
 
 
 def test_gradients_reach_the_dense_layer_and_the_encoder() -> None:
-    modules = SentenceModules.fresh(4, dense=Dense(4, 3))
+    modules = SentenceModules.create(4, dense=Dense(4, 3))
     hidden = torch.randn(5, 4, requires_grad=True)
     modules(hidden, Batch.from_ids([[1, 2], [3, 4, 5]]))[:, 0].sum().backward()
     assert hidden.grad is not None
@@ -289,7 +289,7 @@ def test_gradients_reach_the_dense_layer_and_the_encoder() -> None:
 )
 def test_fresh_refuses(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SentenceModules.fresh(WIDTH, **kwargs)
+        SentenceModules.create(WIDTH, **kwargs)
 
 
 def test_dense_refuses_other_activations() -> None:

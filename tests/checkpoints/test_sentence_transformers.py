@@ -38,7 +38,7 @@ def test_files_of_the_hub_cache_may_be_links_but_folders_may_not(base: Path, tmp
     assert load(folder).pooling.modes == ("cls", "mean")
     (folder / "1_Pooling").rename(tmp_path / "elsewhere")
     (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=r"modules.json\[1\]: path='1_Pooling' is a link that leaves"):
+    with pytest.raises(ConfigError, match=r"modules.json\[1\]: path='1_Pooling' is a symbolic link out of"):
         load(folder)
 
 
@@ -93,10 +93,10 @@ BAD_FILES = {
     "truncated": (put("modules.json", b'[{"idx": 0'), "modules.json cannot be read as JSON"),
     "not utf-8": (put(MODEL, b'{"prompts": "\xff"}'), f"{MODEL} cannot be read as JSON: 'utf-8'"),
     "deep": (put(MODEL, b"[" * 100_000), f"{MODEL} cannot be read as JSON"),
-    "not a list": (put("modules.json", b"{}"), "modules.json holds dict; it must hold a list"),
+    "not a list": (put("modules.json", b"{}"), "modules.json contains dict; it must contain a list"),
     "empty list": (put("modules.json", b"[]"), "at least one module"),
     "entry no object": (put("modules.json", b"[1]"), r"modules.json\[0\] must be an object, not int"),
-    "not an object": (put(POOL, b"[]"), f"{POOL} holds list; it must hold an object"),
+    "not an object": (put(POOL, b"[]"), f"{POOL} contains list; it must contain an object"),
     "limit": (unlimited, "0_Transformer/tokenizer_config.json cannot be read as JSON"),
     "pool missing": (remove(POOL), f"{POOL} is missing; modules.json lists a Pooling there"),
     "dense huge": (
@@ -139,7 +139,7 @@ BAD_FILES = {
     ),
 }
 BAD_KEYS = {
-    "entry key": (entry(1, colour="red"), r"modules.json\[1\]: nothing here knows what to do with colour='red'$"),
+    "entry key": (entry(1, colour="red"), r"modules.json\[1\]: unknown key colour='red'$"),
     "entry kwargs": (entry(1, kwargs=["task"]), r"kwargs=\['task'\] is not supported; allowed: \[\]"),
     "idx": (entry(2, idx=1), r"modules.json\[2\]: idx=1 must be 2"),
     "idx bool": (entry(1, idx=True), "idx=True is not supported; allowed: a whole number"),
@@ -156,14 +156,14 @@ BAD_KEYS = {
     "no transformer": (entry(0, type="sentence_transformers.models.StaticEmbedding"), "the first module must be"),
     "two": (entry(1, type="sentence_transformers.models.Transformer"), "each other one of WordWeights, Pooling, Dense"),
     "order": (entry(1, type="sentence_transformers.models.Normalize", path="x"), "one Pooling first"),
-    "model key": (edit(MODEL, temperature=2), f"{MODEL}: nothing here knows what to do with temperature=2$"),
+    "model key": (edit(MODEL, temperature=2), f"{MODEL}: unknown key temperature=2$"),
     "model type": (edit(MODEL, model_type="Router"), "model_type='Router' is not supported"),
     "similarity": (edit(MODEL, similarity_fn_name="maxsim"), "similarity_fn_name='maxsim' .* allowed: 'cosine', 'dot'"),
     "prompts": (edit(MODEL, prompts=["a"]), r"prompts=\['a'\] is not supported; allowed: an object"),
     "prompt": (edit(MODEL, prompts={"query": None}), "prompts: query=None is not supported; allowed: a string"),
     "default": (edit(MODEL, prompts={"a": ""}, default_prompt_name="b"), "default_prompt_name='b' .* allowed: 'a'$"),
     "truncate": (edit(MODEL, truncate_dim=0), "truncate_dim=0 is not supported; allowed: a whole number"),
-    "text key": (edit(TEXT, stride=3), f"{TEXT}: nothing here knows what to do with stride=3$"),
+    "text key": (edit(TEXT, stride=3), f"{TEXT}: unknown key stride=3$"),
     "length": (edit(TEXT, max_seq_length="6"), "max_seq_length='6' is not supported; allowed: a whole number"),
     "length 0": (edit(TEXT, max_seq_length=0), "max_seq_length=0 is not supported; allowed: a whole number"),
     "lower": (edit(TEXT, do_lower_case=1), "do_lower_case=1 is not supported; allowed: true, false"),
@@ -171,9 +171,9 @@ BAD_KEYS = {
     "output": (edit(TEXT, module_output_name="sentence_embedding"), "allowed: 'token_embeddings'"),
     "modality": (edit(TEXT, modality_config={"image": {}}), "modality_config=.* is not supported"),
     "query length": (edit(TEXT, query_length=3), "query_length=3 is not supported; allowed: null"),
-    "args": (edit(TEXT, model_args={"rope": 1}), f"{TEXT}: model_args: nothing here knows what to do with rope=1"),
-    "tokenizer args": (edit(TEXT, tokenizer_args={"dtype": 1}), f"{TEXT}: tokenizer_args: nothing here .* dtype=1"),
-    "pool key": (edit(POOL, pooling_mode_median=True), f"{POOL}: nothing here .* pooling_mode_median=True"),
+    "args": (edit(TEXT, model_args={"rope": 1}), f"{TEXT}: model_args: unknown key rope=1"),
+    "tokenizer args": (edit(TEXT, tokenizer_args={"dtype": 1}), f"{TEXT}: tokenizer_args: unknown key dtype=1"),
+    "pool key": (edit(POOL, pooling_mode_median=True), f"{POOL}: unknown key pooling_mode_median=True"),
     "pool width": (edit(POOL, word_embedding_dimension=8), f"{POOL}: word_embedding_dimension=8 must be 16"),
     "pool widths": (edit(POOL, embedding_dimension=8), f"{POOL}: embedding_dimension=8 must be 16"),
     "pool no width": (put(POOL, b"{}"), f"{POOL}: embedding_dimension is missing"),
@@ -189,7 +189,7 @@ BAD_KEYS = {
         "pooling_mode_mean_tokens is missing",
     ),
     "pool mode": (put(POOL, b'{"embedding_dimension": 16, "pooling_mode": ["mean", 1]}'), "must be one or more of cls"),
-    "dense key": (edit(DENSE, dropout=0.1), f"{DENSE}: nothing here knows what to do with dropout=0.1"),
+    "dense key": (edit(DENSE, dropout=0.1), f"{DENSE}: unknown key dropout=0.1"),
     "dense in": (edit(DENSE, in_features=16), f"{DENSE}: in_features=16 must be 32"),
     "dense out": (edit(DENSE, out_features=0), f"{DENSE}: out_features=0 is not supported; allowed: a whole number"),
     "dense input": (edit(DENSE, module_input_name="token_embeddings"), "allowed: 'sentence_embedding'"),

@@ -72,7 +72,7 @@ def save_small(folder: Path, bare: Path, heads: dict[str, HeadInfo]) -> None:
     with torch.no_grad():  # large enough for the words to make a difference
         for parameter in checkpoint.model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.5)
-    checkpoint.sentence = SentenceModules.fresh(WIDTH, pooling="mean")
+    checkpoint.sentence = SentenceModules.create(WIDTH, pooling="mean")
     checkpoint.save(folder)
 
 

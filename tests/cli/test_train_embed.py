@@ -93,7 +93,10 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
         (["--loss", "nce"], "loss='nce' must be one of infonce"),
         (["--loss", "cosent"], "CoSENTLoss takes two texts and a score per row"),
         (["--matryoshka", "a,b"], "invalid N,N,…|none value"),
-        (["--test", "scores.jsonl", "--dev", "train.jsonl"], "has pairs and scores.jsonl has scores; use scores in both"),
+        (
+            ["--test", "scores.jsonl", "--dev", "train.jsonl"],
+            "has pairs and scores.jsonl has scores; use scores in both",
+        ),
         (["--columns", "anchor=query"], "has no column 'query'"),
         (["--pooling", "sum"], "pooling='sum' must be one of cls, mean"),
     ],

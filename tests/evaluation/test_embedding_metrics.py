@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved with its modules: a folder of sentence-transformers."""
     top = tmp_path_factory.mktemp("model")
     embedder = Embedder.load(tiny.save(top / "bare", "wordpiece", ""))
-    embedder.checkpoint.sentence = SentenceModules.fresh(32)
+    embedder.checkpoint.sentence = SentenceModules.create(32)
     embedder.save(top / "sentence")
     return top / "sentence"
 

@@ -237,7 +237,7 @@ def test_jsonl(tmp_path: Path) -> None:
         {"path": "a/r.jsonl", "year": 1999},
         {"path": "a/r.jsonl"},
     ]
-    with pytest.raises(InputError, match=r"row 1: column 'tags' holds list; metadata must be single values"):
+    with pytest.raises(InputError, match=r"row 1: column 'tags' contains list; metadata must be single values"):
         read(tmp_path, metadata=["tags"])
 
 

@@ -315,7 +315,7 @@ def test_prompts_go_before_queries_and_passages(tmp_path: Path, model: Path, cou
     prompted = Embedder.load(model)
     from bertie.checkpoints.sentence_modules import SentenceModules
 
-    prompted.modules = SentenceModules.fresh(16)
+    prompted.modules = SentenceModules.create(16)
     prompted.modules.prompts = {"query": "find : ", "document": "the "}
     with Index.create(tmp_path / "i", prompted) as index:
         assert (index.about["query_prompt"], index.about["passage_prompt"]) == ("query", "document")

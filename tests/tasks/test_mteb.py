@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Vectors, with prompts for queries and for documents."""
     top = tmp_path_factory.mktemp("models")
     embedder = Embedder.load(tiny.save(top / "bare", "wordpiece", ""))
-    embedder.checkpoint.sentence = SentenceModules.fresh(32)
+    embedder.checkpoint.sentence = SentenceModules.create(32)
     embedder.checkpoint.sentence.prompts = {"query": "find ", "document": "the "}
     embedder.save(top / "sentence")
     return str(top / "sentence")

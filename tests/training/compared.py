@@ -52,7 +52,7 @@ def begun(loss: EmbeddingLoss, dropout: float = 0.0, output: Output = "dense") -
     """A model with a dense layer behind its pooling."""
     model = tiny.masked(tiny.VOCAB, 32, dropout, 0.1) if output == "sparse" else tiny.model(dropout)
     objective = EmbeddingObjective(loss, output)
-    modules = SentenceModules.fresh(16, dense=Dense(16, 12), normalize=output == "tokens")
+    modules = SentenceModules.create(16, dense=Dense(16, 12), normalize=output == "tokens")
     for parameter in modules.parameters():
         rng = np.random.default_rng(parameter.numel())
         parameter.data.copy_(parameter.new_tensor(rng.standard_normal(parameter.shape) * 0.3))

@@ -130,7 +130,7 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
         plan = MaskedLMSampler(packed, tokenizer, STEPS)
     else:
         teacher = checkpoint(other, 16, seed=2)
-        teacher.sentence = SentenceModules.fresh(16, "mean", max_seq_length=64)
+        teacher.sentence = SentenceModules.create(16, "mean", max_seq_length=64)
         aligned, how = Aligned(ours, theirs, REACH), {"budget": BUDGET, "seed": 5}
         taught: Any = SentenceDistillationSampler(
             aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, layers=2), masking=Masking(), **how

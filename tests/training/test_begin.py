@@ -257,7 +257,7 @@ def test_new_rows_are_means_of_old_ones(changes: dict[str, Any], tmp_path: Path)
     words = longer(old, tmp_path / "tokenizer")
     size = before.model.config.vocab
     known = [old.vocabulary.get(id, "") for id in range(size)]
-    before.sentence = SentenceModules.fresh(16).with_token_weights(torch.rand(size), known)
+    before.sentence = SentenceModules.create(16).with_token_weights(torch.rand(size), known)
     new = extend_vocabulary(before, words)
     given, made = (one.sentence.pooling.token_weights for one in (before, new) if one.sentence is not None)
     assert given is not None

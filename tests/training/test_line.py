@@ -117,7 +117,7 @@ def test_from_the_tokenizer_to_the_tour(
     # A teacher that is wider than the student, as all-mpnet-base-v2 is.
     wide = SHAPE | {"hidden_size": 24, "max_position_embeddings": 128}
     teacher = fresh({"model_type": "bert", **wide}, Tokenizer.from_folder("theirs"), seed=1)
-    teacher.sentence = SentenceModules.fresh(24, "mean", max_seq_length=128)
+    teacher.sentence = SentenceModules.create(24, "mean", max_seq_length=128)
     teacher.save("teacher")
     write_heads(tmp_path / "heads", say, draw)
 

@@ -92,7 +92,7 @@ def checkpoint(tokenizer: Tokenizer, width: int = 16, seed: int = 0, depth: int 
     made = fresh(
         {"model_type": "bert", **shape, "max_position_embeddings": 128, "initializer_range": 0.3}, tokenizer, seed=seed
     )
-    made.sentence = SentenceModules.fresh(width, "mean", max_seq_length=128)
+    made.sentence = SentenceModules.create(width, "mean", max_seq_length=128)
     made.model.eval()
     return made
 

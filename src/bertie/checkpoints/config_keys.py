@@ -1,4 +1,4 @@
-"""Reading config.json and its like: every key is taken, required to equal something, or ignored by name."""
+"""Strict reading of config.json and similar files: every key is used, required to have a value, or ignored by name."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from bertie.errors import ConfigError
 
 # ConfigKeys that any checkpoint may carry and that change no number an encoder computes.
 IGNORED = frozenset(
-    # where it came from and how it was run
+    # provenance and runtime options
     "_name_or_path name_or_path transformers_version tokenizer_class finetuning_task task_specific_params torch_dtype "
     "dtype use_bfloat16 torchscript return_dict output_attentions output_hidden_states output_past use_cache "
     "gradient_checkpointing chunk_size_feed_forward tf_legacy_loss _commit_hash _attn_implementation "
     "_attn_implementation_autoset onnx_export attn_implementation keys_to_ignore_at_inference "
-    # left over from generating models, which once shared this file
+    # generation options, which used to share this file
     "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
     "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
     "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
     "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
     "begin_suppress_tokens prefix decoder_start_token_id cross_attention_hidden_size tie_encoder_decoder "
-    # ids that the tokenizer's own files settle
+    # ids that are read from the tokenizer's files
     "bos_token_id eos_token_id cls_token_id mask_token_id directionality "
-    # a pooler that Google's multilingual and Chinese checkpoints describe, and that no code ever had
+    # a pooler that Google's multilingual and Chinese checkpoints describe, but that was never implemented
     "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
-    # notes of deepset's FARM, and of exports for the browser
+    # metadata of deepset's FARM and of transformers.js exports
     "language name transformers.js_config".split()
 )
 
-# The spellings of activations that agree with ours to the last digit that fp32 holds.
+# Names of activations that are identical to ours in fp32.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -46,25 +46,25 @@ ACTIVATIONS: dict[str, Activation] = {
     "linear": "identity",
 }
 
-# Where null means the same as leaving the key out. Elsewhere it is refused: the original would fail on it, or read it
-# as a choice of its own (no activation, no positions), and a default in its place would be a silent mistake.
+# Keys for which null means the default. Elsewhere null is an error: the original would fail on it or give it a meaning
+# of its own (no activation, no positions), and a default in its place would be silently wrong.
 NULLABLE = frozenset(
     "id2label label2id num_labels _num_labels classifier_dropout cls_dropout sep_token_id head_dim "
     "num_key_value_heads layer_types rope_parameters rope_scaling pos_att_type "
     "sentence_transformers sbert_ce_default_activation_function".split()
 )
 MOST_LABELS = 2**20
-MOST_BASE = 1e12  # of rotary positions; the largest known is ten million
-MOST_TOKENS = 2**24  # that a text, a window or a table of positions may have
-MOST_LAYERS = 1024  # the deepest known encoder has 48; a number from a broken file must not be built
+MOST_BASE = 1e12  # of rotary embeddings; the largest known is ten million
+MOST_TOKENS = 2**24  # of a sequence, a window or a position table
+MOST_LAYERS = 1024  # the deepest known encoder has 48; a corrupt number must not be built
 
 _NONE = object()
 
 
 class ConfigKeys:
-    """A config.json of which each key must be used up; `finish` names those that were not.
+    """The keys of a config file; `finish` raises an error for those that were not used.
 
-    `file` is what the messages call it; `common` are keys that such a file may always carry.
+    `file` is its name in messages; `common` are keys that may always be present.
     """
 
     def __init__(
@@ -83,22 +83,22 @@ class ConfigKeys:
         self.ignore(*common, *ignore)
 
     def ignore(self, *names: str) -> None:
-        """These keys change no number here."""
+        """Mark keys that do not affect the output."""
         self.used.update(names)
         self.ignored.update(name for name in names if name in self.raw)
 
     def finish(self) -> None:
-        """Refuse what is left over."""
-        left = sorted(set(self.raw) - self.used)
-        if left:
-            shown = ", ".join(f"{name}={self.raw[name]!r}"[:80] for name in left)
-            message = f"{self.file}: nothing here knows what to do with {shown}"
-            if self.file == "config.json":  # the one file that `ignore` reaches
-                message += f". If you know that it does not change what the model computes, pass ignore={left}"
+        """Raise an error for unused keys."""
+        unused = sorted(set(self.raw) - self.used)
+        if unused:
+            shown = ", ".join(f"{name}={self.raw[name]!r}"[:80] for name in unused)
+            message = f"{self.file}: unknown key{'s' if len(unused) > 1 else ''} {shown}"
+            if self.file == "config.json":  # the only file that `ignore` applies to
+                message += f". If it does not change what the model computes, pass ignore={unused}"
             raise ConfigError(message)
 
     def _absent(self, name: str, default: Any) -> bool:
-        """Left out, or null where that means the same: anywhere but in config.json, where it is said by name."""
+        """Whether a key is missing, or null where that means the same: in config.json only for the keys in NULLABLE."""
         value = self.raw.get(name, _NONE)
         null_ok = not self.strict or default is None or name in NULLABLE
         return value is _NONE or (value is None and null_ok and default is not _NONE)
@@ -132,11 +132,11 @@ class ConfigKeys:
         return self.integer(name, default, least, most)
 
     def layers(self, name: str, default: Any = _NONE) -> int:
-        """How many layers there are."""
+        """A number of layers."""
         return self.integer(name, default, most=MOST_LAYERS)
 
     def tokens(self, name: str, default: Any = _NONE, least: int = 1) -> int:
-        """How far something reaches."""
+        """A number of tokens."""
         return self.integer(name, default, least, MOST_TOKENS)
 
     def number(self, name: str, default: Any = _NONE, least: float = 0.0, most: float = math.inf) -> float:
@@ -144,19 +144,19 @@ class ConfigKeys:
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise self._refuse(name, value, f"a number from {least:g} to {most:g}")
-        if value > sys.float_info.max:  # a whole number may be too long for a float, infinity is none
+        if value > sys.float_info.max:  # an integer may overflow a float
             raise self._refuse(name, value, "a finite number")
         return float(value)
 
     def base(self, name: str, default: Any = _NONE) -> float:
-        """A base frequency of rotary positions."""
+        """A base frequency of rotary embeddings."""
         return self.number(name, default, 2.0, MOST_BASE)
 
-    def share(self, name: str, default: Any = _NONE) -> float:
-        """A dropout: a number from 0 to under 1."""
+    def probability(self, name: str, default: Any = _NONE) -> float:
+        """A dropout probability: at least 0 and below 1."""
         value = self.number(name, default, 0.0, 1.0)
         if value == 1:
-            raise self._refuse(name, value, "a number from 0 to under 1")
+            raise self._refuse(name, value, "a number of at least 0 and below 1")
         return value
 
     def boolean(self, name: str, default: Any = _NONE) -> bool:
@@ -167,14 +167,14 @@ class ConfigKeys:
         return value
 
     def text(self, name: str, default: Any = _NONE) -> str:
-        """Any words."""
+        """A string."""
         value = self._take(name, default)
         if not isinstance(value, str):
             raise self._refuse(name, value, "a string")
         return value
 
     def choice(self, name: str, allowed: Iterable[str], default: Any = _NONE) -> str:
-        """One of a few words."""
+        """One of several strings."""
         value = self._take(name, default)
         allowed = tuple(allowed)
         if not isinstance(value, str) or value not in allowed:
@@ -186,13 +186,13 @@ class ConfigKeys:
         return ACTIVATIONS[self.choice(name, ACTIVATIONS, default)]
 
     def must(self, name: str, *allowed: Any) -> None:
-        """Absent, or equal to one of these."""
+        """Require the key to be missing or equal to one of these values."""
         self.used.add(name)
         if self._absent(name, allowed[0] if allowed else None):
             return
         value = self.raw[name]
         # 1 == True in Python, but not in JSON.
-        if not any(value == one and type(value) is type(one) for one in allowed):
+        if not any(value == option and type(value) is type(option) for option in allowed):
             raise self._refuse(name, value, ", ".join(map(repr, allowed)) or "null")
 
     def mapping(self, name: str, default: Any = _NONE) -> dict[str, Any]:
@@ -210,23 +210,23 @@ class ConfigKeys:
         return value
 
     def encoder_only(self, *positions: str) -> None:
-        """The keys by which a checkpoint says that it is something other than a plain encoder.
+        """Reject checkpoints that are not plain encoders.
 
-        `positions` are what a family without absolute positions may call its own.
+        `positions` are further values of position_embedding_type that the family allows.
         """
         for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention"):
             self.must(name, False)
         self.must("pruned_heads", {})
-        self.ignore("sep_token_id")  # the families that it matters to ask for it after this
+        self.ignore("sep_token_id")  # families that need it read it after this
         self.must("position_embedding_type", "absolute", *positions)
         if "auto_map" in self.raw and "auto_map" not in self.used:
             raise ConfigError(
-                "config.json: auto_map names code to run, and code from a checkpoint is never run. If the model is a "
-                "plain one of its model_type, pass ignore=['auto_map']"
+                "config.json: auto_map refers to custom code, and code from a checkpoint is never run. If the model is a "
+                "standard one of its model_type, pass ignore=['auto_map']"
             )
 
     def labels(self) -> dict[int, str]:
-        """The names of the classes by number; two nameless ones if the file says nothing."""
+        """The label names by class index; two default ones if the file has none."""
         raw = self._take("id2label", None)
         count = self.optional_integer("num_labels", least=1, most=MOST_LABELS)
         if not isinstance(self._take("label2id", {}), dict):
@@ -235,7 +235,7 @@ class ConfigKeys:
             if not isinstance(raw, dict) or not all(isinstance(label, str) for label in raw.values()):
                 raise self._refuse("id2label", raw, "an object of names by number")
             if sorted(raw) != sorted(str(i) for i in range(len(raw))) or not raw:
-                raise self._refuse("id2label", raw, "names for the numbers from 0 up")
+                raise self._refuse("id2label", raw, "an object that maps the class indices from 0 up to names")
             if count is not None and count != len(raw):
                 raise ConfigError(f"config.json: num_labels={count} contradicts the {len(raw)} names of id2label")
         names = raw or {str(i): f"LABEL_{i}" for i in range(count or 2)}

@@ -24,10 +24,10 @@ from bertie.checkpoints.sentence_transformers import (
     ACTIVATION_PATHS,
     MODULES_FILE,
     TEXT_FILES,
-    Entry,
-    Folder,
     Json,
-    Settings,
+    ModuleEntry,
+    SentenceFolder,
+    SentenceSettings,
     tokenizer_limit,
 )
 from bertie.errors import ConfigError
@@ -40,7 +40,7 @@ MARK, OLD_MARK = "sentence_transformers", "sbert_ce_default_activation_function"
 class CrossEncoderConfig:
     """What a cross-encoder's scores go through, and how its pairs are to be prepared.
 
-    >>> CrossEncoderConfig.fresh(num_labels=1).activation
+    >>> CrossEncoderConfig.create(num_labels=1).activation
     'Sigmoid'
     """
 
@@ -55,7 +55,7 @@ class CrossEncoderConfig:
     default_prompt: str | None = None  # the name, among the prompts, of the one that goes before every pair
     transformer_path: str = ""  # the transformer's folder inside the model's, "" when they are the same
     # What was read: the files beside the transformer, and the keys of config.json.
-    _folder: Folder = field(repr=False, compare=False, kw_only=True)
+    _folder: SentenceFolder = field(repr=False, compare=False, kw_only=True)
     _marks: Json = field(repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -68,14 +68,14 @@ class CrossEncoderConfig:
         """Read a folder's marks; None for one that is not marked as a cross-encoder. `config` is its config.json."""
         root = Path(path)
         marks = {key: config[key] for key in cls.CONFIG_KEYS if key in config}
-        folder = Folder.read(root, "CrossEncoder")
+        folder = SentenceFolder.read(root, "CrossEncoder")
         if folder is None:
             # modules.json without the newest mark is a model of sentence vectors
             if (root / MODULES_FILE).is_file() or all(mark is None for mark in marks.values()):
                 return None
-            transformer = Entry("Transformer", "")
-            said = Settings(max_seq_length=tokenizer_limit(root, transformer))
-            folder = Folder("CrossEncoder", [transformer], {}, TEXT_FILES[0], said)
+            transformer = ModuleEntry("Transformer", "")
+            settings = SentenceSettings(max_seq_length=tokenizer_limit(root, transformer))
+            folder = SentenceFolder("CrossEncoder", [transformer], {}, TEXT_FILES[0], settings)
         if len(folder.entries) > 1:
             raise ConfigError(
                 f"{MODULES_FILE}: a cross-encoder of {', '.join(entry.kind for entry in folder.entries)} is not "
@@ -83,13 +83,13 @@ class CrossEncoderConfig:
             )
         labels = len(ConfigKeys(config).labels())
         marked = _marked(config)
-        dotted = folder.said.activation_fn or marked
+        dotted = folder.settings.activation_fn or marked
         activation = ACTIVATION_PATHS[dotted] if dotted else _default_activation(labels)
-        said = replace(folder.said, activation_fn=f"torch.nn.{activation}")
-        return cls._of(labels, activation, replace(folder, said=said), marks)
+        settings = replace(folder.settings, activation_fn=f"torch.nn.{activation}")
+        return cls._of(labels, activation, replace(folder, settings=settings), marks)
 
     @classmethod
-    def fresh(
+    def create(
         cls,
         num_labels: int,
         activation: str | None = None,
@@ -100,20 +100,20 @@ class CrossEncoderConfig:
         """A new one. Without an activation it is the sigmoid for one label and none for several."""
         activation = activation or _default_activation(num_labels)
         dotted = f"torch.nn.{activation}"
-        said = Settings(max_length, False, dict(prompts or {}), default_prompt, activation_fn=dotted)
-        folder = Folder.fresh("CrossEncoder", ["Transformer"], said)
+        settings = SentenceSettings(max_length, False, dict(prompts or {}), default_prompt, activation_fn=dotted)
+        folder = SentenceFolder.create("CrossEncoder", ["Transformer"], settings)
         # The mark is for versions 4.0 to 5.3, which do not read the files.
         return cls._of(num_labels, activation, folder, {MARK: {"activation_fn": dotted}})
 
     @classmethod
-    def _of(cls, num_labels: int, activation: str, folder: Folder, marks: Json) -> CrossEncoderConfig:
+    def _of(cls, num_labels: int, activation: str, folder: SentenceFolder, marks: Json) -> CrossEncoderConfig:
         return cls(
             activation=activation,
             num_labels=num_labels,
-            max_length=folder.said.max_seq_length,
-            lower_case=folder.said.do_lower_case,
-            prompts=folder.said.prompts,
-            default_prompt=folder.said.default_prompt_name,
+            max_length=folder.settings.max_seq_length,
+            lower_case=folder.settings.do_lower_case,
+            prompts=folder.settings.prompts,
+            default_prompt=folder.settings.default_prompt_name,
             transformer_path=folder.entries[0].path,
             _folder=folder,
             _marks=marks,
@@ -130,25 +130,27 @@ class CrossEncoderConfig:
         """
         now, folder = self._settings(), self._folder
         if not folder.json:
-            if replace(now, activation_fn=folder.said.activation_fn) == folder.said:
+            if replace(now, activation_fn=folder.settings.activation_fn) == folder.settings:
                 return {}
-            folder = Folder.fresh("CrossEncoder", ["Transformer"], now)
+            folder = SentenceFolder.create("CrossEncoder", ["Transformer"], now)
         return folder.files(now)
 
     def config_entries(self) -> Json:
         """What belongs into config.json: whatever was there, kept true."""
         entries = dict(self._marks)
         dotted = f"torch.nn.{self.activation}"
-        if dotted != self._folder.said.activation_fn:
+        if dotted != self._folder.settings.activation_fn:
             if OLD_MARK in entries:
                 entries[OLD_MARK] = dotted
             if MARK in entries:
                 entries[MARK] = {**(entries[MARK] or {}), "activation_fn": dotted}
         return entries
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> SentenceSettings:
         dotted = f"torch.nn.{self.activation}"
-        return Settings(self.max_length, self.lower_case, dict(self.prompts), self.default_prompt, activation_fn=dotted)
+        return SentenceSettings(
+            self.max_length, self.lower_case, dict(self.prompts), self.default_prompt, activation_fn=dotted
+        )
 
 
 def _marked(config: Json) -> str | None:

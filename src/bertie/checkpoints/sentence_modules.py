@@ -1,4 +1,4 @@
-"""What turns hidden states into text vectors: pooling, then the layers of a sentence-transformers folder."""
+"""The modules of a sentence-transformers folder: pooling, then Dense, LayerNorm and Normalize layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.sentence_transformers import (
     ACTIVATION_PATHS,
     MODULES_FILE,
-    Entry,
-    Folder,
     Json,
-    Settings,
+    ModuleEntry,
+    SentenceFolder,
+    SentenceSettings,
     read_entries,
 )
 from bertie.checkpoints.storage import to_json
@@ -34,30 +34,30 @@ FLAGS = {mode: f"pooling_mode_{tail}" for mode, tail in zip(MODES, _TAILS, stric
 
 
 class SentenceModules(nn.Module):
-    """What follows the transformer in a sentence-transformers folder, and how its texts are to be prepared.
+    """The modules after the transformer in a sentence-transformers folder, with prompts and maximum length.
 
-    >>> modules = SentenceModules.fresh(width=2, pooling="mean", normalize=True)
+    >>> modules = SentenceModules.create(width=2, pooling="mean", normalize=True)
     >>> modules(torch.tensor([[3.0, 0.0], [3.0, 8.0]]), Batch.from_ids([[101, 102]])).round(decimals=3).tolist()
     [[0.6000000238418579, 0.800000011920929]]
     """
 
-    def __init__(self, pooling: Pooling, layers: Sequence[nn.Module], width: int, folder: Folder) -> None:
+    def __init__(self, pooling: Pooling, layers: Sequence[nn.Module], width: int, folder: SentenceFolder) -> None:
         super().__init__()
         self.pooling = pooling
         self.layers = nn.ModuleList(layers)
         self.width = width  # of the hidden states
-        self.max_seq_length = folder.said.max_seq_length  # tokens a text may have, special tokens included
-        self.lower_case = folder.said.do_lower_case  # texts and prompts are lower-cased before they are tokenized
-        self.prompts = dict(folder.said.prompts)
-        self.default_prompt = folder.said.default_prompt_name  # which of them goes before every text
-        self.similarity = folder.said.similarity_fn_name  # None leaves it to the reader, which means cosine
-        self.truncate_dim = folder.said.truncate_dim  # vectors are cut to so many numbers at the very end
+        self.max_seq_length = folder.settings.max_seq_length  # tokens a text may have, special tokens included
+        self.lower_case = folder.settings.do_lower_case  # texts and prompts are lower-cased before they are tokenized
+        self.prompts = dict(folder.settings.prompts)
+        self.default_prompt = folder.settings.default_prompt_name  # which of them goes before every text
+        self.similarity = folder.settings.similarity_fn_name  # None leaves it to the reader, which means cosine
+        self.truncate_dim = folder.settings.truncate_dim  # vectors are cut to so many numbers at the very end
         self.transformer_path = folder.entries[0].path  # inside the model's folder, "" when they are the same
         self._folder = folder
 
     @property
     def dimension(self) -> int:
-        """The length of a text's vector."""
+        """The dimension of an embedding."""
         dense = [layer.linear.out_features for layer in self.layers if isinstance(layer, Dense)]
         out = dense[-1] if dense else self.width * len(self.pooling.modes)
         return out if self.truncate_dim is None else min(out, self.truncate_dim)
@@ -68,29 +68,29 @@ class SentenceModules(nn.Module):
 
     @property
     def plain(self) -> bool:
-        """Whether they are the usual: the mean over tokens, and maybe its scaling."""
+        """Whether the modules are mean pooling and nothing but normalization after it."""
         usual = self.pooling.modes == ("mean",) and self.truncate_dim is None
         return usual and all(isinstance(layer, Normalize) for layer in self.layers)
 
     def project(self, vectors: Tensor) -> Tensor:
-        """(B, pooled width) -> (B, dimension): all that follows the pooling."""
+        """(B, pooled width) -> (B, dimension): apply the layers after the pooling."""
         for layer in self.layers:
             vectors = layer(vectors)
         return vectors if self.truncate_dim is None else vectors[:, : self.truncate_dim]
 
     @staticmethod
     def transformer_folder(path: str | Path) -> str:
-        """Where modules.json says that the transformer is, relative to the folder; "" without a modules.json."""
+        """The transformer's subfolder according to modules.json; "" if there is none."""
         entries = read_entries(Path(path))
         return entries[0].path if entries else ""
 
     @classmethod
     def from_folder(cls, path: str | Path, width: int, vocabulary: int | None = None) -> SentenceModules | None:
-        """Read the modules behind a transformer of the given width, and of so many words where that is known.
+        """Read the modules after a transformer of the given width and, if known, vocabulary size.
 
-        None where there is no modules.json, and for a cross-encoder's, which `CrossEncoderConfig` reads.
+        None if there is no modules.json, or for a cross-encoder, which `CrossEncoderConfig` reads.
         """
-        folder = Folder.read(Path(path), "SentenceTransformer")
+        folder = SentenceFolder.read(Path(path), "SentenceTransformer")
         if folder is None:
             return None
         kinds = [entry.kind for entry in folder.entries[1:]]
@@ -106,15 +106,15 @@ class SentenceModules(nn.Module):
         out = width * len(pooling.modes)
         layers: list[nn.Module] = []
         for entry in entries[1:]:
-            with torch.device("meta"):  # no memory for what a config merely claims: the weights have to be there first
+            with torch.device("meta"):  # allocate nothing until the weights are known to be there
                 layer = _read_layer(entry.kind, folder.keys(entry), out)
-            _fill(layer, Path(path), entry)
+            _load_weights(layer, Path(path), entry)
             layers.append(layer)
             out = layer.linear.out_features if isinstance(layer, Dense) else out
         return cls(pooling, layers, width, folder)
 
     @classmethod
-    def fresh(
+    def create(
         cls,
         width: int,
         pooling: str | Sequence[str] = "mean",
@@ -127,9 +127,9 @@ class SentenceModules(nn.Module):
         similarity: str | None = None,
         include_prompt: bool = True,
     ) -> SentenceModules:
-        """New modules: pooling, then the dense layer if there is one, then the scaling to length 1 if it is wanted.
+        """Create modules: pooling, then an optional Dense layer, then optional normalization to unit length.
 
-        >>> SentenceModules.fresh(384, dense=Dense(384, 128)).dimension
+        >>> SentenceModules.create(384, dense=Dense(384, 128)).dimension
         128
         """
         pool = Pooling(pooling, include_prompt)
@@ -138,42 +138,40 @@ class SentenceModules(nn.Module):
                 f"dense takes vectors of {dense.linear.in_features} but pooling gives {width * len(pool.modes)}"
             )
         layers: list[nn.Module] = [*([dense] if dense else []), *([Normalize()] if normalize else [])]
-        said = Settings(max_seq_length, False, dict(prompts or {}), default_prompt, similarity)
+        settings = SentenceSettings(max_seq_length, False, dict(prompts or {}), default_prompt, similarity)
         kinds = ["Transformer", "Pooling", *(type(layer).__name__ for layer in layers)]
-        folder = Folder.fresh("SentenceTransformer", kinds, said)
+        folder = SentenceFolder.create("SentenceTransformer", kinds, settings)
         folder.json["1_Pooling/config.json"] = _pooling_config(pool, width)
         if dense is not None:
             folder.json["2_Dense/config.json"] = _dense_config(dense)
         return cls(pool, layers, width, folder)
 
-    def followed_by(self, *layers: nn.Module) -> SentenceModules:
-        """The same with more layers at the end: of `Dense` and `Normalize`, as those that it has must be.
+    def with_layers(self, *layers: nn.Module) -> SentenceModules:
+        """Return a copy with more layers at the end. All layers must be `Dense` or `Normalize`.
 
-        >>> SentenceModules.fresh(384, normalize=False).followed_by(Dense(384, 64), Normalize()).dimension
+        >>> SentenceModules.create(384, normalize=False).with_layers(Dense(384, 64), Normalize()).dimension
         64
         """
         every = [*self.layers, *layers]
         for layer in every:
             if not isinstance(layer, Dense | Normalize):
-                raise ConfigError(
-                    f"a {type(layer).__name__} among the layers; only Dense and Normalize may be added to"
-                )
+                raise ConfigError(f"layers has a {type(layer).__name__}; allowed: Dense, Normalize")
         kinds = ["Transformer", "Pooling", *(type(layer).__name__ for layer in every)]
-        folder = Folder.fresh("SentenceTransformer", kinds, self._settings())
+        folder = SentenceFolder.create("SentenceTransformer", kinds, self._settings())
         folder.json["1_Pooling/config.json"] = _pooling_config(self.pooling, self.width)
         for entry, layer in zip(folder.entries[2:], every, strict=True):
             if isinstance(layer, Dense):
                 folder.json[entry.inside("config.json")] = _dense_config(layer)
-        made = SentenceModules(self.pooling, every, self.width, folder)
+        modules = SentenceModules(self.pooling, every, self.width, folder)
         if self.pooling.token_weights is None:
-            return made
+            return modules
         vocabulary = self._folder.json[self._folder.entries[1].inside("config.json")]["vocab"]
-        return made.with_token_weights(self.pooling.token_weights, vocabulary)
+        return modules.with_token_weights(self.pooling.token_weights, vocabulary)
 
     def with_token_weights(self, weights: Tensor, vocabulary: Sequence[str]) -> SentenceModules:
         """Return a copy with one weight per token of the vocabulary, (V,), replacing any it had.
 
-        >>> modules = SentenceModules.fresh(2, normalize=False)
+        >>> modules = SentenceModules.create(2, normalize=False)
         >>> modules = modules.with_token_weights(torch.tensor([1.0, 3.0]), ["the", "cat"])
         >>> modules(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), Batch.from_ids([[0, 1]])).tolist()
         [[1.0, 3.0]]
@@ -186,19 +184,19 @@ class SentenceModules(nn.Module):
         if folder.entries[1].kind != WORD_WEIGHTS:
             listed = list(folder.json[MODULES_FILE])
             listed.insert(1, {"path": f"1_{WORD_WEIGHTS}", "type": f"sentence_transformers.models.{WORD_WEIGHTS}"})
-            numbered = [one | {"idx": i, "name": str(i)} for i, one in enumerate(listed)]
-            entries = [folder.entries[0], Entry(WORD_WEIGHTS, f"1_{WORD_WEIGHTS}"), *folder.entries[1:]]
+            numbered = [entry | {"idx": i, "name": str(i)} for i, entry in enumerate(listed)]
+            entries = [folder.entries[0], ModuleEntry(WORD_WEIGHTS, f"1_{WORD_WEIGHTS}"), *folder.entries[1:]]
             folder = replace(folder, entries=entries, json=folder.json | {MODULES_FILE: numbered})
         config = folder.entries[1].inside("config.json")
         folder = replace(folder, json=folder.json | {config: _word_weights_config(weights, vocabulary)})
         pooling = Pooling(self.pooling.modes, self.pooling.include_prompt, weights.detach().float().clone())
-        made = SentenceModules(pooling, list(self.layers), self.width, folder)
+        modules = SentenceModules(pooling, list(self.layers), self.width, folder)
         for name in ("max_seq_length", "lower_case", "prompts", "default_prompt", "similarity", "truncate_dim"):
-            setattr(made, name, getattr(self, name))  # they may have been set since the folder was read
-        return made
+            setattr(modules, name, getattr(self, name))  # they may have been set since the folder was read
+        return modules
 
     def files(self) -> dict[str, bytes]:
-        """What to write beside the transformer, by relative path, so that sentence-transformers reads this model."""
+        """The files to write next to the transformer, by relative path, in the layout of sentence-transformers."""
         files, behind = self._folder.files(self._settings()), self._folder.entries[1:]
         if (token_weights := self.pooling.token_weights) is not None:
             keys = self._folder.keys(behind[0])
@@ -206,13 +204,13 @@ class SentenceModules(nn.Module):
                 files[behind[0].inside("config.json")] = to_json(_word_weights_config(token_weights, keys.raw["vocab"]))
             behind = behind[1:]
         for entry, layer in zip(behind[1:], self.layers, strict=True):
-            weights = {name: one.detach().cpu().contiguous() for name, one in layer.state_dict().items()}
+            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in layer.state_dict().items()}
             if weights:
                 files[entry.inside("model.safetensors")] = tensor_bytes(weights)
         return files
 
-    def _settings(self) -> Settings:
-        return Settings(
+    def _settings(self) -> SentenceSettings:
+        return SentenceSettings(
             self.max_seq_length, self.lower_case, self.prompts, self.default_prompt, self.similarity, self.truncate_dim
         )
 
@@ -223,7 +221,7 @@ class SentenceModules(nn.Module):
 def _same_width(keys: ConfigKeys, key: str, width: int) -> None:
     value = keys.integer(key)
     if value != width:
-        raise ConfigError(f"{keys.file}: {key}={value} must be {width}, the width of what it is given")
+        raise ConfigError(f"{keys.file}: {key}={value} must be {width}, the width of its input")
 
 
 def _read_word_weights(keys: ConfigKeys, vocabulary: int | None) -> Tensor:
@@ -233,9 +231,9 @@ def _read_word_weights(keys: ConfigKeys, vocabulary: int | None) -> Tensor:
     keys.finish()
     wrong = next((word for word in vocab if not isinstance(word, str)), None)
     if wrong is not None or (vocabulary is not None and len(vocab) < vocabulary):
-        said = f"{wrong!r:.40} in it" if wrong is not None else f"{len(vocab)} words"
+        settings = f"{wrong!r:.40} in it" if wrong is not None else f"{len(vocab)} words"
         least = "" if vocabulary is None else f", at least the {vocabulary} of the model"
-        raise ConfigError(f"{keys.file}: vocab has {said}; it must list words{least}")
+        raise ConfigError(f"{keys.file}: vocab has {settings}; it must list words{least}")
     weights = [given.get(word, given.get(word.lower(), usual)) for word in vocab]
     for word, weight in zip(vocab, weights, strict=True):
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < inf:
@@ -286,7 +284,7 @@ def _pooling_config(pooling: Pooling, width: int) -> Json:
 
 
 def _read_layer(kind: str, keys: ConfigKeys, width: int) -> nn.Module:
-    """A module that takes vectors of the given width."""
+    """Read a layer whose input has the given width."""
     layer: nn.Module
     if kind in ("Dense", "Normalize"):
         keys.must("module_input_name", "sentence_embedding")
@@ -323,20 +321,20 @@ def _dense_config(dense: Dense) -> Json:
     return config | {"use_residual": True} if dense.add_input else config
 
 
-def _fill(layer: nn.Module, root: Path, entry: Entry) -> None:
-    """Give a module without memory its weights: all of them, and no others."""
-    wanted = {name: tuple(one.shape) for name, one in layer.state_dict().items()}
-    if not wanted:
+def _load_weights(layer: nn.Module, root: Path, entry: ModuleEntry) -> None:
+    """Load the weights of a module on the meta device, requiring exactly its tensors."""
+    expected = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+    if not expected:
         return
     try:
         source = open_weights(root / entry.path)
-        if (held := dict(source.shapes())) != wanted:
-            raise CheckpointError(f"the weights are {held}; a {entry.kind} of this config has {wanted}")
-        weights = {name: source.get(name) for name in wanted}
+        if (shapes := dict(source.shapes())) != expected:
+            raise CheckpointError(f"the weights are {shapes}; a {entry.kind} of this config has {expected}")
+        weights = {name: source.get(name) for name in expected}
         for name, value in weights.items():
             if not value.is_floating_point():
-                raise CheckpointError(f"{name} holds {value.dtype}; it must hold floating point numbers")
+                raise CheckpointError(f"{name} has dtype {value.dtype}; it must be floating point")
     except CheckpointError as error:
         raise CheckpointError(f"{entry.path}: {error}") from None
-    # Cloned, so that the file under a memory map may be replaced while the model lives.
+    # Cloned, so that a memory-mapped file may be replaced while the model is in use.
     layer.load_state_dict({name: value.float().clone() for name, value in weights.items()}, assign=True)

@@ -1,11 +1,11 @@
-"""The JSON files that sentence-transformers puts beside a transformer, read and written.
+"""The JSON files of a sentence-transformers folder, read and written.
 
-    modules.json                         the modules in their order, each with a type and a sub-folder
-    config_sentence_transformers.json    prompts, the similarity, versions
-    sentence_bert_config.json            in the transformer's folder: how texts are cut and cased
-    1_Pooling/config.json, 2_Dense/…     a config, and weights where the module has any
+    modules.json                         the modules in order, each with a type and a subfolder
+    config_sentence_transformers.json    prompts, similarity function, versions
+    sentence_bert_config.json            in the transformer's folder: maximum length and lower-casing
+    1_Pooling/config.json, 2_Dense/…     one config per module, and its weights if it has any
 
-A file that is not there or not JSON is a CheckpointError, a key or value that is not known a ConfigError.
+A missing file or invalid JSON is a CheckpointError, an unknown key or value a ConfigError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ModelType = Literal["SentenceTransformer", "CrossEncoder", "SparseEncoder"]
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
-# The first is what every version since 1.0 writes; the others come from models of 2019.
+# Every version since 1.0 writes the first; the others come from models of 2019.
 TEXT_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "xlm-roberta", "camembert", "albert")
 )
@@ -51,12 +51,12 @@ TYPES |= {
 }
 
 # Activations are looked up here and never imported by name: a config must not be able to run code.
-# Their dotted names in configs: the one that torch documents, which we write, and the one that others write.
+# Their dotted names in configs: the public one, which Bertie writes, and the one of the defining module.
 ACTIVATION_PATHS = {f"torch.nn.{name}": name for name in ACTIVATIONS} | {
     f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}": name for name in ACTIVATIONS
 }
 
-# What sentence_bert_config.json says since 5.4: the transformer's task, and what comes out of it under which name.
+# Since 5.4 sentence_bert_config.json names the transformer's task and its outputs.
 TASKS: dict[ModelType, tuple[str, str, str]] = {
     "SentenceTransformer": ("feature-extraction", "last_hidden_state", "token_embeddings"),
     "CrossEncoder": ("sequence-classification", "logits", "scores"),
@@ -71,7 +71,7 @@ ARGS = dict.fromkeys(("model_args", "model_kwargs"), _MODEL_ARGS) | dict.fromkey
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModuleEntry:
     """One entry of modules.json."""
 
     kind: str
@@ -83,8 +83,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the files say beside the modules themselves. The fields have the names of the keys."""
+class SentenceSettings:
+    """The settings besides the modules. Fields are named after the keys."""
 
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -96,76 +96,78 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """The files as they were read, and what they say."""
+class SentenceFolder:
+    """The files of a folder as they were read, and their settings."""
 
     model_type: ModelType
-    entries: Sequence[Entry]  # the transformer first
+    entries: Sequence[ModuleEntry]  # the transformer first
     json: Json  # each file's value by relative path
     text_file: str  # which of them is sentence_bert_config.json
-    said: Settings
+    settings: SentenceSettings
 
     @classmethod
-    def read(cls, root: Path, model_type: ModelType) -> Folder | None:
-        """Everything but the weights; None where there is no modules.json, or that of another type of model."""
-        said_type = (read_json(root, MODEL_FILE) or {}).get("model_type")
-        if (said_type if said_type in ("CrossEncoder", "SparseEncoder") else "SentenceTransformer") != model_type:
+    def read(cls, root: Path, model_type: ModelType) -> SentenceFolder | None:
+        """Read everything but the weights; None if there is no modules.json or the model is of another type."""
+        model_type_key = (read_json(root, MODEL_FILE) or {}).get("model_type")
+        if (
+            model_type_key if model_type_key in ("CrossEncoder", "SparseEncoder") else "SentenceTransformer"
+        ) != model_type:
             return None
         entries = read_entries(root)
         if not entries:
             return None
         texts = [entries[0].inside(name) for name in TEXT_FILES]
         configs = [entry.inside("config.json") for entry in entries[1:]]
-        found = {file: read_json(root, file) for file in (MODEL_FILE, *texts, *configs)}
-        files = {file: value for file, value in found.items() if value is not None}
+        values = {file: read_json(root, file) for file in (MODEL_FILE, *texts, *configs)}
+        files = {file: value for file, value in values.items() if value is not None}
         files[MODULES_FILE] = read_json(root, MODULES_FILE, list)
-        # An empty one counts as none: so sentence-transformers reads them.
+        # sentence-transformers ignores empty files.
         text_file = next((file for file in texts if files.get(file)), texts[0])
-        said = _settings(files, text_file, model_type)
-        limit = said.max_seq_length or tokenizer_limit(root, entries[0])
-        return cls(model_type, entries, files, text_file, replace(said, max_seq_length=limit))
+        settings = _settings(files, text_file, model_type)
+        limit = settings.max_seq_length or tokenizer_limit(root, entries[0])
+        return cls(model_type, entries, files, text_file, replace(settings, max_seq_length=limit))
 
     @classmethod
-    def fresh(cls, model_type: ModelType, kinds: Sequence[str], said: Settings) -> Folder:
-        """New files in the layout of version 2, which every later one reads; the modules' configs are still to come."""
-        entries = [Entry(kind, f"{index}_{kind}" if index else "") for index, kind in enumerate(kinds)]
+    def create(cls, model_type: ModelType, kinds: Sequence[str], settings: SentenceSettings) -> SentenceFolder:
+        """Create files in the layout of version 2, which all later versions read; without the modules' configs."""
+        entries = [ModuleEntry(kind, f"{index}_{kind}" if index else "") for index, kind in enumerate(kinds)]
         files: Json = {
             MODULES_FILE: [
                 {"idx": i, "name": str(i), "path": entry.path, "type": f"sentence_transformers.models.{entry.kind}"}
                 for i, entry in enumerate(entries)
             ],
             MODEL_FILE: {"model_type": model_type},
-            # Versions before 5.4 refuse to be told a task, but have no such file beside a cross-encoder.
+            # Versions before 5.4 reject a task, but write no such file for cross-encoders.
             TEXT_FILES[0]: _task(model_type) if model_type == "CrossEncoder" else {"do_lower_case": False},
         }
-        blank = cls(model_type, entries, files, TEXT_FILES[0], Settings())
-        return replace(blank, json=blank.merged(said), said=said)
+        blank = cls(model_type, entries, files, TEXT_FILES[0], SentenceSettings())
+        return replace(blank, json=blank.merged(settings), settings=settings)
 
-    def keys(self, entry: Entry) -> ConfigKeys:
-        """The config of a module."""
+    def keys(self, entry: ModuleEntry) -> ConfigKeys:
+        """The config keys of a module."""
         file = entry.inside("config.json")
         # Normalize writes no config, and in some folders not even a folder, before 6.0.
         if file not in self.json and entry.kind != "Normalize":
             raise CheckpointError(f"{file} is missing; {MODULES_FILE} lists a {entry.kind} there")
         return ConfigKeys(self.json.get(file, {}), file=file, common=())
 
-    def merged(self, settings: Settings) -> Json:
-        """The files with those settings put in that differ from what they say."""
-        said, files = asdict(self.said), dict(self.json)
+    def merged(self, settings: SentenceSettings) -> Json:
+        """The files with changed settings put in."""
+        old, files = asdict(self.settings), dict(self.json)
         for key, value in asdict(settings).items():
-            if value != said[key]:
+            if value != old[key]:
                 file = self.text_file if key in ("max_seq_length", "do_lower_case") else MODEL_FILE
                 files[file] = files.get(file, {}) | {key: value}
-        _settings(files, self.text_file, self.model_type)  # refuses here what could not be read again
+        _settings(files, self.text_file, self.model_type)  # raises an error for what could not be read again
         return files
 
-    def files(self, settings: Settings) -> dict[str, bytes]:
-        """What to write, by relative path."""
+    def files(self, settings: SentenceSettings) -> dict[str, bytes]:
+        """The contents to write, by relative path."""
         return {file: to_json(value) for file, value in self.merged(settings).items()}
 
 
 def read_json(root: Path, file: str, kind: type = dict) -> Any:
-    """The object or list in a file; None where there is no such file."""
+    """Read the object or list in a file; None if there is no such file."""
     try:
         if not (root / file).is_file():
             return None
@@ -173,23 +175,23 @@ def read_json(root: Path, file: str, kind: type = dict) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
     if not isinstance(value, kind):
-        wanted = "a list" if kind is list else "an object"
-        raise CheckpointError(f"{file} holds {type(value).__name__}; it must hold {wanted}")
+        expected = "a list" if kind is list else "an object"
+        raise CheckpointError(f"{file} contains {type(value).__name__}; it must contain {expected}")
     return value
 
 
-def read_entries(root: Path) -> list[Entry]:
-    """modules.json, with the transformer first; nothing where there is no such file."""
+def read_entries(root: Path) -> list[ModuleEntry]:
+    """Read modules.json, transformer first; empty if there is no such file."""
     listed = read_json(root, MODULES_FILE, list)
     if listed == []:
         raise CheckpointError(f"{MODULES_FILE} must list at least one module")
-    entries: dict[str, Entry] = {}  # by name
+    entries: dict[str, ModuleEntry] = {}  # by name
     for index, raw in enumerate(listed or []):
         file = f"{MODULES_FILE}[{index}]"
         if not isinstance(raw, dict):
             raise CheckpointError(f"{file} must be an object, not {type(raw).__name__}")
         keys = ConfigKeys(raw, file=file, common=())
-        keys.must("kwargs", [])  # arguments of encode() that go to this module: none of ours has any
+        keys.must("kwargs", [])  # arguments of encode() for this module: not supported
         if keys.integer("idx", least=0) != index:
             raise ConfigError(f"{file}: idx={raw['idx']} must be {index}, the module's place in the list")
         name, kind, path = keys.text("name"), TYPES.get(keys.text("type")), keys.text("path")
@@ -199,7 +201,7 @@ def read_entries(root: Path) -> list[Entry]:
                 f"{file}: type={raw['type']!r} is not supported here; the first module must be "
                 f"sentence_transformers.models.Transformer, each other one of {', '.join(KINDS[1:])}"
             )
-        entry = Entry(kind, _inside(root, path, file))
+        entry = ModuleEntry(kind, _inside(root, path, file))
         if name in entries:
             raise ConfigError(f"{file}: name={name!r} is the name of another module")
         if entry.path in [other.path for other in entries.values()]:
@@ -209,12 +211,12 @@ def read_entries(root: Path) -> list[Entry]:
 
 
 def _inside(root: Path, path: str, file: str) -> str:
-    windows = PureWindowsPath(path)  # knows the roots and separators of both systems
+    windows = PureWindowsPath(path)  # understands the separators of both systems
     if windows.anchor or ".." in windows.parts or "\0" in path or "\\" in path:
         raise ConfigError(f"{file}: path={path!r} must be relative, inside the folder and without '..'")
-    # Folders only: in the hub's cache each file is a link into its store of blobs, and that is how it should be.
+    # Folders only: in the hub's cache every file is a symbolic link to a blob.
     if not (root / path).resolve().is_relative_to(root.resolve()):
-        raise ConfigError(f"{file}: path={path!r} is a link that leaves the folder")
+        raise ConfigError(f"{file}: path={path!r} is a symbolic link out of the folder")
     plain = PurePosixPath(path).as_posix()
     return "" if plain == "." else plain
 
@@ -225,8 +227,8 @@ def _task(model_type: ModelType) -> Json:
     return {"transformer_task": task, "modality_config": modality, "module_output_name": module_output}
 
 
-def _settings(files: Json, text_file: str, model_type: ModelType) -> Settings:
-    # Versions of the packages that wrote the folder, and those that sentence-transformers itself should have.
+def _settings(files: Json, text_file: str, model_type: ModelType) -> SentenceSettings:
+    # Package versions.
     model = ConfigKeys(files.get(MODEL_FILE, {}), ("__version__", "requirements"), file=MODEL_FILE, common=())
     model.must("model_type", model_type)
     prompts = model.mapping("prompts", {})
@@ -236,7 +238,7 @@ def _settings(files: Json, text_file: str, model_type: ModelType) -> Settings:
     truncate_dim = None
     if model_type == "CrossEncoder":
         model.must("activation_fn", *ACTIVATION_PATHS)
-        model.ignore("keep_in_fp32_modules")  # layers to leave out of autocast; our heads run in the model's precision
+        model.ignore("keep_in_fp32_modules")  # concerns autocast; Bertie's heads run in the model's precision
     else:
         model.must("similarity_fn_name", *SIMILARITIES)
         truncate_dim = model.optional_integer("truncate_dim", least=1)
@@ -248,14 +250,14 @@ def _settings(files: Json, text_file: str, model_type: ModelType) -> Settings:
     text.must("processing_kwargs", {})
     for name in ("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"):
         text.must(name)  # null
-    text.ignore("unpad_inputs")  # how sentence-transformers runs the batch; here it is always flat
+    text.ignore("unpad_inputs")  # concerns batching; Bertie's batches are always flat
     for name, ignored in ARGS.items():
         ConfigKeys(text.mapping(name, {}), ignored, file=f"{text_file}: {name}", common=()).finish()
     max_seq_length = text.optional_integer("max_seq_length", least=1)
     do_lower_case = text.boolean("do_lower_case", False)
     text.finish()
 
-    return Settings(
+    return SentenceSettings(
         max_seq_length=max_seq_length,
         do_lower_case=do_lower_case,
         prompts=prompts,
@@ -266,8 +268,8 @@ def _settings(files: Json, text_file: str, model_type: ModelType) -> Settings:
     )
 
 
-def tokenizer_limit(root: Path, transformer: Entry) -> int | None:
-    """The most tokens that the tokenizer's own config allows; the tokenizer answers for the other keys of that file."""
-    # Since 5.4 max_seq_length is written there and nowhere else. transformers writes int(1e30) for "no limit".
+def tokenizer_limit(root: Path, transformer: ModuleEntry) -> int | None:
+    """The maximum length in the tokenizer's config; the tokenizer checks the other keys of that file."""
+    # Since 5.4 max_seq_length is written only there. transformers writes int(1e30) for "no limit".
     value = (read_json(root, transformer.inside("tokenizer_config.json")) or {}).get("model_max_length")
     return value if type(value) is int and 0 < value < 10**9 else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bertie.checkpoints.sentence_transformers import MODULES_FILE, Folder
+from bertie.checkpoints.sentence_transformers import MODULES_FILE, SentenceFolder
 from bertie.errors import ConfigError
 
 
@@ -19,12 +19,12 @@ class Splade:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None  # the name, among the prompts, of the one that goes before every text
     transformer_path: str = ""  # the transformer's folder inside the model's, "" when they are the same
-    _folder: Folder = field(repr=False, compare=False, kw_only=True)
+    _folder: SentenceFolder = field(repr=False, compare=False, kw_only=True)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Splade | None:
         """Read a folder's files; None for one that does not hold such a model."""
-        folder = Folder.read(Path(path), "SparseEncoder")
+        folder = SentenceFolder.read(Path(path), "SparseEncoder")
         if folder is None:
             return None
         kinds = [entry.kind for entry in folder.entries]
@@ -38,16 +38,16 @@ class Splade:
         keys.must("activation_function", "relu")
         keys.ignore("embedding_dimension", "word_embedding_dimension", "chunk_size")  # the vocabulary's; how it is run
         keys.finish()
-        said = folder.said
+        settings = folder.settings
         return cls(
-            said.max_seq_length,
-            said.do_lower_case,
-            said.prompts,
-            said.default_prompt_name,
+            settings.max_seq_length,
+            settings.do_lower_case,
+            settings.prompts,
+            settings.default_prompt_name,
             folder.entries[0].path,
             _folder=folder,
         )
 
     def files(self) -> dict[str, bytes]:
         """What to write, by relative path."""
-        return self._folder.files(replace(self._folder.said, max_seq_length=self.max_length))
+        return self._folder.files(replace(self._folder.settings, max_seq_length=self.max_length))

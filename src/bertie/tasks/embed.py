@@ -137,8 +137,8 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         """What follows the encoder."""
         width, pooling, given = checkpoint.model.config.width, self.pooling, checkpoint.sentence
         if pooling is None:
-            return given or SentenceModules.fresh(width, normalize=normalize)
-        modules = SentenceModules.fresh(width, pooling=POOLING[pooling], normalize=normalize)
+            return given or SentenceModules.create(width, normalize=normalize)
+        modules = SentenceModules.create(width, pooling=POOLING[pooling], normalize=normalize)
         if given is not None:
             modules.prompts, modules.default_prompt = given.prompts, given.default_prompt
             modules.lower_case = given.lower_case

@@ -65,7 +65,7 @@ class Reranker(Trainable[None, FloatArray, Scored]):
     @property
     def settings(self) -> CrossEncoderConfig:
         """What the checkpoint says of its scores and of how pairs are prepared."""
-        return self.checkpoint.cross_encoder or CrossEncoderConfig.fresh(1)
+        return self.checkpoint.cross_encoder or CrossEncoderConfig.create(1)
 
     def rerank(self, query: str, documents: Iterable[str], *, top_k: int | None = None) -> list[Ranked]:
         """The documents, best first; the first `top_k` of them if that is given."""

@@ -36,5 +36,5 @@ def whiten(embedder: Embedder, whitening: Whitening) -> Embedder:
     normalized = bool(len(modules.layers)) and isinstance(modules.layers[-1], Normalize)
     before = [Normalize()] if embedder.normalize and not normalized else []
     after = [Normalize()] if embedder.normalize or normalized else []
-    checkpoint = replace(embedder.checkpoint, sentence=modules.followed_by(*before, dense, *after).eval())
+    checkpoint = replace(embedder.checkpoint, sentence=modules.with_layers(*before, dense, *after).eval())
     return Embedder(checkpoint, overflow=embedder.overflow)

@@ -65,7 +65,7 @@ def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
 
 
 def _dropout(k: ConfigKeys) -> float:
-    return k.share("classifier_dropout_prob", 0.1)
+    return k.probability("classifier_dropout_prob", 0.1)
 
 
 TOKENIZER = LegacyTokenizer(

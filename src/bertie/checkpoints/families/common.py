@@ -74,21 +74,21 @@ def bert_fields(k: ConfigKeys, eps: float = 1e-12) -> dict[str, Any]:
         "ff_width": k.integer("intermediate_size", 3072),
         "activation": k.activation("hidden_act", "gelu"),
         "norm": NormConfig(eps=k.number("layer_norm_eps", eps, least=1e-30, most=0.1)),
-        "dropout": k.share("hidden_dropout_prob", 0.1),
-        "attention_dropout": k.share("attention_probs_dropout_prob", 0.1),
+        "dropout": k.probability("hidden_dropout_prob", 0.1),
+        "attention_dropout": k.probability("attention_probs_dropout_prob", 0.1),
         "init_std": k.number("initializer_range", 0.02, most=100.0),
     }
 
 
 def classifier_dropout(k: ConfigKeys) -> float:
     """The head's own dropout, or the encoder's."""
-    hidden = k.share("hidden_dropout_prob", 0.1)
-    return k.share("classifier_dropout", hidden)
+    hidden = k.probability("hidden_dropout_prob", 0.1)
+    return k.probability("classifier_dropout", hidden)
 
 
 def hidden_dropout(k: ConfigKeys) -> float:
     """The encoder's dropout."""
-    return k.share("hidden_dropout_prob", 0.1)
+    return k.probability("hidden_dropout_prob", 0.1)
 
 
 def no_dropout(k: ConfigKeys) -> float:

@@ -97,8 +97,8 @@ def heads() -> Mapping[HeadName, HeadTable]:
             dense="pooler.dense",
             activation=lambda k: k.activation("pooler_hidden_act", "gelu"),
             out="classifier",
-            dropout=lambda k: k.share("cls_dropout", hidden_dropout(k)),
-            dense_dropout=lambda k: k.share("pooler_dropout", 0.0),
+            dropout=lambda k: k.probability("cls_dropout", hidden_dropout(k)),
+            dense_dropout=lambda k: k.probability("pooler_dropout", 0.0),
         )
 
     return {

@@ -39,8 +39,8 @@ def read(k: ConfigKeys) -> EncoderConfig:
         positions=(Learned(size),),
         patterns=(Full(),) * depth,
         max_length=size,
-        dropout=k.share("dropout", 0.1),
-        attention_dropout=k.share("attention_dropout", 0.1),
+        dropout=k.probability("dropout", 0.1),
+        attention_dropout=k.probability("attention_dropout", 0.1),
         pad_id=k.optional_integer("pad_token_id", 0),
         init_std=k.number("initializer_range", 0.02, most=100.0),
     )
@@ -65,7 +65,7 @@ def _activation(k: ConfigKeys) -> Activation:
 
 
 def _text_dropout(k: ConfigKeys) -> float:
-    return k.share("seq_classif_dropout", 0.2)
+    return k.probability("seq_classif_dropout", 0.2)
 
 
 FAMILY = Family(
@@ -85,8 +85,8 @@ FAMILY = Family(
             out="classifier",
             dropout=_text_dropout,
         ),
-        "tag": head("tag", "token", "labels", out="classifier", dropout=lambda k: k.share("dropout", 0.1)),
-        "answer": head("answer", "token", 2, out="qa_outputs", dropout=lambda k: k.share("qa_dropout", 0.1)),
+        "tag": head("tag", "token", "labels", out="classifier", dropout=lambda k: k.probability("dropout", 0.1)),
+        "answer": head("answer", "token", 2, out="qa_outputs", dropout=lambda k: k.probability("qa_dropout", 0.1)),
         "choice": head(
             "choice", "text", 1, dense="pre_classifier", activation="relu", out="classifier", dropout=_text_dropout
         ),

@@ -75,7 +75,7 @@ FAMILY = Family(
             dense="sequence_summary.summary",
             activation=_summary,
             out="classifier",
-            dropout=lambda k: k.share("summary_last_dropout", 0.1),
+            dropout=lambda k: k.probability("summary_last_dropout", 0.1),
         ),
     },
     companions=("mlm", "rtd"),

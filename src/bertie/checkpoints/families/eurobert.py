@@ -49,7 +49,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
         positions=(Rotary((base,) * depth),),
         patterns=(Full(),) * depth,
         max_length=k.tokens("max_position_embeddings", 8192),
-        attention_dropout=k.share("attention_dropout", 0.0),
+        attention_dropout=k.probability("attention_dropout", 0.0),
         pad_id=k.optional_integer("pad_token_id", 128001),
         init_std=k.number("initializer_range", 0.02, most=100.0),
     )

@@ -43,8 +43,8 @@ def read(k: ConfigKeys) -> EncoderConfig:
         raise ConfigError(f"config.json: local_attention={window} must be even: it counts both sides")
     attention_bias = k.boolean("attention_bias", False)
     pad_id = k.optional_integer("pad_token_id", 50283)
-    dropout = k.share("mlp_dropout", 0.0)
-    k.share("embedding_dropout", 0.0)
+    dropout = k.probability("mlp_dropout", 0.0)
+    k.probability("embedding_dropout", 0.0)
     k.must("causal_mask", False)  # Ettin's, whose decoders share the file
     k.must("is_causal", False)
     k.must("rope_scaling", None)
@@ -74,7 +74,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
         patterns=tuple(Full() if kind == "full_attention" else Sliding(window // 2) for kind in kinds),
         max_length=k.tokens("max_position_embeddings", 8192),
         dropout=dropout,
-        attention_dropout=k.share("attention_dropout", 0.0),
+        attention_dropout=k.probability("attention_dropout", 0.0),
         pad_id=pad_id,
         init_std=k.number("initializer_range", 0.02, most=100.0),
     )
@@ -119,7 +119,7 @@ def _head(
             norm=cfg.norm,
             output_bias=k.boolean("decoder_bias", True) if vocabulary else True,
             tied=k.boolean("tie_word_embeddings", True) and vocabulary,
-            dropout=0.0 if vocabulary else k.share("classifier_dropout", 0.0),
+            dropout=0.0 if vocabulary else k.probability("classifier_dropout", 0.0),
         )
 
     def weights(cfg: HeadConfig) -> Iterator[TensorRule | TiedTensor]:

@@ -40,7 +40,7 @@ def _read_gpt2_spelling(k: ConfigKeys) -> None:
         k.must(name, False)
     for name in ("rotary_emb_scale_base", "rotary_scaling_factor"):
         k.must(name)
-    k.share("embd_pdrop", 0.0)
+    k.probability("embd_pdrop", 0.0)
     # How it was run. auto_map: its code is what transformers took over.
     k.ignore(
         *(

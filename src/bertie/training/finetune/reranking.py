@@ -31,7 +31,7 @@ class RerankingTraining(TaskTraining[Reranker]):
         """A cross-encoder with one output, which keeps the settings of the checkpoint if it was one."""
         settings = checkpoint.cross_encoder
         prepared = super().prepare(checkpoint, data)
-        prepared.cross_encoder = settings or CrossEncoderConfig.fresh(1)
+        prepared.cross_encoder = settings or CrossEncoderConfig.create(1)
         return prepared
 
     def objective(self, data: LabelledDataset) -> Objective:

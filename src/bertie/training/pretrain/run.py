@@ -168,7 +168,7 @@ class _Run:
             tokenizer = Tokenizer.from_folder(self._path(asked.tokenizer))
             checkpoint = begin.fresh(asked.model, tokenizer, head=self._first_head(), seed=self.recipe.seed)
         if asked.sentence is not None:
-            checkpoint.sentence = SentenceModules.fresh(
+            checkpoint.sentence = SentenceModules.create(
                 checkpoint.model.config.width, asked.sentence, max_seq_length=checkpoint.model.config.max_length
             )
         return checkpoint
