@@ -22,7 +22,7 @@ from typing import Any
 
 from bertie.data.readers import open_table
 from bertie.training.pretrain.cleaning import title_key
-from bertie.training.pretrain.corpus.documents import Documents, files_of, read_titles
+from bertie.training.pretrain.corpus.documents import Documents, list_files, read_titles
 
 Row = dict[str, Any]
 SEED = 0
@@ -363,12 +363,12 @@ def sentences(data: Path, text: Sequence[str], seen: set[str]) -> list[str]:
 def kept(text: Sequence[str]) -> Iterator[str]:
     """The documents without those of `EXCLUDE`."""
     left_out = {title_key(title) for title in read_titles(str(EXCLUDE))}
-    return (one for _, one in Documents(files_of(text)) if title_key(one.partition("\n")[0]) not in left_out)
+    return (one for _, one in Documents(list_files(text)) if title_key(one.partition("\n")[0]) not in left_out)
 
 
 def some_documents(text: Sequence[str]) -> Iterator[str]:
     """Every fifth document of each file, for the tokenizer to learn its words from."""
-    return (one for file in files_of(text) for one in islice(kept([file]), 0, None, EVERY))
+    return (one for file in list_files(text) for one in islice(kept([file]), 0, None, EVERY))
 
 
 def sampled(text: Sequence[str], draw: random.Random) -> tuple[list[str], list[str], list[str]]:

@@ -48,22 +48,22 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_corpus(models: dict[str, str], here: Path, source: str, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "titles.txt").write_text("Cat 7\nno such\n")
-    flags = ["--least-words", "2", "--exclude", "titles.txt", "--held-out", "0.2", "--shard-tokens", "300"]
+    flags = ["--min-words", "2", "--exclude", "titles.txt", "--held-out", "0.2", "--shard-tokens", "300"]
     argv = ["corpus", source, "--tokenizer", models["embed"], *flags]
     assert main([*argv, "-o", "out", "--json"]) == 0
     made: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert made == json.loads((here / "out/corpus.json").read_text())
     found = Corpus.open("out", Tokenizer.from_folder(models["embed"]))
     counts = made["counts"]
-    assert (counts["read"], counts["short"], counts["exact"], counts["excluded"]) == (62, 1, 1, 1)
+    assert (counts["read"], counts["short"], counts["exact_duplicates"], counts["excluded"]) == (62, 1, 1, 1)
     assert counts["kept"] + counts["held_out"] == 59
     assert len(found) == counts["kept"]
     assert len(Corpus.open("out/heldout")) == counts["held_out"] > 0
     assert main([*argv, "-o", "again"]) == 0
     said = capsys.readouterr().out
     assert f"{counts['kept']} kept: {made['tokens']:,} tokens" in said
-    assert "1 left out by 2 titles" in said
-    assert "exact: 'CAT 3' (text.txt, line 181) is 100% of document 4" in said
+    assert "1 excluded by 2 titles" in said
+    assert "exact: 'CAT 3' (text.txt, line 181), similarity 100% to document 4" in said
     assert files(here / "again") == files(here / "out")
 
 
@@ -112,14 +112,14 @@ SLOWLY = """
 import sys, time
 from importlib import import_module
 from bertie.cli import corpus as verb
-from bertie.training.pretrain.corpus import building
+from bertie.training.pretrain.corpus import writing
 module = import_module("bertie.cli.main")
 module.VERBS = (verb,)
-honest = building.write_file
+honest = writing.atomic_write
 def slowly(path, content):
     honest(path, content)
     time.sleep(0.05)
-building.write_file = slowly
+writing.atomic_write = slowly
 sys.exit(module.main(sys.argv[1:]))
 """
 

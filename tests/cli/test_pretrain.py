@@ -22,7 +22,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import extend, train
 from bertie.training.finetune import runs
 from bertie.training.loop import Trainer
-from bertie.training.pretrain.corpus import Settings, build
+from bertie.training.pretrain.corpus import CorpusSettings, build_corpus
 from tests.training.test_corpus import texts
 
 RECIPE = """
@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (top / "in.txt").write_text("\n\n".join(texts(80, seed=2)) + "\n")
     tokenizer = train((top / "in.txt").read_text().split("\n"), vocab=200, max_length=64)
     tokenizer.save(top / "tokenizer")
-    build([str(top / "in.txt")], tokenizer, top / "corpus", Settings(held_out=0.2))
+    build_corpus([str(top / "in.txt")], tokenizer, top / "corpus", CorpusSettings(held_out=0.2))
     (top / "recipe.toml").write_text(RECIPE)
     assert main(["pretrain", str(top / "recipe.toml"), "--data", str(top), "-o", str(top / "model")]) == 0
     return top
@@ -184,7 +184,7 @@ def test_going_on_with_more_words(data: Path, here: Path, capsys: pytest.Capture
     longer = extend(data / "model", domain, extras=2, min_count=2)
     longer.save("longer")
     Path("in.txt").write_text("\n\n".join(f"{text} {i}" for i, text in enumerate(domain)) + "\n")
-    build(["in.txt"], longer, Path("domain"), Settings(held_out=0.2))
+    build_corpus(["in.txt"], longer, Path("domain"), CorpusSettings(held_out=0.2))
     argv = ["-m", str(data / "model"), "--corpus", "domain", "--steps", "5", "--batch-tokens", "128"]
     assert main(["pretrain", *argv, "--tokenizer", "longer", "-o", "out", "--json"]) == 0
     capsys.readouterr()

@@ -24,7 +24,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
 from bertie.training.objectives import ModelObjective, SingleLabelObjective, Targets, TrainingExample
 from bertie.training.pretrain import pretraining_objectives as pretraining
-from bertie.training.pretrain.corpus import Corpus, build
+from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.initialization import fresh
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.mlm import MaskedLMSampler
@@ -56,7 +56,7 @@ def corpora(folder: Path) -> tuple[Corpus, Corpus]:
         if not (folder / str(number) / "corpus.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "in.txt").write_text("\n\n".join(texts(40, seed=3)) + "\n")
-            build([str(folder / "in.txt")], tokenizer, folder / str(number))
+            build_corpus([str(folder / "in.txt")], tokenizer, folder / str(number))
     first, second = (Corpus.open(folder / str(number)) for number in range(2))
     return first, second
 

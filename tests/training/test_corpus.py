@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.pretrain import cleaning as clean
-from bertie.training.pretrain.cleaning import Copies, cleaned, plain, signature
-from bertie.training.pretrain.corpus import Corpus, Settings, build, building, documents, read_titles
+from bertie.training.pretrain import cleaning, dedup
+from bertie.training.pretrain.cleaning import clean_text, normalize_words
+from bertie.training.pretrain.corpus import Corpus, CorpusSettings, build_corpus, documents, read_titles, writing
+from bertie.training.pretrain.dedup import Deduplicator, minhash_signature
 from bertie.training.pretrain.packing import SPECIAL, Packed, first_fit
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -69,7 +70,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_what_goes_in_comes_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
     documents = [*texts(50), "[SEP] ba\n[MASK]ba"]
-    made = build([write_text(tmp_path / "a.txt", documents)], tokenizer, tmp_path / "out", Settings(shard_tokens=500))
+    made = build_corpus(
+        [write_text(tmp_path / "a.txt", documents)], tokenizer, tmp_path / "out", CorpusSettings(shard_tokens=500)
+    )
     assert len(made["shards"]) > 3
     found = Corpus.open(tmp_path / "out", tokenizer)
     assert len(found) == len(documents)
@@ -87,14 +90,14 @@ def test_what_goes_in_comes_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert made["lines"] == sum(document.count("\n") + 1 for document in documents)
     assert made["words"] == sum(int(found.word_starts(i).sum()) for i in range(len(found)))
     for i in (-1, len(found)):
-        with pytest.raises(InputError, match=f"document {i} is not there"):
+        with pytest.raises(InputError, match=f"document {i} does not exist"):
             found.document(i)
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     words = [*SPECIALS, *(f"w{i}" for i in range(70_000))]
     large = tokenizer_of(words)
-    build([write_text(tmp_path / "a.txt", ["w3 w69999\nw65536"])], large, tmp_path / "out")
+    build_corpus([write_text(tmp_path / "a.txt", ["w3 w69999\nw65536"])], large, tmp_path / "out")
     found = Corpus.open(tmp_path / "out", large).document(0)
     assert found.dtype == np.uint32
     assert found.tolist() == [words.index(word) for word in ("w3", "w69999", "w65536")]
@@ -104,9 +107,9 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 def test_every_source(tokenizer: Tokenizer, tmp_path: Path, kind: str) -> None:
     documents = texts(20)
     want = tmp_path / "want"
-    build([write_text(tmp_path / "plain.txt", documents)], tokenizer, want)
+    build_corpus([write_text(tmp_path / "plain.txt", documents)], tokenizer, want)
     sources = write_sources(tmp_path, documents, kind)
-    build(sources, tokenizer, tmp_path / "out")
+    build_corpus(sources, tokenizer, tmp_path / "out")
     for name in ("shard-00000.bin", "shard-00000.idx"):
         assert (tmp_path / "out" / name).read_bytes() == (want / name).read_bytes()
 
@@ -151,22 +154,22 @@ def write_sources(tmp_path: Path, documents: list[str], kind: str) -> list[str]:
 def test_columns(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"title": "x", "body": "ba"}\n')
     with pytest.raises(InputError, match="no column 'text'"):
-        build([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "out")
-    made = build([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "other", Settings(column="body"))
+        build_corpus([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "out")
+    made = build_corpus([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "other", CorpusSettings(column="body"))
     assert made["tokens"] == 1
 
 
 def test_folder_without_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty holds no .txt"):
-        build([str(tmp_path / "empty")], tokenizer, tmp_path / "out")
+        build_corpus([str(tmp_path / "empty")], tokenizer, tmp_path / "out")
 
 
 def test_a_document_without_end_goes_on_as_the_next(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "LONGEST", 10)
-    made = build([write_text(tmp_path / "a.txt", ["ba da ga\nka la ma\nna pa"])], tokenizer, tmp_path / "out")
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 10)
+    made = build_corpus([write_text(tmp_path / "a.txt", ["ba da ga\nka la ma\nna pa"])], tokenizer, tmp_path / "out")
     assert (made["documents"], made["tokens"]) == (2, 8)
 
 
@@ -175,34 +178,34 @@ def test_a_document_without_end_goes_on_as_the_next(
 
 def test_cleaning() -> None:
     raw = "  Cafe\u0301\u00a0 is \x00open \r\n\n * * * \nLine\x0btwo\ufeff"
-    assert cleaned(raw, ()) == "  Cafe\u0301\u00a0 is \x00open \r\n * * * \nLine\x0btwo\ufeff"
-    assert cleaned(raw, ("spaces", "controls", "nfc")) == "Café is open\n* * *\nLine two"
-    assert cleaned(raw, clean.CLEANERS) == "Café is open\nLine two"
+    assert clean_text(raw, ()) == "  Cafe\u0301\u00a0 is \x00open \r\n * * * \nLine\x0btwo\ufeff"
+    assert clean_text(raw, ("spaces", "controls", "nfc")) == "Café is open\n* * *\nLine two"
+    assert clean_text(raw, cleaning.CLEANERS) == "Café is open\nLine two"
     with pytest.raises(InputError, match=r"clean=.'html'."):
-        cleaned("", ["html"])
+        clean_text("", ["html"])
 
 
 @given(st.text())
 def test_cleaning_twice_is_cleaning_once(text: str) -> None:
-    once = cleaned(text, clean.CLEANERS)
-    assert cleaned(once, clean.CLEANERS) == once
+    once = clean_text(text, cleaning.CLEANERS)
+    assert clean_text(once, cleaning.CLEANERS) == once
 
 
 def test_short_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write_text(tmp_path / "a.txt", ["ba", "ba da", "badagakalama", "ba da ga ka la"])
-    made = build([source], tokenizer, tmp_path / "out", Settings(least_characters=5, least_words=2))
+    made = build_corpus([source], tokenizer, tmp_path / "out", CorpusSettings(min_characters=5, min_words=2))
     assert made["counts"]["short"] == 2
     assert made["documents"] == 2
     with pytest.raises(InputError, match="nothing is left of 4 documents"):
-        build([source], tokenizer, tmp_path / "none", Settings(least_words=9))
+        build_corpus([source], tokenizer, tmp_path / "none", CorpusSettings(min_words=9))
     assert not (tmp_path / "none").exists()  # an error before the first shard leaves nothing behind
 
 
 def test_half_characters(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "ba"}\n{"text": "ba \\ud83d da"}\n')
-    with pytest.raises(InputError, match=r"a.jsonl, row 2: half of a UTF-16 pair"):
-        build([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "out", Settings(clean=()))
-    assert build([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "good")["tokens"] == 3
+    with pytest.raises(InputError, match=r"a.jsonl, row 2: a lone UTF-16 surrogate"):
+        build_corpus([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "out", CorpusSettings(clean=()))
+    assert build_corpus([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "good")["tokens"] == 3
 
 
 def test_titles(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -216,9 +219,9 @@ def test_titles(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write_text(
         tmp_path / "a.txt", ["Ba da (1999 ga)\nmi", "Ba da\nmi", "Ka, la\nmi", "Mi\nKa, la", "Ba's\nla"]
     )
-    counts = build([source], tokenizer, tmp_path / "out", exclude=titles)["counts"]
+    counts = build_corpus([source], tokenizer, tmp_path / "out", exclude=titles)["counts"]
     assert (counts["excluded"], counts["kept"]) == (3, 2)
-    assert counts["titles"] == ["Ba da (1999 ga)", "Ka, la", "Ba's"]
+    assert counts["excluded_titles"] == ["Ba da (1999 ga)", "Ka, la", "Ba's"]
 
 
 # --- copies ---
@@ -246,8 +249,8 @@ def test_signatures_estimate_jaccard() -> None:
         a = [f"w{draw.randrange(5000)}" for _ in range(200)]
         b = edited(a, edits, draw)
         true = jaccard(runs(a), runs(b))
-        estimate = float((signature(" ".join(a).encode()) == signature(" ".join(b).encode())).mean())
-        errors.append((estimate - true) / max(np.sqrt(true * (1 - true) / clean.HASHES), 1e-9))
+        estimate = float((minhash_signature(" ".join(a).encode()) == minhash_signature(" ".join(b).encode())).mean())
+        errors.append((estimate - true) / max(np.sqrt(true * (1 - true) / dedup.HASHES), 1e-9))
         if edits == 0:
             assert estimate == 1.0
     spread = np.array(errors)
@@ -259,13 +262,13 @@ def test_signatures_estimate_jaccard() -> None:
 @pytest.mark.parametrize("block", [4, 4096])
 def test_near_copies_are_found(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """By comparing each with each. The same are found when all lie in sorted arrays."""
-    monkeypatch.setattr(clean, "BLOCK", block)
+    monkeypatch.setattr(dedup, "BLOCK", block)
     draw = random.Random(1)
     documents: list[list[str]] = []
     for _ in range(120):
         new = [f"w{draw.randrange(3000)}" for _ in range(draw.randint(100, 200))]
         documents += [new, edited(draw.choice(documents or [new]), draw.choice([1, 1, 7, 8, 30]), draw)]
-    copies = Copies("near")
+    copies = Deduplicator("near")
     kept: list[int] = []
     sure = 0
     shingles = [runs(words) for words in documents]
@@ -290,19 +293,19 @@ def test_near_copies_are_found(monkeypatch: pytest.MonkeyPatch, block: int) -> N
 
 def test_exact_copies() -> None:
     said = ["Ba da.", "ba DA", "ba  da!", "da ba", "…", "—", "कि", "का"]
-    kinds = [Copies("exact")] * len(said)
-    found = [copies.check(plain(text), i) for i, (copies, text) in enumerate(zip(kinds, said, strict=True))]
+    kinds = [Deduplicator("exact")] * len(said)
+    found = [copies.check(normalize_words(text), i) for i, (copies, text) in enumerate(zip(kinds, said, strict=True))]
     assert [one.of if one else None for one in found] == [None, 0, 0, None, None, None, None, None]
-    none = Copies("none")
+    none = Deduplicator("none")
     assert [none.check("ba", i) for i in range(2)] == [None, None]
 
 
 def test_copies_take_no_more_memory_than_allowed() -> None:
-    copies = Copies("near", memory=10 * clean.NEAR_BYTES)
+    copies = Deduplicator("near", memory=10 * dedup.NEAR_BYTES)
     for i in range(10):
         assert copies.check(f"document {i}", i) is None
     assert copies.check("document 3", 10) is not None
-    with pytest.raises(InputError, match="look for exact copies only"):
+    with pytest.raises(InputError, match="use exact deduplication"):
         copies.check("one more", 11)
 
 
@@ -310,12 +313,12 @@ def test_copies_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     documents = texts(30)
     long = sentence(random.Random(3), 100)
     source = write_text(tmp_path / "a.txt", [*documents, documents[4].upper(), long, long + " ba"])
-    counts = build([source], tokenizer, tmp_path / "out", Settings(dedup="near"))["counts"]
-    assert (counts["read"], counts["exact"], counts["near"], counts["kept"]) == (33, 1, 1, 31)
-    exact, near = counts["copies"]
+    counts = build_corpus([source], tokenizer, tmp_path / "out", CorpusSettings(dedup="near"))["counts"]
+    assert (counts["read"], counts["exact_duplicates"], counts["near_duplicates"], counts["kept"]) == (33, 1, 1, 31)
+    exact, near = counts["examples"]
     assert (exact["document"], exact["of"], exact["title"]) == (31, 5, "BA 4")
     assert (near["document"], near["of"], near["kind"]) == (33, 32, "near")
-    assert build([source], tokenizer, tmp_path / "all", Settings(dedup="none"))["documents"] == 33
+    assert build_corpus([source], tokenizer, tmp_path / "all", CorpusSettings(dedup="none"))["documents"] == 33
 
 
 # --- held out ---
@@ -324,15 +327,15 @@ def test_copies_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_held_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
     documents = texts(400)
     source = write_text(tmp_path / "a.txt", documents * 2)
-    share = Settings(held_out=0.2, dedup="none", seed=3)
-    made = build([source], tokenizer, tmp_path / "out", share)
+    share = CorpusSettings(held_out=0.2, dedup="none", seed=3)
+    made = build_corpus([source], tokenizer, tmp_path / "out", share)
     kept, held = Corpus.open(tmp_path / "out"), Corpus.open(tmp_path / "out" / "heldout", tokenizer)
     sides = [{tuple(one.document(i).tolist()) for i in range(len(one))} for one in (kept, held)]
     assert not sides[0] & sides[1]  # a text that is there twice is on one side
     assert len(kept) + len(held) == 800
     assert len(held) == made["counts"]["held_out"]
     assert abs(len(held) / 800 - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 400)
-    other = build([source], tokenizer, tmp_path / "other", Settings(held_out=0.2, dedup="none", seed=4))
+    other = build_corpus([source], tokenizer, tmp_path / "other", CorpusSettings(held_out=0.2, dedup="none", seed=4))
     assert other["shards"] != made["shards"]
 
 
@@ -344,14 +347,14 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_write(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "AT_ONCE", 700)
+    monkeypatch.setattr(writing, "TOKENIZE_BLOCK", 700)
     source = write_text(tmp_path / "a.txt", [*texts(40), *texts(5)])
-    how = Settings(held_out=0.2, dedup="near", shard_tokens=1200)
-    whole = build([source], tokenizer, tmp_path / "whole", how)
+    how = CorpusSettings(held_out=0.2, dedup="near", shard_tokens=1200)
+    whole = build_corpus([source], tokenizer, tmp_path / "whole", how)
     assert len(whole["shards"]) > 2
     want = files(tmp_path / "whole")
     assert "heldout/corpus.json" in want
-    honest, writes = building.write_file, 0
+    honest, writes = writing.atomic_write, 0
 
     def dying(path: Path, content: bytes) -> None:
         nonlocal writes
@@ -361,16 +364,16 @@ def test_killed_at_any_write(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: 
             raise Killed
         honest(path, content)
 
-    monkeypatch.setattr(building, "write_file", dying)
+    monkeypatch.setattr(writing, "atomic_write", dying)
     for at in range(2, 100):
         writes, out = at, tmp_path / f"at{at}"
         try:
-            build([source], tokenizer, out, how)
+            build_corpus([source], tokenizer, out, how)
         except Killed:
             writes = -1
             with pytest.raises(NotFoundError, match=r"--resume|make it"):
                 Corpus.open(out)
-            assert build([source], tokenizer, out, how, resume=True) == whole
+            assert build_corpus([source], tokenizer, out, how, resume=True) == whole
             assert files(out) == want
         else:
             break
@@ -380,9 +383,9 @@ def test_killed_at_any_write(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: 
 def test_killed_again_and_again(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run makes one more shard, and no shard is made twice."""
     source = write_text(tmp_path / "a.txt", texts(40))
-    how = Settings(shard_tokens=400)
-    build([source], tokenizer, tmp_path / "whole", how)
-    honest = building.write_file
+    how = CorpusSettings(shard_tokens=400)
+    build_corpus([source], tokenizer, tmp_path / "whole", how)
+    honest = writing.atomic_write
     made: Counter[str] = Counter()
 
     def dying(path: Path, content: bytes) -> None:
@@ -391,12 +394,12 @@ def test_killed_again_and_again(tokenizer: Tokenizer, tmp_path: Path, monkeypatc
         if path.name == "build.json" and sum(made.values()) % 4 == 0:  # after a shard's two files
             raise Killed
 
-    monkeypatch.setattr(building, "write_file", dying)
+    monkeypatch.setattr(writing, "atomic_write", dying)
     runs = 0
     while not (tmp_path / "out" / "corpus.json").exists():
         runs += 1
         try:
-            build([source], tokenizer, tmp_path / "out", how, resume=True)
+            build_corpus([source], tokenizer, tmp_path / "out", how, resume=True)
         except Killed:
             continue
     assert runs > 4
@@ -407,9 +410,9 @@ def test_killed_again_and_again(tokenizer: Tokenizer, tmp_path: Path, monkeypatc
 @pytest.fixture
 def stopped(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
     """A source, and a folder with some of its shards."""
-    monkeypatch.setattr(building, "AT_ONCE", 700)
+    monkeypatch.setattr(writing, "TOKENIZE_BLOCK", 700)
     source = write_text(tmp_path / "a.txt", texts(40))
-    honest = building.write_file
+    honest = writing.atomic_write
 
     def dying(path: Path, content: bytes) -> None:
         if path.name == "shard-00003.bin":
@@ -417,23 +420,23 @@ def stopped(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         honest(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "write_file", dying)
+        patch.setattr(writing, "atomic_write", dying)
         with pytest.raises(KeyboardInterrupt) as caught:
-            build([source], tokenizer, tmp_path / "out", Settings(shard_tokens=400))
-    assert "3 shards are safe" in caught.value.__notes__[0]
+            build_corpus([source], tokenizer, tmp_path / "out", CorpusSettings(shard_tokens=400))
+    assert "3 shards are saved" in caught.value.__notes__[0]
     return source, tmp_path / "out"
 
 
 def test_other_settings_do_not_go_on(tokenizer: Tokenizer, stopped: tuple[str, Path]) -> None:
     source, out = stopped
     with pytest.raises(ExistsError, match="pass --resume"):
-        build([source], tokenizer, out, Settings(shard_tokens=400))
+        build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400))
     with pytest.raises(InputError, match=r"settings.dedup='exact', and now it is 'none'"):
-        build([source], tokenizer, out, Settings(shard_tokens=400, dedup="none"), resume=True)
+        build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400, dedup="none"), resume=True)
     with pytest.raises(InputError, match=r"tokenizer.fingerprint="):
-        build([source], tokenizer_of([*SPECIALS, "ba"]), out, Settings(shard_tokens=400), resume=True)
+        build_corpus([source], tokenizer_of([*SPECIALS, "ba"]), out, CorpusSettings(shard_tokens=400), resume=True)
     with pytest.raises(InputError, match="titles="):
-        build([source], tokenizer, out, Settings(shard_tokens=400), exclude=["Ba 3"], resume=True)
+        build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400), exclude=["Ba 3"], resume=True)
 
 
 def test_changed_sources_do_not_go_on(tokenizer: Tokenizer, stopped: tuple[str, Path]) -> None:
@@ -441,37 +444,37 @@ def test_changed_sources_do_not_go_on(tokenizer: Tokenizer, stopped: tuple[str, 
     text = Path(source).read_text()
     Path(source).write_text(text + "\nba\n")
     with pytest.raises(InputError, match="sources="):
-        build([source], tokenizer, out, Settings(shard_tokens=400), resume=True)
+        build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400), resume=True)
     first = text.split("\n")[1]
     Path(source).write_text(text.replace(first, first[::-1], 1))  # of the same size
-    with pytest.raises(InputError, match="the sources are not those"):
-        build([source], tokenizer, out, Settings(shard_tokens=400), resume=True)
+    with pytest.raises(InputError, match="the sources differ from those"):
+        build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400), resume=True)
 
 
 def test_a_shard_that_was_lost_is_made_again(tokenizer: Tokenizer, stopped: tuple[str, Path], tmp_path: Path) -> None:
     source, out = stopped
     lost = out / "shard-00001.bin"
     lost.write_bytes(lost.read_bytes()[:-2])
-    build([source], tokenizer, out, Settings(shard_tokens=400), resume=True)
-    build([source], tokenizer, tmp_path / "whole", Settings(shard_tokens=400))
+    build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400), resume=True)
+    build_corpus([source], tokenizer, tmp_path / "whole", CorpusSettings(shard_tokens=400))
     assert files(out) == files(tmp_path / "whole")
     with pytest.raises(AlreadyComplete, match="nothing to resume"):
-        build([source], tokenizer, out, Settings(shard_tokens=400), resume=True)
+        build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400), resume=True)
     with pytest.raises(ExistsError, match="holds a corpus already"):
-        build([source], tokenizer, out, Settings(shard_tokens=400))
+        build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400))
 
 
 def test_a_folder_of_something_else(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write_text(tmp_path / "a.txt", texts(2))
-    with pytest.raises(ExistsError, match="is no corpus"):
-        build([source], tokenizer, tmp_path, resume=True)
+    with pytest.raises(ExistsError, match="is not a corpus"):
+        build_corpus([source], tokenizer, tmp_path, resume=True)
 
 
 def test_broken_corpora(tokenizer: Tokenizer, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(NotFoundError, match="bertie corpus"):
         Corpus.open(out)
-    build([write_text(tmp_path / "a.txt", texts(5))], tokenizer, out)
+    build_corpus([write_text(tmp_path / "a.txt", texts(5))], tokenizer, out)
     with pytest.raises(ConfigError, match="another tokenizer"):
         Corpus.open(out, tokenizer_of([*SPECIALS, "ba"]))
     index = out / "shard-00000.idx"
@@ -496,13 +499,13 @@ def test_broken_corpora(tokenizer: Tokenizer, tmp_path: Path) -> None:
         ({"held_out": 1.0}, "held_out=1.0"),
         ({"dedup": "fuzzy"}, "dedup='fuzzy'"),
         ({"shard_tokens": 0}, "shard_tokens=0"),
-        ({"least_words": -1}, "least_words=-1"),
+        ({"min_words": -1}, "min_words=-1"),
         ({"clean": ("html",)}, "clean="),
     ],
 )
 def test_wrong_settings(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        Settings(**wrong)
+        CorpusSettings(**wrong)
 
 
 # --- packing ---
@@ -521,7 +524,9 @@ def corpus_of(lengths: list[int], tokenizer: Tokenizer, folder: Path, shard_toke
         documents.append(" ".join(words))
     with (folder / "a.jsonl").open("w") as file:
         file.writelines(json.dumps(document) + "\n" for document in documents)
-    build([str(folder / "a.jsonl")], tokenizer, folder / "out", Settings(dedup="none", shard_tokens=shard_tokens))
+    build_corpus(
+        [str(folder / "a.jsonl")], tokenizer, folder / "out", CorpusSettings(dedup="none", shard_tokens=shard_tokens)
+    )
     return Corpus.open(folder / "out", tokenizer)
 
 
@@ -582,7 +587,7 @@ def check_batch(packed: Packed, n: int) -> None:
 def test_documents_without_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """They are there, that a resumed build may count them, and are never read; a shard may have no other."""
     source = write_text(tmp_path / "a.txt", ["ba", "\ufffd", "da ga", "\ufffd", "\ufffd"])
-    made = build([source], tokenizer, tmp_path / "out", Settings(shard_tokens=1, dedup="none"))
+    made = build_corpus([source], tokenizer, tmp_path / "out", CorpusSettings(shard_tokens=1, dedup="none"))
     assert [shard["tokens"] for shard in made["shards"]] == [1, 2, 0]
     of = Corpus.open(tmp_path / "out")
     assert [len(of.document(i)) for i in range(5)] == [len(of.word_starts(i)) for i in range(5)] == [1, 0, 2, 0, 0]
@@ -590,13 +595,13 @@ def test_documents_without_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
     packed = Packed(of, 5, 5, 0)
     assert sorted(packed.step(0) + packed.step(1)) == [(0, 0, 1), (2, 0, 2)]
     check_batch(packed, 0)
-    build([write_text(tmp_path / "b.txt", ["\ufffd"])], tokenizer, tmp_path / "none")
+    build_corpus([write_text(tmp_path / "b.txt", ["\ufffd"])], tokenizer, tmp_path / "none")
     with pytest.raises(InputError, match="holds no tokens"):
         Packed(Corpus.open(tmp_path / "none"), 5, 5, 0)
 
 
 def test_spelled_special_tokens_are_special(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    build([write_text(tmp_path / "a.txt", ["ba [SEP] zzz bada"])], tokenizer, tmp_path / "out")
+    build_corpus([write_text(tmp_path / "a.txt", ["ba [SEP] zzz bada"])], tokenizer, tmp_path / "out")
     ids, cu, special, words = Packed(Corpus.open(tmp_path / "out"), 20, 20, 0).batch(0)
     assert [tokenizer.token(one) for one in ids] == "[CLS] ba [SEP] [UNK] ba ##da [SEP]".split()
     assert special.tolist() == [True, False, True, True, False, False, True]
@@ -653,6 +658,6 @@ def test_wrong_packing(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="step -1"):
         Packed(of, 11, 11, 0).step(-1)
     bare = tokenizer_of(["[UNK]", "ba"])
-    build([write_text(tmp_path / "b.txt", ["ba"])], bare, tmp_path / "bare")
-    with pytest.raises(ConfigError, match="no token to open or close"):
+    build_corpus([write_text(tmp_path / "b.txt", ["ba"])], bare, tmp_path / "bare")
+    with pytest.raises(ConfigError, match="no \[CLS\] or \[SEP\] token"):
         Packed(Corpus.open(tmp_path / "bare"), 10, 10, 0)

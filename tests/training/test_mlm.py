@@ -13,7 +13,7 @@ from bertie.nn.model import Model
 from bertie.recipe import Recipe
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
-from bertie.training.pretrain.corpus import Corpus, build
+from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
@@ -38,7 +38,7 @@ def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Co
         documents.append(" ".join(f"{one} {PAIRS[one]}" for one in first) + " .")
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "in.txt").write_text("\n\n".join(documents) + "\n")
-    build([str(folder / "in.txt")], tokenizer, folder / "out")
+    build_corpus([str(folder / "in.txt")], tokenizer, folder / "out")
     return Corpus.open(folder / "out", tokenizer)
 
 

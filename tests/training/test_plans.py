@@ -31,7 +31,7 @@ from bertie.training.objectives import (
     TrainingWindow,
 )
 from bertie.training.prefetch import split_micro_batches
-from bertie.training.pretrain.corpus import Corpus, build
+from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.distillation import Related, Relations, Triple, TripleLoss
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.mlm import MaskedLMSampler
@@ -67,7 +67,7 @@ def tokenizer() -> Tokenizer:
 def made(folder: Path, tokenizer: Tokenizer, documents: Sequence[Sequence[Sequence[int]]]) -> Corpus:
     text = "\n\n".join("\n".join(" ".join(f"w{i}" for i in line) for line in one) for one in documents)
     (folder / "in.txt").write_text(text + "\n")
-    build([str(folder / "in.txt")], tokenizer, folder / "out")
+    build_corpus([str(folder / "in.txt")], tokenizer, folder / "out")
     return Corpus.open(folder / "out", tokenizer)
 
 

@@ -25,7 +25,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import train as learn
 from bertie.training.loop import MAX_ROLLBACKS, Trainer
 from bertie.training.pretrain import pretraining_objectives as pretraining
-from bertie.training.pretrain.corpus import Settings, build
+from bertie.training.pretrain.corpus import CorpusSettings, build_corpus
 from bertie.training.pretrain.initialization import fresh
 from bertie.training.pretrain.plans import MixtureSampler
 from bertie.training.pretrain.pretrain_recipe import NOT_HERE, PretrainRecipe
@@ -391,7 +391,7 @@ def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"kind": "wordpiece", "vocab": 200, "max_length": 64} | TOKENIZERS.get(file.stem, {})
     tokenizer = learn(lines, **options)
     tokenizer.save(tmp_path / "tokenizer")
-    build([str(text)], tokenizer, tmp_path / "corpus", Settings(held_out=0.3))
+    build_corpus([str(text)], tokenizer, tmp_path / "corpus", CorpusSettings(held_out=0.3))
     for one in given["objective"]:
         if "teacher" in one:
             shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
@@ -433,7 +433,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
     given = shrunk(tomllib.loads(file.read_text("utf-8")), steps=5)
     tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
-    build([str(text)], tokenizer, tmp_path / "corpus")
+    build_corpus([str(text)], tokenizer, tmp_path / "corpus")
     pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
     ours = Checkpoint.load(tmp_path / "out")
     theirs = AutoModelForPreTraining.from_pretrained(tmp_path / "out").eval()
@@ -451,7 +451,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
 def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
-    build([str(text)], tokenizer, tmp_path / "corpus")
+    build_corpus([str(text)], tokenizer, tmp_path / "corpus")
     checkpoint = overmodel.checkpoint(tokenizer)
     checkpoint.save(tmp_path / "model")
 
@@ -496,7 +496,7 @@ def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
     tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
-    build([str(text)], tokenizer, tmp_path / "corpus", Settings(held_out=0.2))
+    build_corpus([str(text)], tokenizer, tmp_path / "corpus", CorpusSettings(held_out=0.2))
     overmodel.checkpoint(tokenizer, 16, seed=1).save(tmp_path / "teacher")
     shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)
@@ -521,7 +521,7 @@ def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer")
     for name, seed in (("a", 1), ("b", 7)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(texts(20, seed=seed)) + "\n")
-        build([str(tmp_path / f"{name}.txt")], tokenizer, tmp_path / name, Settings(held_out=0.2))
+        build_corpus([str(tmp_path / f"{name}.txt")], tokenizer, tmp_path / name, CorpusSettings(held_out=0.2))
     model = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     given = asked({"batch_tokens": 128, "steps": 60, "evals": 1}, corpus=["a", "b"], tokenizer="tokenizer")
     given["model"] = model | {"intermediate_size": 16, "max_position_embeddings": 64}

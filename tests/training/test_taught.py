@@ -24,7 +24,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.text.tokenizer_training import train
 from bertie.training.objectives import TrainingExample
 from bertie.training.prefetch import split_micro_batches
-from bertie.training.pretrain.corpus import Corpus, build
+from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.initialization import fresh
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.sentence_distillation import (
@@ -62,7 +62,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
 def corpus_of(folder: Path, documents: Sequence[str], tokenizer: Tokenizer, **options: Any) -> Corpus:
     folder.mkdir(exist_ok=True)
     (folder / "in.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    build([str(folder / "in.txt")], tokenizer, folder / "out", **options)
+    build_corpus([str(folder / "in.txt")], tokenizer, folder / "out", **options)
     return Corpus.open(folder / "out", tokenizer)
 
 

@@ -28,7 +28,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.training.mfu import ceiling, flops_per_token
 from bertie.training.pretrain import curves
 from bertie.training.pretrain import monitoring as watch
-from bertie.training.pretrain.corpus import Corpus, build
+from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.curves import Curves
 from bertie.training.pretrain.masking import Masking, seeded
 from bertie.training.pretrain.monitoring import (
@@ -59,7 +59,7 @@ def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Co
     folder = tmp_path_factory.mktemp("corpus")
     documents = [sentence(draw, draw.randint(1, 25)) for _ in range(40)]
     (folder / "in.txt").write_text("\n\n".join(documents) + "\n")
-    build([str(folder / "in.txt")], tokenizer, folder / "out")
+    build_corpus([str(folder / "in.txt")], tokenizer, folder / "out")
     return Corpus.open(folder / "out", tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""The documents of raw text."""
+"""Read documents from text files, tables and folders."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from bertie.data.readers import FORMATS, STDIN, Table, data_suffix, is_data_file, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 
-LONGEST = 1 << 24  # characters of a document; what is longer goes on as the next one
+MAX_CHARACTERS = 1 << 24  # of a document; a longer one is split
 
 
-def files_of(sources: Sequence[str]) -> list[str]:
-    """The files behind the sources: folders are read through, in the order of their names.
+def list_files(sources: Sequence[str]) -> list[str]:
+    """List the files of the sources; folders are searched recursively, in sorted order.
 
-    >>> files_of(["-"])
+    >>> list_files(["-"])
     ['-']
     """
-    found: list[str] = []
+    files: list[str] = []
     for source in sources:
         folder = Path(source)
         if source != STDIN and not folder.exists():
             raise NotFoundError(f"there is no file or folder {source}")
         if source == STDIN or not folder.is_dir():
-            found.append(source)
+            files.append(source)
             continue
         inside = sorted(
             path
@@ -35,42 +35,42 @@ def files_of(sources: Sequence[str]) -> list[str]:
         )
         if not inside:
             raise InputError(f"{source} holds no .txt, .csv, .tsv, .jsonl or .parquet file, compressed or not")
-        found += map(str, inside)
-    if not found:
+        files += map(str, inside)
+    if not files:
         raise InputError("no source: name files or folders of text")
-    return found
+    return files
 
 
 class Documents:
-    """The documents of some files, one after the other; only one is held.
+    """Iterate over the documents of files, with one document in memory at a time.
 
-    Text has a paragraph a line and a blank line between documents. Tables have a document a row.
+    Text files have one paragraph per line and a blank line between documents. Tables have one document per row.
     """
 
     def __init__(self, files: Sequence[str], column: str | None = None) -> None:
         self.files, self._column = files, column
         self.sizes = [os.path.getsize(name) if os.path.isfile(name) else 0 for name in files]
-        self._before = 0
-        self._now: Table | None = None  # the table that is being read
+        self._bytes_before = 0  # of the files read so far
+        self._table: Table | None = None  # the file being read
 
     def fraction(self) -> float | None:
-        """The share of all bytes that was read so far, if their number is known."""
-        if STDIN in self.files or self._now is None:
+        """Fraction of all bytes read so far, if their number is known."""
+        if STDIN in self.files or self._table is None:
             return None
-        return (self._before + (self._now.fraction() or 0.0) * (self._now.size or 0)) / (sum(self.sizes) or 1)
+        return (self._bytes_before + (self._table.fraction() or 0.0) * (self._table.size or 0)) / (sum(self.sizes) or 1)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Names for errors, and documents."""
-        self._before = 0
+        """Yield (location for error messages, document)."""
+        self._bytes_before = 0
         for name, size in zip(self.files, self.sizes, strict=True):
-            self._now = table = open_table(name)
+            self._table = table = open_table(name)
             if _is_plain(name):
                 yield from _paragraphs(table)
             else:
                 column = table.column(["text"], self._column, "--column", only=True)
                 for number, row in enumerate(table.rows([column]), 1):
                     yield f"{table.name}, row {number}", text_cell(table, number, row, column)
-            self._before += size
+            self._bytes_before += size
 
 
 def _paragraphs(table: Table) -> Iterator[tuple[str, str]]:
@@ -79,7 +79,7 @@ def _paragraphs(table: Table) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(table.rows(["text"]), 1):
         line = row["text"]
         blank = not line or line.isspace()
-        if lines and (blank or size > LONGEST):
+        if lines and (blank or size > MAX_CHARACTERS):
             yield f"{table.name}, line {first}", "\n".join(lines)
             lines, size = [], 0
         if not blank:
@@ -95,7 +95,7 @@ def _is_plain(name: str) -> bool:
 
 
 def read_titles(file: str) -> list[str]:
-    """Titles of documents to leave out: a table's column `title`, or a title a line."""
+    """Read titles of documents to exclude: a table's column `title`, or one title per line."""
     table = open_table(file)
     column = "text" if _is_plain(file) else table.column(["title"], None, "a header line")
     return [title for row in table.rows([column]) if (title := str(row.get(column) or "")).strip()]
