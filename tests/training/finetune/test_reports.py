@@ -150,7 +150,9 @@ def test_leaks_of_questions(task: Classifier) -> None:
     train = read_dataset("answer", [("who is w0x1", contexts[0])], [["w0x1"]])
     asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
     test = read_dataset("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
-    predictions = training_for(task).predict_labelled(read_dataset("classify", ["a cat"] * 3, ["cat"] * 3, training=False))
+    predictions = training_for(task).predict_labelled(
+        read_dataset("classify", ["a cat"] * 3, ["cat"] * 3, training=False)
+    )
     found = check_leaks(task, train, replace(predictions, data=test), resamples=5)
     assert [(one.test_index, one.kind) for one in found.leaks] == [(0, "exact"), (1, "near")]
 

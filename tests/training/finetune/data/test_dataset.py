@@ -359,7 +359,9 @@ def test_tags_come_with_o_first() -> None:
 
 def test_words_and_tags_with_spaces_between(tmp_path: Path) -> None:
     file = in_file(tmp_path, "in.tsv", "tokens\ttags\nBern is  old\tB-LOC O O\n")
-    assert shown(read_dataset("tag", file)) == filled([(("Bern is old",), ("B-LOC", "O", "O"), ((0, 4), (5, 7), (8, 11)))])
+    assert shown(read_dataset("tag", file)) == filled(
+        [(("Bern is old",), ("B-LOC", "O", "O"), ((0, 4), (5, 7), (8, 11)))]
+    )
 
 
 def test_names_behind_the_numbers_of_a_data_set() -> None:
@@ -706,7 +708,9 @@ def test_splits(data: LabelledDataset, fraction: float, seed: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    counts=st.lists(st.integers(1, 40), min_size=2, max_size=8), fraction=st.floats(0.05, 0.5), seed=st.integers(0, 1000)
+    counts=st.lists(st.integers(1, 40), min_size=2, max_size=8),
+    fraction=st.floats(0.05, 0.5),
+    seed=st.integers(0, 1000),
 )
 def test_each_label_gives_its_share(counts: list[int], fraction: float, seed: int) -> None:
     y = [label for label, count in enumerate(counts) for _ in range(count)]
@@ -790,7 +794,9 @@ def test_fingerprints_tell_data_apart() -> None:
 def test_fingerprints_do_not_change_from_run_to_run() -> None:
     found = fingerprint(read_dataset("classify", [("ü", "b"), ("c", "d")], [1, 0]))
     assert found == "73a84d0e8917a9d9e8fc54f1803cb8f3850b30e0636e9fb7d89c423b3e835188"
-    assert fingerprint(read_dataset("regress", ["a"], [0.1])) != fingerprint(read_dataset("regress", ["a"], [0.1 + 1e-16]))
+    assert fingerprint(read_dataset("regress", ["a"], [0.1])) != fingerprint(
+        read_dataset("regress", ["a"], [0.1 + 1e-16])
+    )
 
 
 def test_no_torch() -> None:
