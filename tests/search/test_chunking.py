@@ -27,7 +27,7 @@ def words() -> Tokenizer:
 
 
 def cut(text: str, size: int = 20, overlap: int = 0) -> list[Passage]:
-    return Chunker(words(), size, overlap).passages(Document("d", text))
+    return Chunker(words(), size, overlap).split(Document("d", text))
 
 
 def texts(text: str, size: int = 20, overlap: int = 0) -> list[str]:
@@ -49,8 +49,8 @@ mixed = st.lists(st.one_of(prose, lines, lines, st.text(max_size=40)), max_size=
 def test_passages(kind: str, several: list[str], size: int, share: float) -> None:
     chunker = Chunker(MINE[kind], size, int(share * (size - 2) // 2))
     documents = [Document(f"d{i}", text) for i, text in enumerate(several)]
-    found = chunker.batch(documents)
-    assert found == [chunker.passages(one) for one in documents]
+    found = chunker.split_batch(documents)
+    assert found == [chunker.split(one) for one in documents]
     for one, passages in zip(documents, found, strict=True):
         covered = bytearray(len(one.text))
         for passage in passages:
@@ -68,7 +68,7 @@ def test_passages(kind: str, several: list[str], size: int, share: float) -> Non
 def test_ends_and_begins_with_sentences(kind: str) -> None:
     text = " ".join(sentences(200, 3))
     for size, overlap in ((60, 0), (80, 20)):
-        passages = Chunker(MINE[kind], size, overlap).passages(Document("d", text))
+        passages = Chunker(MINE[kind], size, overlap).split(Document("d", text))
         assert len(passages) > 20
         for a, b in pairwise(passages):
             assert re.search(r"[.!?]$", a.text), "the sentences are all short enough"
@@ -164,9 +164,9 @@ def test_abbreviations_end_no_sentence() -> None:
 
 def test_a_word_is_only_cut_if_it_alone_is_too_long() -> None:
     text = " ".join(["river"] * 30 + ["a" * 60] + ["river"] * 30)
-    for one in Chunker(MINE["bpe"], 80, 0).passages(Document("d", text)):
+    for one in Chunker(MINE["bpe"], 80, 0).split(Document("d", text)):
         assert set(one.text.split()) <= {"river", "a" * 60}
-    cuts = Chunker(MINE["bpe"], 20, 0).passages(Document("d", "e\u0301" * 100))
+    cuts = Chunker(MINE["bpe"], 20, 0).split(Document("d", "e\u0301" * 100))
     assert len(cuts) > 1
     assert all(one.text[0] == "e" for one in cuts), "no accent without its letter"
 
@@ -176,8 +176,8 @@ def test_a_passage_that_has_more_tokens_than_its_parts_is_cut_again() -> None:
     backend.normalizer = normalizers.Replace(tokenizers.Regex(r"\. B"), ". x x x x x x x x B")
     strange = Tokenizer(backend)
     text = "One two three. Between four and five. Six seven. Before eight."
-    found = Chunker(strange, 16, 0).passages(Document("d", text))
-    assert len(Chunker(words(), 16, 0).passages(Document("d", text))) == 1
+    found = Chunker(strange, 16, 0).split(Document("d", text))
+    assert len(Chunker(words(), 16, 0).split(Document("d", text))) == 1
     assert len(found) > 1
     assert all(len(strange.encode(one.text)) <= 16 for one in found)
     assert "".join("".join(one.text.split()) for one in found) == "".join(text.split())

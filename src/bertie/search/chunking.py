@@ -1,8 +1,8 @@
-"""Documents to passages: stretches of at most so many tokens, cut where a reader would cut.
+"""Split documents into passages of bounded token length, at the boundaries a reader would choose.
 
-A text is taken apart into units: headings, sentences, lines of code and of tables, and pieces of what is longer than a
-passage. Units are put together again until a passage is full; how good it is to cut before each decides where it ends.
-Tokens of a unit are counted once, and those of a passage once more, so that the work grows as the length of the text.
+A text is split into units: headings, sentences, lines of code and of tables, and pieces of anything longer than a
+passage. Units are packed into passages; the break priority before each unit decides where a passage ends. Tokens are
+counted once per unit and once more per passage, so that the work is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bertie.errors import InputError
 from bertie.search.records import Document, Passage
 from bertie.text.tokenizer import Tokenizer, checked_text
 
-ENOUGH = 0.25  # of a passage: with less before it, a heading begins no new one
-SLACK = 0.25  # of a passage, in which a good place to cut is looked for
-LETTERS = 16  # a token counts for so many at most: to WordPiece, a word of any length may be one unknown token
-GLUED, PIECE, SENTENCE, LINE, PARAGRAPH, HEADING = range(-1, 5)  # how good it is to cut before a unit
+MIN_FILL = 0.25  # of a passage: with less before it, a heading does not start a new passage
+SLACK = 0.25  # of a passage: how far back to search for a good break
+MAX_TOKEN_CHARACTERS = 16  # counted per token: for WordPiece, a word of any length may be one unknown token
+GLUED, PIECE, SENTENCE, LINE, PARAGRAPH, HEADING = range(-1, 5)  # break priority before a unit
 
-_FINE, _FULL = 1 / 8, 0.9  # of a passage: pieces that are put together again, and pieces that are passages
-_AT_ONCE = 1 << 20  # characters that are tokenized at once: their encodings take a hundred times as much memory
+_FINE, _FULL = 1 / 8, 0.9  # of a passage: size of pieces that are packed again, and of pieces that are passages
+_BATCH_CHARACTERS = 1 << 20  # tokenized per call: encodings take a hundred times as much memory
 _STRUCTURE = re.compile(
     r"^(?:[ ]{0,3}(?P<fence>`{3,}|~{3,})[^`\n]*$"
     r"|[ ]{0,3}(?P<level>#{1,6})[ \t]+(?P<title>[^\n]*)"
@@ -35,40 +35,40 @@ _STRUCTURE = re.compile(
     re.MULTILINE,
 )
 _TABLE = re.compile(r"(?:[ ]{0,3}\|[^\n]*(?:\n|\Z))+")
-_LEVELS = {"=": 1, "-": 2, "~": 3, "^": 4}  # of underlined headings
+_LEVELS = {"=": 1, "-": 2, "~": 3, "^": 4}  # heading levels by underline character
 _CLOSERS = "[\"')\\]}»”’」』）]{0,4}"
 _BREAK = re.compile(
-    rf"(?<=[.!?…؟।۔]){_CLOSERS}\s+"  # the end of a sentence
+    rf"(?<=[.!?…؟।۔]){_CLOSERS}\s+"  # end of a sentence
     rf"|(?<=[。！？｡]){_CLOSERS}\s*"
-    r"|\n[^\S\n]*\n\s*"  # a blank line
-    r"|\n(?=[ \t]*(?:[-*+•]|\d{1,3}[.)])[ \t])"  # an item of a list follows
-    r"|\f\s*"  # a page ends
+    r"|\n[^\S\n]*\n\s*"  # blank line
+    r"|\n(?=[ \t]*(?:[-*+•]|\d{1,3}[.)])[ \t])"  # before a list item
+    r"|\f\s*"  # end of a page
 )
 _SPACE = re.compile(r"\s")
-_SHORTEST = 5  # characters of a sentence with the space behind it: "1. " is none
-_ABBREVIATED = frozenset("Mr. Mrs. Ms. Dr. Prof. St. No. Fig. Vol. vs. cf. al. e.g. i.e. ca. bzw. z.B. d.h.".split())
+_MIN_SENTENCE = 5  # characters including trailing space: "1. " is not a sentence
+_ABBREVIATIONS = frozenset("Mr. Mrs. Ms. Dr. Prof. St. No. Fig. Vol. vs. cf. al. e.g. i.e. ca. bzw. z.B. d.h.".split())
 
 
 class _Unit(NamedTuple):
-    start: int  # it ends where the next one starts, so that the space behind it is its own
-    cut: int  # how good it is to cut before it
+    start: int  # it ends where the next unit starts, trailing whitespace included
+    priority: int  # of a break before it
     headings: tuple[str, ...]
-    block: int = 0  # not 0: the number of the code or table that it is a line of
+    block: int = 0  # number of the code block or table that it is a line of; 0 if none
 
 
 class _Span(NamedTuple):
     start: int
-    fresh: int  # what is before this is in the span before as well
+    fresh: int  # end of the overlap with the previous span
     end: int
     headings: tuple[str, ...]
 
 
 class Chunker:
-    """Cuts documents into passages of at most `size` tokens, special ones included.
+    """Splits documents into passages of at most `size` tokens, special tokens included.
 
-    Passages begin at headings, where the one before has enough; they end with paragraphs, sentences, or at least
-    words. Neighbours share up to about `overlap` tokens, in whole sentences if these are short enough, and none across
-    headings. Code between fences and tables stay whole if they fit. All that is not blank is in some passage.
+    Passages start at headings, if the previous one is full enough, and end with paragraphs, sentences, or at least
+    words. Neighbours overlap by up to about `overlap` tokens, in whole sentences if these are short enough, but not
+    across headings. Fenced code and tables stay in one passage if they fit. No text but whitespace is dropped.
 
     >>> from bertie.text.legacy import LegacyTokenizer
     >>> import pathlib, tempfile
@@ -76,8 +76,8 @@ class Chunker:
     >>> _ = (folder / "vocab.txt").write_text("[PAD] [UNK] [CLS] [SEP] a b c . #".replace(" ", chr(10)))
     >>> recipe = LegacyTokenizer(kind="wordpiece", files=("vocab.txt",), cls="[CLS]", sep="[SEP]", unk="[UNK]")
     >>> chunker = Chunker(Tokenizer.from_folder(folder, recipe), size=10, overlap=0)
-    >>> for one in chunker.passages(Document("x", "# A\\n\\na a a a. B b b.\\n\\n## C\\n\\nc c.")):
-    ...     print(one.start, one.end, one.headings, repr(one.text))
+    >>> for passage in chunker.split(Document("x", "# A\\n\\na a a a. B b b.\\n\\n## C\\n\\nc c.")):
+    ...     print(passage.start, passage.end, passage.headings, repr(passage.text))
     0 13 ('A',) '# A\\n\\na a a a.'
     14 20 ('A',) 'B b b.'
     22 32 ('A', 'C') '## C\\n\\nc c.'
@@ -86,309 +86,313 @@ class Chunker:
     def __init__(self, tokenizer: Tokenizer, size: int = 256, overlap: int = 32) -> None:
         special = len(tokenizer.encode(""))
         if size < special + 8:
-            raise InputError(f"size={size} must be at least {special + 8}: {special} special tokens and 8 of the text")
+            raise InputError(f"size={size} must be at least {special + 8}: {special} special tokens and 8 others")
         if not 0 <= overlap <= (size - special) // 2:
             raise InputError(f"overlap={overlap} must be from 0 to {(size - special) // 2}, half of size={size}")
         self.size, self.overlap = size, overlap
         self._tokenizer, self._special, self._room = tokenizer, special, size - special
 
-    def passages(self, document: Document) -> list[Passage]:
-        """The passages of a document, in order; none if it is blank."""
-        return self.batch([document])[0]
+    def split(self, document: Document) -> list[Passage]:
+        """Return the passages of a document in order; none if it is blank."""
+        return self.split_batch([document])[0]
 
-    def batch(self, documents: Sequence[Document]) -> list[list[Passage]]:
-        """The passages of each of many documents: faster than one by one."""
-        texts = [checked_text(one.text, f"the document {one.id!r}") for one in documents]
+    def split_batch(self, documents: Sequence[Document]) -> list[list[Passage]]:
+        """Return the passages of each document; faster than one call per document."""
+        texts = [checked_text(document.text, f"the document {document.id!r}") for document in documents]
         spans: list[list[_Span]] = [[] for _ in texts]
         short = [i for i, text in enumerate(texts) if self._may_fit(text)]
         counts = self._counts(texts[i].strip() for i in short)
         whole = {i for i, count in zip(short, counts, strict=True) if count <= self._room}
         for i in whole:
-            spans[i] = _trimmed(texts[i], [_Span(0, 0, len(texts[i]), ())])
-        cut = [i for i in range(len(texts)) if i not in whole]
-        for i, own in zip(cut, self._packed([texts[i] for i in cut]), strict=True):
-            spans[i] = own
+            spans[i] = _trim(texts[i], [_Span(0, 0, len(texts[i]), ())])
+        long = [i for i in range(len(texts)) if i not in whole]
+        for i, packed in zip(long, self._pack_texts([texts[i] for i in long]), strict=True):
+            spans[i] = packed
         return [
-            [Passage(one.id, start, end, one.text[start:end], headings) for start, _, end, headings in own]
-            for one, own in zip(documents, spans, strict=True)
+            [Passage(document.id, start, end, document.text[start:end], headings) for start, _, end, headings in packed]
+            for document, packed in zip(documents, spans, strict=True)
         ]
 
     def _may_fit(self, text: str) -> bool:
-        """Whether to see first if all of it is one passage. With headings it may be several, although it fits."""
+        """Whether the text may be a single passage. With headings it may be several even if it fits."""
         return len(text) < 6 * self._room and _STRUCTURE.search(text) is None
 
-    def _packed(self, texts: list[str]) -> list[list[_Span]]:
-        """The passages of texts that have units to be put together."""
-        taken = [_units(text) for text in texts]
-        counts = self._counts(text[a:b] for text, own in zip(texts, taken, strict=True) for a, b in _ends(text, own))
+    def _pack_texts(self, texts: list[str]) -> list[list[_Span]]:
+        """Split texts into units and pack these into spans."""
+        units = [_split_units(text) for text in texts]
+        unit_texts = (text[a:b] for text, own in zip(texts, units, strict=True) for a, b in _unit_spans(text, own))
+        counts = self._counts(unit_texts)
         spans = []
-        for text, units in zip(texts, taken, strict=True):
-            fine, tokens = self._fine(text, units, counts)
-            spans.append(_trimmed(text, _pack(text, fine, tokens, self._room, self.overlap)))
-        # A tokenizer may see other words in a passage than in its parts.
-        counts = self._counts(text[one.start : one.end] for text, own in zip(texts, spans, strict=True) for one in own)
-        return [self._shrunk(text, own, counts) for text, own in zip(texts, spans, strict=True)]
+        for text, own in zip(texts, units, strict=True):
+            fine, tokens = self._split_long_units(text, own, counts)
+            spans.append(_trim(text, _pack(text, fine, tokens, self._room, self.overlap)))
+        # A passage may have other tokens than its units have separately.
+        counts = self._counts(text[span.start : span.end] for text, own in zip(texts, spans, strict=True) for span in own)
+        return [self._split_overfull(text, own, counts) for text, own in zip(texts, spans, strict=True)]
 
     def _counts(self, texts: Iterable[str]) -> Iterator[int]:
-        """How many tokens each text has, without the special ones of the template."""
-        for some in _groups(texts):
-            yield from [len(one) - self._special for one in self._tokenizer.encode_batch(some)]
+        """Count the tokens of each text, without special tokens."""
+        for batch in _batches(texts):
+            yield from [len(encoding) - self._special for encoding in self._tokenizer.encode_batch(batch)]
 
-    def _fine(self, text: str, units: list[_Unit], counts: Iterator[int]) -> tuple[list[_Unit], list[int]]:
-        """Units and how many tokens each counts for, those longer than a passage in pieces."""
+    def _split_long_units(self, text: str, units: list[_Unit], counts: Iterator[int]) -> tuple[list[_Unit], list[int]]:
+        """Return units and their token counts; units longer than a passage are split into pieces."""
         fine: list[_Unit] = []
         tokens: list[int] = []
         blocks: dict[int, int] = {}
-        for unit, (start, end) in zip(units, _ends(text, units), strict=True):
+        for unit, (start, end) in zip(units, _unit_spans(text, units), strict=True):
             for piece, count in self._pieces(text, start, end, next(counts), _FINE):
-                fine.append(unit if piece == start else unit._replace(start=piece, cut=PIECE))
+                fine.append(unit if piece == start else unit._replace(start=piece, priority=PIECE))
                 tokens.append(count)
                 blocks[unit.block] = blocks.get(unit.block, 0) + count
         for i in range(1, len(fine)):
             block = fine[i].block
             if block and block == fine[i - 1].block and blocks[block] <= self._room:
-                fine[i] = fine[i]._replace(cut=GLUED)
+                fine[i] = fine[i]._replace(priority=GLUED)
         return fine, tokens
 
-    def _shrunk(self, text: str, spans: list[_Span], counts: Iterator[int]) -> list[_Span]:
-        """The same spans; those with too many tokens share none with the one before, and if need be are cut again."""
-        found: list[_Span] = []
-        for one in spans:
+    def _split_overfull(self, text: str, spans: list[_Span], counts: Iterator[int]) -> list[_Span]:
+        """Drop the overlap of spans that have too many tokens, and split them again if that is not enough."""
+        result: list[_Span] = []
+        for span in spans:
             tokens = next(counts)
-            if one.start < one.fresh and (tokens > self._room or one.start <= found[-1].start):
-                (one,) = _trimmed(text, [one._replace(start=one.fresh)])
-                tokens = next(self._counts([text[one.start : one.end]]))
+            if span.start < span.fresh and (tokens > self._room or span.start <= result[-1].start):
+                (span,) = _trim(text, [span._replace(start=span.fresh)])
+                tokens = next(self._counts([text[span.start : span.end]]))
             if tokens <= self._room:
-                found.append(one)
+                result.append(span)
                 continue
-            starts = [start for start, _ in self._pieces(text, one.start, one.end, tokens, _FULL)]
-            found += _trimmed(text, (_Span(a, a, b, one.headings) for a, b in pairwise([*starts, one.end])))
-        return found
+            starts = [start for start, _ in self._pieces(text, span.start, span.end, tokens, _FULL)]
+            result += _trim(text, (_Span(a, a, b, span.headings) for a, b in pairwise([*starts, span.end])))
+        return result
 
     def _pieces(self, text: str, start: int, end: int, tokens: int, share: float) -> Iterator[tuple[int, int]]:
-        """Where the pieces of a stretch start, and what each counts for: all of it if it fits, else about `share`."""
-        tokens = max(tokens, (end - start) // LETTERS)
-        if tokens <= self._room or end - start == 1:  # one character with more tokens than that cannot be helped
+        """Yield start and token count of the pieces of a span: the whole span if it fits, else pieces of about `share`."""
+        tokens = max(tokens, (end - start) // MAX_TOKEN_CHARACTERS)
+        if tokens <= self._room or end - start == 1:  # a single character cannot be split
             yield start, tokens
             return
-        letters = (end - start) * self._room / tokens  # that fill a passage
-        cuts = [start, *_cuts(text, start, end, max(1, int(letters * share)), int(letters * _FULL)), end]
-        parts = list(pairwise(cuts))
-        for (low, high), count in zip(parts, self._counts(text[low:high].strip() for low, high in parts), strict=True):
+        characters = (end - start) * self._room / tokens  # that fill a passage
+        step, furthest = max(1, int(characters * share)), int(characters * _FULL)
+        pieces = list(pairwise([start, *_break_positions(text, start, end, step, furthest), end]))
+        counts = self._counts(text[low:high].strip() for low, high in pieces)
+        for (low, high), count in zip(pieces, counts, strict=True):
             yield from self._pieces(text, low, high, count, share)
 
 
-def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    some: list[str] = []
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
     size = 0
     for text in texts:
-        some.append(text)
+        batch.append(text)
         size += len(text)
-        if size >= _AT_ONCE:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
-def _ends(text: str, units: list[_Unit]) -> Iterator[tuple[int, int]]:
-    return pairwise([*(one.start for one in units), len(text)])
+def _unit_spans(text: str, units: list[_Unit]) -> Iterator[tuple[int, int]]:
+    return pairwise([*(unit.start for unit in units), len(text)])
 
 
-def _trimmed(text: str, spans: Iterable[_Span]) -> list[_Span]:
-    """Spans without the space around them, and without those that have nothing else of their own."""
-    found = []
+def _trim(text: str, spans: Iterable[_Span]) -> list[_Span]:
+    """Strip whitespace around spans, and drop spans that contain nothing but overlap."""
+    trimmed = []
     for start, fresh, end, headings in spans:
-        whole = text[start:end].rstrip()
-        if start + len(whole) > fresh:
-            first = start + len(whole) - len(whole.lstrip())
-            found.append(_Span(first, max(first, fresh), start + len(whole), headings))
-    return found
+        content = text[start:end].rstrip()
+        if start + len(content) > fresh:
+            first = start + len(content) - len(content.lstrip())
+            trimmed.append(_Span(first, max(first, fresh), start + len(content), headings))
+    return trimmed
 
 
-# --- a text's units ---
+# --- text to units ---
 
 
-def _units(text: str) -> list[_Unit]:
+def _split_units(text: str) -> list[_Unit]:
     units: list[_Unit] = []
-    path: list[tuple[int, str]] = []  # level and title of the headings that hold here
+    path: list[tuple[int, str]] = []  # level and title of the current headings
     headings: tuple[str, ...] = ()
-    cut = PARAGRAPH
-    at = look = blocks = 0
-    unclosed: dict[str, int] = {}  # of which no such fence closes any more
-    while (found := _STRUCTURE.search(text, look)) is not None:
-        end, level, title = _read(text, found, unclosed)
+    priority = PARAGRAPH
+    position = search_from = blocks = 0
+    unclosed: dict[str, int] = {}  # fence character -> length of a fence that is never closed
+    while (match := _STRUCTURE.search(text, search_from)) is not None:
+        end, level, title = _parse_structure(text, match, unclosed)
         if end is None:
-            look = found.end() if found["over"] is None else found.end("over")
+            search_from = match.end() if match["over"] is None else match.end("over")
             continue
         before = len(units)
-        units += _prose(text, at, found.start(), cut, headings)
+        units += _split_prose(text, position, match.start(), priority, headings)
         if len(units) > before:
-            cut = PARAGRAPH
+            priority = PARAGRAPH
         if level:
             while path and path[-1][0] >= level:
                 path.pop()
             path.append((level, title))
-            headings = tuple(one for _, one in path)
-            # A heading right under another one stays with it.
-            units.append(_Unit(found.start(), HEADING if cut != GLUED else GLUED, headings))
-            cut = GLUED
+            headings = tuple(heading for _, heading in path)
+            # A heading directly below another one stays with it.
+            units.append(_Unit(match.start(), HEADING if priority != GLUED else GLUED, headings))
+            priority = GLUED
         else:
             blocks += 1
-            for line in re.finditer(r"[^\n]*\S[^\n]*", text[found.start() : end]):
-                units.append(_Unit(found.start() + line.start(), cut, headings, blocks))
-                cut = PIECE
-            cut = PARAGRAPH
-        at = look = end
-    units += _prose(text, at, len(text), cut, headings)
+            for line in re.finditer(r"[^\n]*\S[^\n]*", text[match.start() : end]):
+                units.append(_Unit(match.start() + line.start(), priority, headings, blocks))
+                priority = PIECE
+            priority = PARAGRAPH
+        position = search_from = end
+    units += _split_prose(text, position, len(text), priority, headings)
     return units
 
 
-def _read(text: str, found: re.Match[str], unclosed: dict[str, int]) -> tuple[int | None, int, str]:
-    """Where it ends, and of a heading its level and title; None if it only looks like something."""
-    if (fence := found["fence"]) is not None:
+def _parse_structure(text: str, match: re.Match[str], unclosed: dict[str, int]) -> tuple[int | None, int, str]:
+    """Return the end of a heading, code block or table, and level and title of a heading; None if it is neither."""
+    if (fence := match["fence"]) is not None:
         if len(fence) >= unclosed.get(fence[0], len(fence) + 1):
             return None, 0, ""
-        close = re.compile(rf"^[ ]{{0,3}}{fence[0]}{{{len(fence)},}}[ \t\r]*$", re.MULTILINE).search(text, found.end())
+        close = re.compile(rf"^[ ]{{0,3}}{fence[0]}{{{len(fence)},}}[ \t\r]*$", re.MULTILINE).search(text, match.end())
         if close is None:
             unclosed[fence[0]] = len(fence)
         return (close.end() if close else None), 0, ""
-    if found["row"] is not None:
-        table = _TABLE.match(text, found.start())
+    if match["row"] is not None:
+        table = _TABLE.match(text, match.start())
         return (table.end() if table else None), 0, ""
-    if (over := found["over"]) is not None:
-        title, under = over.strip(), found["under"]
-        # In Markdown ~~~ may begin code, below a line of text.
-        sound = under[0] in "=-" or len(under) >= len(title)
-        return (found.end() if sound else None), _LEVELS[under[0]], title
-    title = found["title"].strip().rstrip("#").rstrip()
-    return (found.end() if title else None), len(found["level"]), title
+    if (over := match["over"]) is not None:
+        title, under = over.strip(), match["under"]
+        # In Markdown ~~~ may open a code block below a line of text.
+        valid = under[0] in "=-" or len(under) >= len(title)
+        return (match.end() if valid else None), _LEVELS[under[0]], title
+    title = match["title"].strip().rstrip("#").rstrip()
+    return (match.end() if title else None), len(match["level"]), title
 
 
-def _prose(text: str, low: int, high: int, cut: int, headings: tuple[str, ...]) -> Iterator[_Unit]:
-    """The sentences from `low` to `high`; `cut` is how good it is to cut before the first."""
+def _split_prose(text: str, low: int, high: int, priority: int, headings: tuple[str, ...]) -> Iterator[_Unit]:
+    """Yield the sentences from `low` to `high`; `priority` is that of a break before the first."""
     blank = len(text[low:high]) - len(text[low:high].lstrip())
     start = low + blank
     if start == high:
         return
-    yield _Unit(start, cut, headings)
-    for found in _BREAK.finditer(text, start, high):
-        end = found.end()
-        lines = found[0].count("\n")
+    yield _Unit(start, priority, headings)
+    for match in _BREAK.finditer(text, start, high):
+        end = match.end()
+        lines = match[0].count("\n")
         if end == high:
             return
-        if lines < 2 and not _ends_sentence(text, start, found.start(), end):
+        if lines < 2 and not _ends_sentence(text, start, match.start(), end):
             continue
-        yield _Unit(end, PARAGRAPH if lines > 1 else LINE if lines or "\f" in found[0] else SENTENCE, headings)
+        yield _Unit(end, PARAGRAPH if lines > 1 else LINE if lines or "\f" in match[0] else SENTENCE, headings)
         start = end
 
 
 def _ends_sentence(text: str, start: int, stop: int, next_: int) -> bool:
-    """Whether one that started at `start` ends at `stop`, and another starts at `next_`."""
-    if next_ - start < _SHORTEST:
+    """Whether the sentence that starts at `start` ends at `stop`, and another starts at `next_`."""
+    if next_ - start < _MIN_SENTENCE:
         return False
     if text[stop - 1] != ".":
         return not text[next_].islower() or text[stop - 1] not in "!?…"
     word = text[max(start, stop - 6) : stop].split()[-1]
     initial = len(word) == 2 and word[0].isupper()
-    return not (text[next_].islower() or initial or word.lstrip("(\"'") in _ABBREVIATED)
+    return not (text[next_].islower() or initial or word.lstrip("(\"'") in _ABBREVIATIONS)
 
 
-def _cuts(text: str, start: int, end: int, step: int, furthest: int) -> Iterator[int]:
-    """Places about `step` characters apart, at lines or words; of a longer word behind it, if `furthest` suffices."""
-    at = start
-    while at + step < end:
-        best = 1 + text.rfind("\n", at + step // 2, at + step)
-        best = best or 1 + max(text.rfind(space, at, at + step) for space in " \t\n")
-        if best <= at:
-            ahead = _SPACE.search(text, at + step, min(end, at + furthest))
-            best = ahead.end() if ahead else _whole_letter(text, at, at + step)
+def _break_positions(text: str, start: int, end: int, step: int, furthest: int) -> Iterator[int]:
+    """Yield positions about `step` characters apart, after a line or word; after a longer word if within `furthest`."""
+    position = start
+    while position + step < end:
+        best = 1 + text.rfind("\n", position + step // 2, position + step)
+        best = best or 1 + max(text.rfind(space, position, position + step) for space in " \t\n")
+        if best <= position:
+            space = _SPACE.search(text, position + step, min(end, position + furthest))
+            best = space.end() if space else _grapheme_boundary(text, position, position + step)
         if best >= end:
             return
         yield best
-        at = best
+        position = best
 
 
-def _whole_letter(text: str, low: int, at: int) -> int:
-    """A place at or before `at` where no accent is parted from its letter."""
-    place = at
-    while place > low + 1 and (unicodedata.category(text[place])[0] == "M" or "\u200d" in text[place - 1 : place + 1]):
-        place -= 1
-    return place if place > low + 1 else at
+def _grapheme_boundary(text: str, low: int, position: int) -> int:
+    """Return a position at or before `position` that does not separate a combining mark from its base character."""
+    boundary = position
+    while boundary > low + 1 and (
+        unicodedata.category(text[boundary])[0] == "M" or "\u200d" in text[boundary - 1 : boundary + 1]
+    ):
+        boundary -= 1
+    return boundary if boundary > low + 1 else position
 
 
 # --- units to passages ---
 
 
 def _pack(text: str, units: list[_Unit], tokens: list[int], room: int, overlap: int) -> Iterator[_Span]:
-    """Put units together, up to `room` tokens each time."""
+    """Pack units into spans of up to `room` tokens."""
     total = len(units)
     before = [0, *accumulate(tokens)]  # (n + 1,) tokens before each unit
-    sections = [i for i, one in enumerate(units) if one.cut == HEADING]
-    starts = [*(one.start for one in units), len(text)]
-    done = low = shared = 0  # units that are in a passage; the first of the next one; tokens it has before that
+    sections = [i for i, unit in enumerate(units) if unit.priority == HEADING]
+    starts = [*(unit.start for unit in units), len(text)]
+    done = low = shared = 0  # units already packed; first whole unit of the next span; overlap tokens before it
     start = starts[0] if units else 0
     while done < total:
         limit = bisect_right(before, before[low] + room - shared) - 1
-        section = bisect_left(sections, max(done + 1, bisect_left(before, before[done] + ENOUGH * room)))
+        section = bisect_left(sections, max(done + 1, bisect_left(before, before[done] + MIN_FILL * room)))
         if section < len(sections) and sections[section] <= limit:
             high = sections[section]
         elif limit == total:
             high = total
         else:
-            fair = bisect_left(before, before[low] + (1 - SLACK) * room - shared)
-            high = _best(units, done, limit, fair)
-            if (low < done or shared) and (high == done or units[high].cut == GLUED):
-                low, shared, start = done, 0, starts[done]  # what is shared with the one before takes the room
+            earliest = bisect_left(before, before[low] + (1 - SLACK) * room - shared)
+            high = _best_break(units, done, limit, earliest)
+            if (low < done or shared) and (high == done or units[high].priority == GLUED):
+                low, shared, start = done, 0, starts[done]  # there is no room for the overlap
                 continue
             high = max(high, done + 1)
-        yield _Span(start, starts[done], starts[high], _common(units, low, high))
+        yield _Span(start, starts[done], starts[high], _common_headings(units, low, high))
         first, low, done = low, high, high
         if high < total:
-            low, shared, start = _back(text, units, before, starts, first, high, overlap)
+            low, shared, start = _overlap_start(text, units, before, starts, first, high, overlap)
 
 
-def _best(units: list[_Unit], done: int, limit: int, fair: int) -> int:
-    """The best unit to cut before, from `fair` to `limit`, or an earlier one if those cannot be parted; else `done`."""
+def _best_break(units: list[_Unit], done: int, limit: int, earliest: int) -> int:
+    """Return the unit with the best break from `earliest` to `limit`, or before if these are glued; else `done`."""
     best = max(done, limit)
     for i in range(best, done, -1):
-        if units[i].cut > units[best].cut:
+        if units[i].priority > units[best].priority:
             best = i
-        if i <= fair and units[best].cut > GLUED:
+        if i <= earliest and units[best].priority > GLUED:
             break
     return best
 
 
-def _back(
+def _overlap_start(
     text: str, units: list[_Unit], before: list[int], starts: list[int], first: int, high: int, overlap: int
 ) -> tuple[int, int, int]:
-    """Where the passage behind one from `first` to `high` starts: at which unit, with how many tokens before it."""
-    if units[high].cut == HEADING or not overlap:
+    """Return where the span after units `first` to `high` starts: its first whole unit, tokens before that, position."""
+    if units[high].priority == HEADING or not overlap:
         return high, 0, starts[high]
     sentence = piece = high
     for i in range(high - 1, first, -1):
         if before[high] - before[i] > overlap:
             break
-        if units[i].cut >= SENTENCE:
+        if units[i].priority >= SENTENCE:
             sentence = i
-        elif units[i].cut == PIECE:
+        elif units[i].priority == PIECE:
             piece = i
-        if units[i].cut == HEADING:
+        if units[i].priority == HEADING:
             break
     low = sentence if sentence < high else piece
     last = before[high] - before[high - 1]
-    if low < high or last <= overlap or units[high - 1].cut == GLUED:
+    if low < high or last <= overlap or units[high - 1].priority == GLUED:
         return low, 0, starts[low]
-    # The last sentence alone is too long: its last words.
-    letters = starts[high] - starts[high - 1]
-    found = _SPACE.search(text, starts[high] - letters * overlap // last, starts[high])
-    if found is None:
+    # The last sentence alone is too long: take its last words.
+    characters = starts[high] - starts[high - 1]
+    space = _SPACE.search(text, starts[high] - characters * overlap // last, starts[high])
+    if space is None:
         return high, 0, starts[high]
-    return high, ceil(last * (starts[high] - found.end()) / letters), found.end()
+    return high, ceil(last * (starts[high] - space.end()) / characters), space.end()
 
 
-def _common(units: list[_Unit], low: int, high: int) -> tuple[str, ...]:
-    """The headings above all units from `low` to `high`."""
+def _common_headings(units: list[_Unit], low: int, high: int) -> tuple[str, ...]:
+    """Return the headings that units `low` to `high` have in common."""
     common = units[low].headings
     if common is units[high - 1].headings:
         return common

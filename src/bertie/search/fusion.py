@@ -1,4 +1,4 @@
-"""Several rankings of the same things made into one."""
+"""Fusion of several rankings of the same items into one."""
 
 from __future__ import annotations
 
@@ -8,58 +8,63 @@ from typing import TypeVar
 
 from bertie.errors import InputError
 
-FLAT = 60  # the constant of Cormack, Clarke and Büttcher (2009): the larger, the less the first places stand out
+RANK_CONSTANT = 60  # of Cormack, Clarke and Büttcher (2009): the larger, the less the top ranks stand out
 
-Thing = TypeVar("Thing", bound=Hashable)
+Item = TypeVar("Item", bound=Hashable)
 
 
-def reciprocal(
-    rankings: Sequence[Sequence[Thing]], *, weights: Sequence[float] | None = None, flat: int = FLAT
-) -> list[tuple[Thing, float]]:
-    """Reciprocal rank fusion: each thing with its score, best first; of equals the one that was named first.
+def reciprocal_rank_fusion(
+    rankings: Sequence[Sequence[Item]],
+    *,
+    weights: Sequence[float] | None = None,
+    rank_constant: int = RANK_CONSTANT,
+) -> list[tuple[Item, float]]:
+    """Reciprocal rank fusion: (item, score) pairs, best first; ties keep the order of first appearance.
 
-    A thing's score is the sum of weight / (flat + rank) over the rankings that name it, ranks counted from 1. Only
-    places count, so that scores of different scales can be put together.
+    The score of an item is the sum of weight / (rank_constant + rank) over the rankings that contain it, with ranks from
+    1. Only ranks count, so that scores on different scales can be combined.
 
-    >>> [thing for thing, _ in reciprocal([["a", "b", "c"], ["c", "a"]])]
+    >>> [item for item, _ in reciprocal_rank_fusion([["a", "b", "c"], ["c", "a"]])]
     ['a', 'c', 'b']
     """
     if weights is None:
         weights = [1.0] * len(rankings)
     if len(weights) != len(rankings) or any(weight < 0 for weight in weights):
-        raise InputError(f"weights={list(weights)} must be {len(rankings)} numbers of at least 0, one a ranking")
-    if flat < 0:
-        raise InputError(f"flat={flat} must be at least 0")
-    scores: dict[Thing, float] = {}
+        raise InputError(f"weights={list(weights)} must be {len(rankings)} numbers of at least 0, one per ranking")
+    if rank_constant < 0:
+        raise InputError(f"rank_constant={rank_constant} must be at least 0")
+    scores: dict[Item, float] = {}
     for ranking, weight in zip(rankings, weights, strict=True):
-        for rank, thing in enumerate(dict.fromkeys(ranking), 1):
-            scores[thing] = scores.get(thing, 0.0) + weight / (flat + rank)
-    return sorted(scores.items(), key=lambda one: -one[1])
+        for rank, item in enumerate(dict.fromkeys(ranking), 1):
+            scores[item] = scores.get(item, 0.0) + weight / (rank_constant + rank)
+    return sorted(scores.items(), key=lambda pair: -pair[1])
 
 
-def weighted(scores: Mapping[str, Mapping[Thing, float]], weights: Mapping[str, float]) -> list[tuple[Thing, float]]:
-    """Fusion by scores: each thing with its score, best first; of equals the one that was named first.
+def weighted_score_fusion(
+    scores: Mapping[str, Mapping[Item, float]], weights: Mapping[str, float]
+) -> list[tuple[Item, float]]:
+    """Weighted sum of min-max normalized scores: (item, score) pairs, best first; ties keep their order.
 
-    Each ranking's scores are stretched to go from 0, its last, to 1, its first, and added up with its weight. Unlike
-    ranks they tell a clear first place from a narrow one. What a ranking does not name has 0 from it.
+    The scores of each ranking are normalized to 0 (its last) to 1 (its first). Unlike ranks, they tell a clear winner
+    from a narrow one. An item that a ranking does not contain gets 0 from it.
 
     >>> dense, lexical = {"a": 0.75, "b": 0.5, "c": 0.25}, {"c": 12.0, "b": 10.0, "d": 4.0}
-    >>> weighted({"dense": dense, "lexical": lexical}, {"dense": 1, "lexical": 0.5})
+    >>> weighted_score_fusion({"dense": dense, "lexical": lexical}, {"dense": 1, "lexical": 0.5})
     [('a', 1.0), ('b', 0.875), ('c', 0.5), ('d', 0.0)]
     """
-    total: dict[Thing, float] = {}
-    for name, some in scores.items():
-        low, high = min(some.values(), default=0.0), max(some.values(), default=0.0)
-        for thing, score in some.items():
-            # Where all are equal, all are first.
-            share = (score - low) / (high - low) if high > low else 1.0
-            total[thing] = total.get(thing, 0.0) + weights[name] * share
-    return sorted(total.items(), key=lambda one: -one[1])
+    fused: dict[Item, float] = {}
+    for name, ranking in scores.items():
+        low, high = min(ranking.values(), default=0.0), max(ranking.values(), default=0.0)
+        for item, score in ranking.items():
+            normalized = (score - low) / (high - low) if high > low else 1.0  # if all are equal, all are first
+            fused[item] = fused.get(item, 0.0) + weights[name] * normalized
+    return sorted(fused.items(), key=lambda pair: -pair[1])
 
 
 def check_weights(weights: Mapping[str, float], names: Collection[str]) -> None:
-    """Refuse weights that are not those of these rankings."""
-    wrong = set(weights) ^ set(names) or {name for name, one in weights.items() if not 0 <= one < math.inf}
-    if wrong or not any(weights.values()):
-        wanted = ", ".join(names)
-        raise InputError(f"weights={dict(weights)} must give each of {wanted} a number of at least 0, not 0 to all")
+    """Reject weights that do not belong to exactly these rankings."""
+    invalid = set(weights) ^ set(names) or {name for name, weight in weights.items() if not 0 <= weight < math.inf}
+    if invalid or not any(weights.values()):
+        raise InputError(
+            f"weights={dict(weights)} must give each of {', '.join(names)} a number of at least 0, and not 0 to all"
+        )

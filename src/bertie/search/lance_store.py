@@ -1,21 +1,20 @@
-"""Passages in a folder of LanceDB's: for more of them than memory holds.
+"""A vector store in a LanceDB folder, for more passages than fit into memory.
 
-    index.json        what the index was made with, and which version of the table counts
-    passages.lance    one table, a row a passage; LanceDB never changes a file of it, and keeps old versions
-    writer.lock       held while somebody writes
+    index.json        how the index was built, and the current version of the table
+    passages.lance    one table with one row per passage; LanceDB never modifies files, and keeps old versions
+    writer.lock       held by the writing process
 
-A commit deletes and adds rows, each of which makes a version of the table that nobody looks at; then it replaces
-index.json, and all is seen at once. Versions after the one that counts are what a kill left: the next writer goes back.
+A commit deletes and adds rows, each of which creates a table version that no reader sees; then it atomically replaces
+index.json, which makes all changes visible at once. Versions after the current one are leftovers of a kill: the next
+writer rolls them back.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
-import struct
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,313 +27,303 @@ from typing import Any
 import numpy as np
 
 from bertie.data.atomic import atomic_rename, fsync
-from bertie.errors import (
-    BertieError,
-    CheckpointError,
-    ExistsError,
-    InputError,
-    MissingPackageError,
-    NotFoundError,
+from bertie.errors import BertieError, CheckpointError, ExistsError, InputError, NotFoundError
+from bertie.search.filters import MetadataFilter
+from bertie.search.lance_table import (
+    TABLE,
+    import_lance,
+    ivf_config,
+    lance_filter,
+    lance_rows,
+    lance_schema,
+    quote_sql,
+    row_checksum,
 )
-from bertie.search.records import (
-    EmbeddedDocument,
-    FloatArray,
-    Keys,
-    MetadataFilter,
-    MetadataValue,
-    Passage,
-    StoredPassage,
-    check_documents,
-    check_queries,
-    value_type,
-)
+from bertie.search.records import EmbeddedDocument, FloatArray, Keys, Passage, StoredPassage
+from bertie.search.vector_store import check_documents, check_queries
 
-FORMAT = 2  # of the folder
-EXACT = 50_000  # passages, of all or of those that a filter leaves: up to here, every vector is looked at
-STATE, LOCK, TABLE = "index.json", "writer.lock", "passages"
-PROBES, REFINE = 128, 5  # lists that are looked into, and candidates for each passage that is asked for
-FEW = 100  # commits: each makes files of its own, and after so many they are joined
-KEEP, ALWAYS = timedelta(hours=1), timedelta(days=36_500)  # what no longer counts, for readers in the midst of it
+FORMAT = 3
+EXACT_SEARCH_PASSAGES = 50_000  # up to this number (of all, or of those that pass a filter) search is exhaustive
+MANIFEST, LOCK = "index.json", "writer.lock"
+NPROBES, REFINE_FACTOR = 128, 5
+COMPACTION_INTERVAL = 100  # commits: each creates files, which are then compacted
+KEEP_VERSIONS = timedelta(hours=1)  # for readers of a version that is no longer current
+KEEP_ALL = timedelta(days=36_500)
 
 
 @dataclass(frozen=True)
-class _State:
-    """What index.json holds."""
+class _Manifest:
+    """The contents of index.json."""
 
     format: int
     dimension: int
-    about: Mapping[str, Any]
+    config: Mapping[str, Any]
     version: int  # of the table
     generation: int
-    next: int  # the key of the next row
+    next_key: int
     passages: int
 
 
 class LanceStore:
-    """An index in a folder of LanceDB's, which reads vectors and texts from the disk as it needs them.
+    """Passages and embeddings in a LanceDB folder, read from disk on demand.
 
-    Up to 50,000 passages search is exact; from there on `optimize` builds an index of inverted lists with short
-    codes, whose candidates are compared by their full vectors. Writers wait for each other, and readers for nobody.
+    Search is exhaustive up to 50,000 passages; beyond that `optimize` builds an IVF index with quantized codes, whose
+    candidates are rescored with the full embeddings. Writers wait for each other; readers never wait.
 
-        store = LanceStore.create("texts.lance", dimension=384, about={"model": "…"})
-        store.commit([EmbeddedDocument(document, passages, vectors)])
-        LanceStore.open("texts.lance").nearest(queries, k=10)
+        store = LanceStore.create("texts.lance", dimension=384, config={"model": "…"})
+        store.commit([EmbeddedDocument(document, passages, embeddings)])
+        LanceStore.open("texts.lance").search(queries, k=10)
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._opened: tuple[_State, Any] | None = None
+        self._current: tuple[_Manifest, Any] | None = None
         self._closed = False
-        _read(self.folder)  # before LanceDB, which would make the folder
-        self._database = _packages()[0].connect(self.folder)
-        state, _ = self._look()
-        self.dimension: int = state.dimension
-        self.about: Mapping[str, Any] = state.about
+        _read_manifest(self.folder)  # before LanceDB, which would create the folder
+        self._database = import_lance()[0].connect(self.folder)
+        manifest, _ = self._snapshot()
+        self.dimension: int = manifest.dimension
+        self.config: Mapping[str, Any] = manifest.config
 
     @classmethod
-    def create(cls, folder: str | Path, dimension: int, about: Mapping[str, Any]) -> LanceStore:
-        """Make an empty one. The folder must be empty, or not there."""
-        lancedb, _ = _packages()
+    def create(cls, folder: str | Path, dimension: int, config: Mapping[str, Any]) -> LanceStore:
+        """Create an empty store in a folder that is empty or does not exist."""
+        lancedb, _ = import_lance()
         folder = Path(folder)
         if dimension < 1:
             raise InputError(f"dimension={dimension} must be at least 1")
-        if folder.is_file() or (folder / STATE).exists():
-            raise ExistsError(f"{folder} is there already; pass another name")
-        ours = {LOCK, f"{TABLE}.lance", f"{STATE}.new"}  # what a kill may have left
-        if folder.is_dir() and any(file.name not in ours for file in folder.iterdir()):
-            raise ExistsError(f"{folder} holds other files; an index needs a folder of its own")
-        _refuse_orphans(folder)
+        if folder.is_file() or (folder / MANIFEST).exists():
+            raise ExistsError(f"{folder} already exists; choose another name")
+        leftovers = {LOCK, f"{TABLE}.lance", f"{MANIFEST}.new"}  # of a `create` that was killed
+        if folder.is_dir() and any(file.name not in leftovers for file in folder.iterdir()):
+            raise ExistsError(f"{folder} contains other files; an index needs an empty folder")
+        _check_no_orphan(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{folder} cannot be made: {error.strerror}") from None
-        with _lock(folder), _blamed(folder):
+            raise InputError(f"{folder} cannot be created: {error.strerror}") from None
+        with _lock(folder), _translate_errors(folder):
             shutil.rmtree(folder / f"{TABLE}.lance", ignore_errors=True)
-            table = lancedb.connect(folder).create_table(TABLE, schema=_schema(dimension))
-            _publish(folder, _State(FORMAT, dimension, dict(about), table.version, 0, 1, 0), time.time())
+            table = lancedb.connect(folder).create_table(TABLE, schema=lance_schema(dimension))
+            manifest = _Manifest(FORMAT, dimension, dict(config), table.version, 0, 1, 0)
+            _publish(folder, manifest, time.time())
         return cls(folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> LanceStore:
-        """One that is there."""
+        """Open an existing store."""
         return cls(folder)
 
     def close(self) -> None:
-        """Give back what is held."""
-        self._opened, self._closed = None, True
+        """Close the table."""
+        self._current, self._closed = None, True
 
     # --- reading ---
 
     @property
     def generation(self) -> int:
-        """Grows with each commit."""
-        return self._look()[0].generation
+        """A counter that grows with each commit."""
+        return self._snapshot()[0].generation
 
     def __len__(self) -> int:
-        return self._look()[0].passages
+        return self._snapshot()[0].passages
 
     def documents(self) -> Iterator[tuple[str, str | None, str]]:
-        """Id, source and version of each document."""
-        _, table = self._look()
-        names = ["document", "source", "version"]
-        with _blamed(self.folder):
-            for batch in table.search().where("place <= 0").select(names).to_batches(batch_size=2000):
-                yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
+        """Iterate over (id, source, version) of all documents."""
+        _, table = self._snapshot()
+        columns = ["document", "source", "version"]
+        with _translate_errors(self.folder):
+            for batch in table.search().where("position <= 0").select(columns).to_batches(batch_size=2000):
+                yield from zip(*(batch[column].to_pylist() for column in columns), strict=True)
 
-    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
-        """Key and text of each passage, in the order of keys, of those above `after`."""
-        _, table = self._look()
-        keys = self._keys(table, f"place >= 0 AND key > {after}")
-        with _blamed(self.folder):
-            for start in range(0, len(keys), 20_000):  # rows may lie in any order
-                some = keys[start : start + 20_000]
-                rows = table.search().where(f"key BETWEEN {some[0]} AND {some[-1]} AND place >= 0")
+    def passage_texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Iterate over (key, text) of all passages with keys above `after`, ascending."""
+        _, table = self._snapshot()
+        keys = self._keys(table, f"position >= 0 AND key > {after}")
+        with _translate_errors(self.folder):
+            for start in range(0, len(keys), 20_000):  # LanceDB returns rows in any order
+                batch = keys[start : start + 20_000]
+                rows = table.search().where(f"key BETWEEN {batch[0]} AND {batch[-1]} AND position >= 0")
                 rows = rows.select(["key", "text"]).to_arrow().sort_by("key")
                 yield from zip(rows["key"].to_pylist(), rows["text"].to_pylist(), strict=True)
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
-        """Passages by their keys, in that order. Those that are gone, as while others write, are left out."""
-        wanted = [int(key) for key in keys]
-        if not wanted:
+        """Return passages in the order of `keys`, without those that have been deleted meanwhile."""
+        keys = [int(key) for key in keys]
+        if not keys:
             return []
-        _, table = self._look()
-        names = ["key", "document", "start", "end", "text", "headings", "metadata", "source", "checksum"]
-        with _blamed(self.folder):
-            among = ", ".join(map(str, set(wanted)))
-            rows = table.search().where(f"key IN ({among}) AND place >= 0").select([*names, "vector"]).to_arrow()
-        found = {}
-        for row, vector in zip(rows.select(names).to_pylist(), self._vectors(rows), strict=True):
+        _, table = self._snapshot()
+        columns = ["key", "document", "start", "end", "text", "headings", "metadata", "source", "checksum"]
+        with _translate_errors(self.folder):
+            condition = f"key IN ({', '.join(map(str, set(keys)))}) AND position >= 0"
+            rows = table.search().where(condition).select([*columns, "embedding"]).to_arrow()
+        passages = {}
+        for row, embedding in zip(rows.select(columns).to_pylist(), self._embeddings(rows), strict=True):
             passage = Passage(row["document"], row["start"], row["end"], row["text"], tuple(row["headings"]))
-            if _row_sum(passage, vector) != row["checksum"]:  # LanceDB has none
+            if row_checksum(passage, embedding) != row["checksum"]:  # LanceDB has no checksums
                 raise CheckpointError(
-                    f"the index in {self.folder} is damaged: a passage of {passage.document!r} is not what was "
-                    "written; put back a copy of the folder, or make it anew from its documents"
+                    f"the index in {self.folder} is corrupt: checksum mismatch in a passage of {passage.document!r}; "
+                    "restore a backup of the folder, or rebuild it from its documents"
                 )
-            found[row["key"]] = StoredPassage(row["key"], passage, json.loads(row["metadata"]), row["source"])
-        return [found[key] for key in wanted if key in found]
+            passages[row["key"]] = StoredPassage(row["key"], passage, json.loads(row["metadata"]), row["source"])
+        return [passages[key] for key in keys if key in passages]
 
-    def allowed(self, where: Sequence[MetadataFilter]) -> Keys:
-        """The keys of all passages whose document meets the conditions."""
-        return self._keys(self._look()[1], _sql(where))
+    def matching_keys(self, where: Sequence[MetadataFilter]) -> Keys:
+        """Return the keys of all passages whose document matches the filters, ascending."""
+        return self._keys(self._snapshot()[1], lance_filter(where))
 
-    def nearest(
+    def search(
         self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
     ) -> list[tuple[Keys, FloatArray]]:
-        """Of each query, the keys of its k nearest passages by inner product, best first, and how near they are."""
+        """Return keys and scores of the k nearest passages of each query by inner product, best first."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_queries(queries, k, self.dimension)
-        state, table = self._look()
-        condition = _sql(where) if where else None
-        with _blamed(self.folder):
-            count = table.count_rows(condition) if where else state.passages
-            return [self._nearest(table, query, min(k, count), condition, count <= EXACT) for query in queries]
+        manifest, table = self._snapshot()
+        condition = lance_filter(where) if where else None
+        with _translate_errors(self.folder):
+            count = table.count_rows(condition) if where else manifest.passages
+            exact = count <= EXACT_SEARCH_PASSAGES
+            return [self._search_one(table, query, min(k, count), condition, exact) for query in queries]
 
-    def _nearest(
+    def _search_one(
         self, table: Any, query: FloatArray, k: int, condition: str | None, exact: bool
     ) -> tuple[Keys, FloatArray]:
         if not k:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        search = table.search(query, vector_column_name="vector").distance_type("dot")
-        search = search.select(["key", "vector", "_distance"]).limit(k)
+        search = table.search(query, vector_column_name="embedding").distance_type("dot")
+        search = search.select(["key", "embedding", "_distance"]).limit(k)
         search = search.where(condition, prefilter=True) if condition else search
-        search = search.bypass_vector_index() if exact else search.nprobes(PROBES).refine_factor(REFINE)
+        search = search.bypass_vector_index() if exact else search.nprobes(NPROBES).refine_factor(REFINE_FACTOR)
         rows = search.to_arrow()
-        if len(rows) < k and not exact:  # the lists that were looked into hold too few that are allowed
-            return self._nearest(table, query, k, condition, exact=True)
+        if len(rows) < k and not exact:  # the probed lists contain too few rows that pass the filter
+            return self._search_one(table, query, k, condition, exact=True)
         keys = rows["key"].to_numpy()
-        scores = self._vectors(rows) @ query
+        scores = self._embeddings(rows) @ query
         order = np.lexsort((keys, -scores))
         return keys[order], scores[order]
 
-    def _vectors(self, rows: Any) -> FloatArray:
-        """(n, D) of a result."""
-        flat: FloatArray = rows["vector"].combine_chunks().flatten().to_numpy()
+    def _embeddings(self, rows: Any) -> FloatArray:
+        """Return the embeddings of a result, (n, D)."""
+        flat: FloatArray = rows["embedding"].combine_chunks().flatten().to_numpy()
         return flat.reshape(len(rows), self.dimension)
 
     def _keys(self, table: Any, condition: str) -> Keys:
-        with _blamed(self.folder):
+        with _translate_errors(self.folder):
             return np.sort(table.search().where(condition).select(["key"]).to_arrow()["key"].to_numpy())
 
-    def _look(self) -> tuple[_State, Any]:
-        """The table as of the last commit: one that stays as it is, however many follow."""
+    def _snapshot(self) -> tuple[_Manifest, Any]:
+        """Return the table as of the last commit, which stays as it is however many commits follow."""
         if self._closed:
-            raise InputError(f"the index in {self.folder} has been closed")
-        state = _read(self.folder)
-        opened = self._opened
-        if opened is None or opened[0] != state:
-            with _blamed(self.folder):
+            raise InputError(f"the index in {self.folder} is closed")
+        manifest = _read_manifest(self.folder)
+        current = self._current
+        if current is None or current[0] != manifest:
+            with _translate_errors(self.folder):
                 table = self._database.open_table(TABLE)
-                table.checkout(state.version)
-            self._opened = opened = state, table
-        return opened
+                table.checkout(manifest.version)
+            self._current = current = manifest, table
+        return current
 
     # --- writing ---
 
     def commit(self, put: Sequence[EmbeddedDocument], delete: Sequence[str] = ()) -> None:
-        """Add or replace documents and delete others by id, all at once or not at all."""
+        """Add or replace documents and delete others by id, in one atomic transaction."""
         check_documents(put, self.dimension)
-        ids = [*(entry.document.id for entry in put), *delete]
-        with self._writing() as (state, table):
-            since = time.time()
-            rows = _rows(put, state.next, self.dimension)
+        ids = [*(document.document.id for document in put), *delete]
+        with self._writing() as (manifest, table):
+            started = time.time()
+            rows = lance_rows(put, manifest.next_key, self.dimension)
             removed = 0
             if ids:
-                old = f"document IN ({', '.join(map(_quoted, ids))})"
-                places = table.search().where(old).select(["place"]).to_arrow()["place"].to_numpy()
-                removed = int((places >= 0).sum())
-                if len(places):
-                    table.delete(old)
+                condition = f"document IN ({', '.join(map(quote_sql, ids))})"
+                positions = table.search().where(condition).select(["position"]).to_arrow()["position"].to_numpy()
+                removed = int((positions >= 0).sum())
+                if len(positions):
+                    table.delete(condition)
             if put:
                 table.add(rows)
-            state = replace(
-                state,
+            manifest = replace(
+                manifest,
                 version=table.version,
-                generation=state.generation + 1,
-                next=state.next + len(rows),
-                passages=state.passages - removed + sum(len(entry.passages) for entry in put),
+                generation=manifest.generation + 1,
+                next_key=manifest.next_key + len(rows),
+                passages=manifest.passages - removed + sum(len(document.passages) for document in put),
             )
-            _publish(self.folder, state, since)
-            if state.generation % FEW == 0:
-                self._join(state, table)
+            _publish(self.folder, manifest, started)
+            if manifest.generation % COMPACTION_INTERVAL == 0:
+                self._compact(manifest, table)
 
-    def optimize(self, whole: bool = False) -> None:
-        """Join small files, and build what search goes through, or build it anew."""
+    def optimize(self, full: bool = False) -> None:
+        """Compact small files and build the search indexes, or rebuild them."""
         from lancedb.index import BTree
 
-        with self._writing() as (state, table):
-            since = time.time()
+        with self._writing() as (manifest, table):
+            started = time.time()
             built = {index.name for index in table.list_indices()}
-            if state.passages > EXACT:
-                for name in ("key", "document"):
-                    if f"{name}_idx" not in built:
-                        table.create_index(name, config=BTree())
-                if whole or "vector_idx" not in built:
-                    table.create_index("vector", config=_lists(state.passages, self.dimension))
-                state = replace(state, version=table.version)
-                _publish(self.folder, state, since)
-            self._join(state, table)
+            if manifest.passages > EXACT_SEARCH_PASSAGES:
+                for column in ("key", "document"):
+                    if f"{column}_idx" not in built:
+                        table.create_index(column, config=BTree())
+                if full or "embedding_idx" not in built:
+                    table.create_index("embedding", config=ivf_config(manifest.passages, self.dimension))
+                manifest = replace(manifest, version=table.version)
+                _publish(self.folder, manifest, started)
+            self._compact(manifest, table)
 
-    def _join(self, state: _State, table: Any) -> None:
-        """Fewer and larger files; new rows go into what search goes through."""
-        since, now = time.time(), datetime.now()
-        table.optimize(cleanup_older_than=ALWAYS)
-        state = replace(state, version=table.version)
-        _publish(self.folder, state, since)
-        # Only now, when the new version counts, may others go: those before the one that counted an hour ago.
-        if old := [one["timestamp"] for one in table.list_versions() if now - one["timestamp"] > KEEP]:
-            table.optimize(cleanup_older_than=now - max(old) + KEEP)
-            _publish(self.folder, replace(state, version=table.version), since)
+    def _compact(self, manifest: _Manifest, table: Any) -> None:
+        """Merge small files, and add new rows to the search indexes."""
+        started, now = time.time(), datetime.now()
+        table.optimize(cleanup_older_than=KEEP_ALL)
+        manifest = replace(manifest, version=table.version)
+        _publish(self.folder, manifest, started)
+        # Only now that the new version is current may others be removed: those older than the one current an hour ago.
+        timestamps = [version["timestamp"] for version in table.list_versions()]
+        if expired := [timestamp for timestamp in timestamps if now - timestamp > KEEP_VERSIONS]:
+            table.optimize(cleanup_older_than=now - max(expired) + KEEP_VERSIONS)
+            _publish(self.folder, replace(manifest, version=table.version), started)
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[_State, Any]]:
-        """As the only one who writes."""
-        self._look()
-        with _lock(self.folder), _blamed(self.folder):
-            state = _read(self.folder)
+    def _writing(self) -> Iterator[tuple[_Manifest, Any]]:
+        """Acquire the writer lock, and roll back versions that a killed writer left."""
+        self._snapshot()
+        with _lock(self.folder), _translate_errors(self.folder):
+            manifest = _read_manifest(self.folder)
             table = self._database.open_table(TABLE)
-            if table.version != state.version:
-                table.checkout(state.version)
+            if table.version != manifest.version:
+                table.checkout(manifest.version)
                 table.restore()
-            yield state, table
+            yield manifest, table
 
 
-def _packages() -> tuple[Any, Any]:
+# --- the manifest ---
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    file = folder / MANIFEST
     try:
-        import lancedb
-        import pyarrow
-    except ImportError:
-        raise MissingPackageError("an index of LanceDB's needs lancedb: pip install 'bertie[lance]'") from None
-    return lancedb, pyarrow
-
-
-# --- the folder ---
-
-
-def _read(folder: Path) -> _State:
-    try:
-        values = json.loads((folder / STATE).read_bytes())
+        values = json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        _refuse_orphans(folder)
-        raise NotFoundError(f"{folder} holds no index of LanceDB's; LanceStore.create makes one") from None
+        _check_no_orphan(folder)
+        raise NotFoundError(f"{folder} contains no LanceDB index; LanceStore.create makes one") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / STATE} cannot be read: {error}; put back a copy of it") from None
+        raise CheckpointError(f"{file} cannot be read: {error}; restore a backup of it") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        found = values.get("format") if isinstance(values, dict) else values
-        raise CheckpointError(f"{folder / STATE} is of format {found!r:.80}; this Bertie reads {FORMAT}")
+        actual = values.get("format") if isinstance(values, dict) else values
+        raise CheckpointError(f"{file} has format {actual!r:.80}; this version of Bertie reads format {FORMAT}")
     if values.pop("checksum", None) != _checksum(values):
-        raise CheckpointError(f"{folder / STATE} is not what was written; put back a copy of it")
+        raise CheckpointError(f"{file} is corrupt: checksum mismatch; restore a backup of it")
     try:
-        return _State(**values)
+        return _Manifest(**values)
     except TypeError as error:
-        raise CheckpointError(f"{folder / STATE} is damaged: {error}; put back a copy of it") from None
+        raise CheckpointError(f"{file} is corrupt: {error}; restore a backup of it") from None
 
 
-def _refuse_orphans(folder: Path) -> None:
-    """A table that has passages is not to be taken for what a kill left of making one."""
+def _check_no_orphan(folder: Path) -> None:
+    """Reject a table with data but without a manifest: it is not the leftover of a `create` that was killed."""
     if any((folder / f"{TABLE}.lance" / "data").glob("*")):
         raise CheckpointError(
-            f"{folder / STATE} is not there, which says what counts of {TABLE}.lance; put back a copy of it, or remove "
-            f"{folder} and make the index anew from its documents"
+            f"{folder / MANIFEST} is missing, which has the current version of {TABLE}.lance; restore a backup of it, "
+            f"or remove {folder} and rebuild the index from its documents"
         )
 
 
@@ -342,20 +331,20 @@ def _checksum(values: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
-def _publish(folder: Path, state: _State, since: float) -> None:
-    """Make a version of the table the one that counts, once all that was written for it is on the disk."""
+def _publish(folder: Path, manifest: _Manifest, started: float) -> None:
+    """Make a table version current, once all files written since `started` are on disk."""
     for file in (folder / f"{TABLE}.lance").rglob("*"):
-        if file.stat().st_mtime >= since - 2:
+        if file.stat().st_mtime >= started - 2:
             fsync(file)
-    fresh = folder / f"{STATE}.new"
-    values = asdict(state)
-    fresh.write_text(json.dumps(values | {"checksum": _checksum(values)}))
-    atomic_rename(fresh, folder / STATE)
+    temporary = folder / f"{MANIFEST}.new"
+    values = asdict(manifest)
+    temporary.write_text(json.dumps(values | {"checksum": _checksum(values)}))
+    atomic_rename(temporary, folder / MANIFEST)
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait until nobody else writes. The lock goes with the process, however that ends."""
+    """Wait for the writer lock. The operating system releases it when the process ends, however it ends."""
     import fcntl
 
     try:
@@ -370,116 +359,14 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _blamed(folder: Path) -> Iterator[None]:
+def _translate_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except BertieError:
         raise
-    except Exception as error:  # LanceDB raises all kinds, and for its panics one that is no other's
-        why = re.sub(r", /\S+\.rs:\d+:\d+", "", (str(error) or type(error).__name__).splitlines()[0])[:300]
+    except Exception as error:  # LanceDB raises exceptions of many types, and its panics have a class of their own
+        reason = re.sub(r", /\S+\.rs:\d+:\d+", "", (str(error) or type(error).__name__).splitlines()[0])[:300]
         raise CheckpointError(
-            f"the index in {folder} fails: {why}; all that was committed is safe unless "
-            "its files were changed. If they were, make it anew from its documents"
+            f"the index in {folder} fails: {reason}; everything that was committed is safe unless its files were "
+            "modified. If they were, rebuild it from its documents"
         ) from error
-
-
-# --- rows ---
-
-
-def _schema(dimension: int) -> Any:
-    _, pa = _packages()
-    columns = {
-        "key": pa.int64(),
-        "document": pa.string(),
-        "place": pa.int32(),  # of the passage in its document, from 0 on; -1 for a document that has no passage
-        "start": pa.int64(),
-        "end": pa.int64(),
-        "text": pa.string(),
-        "headings": pa.list_(pa.string()),
-        "source": pa.string(),
-        "version": pa.string(),
-        "metadata": pa.string(),  # as JSON
-        "facts": pa.json_(),  # the same for filters, as `_fact` writes it
-        "checksum": pa.int64(),  # of passage and vector
-        "vector": pa.list_(pa.float32(), dimension),
-    }
-    return pa.schema(list(columns.items()))
-
-
-def _lists(passages: int, dimension: int) -> Any:
-    """How vectors are indexed: as many lists as each of them has rows, and codes of 4 bits a number."""
-    from lancedb.index import IvfFlat, IvfRq
-
-    lists: dict[str, Any] = {"distance_type": "dot", "num_partitions": math.isqrt(passages), "sample_rate": 64}
-    return IvfRq(num_bits=4, **lists) if dimension % 8 == 0 else IvfFlat(**lists)  # codes go by the byte
-
-
-def _rows(put: Sequence[EmbeddedDocument], key: int, dimension: int) -> Any:
-    """New rows as a table, with keys from `key` on."""
-    _, pa = _packages()
-    rows: list[tuple[Any, ...]] = []
-    for entry in put:
-        document = entry.document
-        metadata = json.dumps(dict(document.metadata))
-        facts = json.dumps({name: _fact(value) for name, value in document.metadata.items()})
-        none = (-1, Passage(document.id, 0, 0, ""))
-        for place, passage in enumerate(entry.passages) if entry.passages else [none]:
-            span = (passage.start, passage.end, passage.text, passage.headings)
-            total = _row_sum(passage, entry.vectors[place]) if place >= 0 else 0
-            rows.append((document.id, place, *span, document.source, document.version, metadata, facts, total))
-    schema = _schema(dimension)
-    blank = np.zeros((1, dimension), np.float32)
-    vectors = np.concatenate([blank[:0], *(entry.vectors if entry.passages else blank for entry in put)])  # (rows, D)
-    empty = np.array([row[1] < 0 for row in rows], bool)
-    columns = [range(key, key + len(rows)), *(zip(*rows, strict=True) if rows else [()] * 11)]
-    types = schema.types[:-1]  # vectors come last, and are no lists of Python's
-    try:
-        arrays = [pa.array(list(column), type) for column, type in zip(columns, types, strict=True)]
-    except UnicodeEncodeError as error:
-        raise InputError(f"a document holds half a character, which cannot be stored: {error}") from None
-    flat = pa.array(vectors.ravel().astype(np.float32, copy=False))
-    arrays.append(pa.FixedSizeListArray.from_arrays(flat, dimension, mask=pa.array(empty)))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _row_sum(passage: Passage, vector: FloatArray) -> int:
-    words = repr((passage.text, passage.headings)).encode("utf-8", "surrogatepass")
-    return zlib.crc32(np.asarray(vector, np.float32).tobytes(), zlib.crc32(words))
-
-
-# --- metadata ---
-
-
-def _fact(value: MetadataValue) -> str:
-    """As text that has the order of values, after a letter that is its kind's."""
-    this = value_type(value, "")
-    if this == "text":
-        return f"t{value}"
-    if this == "truth":
-        return f"b{int(value)}"
-    (bits,) = struct.unpack(">Q", struct.pack(">d", float(value) + 0.0))  # + 0.0 makes -0.0 the same as 0.0
-    bits = bits ^ 0xFFFF_FFFF_FFFF_FFFF if bits >> 63 else bits | 1 << 63  # the order of floats as that of integers
-    rest = value - int(float(value)) if isinstance(value, int) else 0  # of an integer that no float equals
-    return f"n{bits:016x}{rest + 0x8000:04x}"
-
-
-def _quoted(text: str) -> str:
-    """A literal of SQL: LanceDB takes no values beside it. A quote is the only character with a meaning in it."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _sql(where: Sequence[MetadataFilter]) -> str:
-    """The passages whose documents meet the conditions."""
-    return " AND ".join(["place >= 0", *map(_condition, where)])
-
-
-def _condition(one: MetadataFilter) -> str:
-    fact = f"json_get_string(facts, {_quoted(one.name)})"
-    values = [_quoted(_fact(value)) for value in one.values]
-    if one.op in ("=", "in"):
-        return f"{fact} IN ({', '.join(values)})" if values else "false"
-    if one.op == "!=":
-        return f"({fact} IS NULL OR {fact} != {values[0]})"
-    letter = values[0][1]
-    other = f"< '{chr(ord(letter) + 1)}'" if one.op in (">", ">=") else f">= '{letter}'"  # where its kind ends
-    return f"({fact} {one.op} {values[0]} AND {fact} {other})"

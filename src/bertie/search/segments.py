@@ -1,192 +1,127 @@
-"""Vectors on disk: written once, memory-mapped, searched by a way that fits their number, and scored exactly.
+"""Immutable, memory-mapped segments of embeddings, searched with FAISS and rescored exactly.
 
-    rows up to `flat`     every vector is compared
-    rows up to `graph`    HNSW over vectors of 8 bits a number; or, of binary vectors, all bits are compared
-    beyond                inverted lists of product codes (IVF-PQ)
+    up to `flat` rows     exhaustive scan
+    up to `hnsw` rows     HNSW over 8-bit scalar-quantized embeddings; for binary precision, Hamming distance
+    above                 IVF-PQ
 
-Whatever the way, it only proposes rows. Their scores are inner products with the stored vectors, in float64, so that
-a passage has the same score however it was found. A filter takes more proposals until enough of them are allowed, and
-compares all allowed rows if that would take too many: its answers are as good as those without it.
+Each method only proposes candidate rows. These are rescored by the inner product with the stored embeddings in float64,
+so that the score of a passage does not depend on the method. With a filter, more candidates are requested until enough
+of them pass; when that would take too many, the passing rows are scanned: recall is as high as without a filter.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertie.data.atomic import fsync
 from bertie.errors import CheckpointError, MissingPackageError
+from bertie.search.checksums import Checksums, compute_checksums
 from bertie.search.records import FloatArray, Keys
+from bertie.search.vector_block import MARGIN, EmbeddingPrecision, Mask, Rows, VectorBlock, scan, top_k
 
-EmbeddingPrecision = Literal["fp32", "int8", "binary"]
-Rows = NDArray[np.int64]  # places in a segment
-Mask = NDArray[np.bool_]
-Sums = Mapping[str, tuple[int, int]]  # of each file, its size and checksum
-
-AT_ONCE = 1 << 14  # rows that are held in memory
-STEP = 1 << 11  # rows that are compared at a time: they stay in the processor's cache
-SPARE = 16  # proposals beyond k, for what exact scores move
-PRICE = 16  # rows that are compared in the time that a proposal takes
-MOST = 4096  # proposals, before comparing all that is allowed
-TARGET = 0.9  # recall@10 at which effort is enough, of queries that are harder than real ones: see `_effort`
-TRIED = 10 + SPARE  # proposals at which that was measured
-LEVELS = 127  # of int8 on each side of zero
+BUILD_ROWS = 1 << 14  # rows held in memory while a segment is built
+CANDIDATE_COST = 16  # rows scanned in the time that one candidate takes
+MAX_CANDIDATES = 4096  # beyond this, an exhaustive scan of the allowed rows is cheaper
+TARGET_RECALL = 0.9  # recall@10 to reach on the harder-than-real queries of `_tune_effort`
+TUNING_CANDIDATES = 10 + MARGIN  # candidates per query while tuning
+MAX_EFFORT = 1024  # efSearch or nprobe
 
 
 @dataclass(frozen=True, slots=True)
 class IndexThresholds:
-    """How many rows are searched in which way."""
+    """The largest number of rows for an exhaustive scan, and for HNSW."""
 
     flat: int = 50_000
-    graph: int = 4_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class VectorBlock:
-    """Vectors as they are stored: float32 (n, D), or int8 (n, D) with the scale of each (n,)."""
-
-    codes: NDArray[Any]
-    scales: NDArray[np.float32] | None
-
-    @classmethod
-    def of(cls, vectors: FloatArray, kind: EmbeddingPrecision) -> VectorBlock:
-        """Round vectors to what is stored."""
-        if kind == "fp32":
-            return cls(np.ascontiguousarray(vectors, dtype=np.float32), None)
-        scales = np.maximum(np.abs(vectors).max(axis=1, initial=0) / LEVELS, np.finfo(np.float32).tiny)
-        return cls(np.rint(vectors / scales[:, None]).astype(np.int8), scales.astype(np.float32))
-
-    @classmethod
-    def join(cls, blocks: Sequence[VectorBlock]) -> VectorBlock:
-        """One after the other; there must be one."""
-        scales = [block.scales for block in blocks if block.scales is not None]
-        return cls(np.concatenate([block.codes for block in blocks]), np.concatenate(scales) if scales else None)
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __getitem__(self, rows: Any) -> VectorBlock:
-        return VectorBlock(self.codes[rows], None if self.scales is None else self.scales[rows])
-
-    def vectors(self) -> FloatArray:
-        """(n, D) as they count."""
-        plain: FloatArray = np.asarray(self.codes, dtype=np.float32)
-        return plain if self.scales is None else plain * self.scales[:, None]
-
-    def estimates(self, queries: FloatArray) -> FloatArray:
-        """(Q, D) -> (Q, n) scores, nearly: their last bits depend on the others in the block."""
-        plain: FloatArray = queries @ np.asarray(self.codes, dtype=np.float32).T
-        return plain if self.scales is None else plain * self.scales
-
-    def scores(self, query: FloatArray) -> FloatArray:
-        """(D,) -> (n,) scores, worked out in float64 and rounded once."""
-        exact: FloatArray = (self.vectors().astype(np.float64) @ query.astype(np.float64)).astype(np.float32)
-        return exact
-
-
-def best(keys: Keys, scores: FloatArray, k: int) -> tuple[Keys, FloatArray]:
-    """The k highest, best first; of equals the lower key."""
-    order = np.lexsort((keys, -scores))[:k]
-    return keys[order], scores[order]
-
-
-def scan(block: VectorBlock, queries: FloatArray, k: int, mask: Mask | None) -> list[Rows]:
-    """Of each query, the rows that may be among its k nearest, by comparing all that count."""
-    rows = np.arange(len(block)) if mask is None else np.flatnonzero(mask)
-    found = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
-    for start in range(0, len(rows), STEP):
-        here = rows[start : start + STEP]
-        together = here[-1] - here[0] == len(here) - 1  # then a slice will do, which is not copied
-        scores = block[here[0] : here[-1] + 1].estimates(queries) if together else block[here].estimates(queries)
-        take = min(k + SPARE, len(here))
-        top = np.argpartition(-scores, take - 1, axis=1)[:, :take]
-        for number, columns in enumerate(top):
-            old, known = found[number]
-            found[number] = best(np.append(old, here[columns]), np.append(known, scores[number, columns]), k + SPARE)
-    return [each for each, _ in found]
+    hnsw: int = 4_000_000
 
 
 class VectorSegment:
-    """A folder of vectors that never changes: `keys` (n,) in order, `block` (n, D), and what finds them."""
+    """A folder of embeddings that never changes: `keys` (n,) ascending, `block` (n, D), and a FAISS index.
 
-    def __init__(self, folder: Path, effort: int, limits: IndexThresholds) -> None:
-        self.folder, self.effort, self.limits = folder, effort, limits
-        self.keys, self.block = stored(folder)
+    `effort` is efSearch of HNSW, nprobe of IVF, or the oversampling factor of binary codes.
+    """
+
+    def __init__(self, folder: Path, effort: int, thresholds: IndexThresholds) -> None:
+        self.folder, self.effort, self.thresholds = folder, effort, thresholds
+        self.keys, self.block = load_vectors(folder)
         bits = folder / "bits.npy"
         self.bits: NDArray[np.uint8] | None = np.load(bits, mmap_mode="r") if bits.exists() else None
-        # All is opened at once: the folder may be gone later, when it was joined with others.
+        # All files are opened now: the folder may be removed later by a compaction.
         index = folder / "index.faiss"
-        self.index = _read(index, lists=len(self.keys) > limits.graph) if index.exists() else None
+        self.index = _read_faiss(index, ivf=len(self.keys) > thresholds.hnsw) if index.exists() else None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def rows_of(self, keys: Keys) -> Rows:
-        """Where keys lie; those that do not are left out."""
-        at = np.searchsorted(self.keys, keys)
-        at[at == len(self.keys)] = 0
-        found: Rows = at[self.keys[at] == keys]
-        return found
+        """Return the rows of those keys that are in this segment."""
+        rows = np.searchsorted(self.keys, keys)
+        rows[rows == len(self.keys)] = 0
+        present: Rows = rows[self.keys[rows] == keys]
+        return present
 
-    def nearest(self, queries: FloatArray, k: int, mask: Mask | None = None) -> list[tuple[Keys, FloatArray]]:
-        """Of each query, keys and scores of its k nearest rows; `mask` (n,) says which count."""
+    def search(self, queries: FloatArray, k: int, mask: Mask | None = None) -> list[tuple[Keys, FloatArray]]:
+        """Return keys and scores of the k nearest rows of each query, among those in `mask` (n,)."""
         allowed = len(self) if mask is None else int(mask.sum())
-        share = allowed / max(len(self), 1)
-        wanted = min(k, allowed)
-        if not wanted:
+        k = min(k, allowed)
+        if not k:
             return [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
-        proposed = self._proposals(queries, wanted, int((wanted + SPARE) * 1.5 / share), allowed, mask)
-        return [self._exact(query, rows, wanted) for query, rows in zip(queries, proposed, strict=True)]
+        count = int((k + MARGIN) * 1.5 / (allowed / len(self)))
+        candidates = self._filtered_candidates(queries, k, count, allowed, mask)
+        return [self.rescore(query, rows, k) for query, rows in zip(queries, candidates, strict=True)]
 
-    def _proposals(self, queries: FloatArray, wanted: int, many: int, allowed: int, mask: Mask | None) -> list[Rows]:
-        """Rows that count: of `many` that the index proposes, or of more; if that takes too many, by comparing all."""
-        if (self.index is None and self.bits is None) or many > MOST or allowed <= PRICE * many:
-            return scan(self.block, queries, wanted, mask)
-        found = self.propose(queries, many, self.effort)
+    def _filtered_candidates(
+        self, queries: FloatArray, k: int, count: int, allowed: int, mask: Mask | None
+    ) -> list[Rows]:
+        """Return at least k allowed rows per query, out of `count` candidates or more, or by an exhaustive scan."""
+        has_index = self.index is not None or self.bits is not None
+        if not has_index or count > MAX_CANDIDATES or allowed <= CANDIDATE_COST * count:
+            return scan(self.block, queries, k, mask)
+        candidates = self.candidates(queries, count, self.effort)
         if mask is not None:
-            found = [rows[mask[rows]] for rows in found]
-        few = [i for i, rows in enumerate(found) if len(rows) < wanted]
-        if few:
-            more = self._proposals(queries[few], wanted, 4 * many, allowed, mask)
-            for i, rows in zip(few, more, strict=True):
-                found[i] = rows
-        return found
+            candidates = [rows[mask[rows]] for rows in candidates]
+        short = [i for i, rows in enumerate(candidates) if len(rows) < k]
+        if short:
+            retried = self._filtered_candidates(queries[short], k, 4 * count, allowed, mask)
+            for i, rows in zip(short, retried, strict=True):
+                candidates[i] = rows
+        return candidates
 
-    def _exact(self, query: FloatArray, rows: Rows, k: int) -> tuple[Keys, FloatArray]:
-        """The k nearest of the rows, and how near they are."""
-        rows = np.sort(rows)  # disks are read faster in order
-        part = self.block[rows]
-        if len(rows) > k + SPARE:
-            near = np.argpartition(-part.estimates(query[None])[0], k + SPARE)[: k + SPARE]
-            rows, part = rows[near], part[near]
-        return best(self.keys[rows], part.scores(query), k)
+    def rescore(self, query: FloatArray, rows: Rows, k: int) -> tuple[Keys, FloatArray]:
+        """Return keys and exact scores of the k nearest of the candidate rows."""
+        rows = np.sort(rows)  # sequential reads are faster
+        block = self.block[rows]
+        if len(rows) > k + MARGIN:
+            nearest = np.argpartition(-block.approximate_scores(query[None])[0], k + MARGIN)[: k + MARGIN]
+            rows, block = rows[nearest], block[nearest]
+        return top_k(self.keys[rows], block.exact_scores(query), k)
 
-    def propose(self, queries: FloatArray, many: int, effort: int) -> list[Rows]:
-        """Of each query, rows that are near, most of them the nearest."""
-        faiss, more = _faiss(), min(many * effort, len(self))  # coarse codes need more, for exact scores to choose from
+    def candidates(self, queries: FloatArray, count: int, effort: int) -> list[Rows]:
+        """Return approximate nearest rows of each query."""
+        faiss, oversampled = _faiss(), min(count * effort, len(self))  # coarse codes need more candidates to rescore
         if self.index is None:
             assert self.bits is not None
-            _, found = faiss.knn_hamming(np.packbits(queries > 0, axis=1), self.bits, more)
-        elif len(self) > self.limits.graph:
-            lists = max(1, effort * many // TRIED)  # the effort was found enough for so many
-            _, found = self.index.search(queries, more, params=faiss.SearchParametersIVF(nprobe=lists))
+            _, neighbours = faiss.knn_hamming(np.packbits(queries > 0, axis=1), self.bits, oversampled)
+        elif len(self) > self.thresholds.hnsw:
+            nprobe = max(1, effort * count // TUNING_CANDIDATES)  # the effort was tuned for that many candidates
+            parameters = faiss.SearchParametersIVF(nprobe=nprobe)
+            _, neighbours = self.index.search(queries, oversampled, params=parameters)
         else:
-            width = effort + many
-            _, found = self.index.search(queries, many, params=faiss.SearchParametersHNSW(efSearch=width))
-        return [rows[rows >= 0] for rows in found]
+            parameters = faiss.SearchParametersHNSW(efSearch=effort + count)
+            _, neighbours = self.index.search(queries, count, params=parameters)
+        return [rows[rows >= 0] for rows in neighbours]
 
 
-def stored(folder: Path) -> tuple[Keys, VectorBlock]:
-    """Keys and vectors of a segment, without what finds them."""
+def load_vectors(folder: Path) -> tuple[Keys, VectorBlock]:
+    """Return keys and embeddings of a segment, without its FAISS index."""
     scales = folder / "scales.npy"
     codes = np.load(folder / "vectors.npy", mmap_mode="r")
     return np.load(folder / "keys.npy"), VectorBlock(codes, np.load(scales) if scales.exists() else None)
@@ -195,157 +130,133 @@ def stored(folder: Path) -> tuple[Keys, VectorBlock]:
 # --- writing ---
 
 
-def write(
+def write_segment(
     folder: Path,
     keys: Keys,
     blocks: Iterator[VectorBlock],
-    kind: EmbeddingPrecision,
+    precision: EmbeddingPrecision,
     dimension: int,
-    limits: IndexThresholds,
+    thresholds: IndexThresholds,
     progress: Callable[[int], None] = lambda rows: None,
-) -> tuple[int, Sums]:
-    """Make a segment that is on the disk when this returns: its effort, and its files with their checksums.
+) -> tuple[int, Checksums]:
+    """Write a segment durably and return its search effort and the checksums of its files.
 
-    `keys` must grow, and `blocks` hold their vectors in that order.
+    `keys` must be ascending, and `blocks` yield their embeddings in that order.
     """
-    fresh = folder.with_name(folder.name + ".new")
-    fresh.mkdir()
+    temporary = folder.with_name(folder.name + ".new")
+    temporary.mkdir()
     n = len(keys)
-    np.save(fresh / "keys.npy", keys)
-    codes = _array(fresh / "vectors.npy", np.float32 if kind == "fp32" else np.int8, n, dimension)
-    scales = None if kind == "fp32" else _array(fresh / "scales.npy", np.float32, n)
-    bits = _array(fresh / "bits.npy", np.uint8, n, dimension // 8) if kind == "binary" and n <= limits.graph else None
-    at = 0
+    np.save(temporary / "keys.npy", keys)
+    codes = _create_array(temporary / "vectors.npy", np.float32 if precision == "fp32" else np.int8, n, dimension)
+    scales = None if precision == "fp32" else _create_array(temporary / "scales.npy", np.float32, n)
+    has_bits = precision == "binary" and n <= thresholds.hnsw
+    bits = _create_array(temporary / "bits.npy", np.uint8, n, dimension // 8) if has_bits else None
+    end = 0
     for block in blocks:
-        here = slice(at, at + len(block))
-        codes[here] = block.codes
+        rows = slice(end, end + len(block))
+        codes[rows] = block.codes
         if scales is not None:
-            scales[here] = block.scales
+            scales[rows] = block.scales
         if bits is not None:
-            bits[here] = np.packbits(block.codes > 0, axis=1)
-        at += len(block)
-    assert at == n
+            bits[rows] = np.packbits(block.codes > 0, axis=1)
+        end += len(block)
+    assert end == n
     for array in (codes, scales, bits):
         if array is not None:
             array.flush()
     del codes, scales, bits
-    effort = _build(fresh, limits, progress)
-    sums = checksums(fresh)
-    for file in [*fresh.iterdir(), fresh]:
+    effort = _build_faiss(temporary, thresholds, progress)
+    checksums = compute_checksums(temporary)
+    for file in [*temporary.iterdir(), temporary]:
         fsync(file)
-    os.rename(fresh, folder)
+    os.rename(temporary, folder)
     fsync(folder.parent)
-    return effort, sums
+    return effort, checksums
 
 
-def _array(file: Path, dtype: Any, *shape: int) -> np.memmap[Any, Any]:
+def _create_array(file: Path, dtype: Any, *shape: int) -> np.memmap[Any, Any]:
     return np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
 
 
-def _build(folder: Path, limits: IndexThresholds, progress: Callable[[int], None]) -> int:
-    """Write the index that fits the size, and say how hard it must search."""
-    segment = VectorSegment(folder, 1, limits)
+def _build_faiss(folder: Path, thresholds: IndexThresholds, progress: Callable[[int], None]) -> int:
+    """Write the FAISS index that suits the number of rows, and return the effort it needs."""
+    segment = VectorSegment(folder, 1, thresholds)
     n = len(segment)
-    if n <= limits.flat:
-        return SPARE if segment.bits is not None else 1
+    if n <= thresholds.flat:
+        return MARGIN if segment.bits is not None else 1
     if segment.bits is None:
         faiss = _faiss()
-        index = _graph(faiss, segment) if n <= limits.graph else _lists(faiss, segment)
-        for start in range(0, n, AT_ONCE):
-            index.add(segment.block[start : start + AT_ONCE].vectors())
-            progress(min(start + AT_ONCE, n))
+        index = _hnsw(faiss, segment) if n <= thresholds.hnsw else _ivf_pq(faiss, segment)
+        for start in range(0, n, BUILD_ROWS):
+            index.add(segment.block[start : start + BUILD_ROWS].dequantize())
+            progress(min(start + BUILD_ROWS, n))
         faiss.write_index(index, str(folder / "index.faiss"))
-        segment.index = _read(folder / "index.faiss", lists=n > limits.graph)
-    most = n if segment.bits is not None else 1024
-    return _effort(segment, most)
+        segment.index = _read_faiss(folder / "index.faiss", ivf=n > thresholds.hnsw)
+    return _tune_effort(segment, n if segment.bits is not None else MAX_EFFORT)
 
 
-def _graph(faiss: Any, segment: VectorSegment) -> Any:
+def _hnsw(faiss: Any, segment: VectorSegment) -> Any:
     dimension = segment.block.codes.shape[1]
     index = faiss.IndexHNSWSQ(dimension, faiss.ScalarQuantizer.QT_8bit, 32, faiss.METRIC_INNER_PRODUCT)
     index.train(_sample(segment, 20_000))
     return index
 
 
-def _lists(faiss: Any, segment: VectorSegment) -> Any:
+def _ivf_pq(faiss: Any, segment: VectorSegment) -> Any:
     dimension, n = segment.block.codes.shape[1], len(segment)
     lists = max(1, min(4 * int(n**0.5), n // 40))
-    # A byte for every eight numbers, or as near to that as divides them. `np`: training each polysemous code would
-    # take minutes and gain nothing here.
-    parts = max(m for m in range(1, max(dimension // 8, 1) + 1) if dimension % m == 0)
-    index = faiss.index_factory(dimension, f"IVF{lists},PQ{parts}x8np", faiss.METRIC_INNER_PRODUCT)
-    index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # it warns on standard error
+    # One byte per eight dimensions, or the nearest divisor. `np`: no polysemous training, which would take minutes and
+    # gain nothing here.
+    subquantizers = max(m for m in range(1, max(dimension // 8, 1) + 1) if dimension % m == 0)
+    index = faiss.index_factory(dimension, f"IVF{lists},PQ{subquantizers}x8np", faiss.METRIC_INNER_PRODUCT)
+    index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # avoids warnings on standard error
     index.train(_sample(segment, max(40 * lists, 10_000)))
     return index
 
 
-def _read(file: Path, *, lists: bool) -> Any:
+def _read_faiss(file: Path, *, ivf: bool) -> Any:
     faiss = _faiss()
-    # Either flag leaves most of the file on the disk: one is for inverted lists, one for graphs over codes.
-    return faiss.read_index(str(file), faiss.IO_FLAG_MMAP if lists else faiss.IO_FLAG_MMAP_IFC)
+    # Both flags memory-map most of the file: one is for inverted lists, the other for HNSW over scalar codes.
+    return faiss.read_index(str(file), faiss.IO_FLAG_MMAP if ivf else faiss.IO_FLAG_MMAP_IFC)
 
 
-def _sample(segment: VectorSegment, many: int) -> FloatArray:
-    """Vectors from all over it, the same ones each time."""
+def _sample(segment: VectorSegment, count: int) -> FloatArray:
+    """Return a deterministic random sample of the embeddings."""
     n = len(segment)
-    rows = np.arange(n) if n <= many else np.sort(np.random.default_rng(0).choice(n, many, replace=False))
-    return segment.block[rows].vectors()
+    rows = np.arange(n) if n <= count else np.sort(np.random.default_rng(0).choice(n, count, replace=False))
+    return segment.block[rows].dequantize()
 
 
-def _effort(segment: VectorSegment, most: int) -> int:
-    """The least effort at which queries find their ten nearest.
+def _tune_effort(segment: VectorSegment, maximum: int) -> int:
+    """Return the smallest effort (in powers of two) that reaches the target recall@10.
 
-    A stored vector is too easy a query: its like lie all around it, where the graph was made to lead. Halfway between
-    two of them, a query is a little harder than those that people ask.
+    A stored embedding is too easy a query, since the graph was built to lead to it. The midpoint between two of them is
+    slightly harder than real queries.
     """
-    one, two = np.split(_sample(segment, 200)[: 2 * (min(200, len(segment)) // 2)], 2)
-    queries = one + two
+    left, right = np.split(_sample(segment, 200)[: 2 * (min(200, len(segment)) // 2)], 2)
+    queries = left + right
     queries /= np.maximum(np.linalg.norm(queries, axis=1, keepdims=True), 1e-9)
 
-    def nearest(proposed: Sequence[Rows]) -> list[Keys]:
-        return [segment._exact(query, rows, 10)[0] for query, rows in zip(queries, proposed, strict=True)]
+    def nearest(candidates: Sequence[Rows]) -> list[Keys]:
+        return [segment.rescore(query, rows, 10)[0] for query, rows in zip(queries, candidates, strict=True)]
 
     truth = nearest(scan(segment.block, queries, 10, None))
     effort = 16
-    while effort < most:
-        found = nearest(segment.propose(queries, TRIED, effort))
-        hits = sum(len(np.intersect1d(one, two)) for one, two in zip(found, truth, strict=True))
-        if hits >= TARGET * 10 * len(queries):
+    while effort < maximum:
+        retrieved = nearest(segment.candidates(queries, TUNING_CANDIDATES, effort))
+        hits = sum(len(np.intersect1d(keys, exact)) for keys, exact in zip(retrieved, truth, strict=True))
+        if hits >= TARGET_RECALL * 10 * len(queries):
             break
         effort *= 2
     return effort
 
 
-# --- files ---
-
-
-def checksums(folder: Path) -> Sums:
-    """Size and checksum of each file."""
-    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
-    with ThreadPoolExecutor(4) as pool:
-        return {file.name: sum for file, sum in zip(files, pool.map(_checksum, files), strict=True)}
-
-
-def _checksum(file: Path) -> tuple[int, int]:
-    size = total = 0
-    with file.open("rb") as f:
-        while data := f.read(1 << 20):
-            size, total = size + len(data), zlib.crc32(data, total)
-    return size, total
-
-
-def damaged(folder: Path, sums: Sums) -> list[str]:
-    """The files that are not what they were, or not there."""
-    have = checksums(folder) if folder.is_dir() else {}
-    return [name for name, sum in sums.items() if have.get(name) != tuple(sum)]
-
-
-def refuse(folder: Path, names: Sequence[str]) -> CheckpointError:
-    """What to say of damaged files."""
-    top = folder.parent.parent
+def corruption_error(folder: Path, names: Sequence[str]) -> CheckpointError:
+    """Return the error for corrupt files of a segment."""
+    index = folder.parent.parent
     return CheckpointError(
-        f"{folder / names[0]} is damaged. The passages are whole: `bertie index --rebuild --out {top}` makes it anew "
-        "from them"
+        f"{folder / names[0]} is corrupt. The passages are intact: `bertie index --rebuild -o {index}` rebuilds it from "
+        "them"
     )
 
 

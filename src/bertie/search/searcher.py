@@ -1,0 +1,207 @@
+"""The stages of a search: dense and lexical retrieval, fusion, reranking and highlighting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+from bertie.errors import InputError, MissingPackageError
+from bertie.search.analyzer import Analyzer
+from bertie.search.filters import MetadataFilter
+from bertie.search.fusion import check_weights, reciprocal_rank_fusion, weighted_score_fusion
+from bertie.search.records import FloatArray, Keys, MetadataValue, StoredPassage
+
+if TYPE_CHECKING:
+    from bertie.search.index import Index
+    from bertie.tasks.rerank import Reranker
+
+SearchMode = Literal["hybrid", "dense", "lexical"]
+MODES: tuple[SearchMode, ...] = ("hybrid", "dense", "lexical")
+DEFAULT_DEPTH = 100  # passages that each retriever hands to fusion and reranking
+
+Scores = dict[str, dict[int, float]]  # of one query: stage -> passage key -> score, best first
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """A retrieved passage. `score` is that of the last stage; `scores` are those of all stages that returned it."""
+
+    document: str  # document id
+    text: str
+    start: int  # character offsets in the document
+    end: int
+    headings: tuple[str, ...]
+    score: float
+    scores: Mapping[str, float]  # dense: cosine similarity; lexical: BM25; fused: of the fusion; rerank: of the model
+    highlights: tuple[tuple[int, int], ...]  # spans of query terms in `text`
+    metadata: Mapping[str, MetadataValue]
+    source: str | None  # path of the file that the document was read from
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResults(Sequence[SearchHit]):
+    """The hits of a query, best first, and the seconds that each stage took per query."""
+
+    query: str
+    hits: tuple[SearchHit, ...]
+    timings: Mapping[str, float]
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.hits[at]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searcher:
+    """A configured search. `run` passes queries through its stages."""
+
+    k: int
+    mode: SearchMode
+    reranker: Reranker | None
+    where: Sequence[MetadataFilter]
+    depth: int
+    weights: Mapping[str, float] | None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InputError(f"mode={self.mode!r} must be one of {', '.join(MODES)}")
+        for name, value in (("k", self.k), ("depth", self.depth)):
+            if value < 1:
+                raise InputError(f"{name}={value} must be at least 1")
+        if self.weights is not None:
+            check_weights(self.weights, self._weighted_stages)
+
+    @property
+    def _retrievers(self) -> list[str]:
+        return ["dense", "lexical"] if self.mode == "hybrid" else [self.mode]
+
+    @property
+    def _weighted_stages(self) -> list[str]:
+        return self._retrievers if self.reranker is None else [*self._retrievers, "rerank"]
+
+    def run(self, index: Index, queries: Sequence[str]) -> list[SearchResults]:
+        """Search an index for several queries at once."""
+        timer = _StageTimer(len(queries))
+        scores = self._retrieve(index, queries, timer)
+        last: str = self.mode
+        if self.mode == "hybrid":
+            last = "fused"
+            with timer("fuse"):
+                for by_stage in scores:
+                    by_stage[last] = self._fuse(by_stage)
+        limit = self.k if self.reranker is None else max(self.k, self.depth)
+        order = [list(by_stage[last])[:limit] for by_stage in scores]
+        with timer("fetch"):
+            keys = list(dict.fromkeys(chain.from_iterable(order)))
+            passages = {passage.key: passage for passage in index.store.fetch(keys)}
+        # Passages that were deleted since retrieval are dropped.
+        ranked = [[passages[key] for key in ranking if key in passages] for ranking in order]
+        if self.reranker is not None:
+            last = "rerank"
+            with timer("rerank"):
+                _rerank(self.reranker, queries, ranked, scores)
+            if self.weights is not None:
+                last = "fused"
+                with timer("fuse"):
+                    self._fuse_reranked(ranked, scores)
+        with timer("highlight"):
+            hits = [
+                _make_hits(index, query, ranking[: self.k], by_stage, last)
+                for query, ranking, by_stage in zip(queries, ranked, scores, strict=True)
+            ]
+        return [SearchResults(query, query_hits, timer.seconds) for query, query_hits in zip(queries, hits, strict=True)]
+
+    def _retrieve(self, index: Index, queries: Sequence[str], timer: _StageTimer) -> list[Scores]:
+        """Run the retrievers, and return the scores of each query by stage."""
+        single_stage = self.reranker is None and self.mode != "hybrid"
+        count = self.k if single_stage else max(self.k, self.depth)
+        retrieved: dict[str, list[tuple[Keys, FloatArray]]] = {}
+        if self.mode != "lexical":
+            with timer("encode"):
+                embeddings = index.embed(queries, "query")
+            with timer("dense"):
+                retrieved["dense"] = index.store.search(embeddings, count, self.where)
+        if self.mode != "dense":
+            with timer("load"):
+                bm25 = index.load_lexical()
+            allowed = index.store.matching_keys(self.where) if self.where else None
+            with timer("lexical"):
+                retrieved["lexical"] = [bm25.search(query, count, allowed) for query in queries]
+        return [
+            {stage: dict(zip(*map(_to_list, results[i]), strict=True)) for stage, results in retrieved.items()}
+            for i in range(len(queries))
+        ]
+
+    def _fuse(self, scores: Scores) -> dict[int, float]:
+        """Fuse the retrievers: by rank, or by weighted scores. What is reranked does not depend on the weights."""
+        by_retriever = {name: scores[name] for name in self._retrievers}
+        if self.weights is None or self.reranker is not None:
+            return dict(reciprocal_rank_fusion([list(ranking) for ranking in by_retriever.values()]))
+        return dict(weighted_score_fusion(by_retriever, self.weights))
+
+    def _fuse_reranked(self, ranked: list[list[StoredPassage]], scores: list[Scores]) -> None:
+        assert self.weights is not None
+        for passages, by_stage in zip(ranked, scores, strict=True):
+            stages = {name: by_stage[name] for name in self._weighted_stages}
+            fused = by_stage["fused"] = dict(weighted_score_fusion(stages, self.weights))
+            passages.sort(key=lambda passage, fused=fused: -fused[passage.key])  # type: ignore[misc]
+
+
+def _to_list(values: Keys | FloatArray) -> list[Any]:
+    return values.tolist()
+
+
+def _rerank(
+    reranker: Reranker, queries: Sequence[str], ranked: list[list[StoredPassage]], scores: list[Scores]
+) -> None:
+    """Sort passages by the scores of a cross-encoder; the sort is stable."""
+    pairs = [(query, stored.passage.text) for query, ranking in zip(queries, ranked, strict=True) for stored in ranking]
+    predictions = iter(reranker.predict(pairs).tolist() if pairs else ())
+    for ranking, by_stage in zip(ranked, scores, strict=True):
+        reranked = by_stage["rerank"] = {stored.key: next(predictions) for stored in ranking}
+        ranking.sort(key=lambda stored, reranked=reranked: -reranked[stored.key])  # type: ignore[misc]
+
+
+def _make_hits(
+    index: Index, query: str, passages: Sequence[StoredPassage], scores: Scores, last: str
+) -> tuple[SearchHit, ...]:
+    try:
+        analyzer = index.analyzer
+    except MissingPackageError:  # dense search does not need the stemmer
+        analyzer = Analyzer(None)
+    terms = set(analyzer.terms(query))
+    return tuple(
+        SearchHit(
+            document=stored.passage.document,
+            text=stored.passage.text,
+            start=stored.passage.start,
+            end=stored.passage.end,
+            headings=stored.passage.headings,
+            score=scores[last][stored.key],
+            scores={stage: ranking[stored.key] for stage, ranking in scores.items() if stored.key in ranking},
+            highlights=tuple(analyzer.spans(stored.passage.text, terms)),
+            metadata=stored.metadata,
+            source=stored.source,
+        )
+        for stored in passages
+    )
+
+
+class _StageTimer:
+    """Measures the seconds per query of each stage."""
+
+    def __init__(self, queries: int) -> None:
+        self.seconds: dict[str, float] = {}
+        self._queries = queries
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + (time.perf_counter() - start) / self._queries
