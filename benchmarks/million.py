@@ -32,7 +32,8 @@ import numpy as np
 
 from benchmarks.serve import _STYLE
 from bertie.evaluation.plots import Line, lines
-from bertie.search.bm25 import Analyzer, refresh_bm25
+from bertie.search.analyzer import Analyzer
+from bertie.search.bm25 import refresh_bm25
 from bertie.search.local_store import LocalStore
 from bertie.search.records import Document, EmbeddedDocument, Passage
 
@@ -113,7 +114,7 @@ def build(folder: Path, count: int) -> None:
             texts = [line.rstrip("\n") for line in islice(file, min(AT_ONCE, count - start))]
             store.commit(entries(texts, normalized(vectors[start : start + len(texts)]), start))
     with stage("graph"):
-        store.optimize(whole=True)
+        store.optimize(full=True)
     with stage("words"):
         refresh_bm25(store, Analyzer(), at / "lexical", None)
     store.close()
@@ -137,12 +138,12 @@ def ask(folder: Path, count: int, asked: int) -> dict[str, Any]:
         truth = exact(vectors, queries, count)
 
         def ours(query: Any) -> Any:
-            return store.nearest(query, K)[0][0]
+            return store.search(query, K)[0][0]
 
         one_by_one(ours, queries)  # what is read from the disk now is in memory then
         keys, times = one_by_one(ours, queries)
         row["asking_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        first = next(iter(store.texts()))[0]
+        first = next(iter(store.passage_texts()))[0]
         row["recall"] = recall([one - first for one in keys], truth)
         graphs = list(at.rglob("index.faiss"))
         if len(graphs) == 1:
@@ -174,7 +175,7 @@ def by_words(store: LocalStore, queries: list[str]) -> dict[str, float]:
     took = []
     for query in queries:
         began = time.perf_counter()
-        known[1].nearest(query, 100)
+        known[1].search(query, 100)
         took.append(1e3 * (time.perf_counter() - began))
     row |= spread(took)
     one = EmbeddedDocument(
@@ -184,7 +185,7 @@ def by_words(store: LocalStore, queries: list[str]) -> dict[str, float]:
     )
     store.commit([one])
     began = time.perf_counter()
-    found = refresh_bm25(store, Analyzer(), store.folder / "lexical", known)[1].nearest("zebra", 100)
+    found = refresh_bm25(store, Analyzer(), store.folder / "lexical", known)[1].search("zebra", 100)
     row["after_one_more_s"] = time.perf_counter() - began
     assert len(found[0])
     store.commit([], ["one more"])

@@ -1,8 +1,8 @@
-"""What a billion passages take: the tables of docs/scale.md, computed from measured rates.
+"""Requirements of a billion passages: the tables of docs/scale.md, computed from measured rates.
 
     python -m benchmarks.scale [--passages 1000000000] [--write docs/scale.md]
 
-Without `--write` the tables are printed. Where a rate comes from stands beside it.
+Without `--write` the tables are printed.
 """
 
 from __future__ import annotations
@@ -17,116 +17,109 @@ from bertie.cluster import ROWS_PER_SHARD
 from bertie.search.segments import IndexThresholds
 
 BILLION = 1_000_000_000
-WIDTHS = (384, 768, 1024)
+DIMENSIONS = (384, 768, 1024)
 DEVICES = (1, 8, 64, 512)
-TEXT = 550  # bytes of a passage of 117 tokens, the mean of the length mix that rates were measured on
-LINKS = 272  # bytes a vector of FAISS's HNSW with 32 neighbours, beside the vector: measured on 20,000
-NUMBER = 8  # bytes a vector of an inverted list, beside the code
-LISTS = 4  # times the square root of the vectors: inverted lists
-SAMPLE = 40  # vectors a list to train on
-FLOPS = 300e9  # fp32 products on two Xeon cores, measured
-PAGES = 230  # bytes a vector of pgvector's HNSW with 16 neighbours, beside the halved vector: by its page layout
-PRICES = {"GPU": 4.00, "core": 0.05}  # dollars an hour: assumed, not measured; put your own
+TEXT_BYTES = 550  # of a passage of 117 tokens, the mean of the length distribution that rates were measured on
+HNSW_LINK_BYTES = 272  # per embedding, of FAISS's HNSW with 32 neighbours, without the embedding: measured on 20,000
+IVF_ID_BYTES = 8  # per embedding, without the code
+LISTS_FACTOR = 4  # inverted lists per square root of the number of embeddings
+TRAINING_SAMPLE = 40  # embeddings per inverted list
+FLOPS = 300e9  # of fp32 GEMM on two Xeon cores, measured
+PGVECTOR_BYTES = 230  # per embedding, of pgvector's HNSW with 16 neighbours, without the fp16 embedding: page layout
+PRICES = {"GPU": 4.00, "core": 0.05}  # dollars per hour: assumptions
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Passages a second of one device."""
+    """Passages per second of one device."""
 
-    what: str
+    name: str
     device: str  # GPU or core
     rate: float
-    whose: str
-    where: str | None = None  # the file of this repository that says so
+    system: str
+    file: str | None = None  # the file of this repository with the measurement
 
 
 RATES = (
-    Rate("Bertie, all-MiniLM-L6-v2, fp32, sentences, file to .npy", "GPU", 4286, "ours", "benchmarks/RESULTS.md"),
-    Rate("sentence-transformers, all-MiniLM-L6-v2, 53 tokens, end to end", "GPU", 8_100, "a peer's"),
-    Rate("packed prototype, MiniLM-L6, bf16, 117 tokens, the model alone", "GPU", 93_000, "a prototype's"),
-    Rate("packed prototype, BERT-base, bf16, 117 tokens, the model alone", "GPU", 20_500, "a prototype's"),
-    Rate("packed prototype, BERT-large, bf16, 117 tokens, the model alone", "GPU", 6_500, "a prototype's"),
-    Rate("Bertie, all-MiniLM-L6-v2, fp32, paragraphs", "core", 23.4, "ours", "docs/bertie-small.md"),
-    Rate("Bertie, all-MiniLM-L6-v2, fp32, sentences", "core", 308.9, "ours", "docs/bertie-small.md"),
+    Rate("Bertie, all-MiniLM-L6-v2, fp32, sentences, file to .npy", "GPU", 4286, "Bertie", "benchmarks/RESULTS.md"),
+    Rate("sentence-transformers, all-MiniLM-L6-v2, 53 tokens, end to end", "GPU", 8_100, "a peer"),
+    Rate("packed prototype, MiniLM-L6, bf16, 117 tokens, the model alone", "GPU", 93_000, "a prototype"),
+    Rate("packed prototype, BERT-base, bf16, 117 tokens, the model alone", "GPU", 20_500, "a prototype"),
+    Rate("packed prototype, BERT-large, bf16, 117 tokens, the model alone", "GPU", 6_500, "a prototype"),
+    Rate("Bertie, all-MiniLM-L6-v2, fp32, paragraphs", "core", 23.4, "Bertie", "docs/bertie-small.md"),
+    Rate("Bertie, all-MiniLM-L6-v2, fp32, sentences", "core", 308.9, "Bertie", "docs/bertie-small.md"),
 )
 
 
-def sizes(passages: int) -> str:
-    """Bytes of the vectors alone."""
-    kinds = {
-        "fp32": lambda width: 4 * width,
-        "fp16": lambda width: 2 * width,
-        "int8, with a scale": lambda width: width + 4,
-        "binary, a bit a number": lambda width: width // 8,
-        "PQ, a byte for eight numbers": lambda width: width // 8,
+def size_table(passages: int) -> str:
+    """Storage of the embeddings."""
+    bytes_per_embedding = {
+        "fp32": lambda dimension: 4 * dimension,
+        "fp16": lambda dimension: 2 * dimension,
+        "int8 with one scale": lambda dimension: dimension + 4,
+        "binary": lambda dimension: dimension // 8,
+        "PQ, one byte per eight dimensions": lambda dimension: dimension // 8,
     }
-    rows = [[name, *(f"{of(w):,} B · {large(of(w) * passages)}" for w in WIDTHS)] for name, of in kinds.items()]
-    return table(["kept as", *(f"{w} numbers" for w in WIDTHS)], rows)
-
-
-def hours(passages: int) -> str:
-    """How long, and for how much."""
     rows = []
-    for one in RATES:
-        alone = passages / one.rate / 3600
-        cells = [duration(alone / count) for count in DEVICES]
-        rows.append(
-            [one.what, f"{one.rate:,} a {one.device}", one.whose, *cells, f"${alone * PRICES[one.device]:,.0f}"]
-        )
-    return table(
-        ["what was measured", "passages/s", "whose rate", *(f"{n} device{'s' * (n > 1)}" for n in DEVICES), "cost"],
-        rows,
-    )
+    for name, count in bytes_per_embedding.items():
+        rows.append([name, *(f"{count(d):,} B · {format_bytes(count(d) * passages)}" for d in DIMENSIONS)])
+    return table(["precision", *(f"dimension {dimension}" for dimension in DIMENSIONS)], rows)
 
 
-def flow() -> str:
-    """What the disks and the network must carry while that goes on."""
+def time_table(passages: int) -> str:
+    """Time and cost of embedding."""
+    rows = []
+    for rate in RATES:
+        hours = passages / rate.rate / 3600
+        times = [duration(hours / count) for count in DEVICES]
+        cost = f"${hours * PRICES[rate.device]:,.0f}"
+        rows.append([rate.name, f"{rate.rate:,} per {rate.device}", rate.system, *times, cost])
+    devices = [f"{count} device{'s' * (count > 1)}" for count in DEVICES]
+    return table(["measurement", "passages/s", "system", *devices, "cost"], rows)
+
+
+def bandwidth_table() -> str:
+    """Bandwidth that disks and network must have."""
     rows = []
     for rate in (4_286, 20_500, 93_000):
         for count in (8, 64):
             total = rate * count
-            carried = [f"{large(total * size)}/s" for size in (TEXT, 4 * WIDTHS[0])]
-            rows.append([f"{count} at {rate:,}/s", *carried, f"{total / ROWS_PER_SHARD:,.0f}"])
-    return table(["devices", "text in", "vectors out, 384 × fp32", "shards a second"], rows)
+            bandwidths = [f"{format_bytes(total * size)}/s" for size in (TEXT_BYTES, 4 * DIMENSIONS[0])]
+            rows.append([f"{count} at {rate:,}/s", *bandwidths, f"{total / ROWS_PER_SHARD:,.0f}"])
+    return table(["devices", "text in", "embeddings out, 384 × fp32", "shards/s"], rows)
 
 
-def indexes() -> str:
-    """Which index at which size, with vectors of 384 numbers."""
-    width, limits = WIDTHS[0], IndexThresholds()
+def index_table() -> str:
+    """The index for each number of passages, for dimension 384."""
+    dimension, thresholds = DIMENSIONS[0], IndexThresholds()
     rows = []
     for n in (10_000, 1_000_000, 10_000_000, 100_000_000, BILLION):
-        stored = n * (4 * width + TEXT)
-        lists = int(LISTS * n**0.5)
-        if n <= limits.flat:
-            kind, hot = "flat, exact", n * 4 * width
-        elif n <= limits.graph:
-            kind, hot = "HNSW over int8", n * (width + LINKS)
+        lists = int(LISTS_FACTOR * n**0.5)
+        codes = n * (dimension // 8 + IVF_ID_BYTES)
+        if n <= thresholds.flat:
+            kind, memory = "flat (exhaustive)", n * 4 * dimension
+        elif n <= thresholds.hnsw:
+            kind, memory = "HNSW over int8", n * (dimension + HNSW_LINK_BYTES)
         else:
-            kind, hot = f"IVF{lists:,}, PQ{width // 8}", n * (width // 8 + NUMBER) + lists * 4 * width
-        rows.append(
-            [
-                f"{n:,}",
-                kind,
-                large(hot),
-                large(stored),
-                large(n * (2 * width + PAGES)),
-                large(n * (width // 8 + NUMBER)),
-            ]
-        )
-    titles = ["passages", "embedded index", "searched in memory", "vectors and texts on disk"]
-    return table([*titles, "pgvector's graph", "LanceDB's codes"], rows)
+            kind, memory = f"IVF{lists:,}, PQ{dimension // 8}", codes + lists * 4 * dimension
+        disk, pgvector = n * (4 * dimension + TEXT_BYTES), n * (2 * dimension + PGVECTOR_BYTES)
+        rows.append([f"{n:,}", kind, *map(format_bytes, (memory, disk, pgvector, codes))])
+    return table(
+        ["passages", "index in a folder", "memory", "embeddings and texts on disk", "pgvector HNSW", "LanceDB codes"],
+        rows,
+    )
 
 
-def building(passages: int) -> str:
-    """What inverted lists cost to make."""
-    width = WIDTHS[0]
+def build_table(passages: int) -> str:
+    """Cost of building IVF."""
+    dimension = DIMENSIONS[0]
     rows = []
     for n in (10_000_000, 100_000_000, passages):
-        lists = int(LISTS * n**0.5)
-        products = 2.0 * n * lists * width
-        sample, hours = large(SAMPLE * lists * 4 * width), products / FLOPS / 3600
-        rows.append([f"{n:,}", f"{lists:,}", sample, f"{products:.1e}", duration(hours)])
-    return table(["passages", "lists", "training sample", "products to assign all", "on two cores"], rows)
+        lists = int(LISTS_FACTOR * n**0.5)
+        flop = 2.0 * n * lists * dimension
+        sample = format_bytes(TRAINING_SAMPLE * lists * 4 * dimension)
+        rows.append([f"{n:,}", f"{lists:,}", sample, f"{flop:.1e}", duration(flop / FLOPS / 3600)])
+    return table(["passages", "inverted lists", "training sample", "FLOP of the assignment", "on two cores"], rows)
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -134,7 +127,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def large(size: float) -> str:
+def format_bytes(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
             return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
@@ -150,19 +143,19 @@ def duration(hours: float) -> str:
 
 def tables(passages: int = BILLION) -> dict[str, str]:
     return {
-        "sizes": sizes(passages),
-        "hours": hours(passages),
-        "flow": flow(),
-        "indexes": indexes(),
-        "building": building(passages),
+        "sizes": size_table(passages),
+        "times": time_table(passages),
+        "bandwidth": bandwidth_table(),
+        "indexes": index_table(),
+        "build": build_table(passages),
     }
 
 
-def filled(page: str, passages: int = BILLION) -> str:
-    """The page with each table between its two marks."""
+def fill_tables(page: str, passages: int = BILLION) -> str:
+    """Insert each table between its two markers."""
     for name, text in tables(passages).items():
-        marks = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        page, count = re.subn(marks, lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
+        markers = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        page, count = re.subn(markers, lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page, flags=re.DOTALL)
         assert count == 1, name
     return page
 
@@ -170,10 +163,12 @@ def filled(page: str, passages: int = BILLION) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=BILLION)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into a page, between their marks")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="write the tables into a page, between their markers"
+    )
     args = parser.parse_args()
     if args.write is not None:
-        args.write.write_text(filled(args.write.read_text("utf-8"), args.passages), "utf-8")
+        args.write.write_text(fill_tables(args.write.read_text("utf-8"), args.passages), "utf-8")
         return
     for name, text in tables(args.passages).items():
         print(f"{name}\n\n{text}\n")

@@ -25,6 +25,7 @@ from benchmarks import scale as tables
 from bertie import cluster as scale
 from bertie.cli import main
 from bertie.cluster import connection, ray_job
+from bertie.cluster.connection import RayResources
 from bertie.cluster.embed_job import EmbedActor
 from bertie.cluster.shard_folder import MANIFEST, ShardFolder
 from bertie.cluster.text_shards import read_shards
@@ -72,17 +73,17 @@ class Nodes:
         return [dead, *({"Alive": True, "Resources": one} for one in self._resources)]
 
 
-class Tries:
-    """As the actor, and where it was called."""
+class Attempts:
+    """The attempt counter and its remote handle in one."""
 
     before = 0
 
     def __init__(self) -> None:
         self.begin = self
-        self._tries = ray_job.AttemptCounter()
+        self._attempts = ray_job.AttemptCounter()
 
     def remote(self, name: str) -> int:
-        return self._tries.begin(name) + self.before
+        return self._attempts.begin(name) + self.before
 
 
 @pytest.fixture
@@ -90,23 +91,23 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same readers and workers without Ray: for what does not depend on it."""
 
     def run_here(
-        _: Any, sources: Any, read: Any, worker: Any, plan: Any, workers: int, ordered: bool = False
+        _: Any, sources: Any, read: Any, actor: Any, config: Any, actors: int, ordered: bool = False
     ) -> Iterator[Any]:
-        made = worker(plan, Tries())
+        made = actor(config, Attempts())
         for source in sources:
-            for row in ray_job.reading({"cell": pickle.dumps(source)}, read, plan):
+            for row in ray_job.read_task({"cell": pickle.dumps(source)}, read, config):
                 one = pickle.loads(made(row)["cell"])
                 if isinstance(one, BertieError):
                     raise one
                 yield one
 
-    monkeypatch.setattr(connection, "connected", lambda address: nullcontext(Nodes({"CPU": 1.0})))
-    monkeypatch.setattr(ray_job, "run", run_here)
+    monkeypatch.setattr(connection, "connect", lambda address: nullcontext(Nodes({"CPU": 1.0})))
+    monkeypatch.setattr(ray_job, "run_job", run_here)
     monkeypatch.setattr(ray, "get", lambda one: one)
 
 
 def read(folder: Path) -> Any:
-    """All read_shards, in the order of their names."""
+    """All shards, in the order of their names."""
     import pyarrow as pa
 
     assert not list(folder.glob("*.part"))
@@ -206,21 +207,21 @@ def write_documents(folder: Path) -> None:
 
 def contents(index: Index) -> tuple[Any, ...]:
     """All that a store has, in its order."""
-    keys = [key for key, _ in index.store.texts()]
-    near = index.store.nearest(index.embed(["the cat sat"]), len(keys))[0]
+    keys = [key for key, _ in index.store.passage_texts()]
+    near = index.store.search(index.embed(["the cat sat"]), len(keys))[0]
     return sorted(index.store.documents()), index.store.fetch(keys), near[0].tolist(), near[1].tolist()
 
 
 def compare_indexes(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files to an index, and again after changes: by Ray and by one process."""
-    monkeypatch.setattr("bertie.search.index.CHARACTERS", 2000)  # several groups
+    monkeypatch.setattr("bertie.search.index.GROUP_CHARACTERS", 2000)  # several groups
     monkeypatch.chdir(folder)
     Path("files").mkdir()
     write_documents(Path("files"))
     Path("files", "note.xyz").write_text("none of ours")
-    one, two = (Index.create(name, model, size=24) for name in ("one", "two"))
+    one, two = (Index.create(name, model, chunk_size=24) for name in ("one", "two"))
     skipped: list[tuple[str, str]] = []
-    assert scale.index(one, "files", threads=1, skipped=lambda *why: skipped.append(why)) == two.refresh("files")
+    assert scale.index(one, "files", threads=1, on_skip=lambda *why: skipped.append(why)) == two.refresh("files")
     assert [Path(path).name for path, _ in skipped] == ["note.xyz"]
     assert len(one) > 150
     assert contents(one) == contents(two)
@@ -248,7 +249,7 @@ def test_index_on_the_command_line(
     monkeypatch.chdir(tmp_path)
     Path("files").mkdir()
     write_documents(Path("files"))
-    same = ["index", "files", "-m", str(model), "--size", "24", "--json", "--out"]
+    same = ["index", "files", "-m", str(model), "--chunk-size", "24", "--json", "--output"]
     assert main([*same, "one"]) == 0
     assert main([*same, "two", "--ray", "local", "--threads", "1"]) == 0
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
@@ -259,7 +260,7 @@ def test_index_on_the_command_line(
 
 
 def test_what_is_wrong_with_an_index(alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.index.CHARACTERS", 1)  # a group each
+    monkeypatch.setattr("bertie.search.index.GROUP_CHARACTERS", 1)  # a group each
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.md").write_text("a cat sat")
     (tmp_path / "files" / "b.md").write_bytes(b"a \xff dog")
@@ -276,7 +277,7 @@ def test_what_is_wrong_with_an_index(alone: None, model: Path, tmp_path: Path, m
     (tmp_path / "files" / "c.md").write_text("a dog ran")
     index.close()
     with Index.open(tmp_path / "index") as index:
-        index.about["model"] = str(other)  # type: ignore[index]
+        index.config["model"] = str(other)  # type: ignore[index]
         with pytest.raises(InputError, match="another model"):
             scale.index(index, tmp_path / "files", threads=1, on_error="skip")
 
@@ -342,10 +343,10 @@ def test_a_shard_that_kills_every_worker(
     alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is given up after some, and says which it is."""
-    monkeypatch.setattr(Tries, "before", ray_job.RETRIES)
+    monkeypatch.setattr(Attempts, "before", ray_job.MAX_RETRIES)
     scale.embed(sentences(20), tmp_path / "out", model, threads=1)
-    monkeypatch.setattr(Tries, "before", ray_job.RETRIES + 1)
-    with pytest.raises(BertieError, match=r"texts\.jsonl, rows 1 to 20: 4 workers died"):
+    monkeypatch.setattr(Attempts, "before", ray_job.MAX_RETRIES + 1)
+    with pytest.raises(BertieError, match=r"texts\.jsonl, rows 1 to 20: 4 actors died"):
         scale.embed(sentences(20), tmp_path / "out", model, threads=1, overwrite=True)
 
 
@@ -370,7 +371,7 @@ def test_resume(alone: None, model: Path, tmp_path: Path) -> None:
         scale.embed(texts, out, model, rows=1024, threads=1)
     done = scale.embed(texts, out, model, rows=1024, threads=1, resume=True)
     assert (done.rows, done.shards) == (5000, 5)
-    assert [which(shard) == was for shard, was in zip(read_shards, before, strict=True)] == [1, 0, 1, 0, 1]
+    assert [which(shard) == was for shard, was in zip(shards, before, strict=True)] == [1, 0, 1, 0, 1]
     np.testing.assert_array_equal(vectors(read(out)), whole)
 
 
@@ -389,7 +390,7 @@ def test_the_folder_keeps_to_what_was_asked(alone: None, model: Path, tmp_path: 
     scale.embed(texts[:7], out, model, threads=1, overwrite=True)
     assert vectors(read(out)).shape == (7, 16)
     (out / MANIFEST).unlink()
-    with pytest.raises(ExistsError, match="shards of no known run"):
+    with pytest.raises(ExistsError, match="shards of an unknown run"):
         scale.embed(texts, out, model, resume=True)
     (out / "film.part").write_text("mine")
     with pytest.raises(ExistsError, match="other files"):
@@ -411,7 +412,7 @@ def test_a_folder_that_the_workers_do_not_see(
     alone: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EmbedActor, "_write", lambda self, shard: None)
-    with pytest.raises(BertieError, match="1 shards were made and 0 are in"):
+    with pytest.raises(BertieError, match="1 shards were written, but 0 are in"):
         scale.embed(["a cat"], tmp_path / "out", model)
 
 
@@ -419,8 +420,12 @@ def test_a_folder_that_the_workers_do_not_see(
     ("rows", "options", "said"),
     [
         ([{"text": "a"}] * 2 + [{"text": None}], {}, r"a\.jsonl, row 3: no value in column 'text'"),
-        ([{"text": "a"}] * 2 + [{"text": "a " * 60}], {"long": "error"}, r"a\.jsonl, row 3: the text has 62 tokens"),
-        ([{"text": "a", "id": 1}, {"text": "a", "id": "x"}], {}, r"a\.jsonl, row 2: id 'x' must be a whole number"),
+        (
+            [{"text": "a"}] * 2 + [{"text": "a " * 60}],
+            {"overflow": "error"},
+            r"a\.jsonl, row 3: the text has 62 tokens",
+        ),
+        ([{"text": "a", "id": 1}, {"text": "a", "id": "x"}], {}, r"a\.jsonl, row 2: id 'x' must be an integer"),
     ],
 )
 def test_a_bad_row(
@@ -439,7 +444,7 @@ def test_wrong_input(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "a.csv").write_text("x,y\ncat,dog\n")
     out = tmp_path / "out"
     cases: list[tuple[Any, dict[str, Any], type[BertieError], str]] = [
-        ([], {}, InputError, "nothing to do"),
+        ([], {}, InputError, "is empty"),
         ("a cat", {}, InputError, "put it into a list"),
         (["a.csv"], {}, InputError, r"Path\('a.csv'\)"),
         (["a cat", 7], {}, InputError, "7 is neither a text nor a Path"),
@@ -447,7 +452,7 @@ def test_wrong_input(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ([Path("a.csv")], {}, InputError, "no column 'text'.*column="),
         ([Path("/dev/null")], {"format": "text"}, InputError, "empty|no plain file"),
         (["a"], {"workers": 0}, InputError, "workers=0"),
-        (["a"], {"device": "cuda:1"}, InputError, "Ray's choice"),
+        (["a"], {"device": "cuda:1"}, InputError, "Ray assigns GPUs"),
         (["a"], {"dimensions": 99}, InputError, "dimensions=99"),
         (["a"], {"prompt": "q"}, InputError, "prompt='q'"),
     ]
@@ -472,20 +477,20 @@ def test_no_ray(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody at the port; or someone who is not Ray, and says nothing."""
-    monkeypatch.setattr(connection, "SECONDS_TO_JOIN", 3.0)
+    monkeypatch.setattr(connection, "JOIN_TIMEOUT", 3.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
         with pytest.raises(NotFoundError, match=r"no Ray cluster answers at '127.*refused"):
-            connection.reachable(f"127.0.0.1:{port}")
+            connection.check_reachable(f"127.0.0.1:{port}")
         other.listen()
         with pytest.raises(NotFoundError, match="no answer in 3 s"):
-            connection.reachable(f"127.0.0.1:{port}")
+            connection.check_reachable(f"127.0.0.1:{port}")
     for address in ("nonsense", "host:port", ":1", "host:"):
         with pytest.raises(InputError, match="must be local, auto or host:port"):
-            connection.reachable(address)
-    with pytest.raises(InputError, match="does not run through Ray's client"):
-        connection.reachable("ray://127.0.0.1:10001")
+            connection.check_reachable(address)
+    with pytest.raises(InputError, match="does not run through the Ray client"):
+        connection.check_reachable("ray://127.0.0.1:10001")
 
 
 def test_one_worker_a_device() -> None:
@@ -500,16 +505,16 @@ def test_one_worker_a_device() -> None:
         ((gpus,), ("cpu", None, 4), (4, 4)),
         ((gpus,), (None, 100, None), (8, None)),
     ):
-        assert connection.devices(Nodes(*nodes), *asked) == wanted  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no machine of the cluster has a GPU"):
-        connection.devices(Nodes(large), "cuda", None, None)
+        assert RayResources(device=asked[0], workers=asked[1], threads=asked[2]).allocate(Nodes(*nodes)) == wanted  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no node of the cluster has a GPU"):
+        RayResources(device="cuda").allocate(Nodes(large))
     with pytest.raises(InputError, match="threads=10"):
-        connection.devices(Nodes(large), None, None, 10)
+        RayResources(threads=10).allocate(Nodes(large))
 
 
 def test_another_version_on_the_cluster() -> None:
     plan = ray_job.JobConfig(version="0.0.0", model="", options={}, threads=1)
-    (row,) = ray_job.reading({"cell": b""}, read_shards, plan)
+    (row,) = ray_job.read_task({"cell": b""}, read_shards, plan)
     assert "install the same" in str(pickle.loads(row["cell"]))
 
 
@@ -521,11 +526,11 @@ PAGE = ROOT / "docs" / "scale.md"
 
 def test_the_tables_are_computed() -> None:
     page = PAGE.read_text("utf-8")
-    assert page == tables.filled(page), "python -m benchmarks.scale --write docs/scale.md"
-    assert page != tables.filled(page, 10**6)
+    assert page == tables.fill_tables(page), "python -m benchmarks.scale --write docs/scale.md"
+    assert page != tables.fill_tables(page, 10**6)
     assert tables.duration(tables.BILLION / 4286 / 3600) == "64.8 h"
     for one in tables.RATES:
-        assert one.where is None or f"{one.rate:,}" in (ROOT / one.where).read_text("utf-8")
+        assert one.file is None or f"{one.rate:,}" in (ROOT / one.file).read_text("utf-8")
 
 
 def test_the_commands_can_be() -> None:
@@ -574,8 +579,8 @@ def test_stopped_and_gone_on_with(model: Path, tmp_path: Path, how: signal.Signa
     said = run.communicate(timeout=60)[1]
     if how is signal.SIGINT:
         assert run.returncode == 130
-        assert "safe in" in said
-        assert "--resume goes on" in said
+        assert "are complete in" in said
+        assert "--resume continues" in said
     there = [file.stat().st_ino for file in sorted(out.glob("*.parquet"))][:1]
     subprocess.run(command, check=True)
     assert [file.stat().st_ino for file in sorted(out.glob("*.parquet"))][:1] == there

@@ -15,9 +15,9 @@ import pytest
 
 import bertie
 from bertie.cli import main
-from bertie.cli.search import condition, shown
+from bertie.cli.search import format_results, parse_condition
+from bertie.search.filters import matches_filters
 from bertie.search.index import Index, SearchHit, SearchResults
-from bertie.search.records import matches_filters
 
 pytest.importorskip("bm25s")
 pytest.importorskip("Stemmer")
@@ -42,15 +42,15 @@ def said(capsys: Capture, *argv: str) -> Any:
 
 
 def test_index_and_search(docs: Path, models: dict[str, str], capsys: Capture) -> None:
-    found = said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    found = said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
     counts = {"added": 4, "changed": 0, "unchanged": 0, "deleted": 0, "passages": 4, "total": 4, "skipped": 1}
     assert found == {"index": "ix", **counts}
-    assert said(capsys, "index", "docs", "--out", "ix", "--refresh")["unchanged"] == 4
+    assert said(capsys, "index", "docs", "--output", "ix", "--refresh")["unchanged"] == 4
     (docs / "dogs.txt").write_text("The dogs sat.")
-    assert main(["index", "docs", "--out", "ix", "--refresh"]) == 0
+    assert main(["index", "docs", "--output", "ix", "--refresh"]) == 0
     printed = capsys.readouterr()
-    assert "0 documents added, 1 changed, 0 deleted, 3 as they were; 1 passages embedded, 4 in all" in printed.out
-    assert "1 files of other kinds: .png" in printed.err
+    assert "0 documents added, 1 changed, 0 deleted, 3 unchanged; 1 passages embedded, 4 in total" in printed.out
+    assert "1 files of other types: .png" in printed.err
     found = said(capsys, "search", "ix", "where is the dog?", "-k", "2")
     ours = bertie.Index.open("ix").search("where is the dog?", 2)
     assert [hit["document"] for hit in found["hits"]] == [hit.document for hit in ours]
@@ -60,7 +60,7 @@ def test_index_and_search(docs: Path, models: dict[str, str], capsys: Capture) -
 
 
 def test_search_by_words_with_conditions(docs: Path, models: dict[str, str], capsys: Capture) -> None:
-    said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
     for where, documents in (
         ("year=1999", ["rows.csv#x"]),
         ("year != 1999", ["cats.md"]),
@@ -76,7 +76,7 @@ def test_search_by_words_with_conditions(docs: Path, models: dict[str, str], cap
 
 
 def test_search_reranks(docs: Path, models: dict[str, str], capsys: Capture) -> None:
-    said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
     found = said(capsys, "search", "ix", "the cat", "--reranker", models["rerank"], "-k", "2", "--depth", "3")
     ours = Index.open("ix").search("the cat", 2, rerank=bertie.Reranker.load(models["rerank"]), depth=3)
     assert [hit["document"] for hit in found["hits"]] == [hit.document for hit in ours]
@@ -84,8 +84,8 @@ def test_search_reranks(docs: Path, models: dict[str, str], capsys: Capture) -> 
 
 
 def test_the_built_in_model_does_both(docs: Path, small: str, capsys: Capture) -> None:
-    said(capsys, "index", "docs", "--out", "ix")
-    assert Index.open("ix").about["model"] == small
+    said(capsys, "index", "docs", "--output", "ix")
+    assert Index.open("ix").config["model"] == small
     assert len(said(capsys, "search", "ix", "the cat", "--rerank", "-k", "1")["hits"]) == 1
 
 
@@ -97,38 +97,43 @@ def test_what_is_wrong_is_said(
         return capsys.readouterr().err
 
     model = ["-m", models["embed"]]
-    assert "name the files" in fails(2, "index", "--out", "ix")
-    assert "there is no file or folder" in fails(1, "index", "nowhere", "--out", "ix", *model)
+    assert "pass the files" in fails(2, "index", "--output", "ix")
+    assert "no such file or folder" in fails(1, "index", "nowhere", "--output", "ix", *model)
     assert not Path("ix").exists()
-    assert main(["index", "docs", "--out", "ix", *model]) == 0
-    assert "pass --refresh" in fails(1, "index", "docs", "--out", "ix", *model)
+    assert main(["index", "docs", "--output", "ix", *model]) == 0
+    assert "pass --refresh" in fails(1, "index", "docs", "--output", "ix", *model)
     assert "another model" in fails(1, "search", "ix", "a", "-m", models["fill"])
-    assert "another model" in fails(1, "index", "docs", "--out", "ix", "--refresh", "-m", models["fill"])
-    assert "--size 99: ix was made with 40" in fails(2, "index", "docs", "--out", "ix", "--refresh", "--size", "99")
-    assert main(["index", "docs", "--out", "ix", "--refresh", "--size", "40", "--vectors", "fp32"]) == 0
+    assert "another model" in fails(1, "index", "docs", "--output", "ix", "--refresh", "-m", models["fill"])
+    assert "--chunk-size 99: ix was built with 40" in fails(
+        2, "index", "docs", "--output", "ix", "--refresh", "--chunk-size", "99"
+    )
+    assert (
+        main(["index", "docs", "--output", "ix", "--refresh", "--chunk-size", "40", "--embedding-precision", "fp32"])
+        == 0
+    )
     assert "-k 0" in fails(2, "search", "ix", "a", "-k", "0")
     assert "NAME=VALUE" in fails(2, "search", "ix", "a", "--where", "year")
-    assert "holds no index" in fails(1, "search", "docs", "a")
+    assert "contains no index" in fails(1, "search", "docs", "a")
     (docs / "later.txt").write_bytes("dög".encode("latin-1"))
-    monkeypatch.setattr("bertie.search.index.AT_ONCE", 1)
-    assert "2 documents are safe" in (message := fails(1, "index", "docs", "--out", "other", *model))
-    assert "--refresh goes on from there" in message
-    assert "--encoding" in fails(1, "index", "docs", "--out", "ix", "--refresh")
-    assert main(["index", "docs", "--out", "ix", "--refresh", "--skip"]) == 0
-    assert "left out" in capsys.readouterr().err
-    assert main(["index", "docs", "--out", "ix", "--refresh", "--encoding", "latin-1"]) == 0
+    monkeypatch.setattr("bertie.search.index.COMMIT_PASSAGES", 1)
+    assert "2 documents are committed" in (message := fails(1, "index", "docs", "--output", "other", *model))
+    assert "--refresh resumes from there" in message
+    assert "--encoding" in fails(1, "index", "docs", "--output", "ix", "--refresh")
+    assert main(["index", "docs", "--output", "ix", "--refresh", "--skip"]) == 0
+    assert "skipped" in capsys.readouterr().err
+    assert main(["index", "docs", "--output", "ix", "--refresh", "--encoding", "latin-1"]) == 0
 
 
 def test_a_damaged_index_is_rebuilt(
     docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertie.search.local_store.FULL", 2)
-    said(capsys, "index", "docs", "--out", "ix", "-m", models["embed"])
+    monkeypatch.setattr("bertie.search.local_store.SEGMENT_ROWS", 2)
+    said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
     victim = next(Path("ix/segments").glob("*/vectors.npy"))
     victim.write_bytes(victim.read_bytes()[:-8])
     assert main(["search", "ix", "the cat"]) == 1
-    assert "bertie index --rebuild --out ix" in capsys.readouterr().err
-    assert said(capsys, "index", "--rebuild", "--out", "ix") == {"index": "ix", "embedded": 4}
+    assert "bertie index --rebuild -o ix" in capsys.readouterr().err
+    assert said(capsys, "index", "--rebuild", "--output", "ix") == {"index": "ix", "embedded": 4}
     assert len(said(capsys, "search", "ix", "the cat")["hits"]) == 4
 
 
@@ -141,8 +146,8 @@ def test_conditions_of_the_command_line_take_text_for_numbers_and_numbers_for_te
         ("path=a=b", [{"path": "a=b"}], [{"path": "a"}]),
         ("name<m", [{"name": "a"}], [{"name": "z"}]),
     ):
-        assert all(matches_filters(one, condition(text)) for one in met)
-        assert not any(matches_filters(one, condition(text)) for one in not_met)
+        assert all(matches_filters(one, parse_condition(text)) for one in met)
+        assert not any(matches_filters(one, parse_condition(text)) for one in not_met)
 
 
 def test_words_are_lit_and_terminals_are_left_alone() -> None:
@@ -150,10 +155,10 @@ def test_words_are_lit_and_terminals_are_left_alone() -> None:
     at = text.index("cat")
     hit = SearchHit("a\x1bb", text, 0, len(text), ("Top",), 0.5, {"dense": 0.5}, ((at, at + 3),), {}, None)
     results = SearchResults("cat", (hit,), {"dense": 0.0012})
-    lit = shown(results, 1000, color=True)
+    lit = format_results(results, 1000, color=True)
     assert "The  [2J\x1b[1;33mcat\x1b[0m sat. y" in lit
     assert lit.count("\x1b") == 4
-    plain = shown(results, 1000, color=False)
+    plain = format_results(results, 1000, color=False)
     assert "\x1b" not in plain
     lines = plain.splitlines()
     assert lines[0] == "1. a b:0-1216 › Top"
@@ -168,7 +173,7 @@ import sys
 import bertie.search.index as module
 import bertie.search.local_store as embedded
 from bertie.cli import main
-module.AT_ONCE, module.CHARACTERS, embedded.FULL = 4, 100, 16
+module.COMMIT_PASSAGES, module.GROUP_CHARACTERS, embedded.SEGMENT_ROWS = 4, 100, 16
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -181,7 +186,7 @@ def test_a_killed_run_goes_on(here: Path, models: dict[str, str], capsys: Captur
     for i in range(400):
         Path(f"docs/{i:03}.txt").write_text(" ".join(draw.choices(words, k=20)))
     root = Path(__file__).parents[2]
-    argv = ["index", "docs", "--out", "ix", "--refresh", "-m", models["embed"]]
+    argv = ["index", "docs", "--output", "ix", "--refresh", "-m", models["embed"]]
     env = os.environ | {"PYTHONPATH": str(root / "src")}
     before = kills = 0
     while True:
@@ -203,7 +208,7 @@ def test_a_killed_run_goes_on(here: Path, models: dict[str, str], capsys: Captur
             before = len(index)
             assert len(list(index.store.documents())) == before
     assert kills > 3
-    said(capsys, "index", "docs", "--out", "whole", "-m", models["embed"])
+    said(capsys, "index", "docs", "--output", "whole", "-m", models["embed"])
     with Index.open("ix") as one, Index.open("whole") as two:
         assert len(one) == len(two) == 400
         for query in ("the cat sat", "dogs find a mat"):

@@ -165,7 +165,7 @@ def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_
         for options in option_sets:
             for found, local in zip(
                 call(None, "search_each", queries, 4, url=url, **options),
-                index.search_each(queries, 4, **options),
+                index.search_batch(queries, 4, **options),
                 strict=True,
             ):
                 assert found.query == local.query

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bertie.search.records import VectorStore
+from bertie.search.vector_store import VectorStore
 
 KINDS = ("embedded", "postgres", "lance")
 _names = itertools.count()

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from bertie.errors import InputError
-from bertie.search.bm25 import Analyzer, BM25Index, refresh_bm25
+from bertie.search.analyzer import Analyzer
+from bertie.search.bm25 import BM25Index, refresh_bm25
 
 bm25s = pytest.importorskip("bm25s")
 Stemmer = pytest.importorskip("Stemmer")
@@ -34,7 +35,7 @@ def test_scores_are_those_of_bm25s_from_texts() -> None:
     options = {"stopwords": "en", "stemmer": stemmer, "show_progress": False}
     theirs.index(bm25s.tokenize(TEXTS, **options), show_progress=False)
     scores = theirs.get_scores(bm25s.tokenize([QUERY], return_ids=False, **options)[0])
-    keys, found = index().nearest(QUERY, 200)
+    keys, found = index().search(QUERY, 200)
     assert len(keys) == (scores > 0).sum()
     assert found == pytest.approx([scores[KEYS.index(key)] for key in keys.tolist()], abs=1e-5)
     assert keys.tolist() == [KEYS[row] for row in np.lexsort((KEYS, -scores))[: len(keys)]]
@@ -42,41 +43,41 @@ def test_scores_are_those_of_bm25s_from_texts() -> None:
 
 def test_scores_are_those_of_the_formula() -> None:
     words = Analyzer()
-    stems = [words.stems(text) for text in TEXTS]
+    stems = [words.terms(text) for text in TEXTS]
     mean = sum(map(len, stems)) / len(stems)
     expected = {}
     for key, mine in zip(KEYS, stems, strict=True):
         counts = Counter(mine)
         score = 0.0
-        for stem in words.stems(QUERY):
+        for stem in words.terms(QUERY):
             df = sum(stem in one for one in stems)
             idf = math.log(1 + (len(stems) - df + 0.5) / (df + 0.5))
             score += idf * counts[stem] / (counts[stem] + 1.2 * (1 - 0.75 + 0.75 * len(mine) / mean))
         expected[key] = score
-    keys, scores = index().nearest(QUERY, 10)
+    keys, scores = index().search(QUERY, 10)
     assert scores == pytest.approx([expected[key] for key in keys.tolist()], rel=1e-4)
     assert scores[-1] == pytest.approx(sorted(expected.values())[-10], rel=1e-4)
 
 
 def test_only_what_is_allowed_is_found() -> None:
     allowed = np.array([key for key in KEYS if key % 2])
-    keys, scores = index().nearest(QUERY, 5, allowed)
-    every, all_scores = index().nearest(QUERY, 200)
+    keys, scores = index().search(QUERY, 5, allowed)
+    every, all_scores = index().search(QUERY, 200)
     rest = [(key, score) for key, score in zip(every.tolist(), all_scores, strict=True) if key % 2]
     assert list(zip(keys.tolist(), scores, strict=True)) == rest[:5]
-    assert len(index().nearest(QUERY, 5, np.array([1]))[0]) == 0
+    assert len(index().search(QUERY, 5, np.array([1]))[0]) == 0
 
 
 def test_nothing_is_found_of_unknown_words_stop_words_and_nothing() -> None:
     for query in ("unknown", "the of and", "", "?!"):
-        assert len(index().nearest(query, 5)[0]) == 0
+        assert len(index().search(query, 5)[0]) == 0
     empty = BM25Index.build([], Analyzer())
-    assert len(empty.nearest("cat", 5)[0]) == 0
+    assert len(empty.search("cat", 5)[0]) == 0
 
 
 def test_other_languages_and_none() -> None:
-    assert Analyzer("german").stems("Die Häuser der Stadt") == ["haus", "stadt"]
-    assert Analyzer(None).stems("The cats") == ["the", "cats"]
+    assert Analyzer("german").terms("Die Häuser der Stadt") == ["haus", "stadt"]
+    assert Analyzer(None).terms("The cats") == ["the", "cats"]
     with pytest.raises(InputError, match="language='klingon'"):
         Analyzer("klingon")
 
@@ -95,10 +96,10 @@ class Toy:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def allowed(self, where: tuple[()]) -> Any:
+    def matching_keys(self, where: tuple[()]) -> Any:
         return np.array([key for key, _ in self.rows])
 
-    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+    def passage_texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
         for key, text in self.rows:
             if key > after:
                 self.read += 1
@@ -123,7 +124,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     assert refresh_bm25(store, words, folder, first) is first
     again = refresh_bm25(store, words, folder, None)
     assert (store.read, names(folder)) == (200, ["0-602"])
-    assert [one.tolist() for one in again[1].nearest(QUERY, 9)] == [one.tolist() for one in first[1].nearest(QUERY, 9)]
+    assert [one.tolist() for one in again[1].search(QUERY, 9)] == [one.tolist() for one in first[1].search(QUERY, 9)]
     store.change(3, slice(1, 2))
     changed = refresh_bm25(store, words, folder, again)
     assert (store.read, names(folder)) == (203, ["0-602", "602-1002"])
@@ -140,7 +141,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
 def test_after_any_changes_scores_are_those_of_bm25s_made_anew(
     full: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertie.search.bm25.FULL", full)
+    monkeypatch.setattr("bertie.search.bm25.SEGMENT_PASSAGES", full)
     store: Any = Toy()
     rng, words, now = random.Random(seed), Analyzer(), None
     for step in range(40):
@@ -148,48 +149,48 @@ def test_after_any_changes_scores_are_those_of_bm25s_made_anew(
         store.change(rng.choice([0, 1, 1, 2, 30]), slice(at, at + rng.choice([0, 1, 5, 20])))
         folder = None if seed == 0 else tmp_path / "lexical"
         now = refresh_bm25(store, words, folder, now if folder is None or step % 3 else None)
-        keys, scores = now[1].nearest(QUERY, 500)
+        keys, scores = now[1].search(QUERY, 500)
         theirs = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-        theirs.index([words.stems(text) for _, text in store.rows], show_progress=False)
-        whole = dict(zip([key for key, _ in store.rows], theirs.get_scores(words.stems(QUERY)), strict=True))
+        theirs.index([words.terms(text) for _, text in store.rows], show_progress=False)
+        whole = dict(zip([key for key, _ in store.rows], theirs.get_scores(words.terms(QUERY)), strict=True))
         assert set(keys.tolist()) == {key for key, score in whole.items() if score > 0}
         assert scores == pytest.approx([whole[key] for key in keys.tolist()], abs=1e-5)
-        assert len(now[1].parts) <= 2 + len(store.rows) // min(full, 32) + math.log2(len(store.rows))
+        assert len(now[1].segments) <= 2 + len(store.rows) // min(full, 32) + math.log2(len(store.rows))
         if folder is not None:
-            assert len(names(folder)) == len(now[1].parts)
+            assert len(names(folder)) == len(now[1].segments)
 
 
 def test_texts_without_words_are_kept_too(tmp_path: Path) -> None:
     store: Any = Toy()
     store.rows = [(1, "?"), (2, "the")]
     for _ in range(2):
-        assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical", None)[1].nearest(QUERY, 9)[0]) == 0
+        assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical", None)[1].search(QUERY, 9)[0]) == 0
     assert store.read == 2
 
 
 def test_what_changes_meanwhile_is_looked_at_again() -> None:
     store: Any = Toy()
     rows, store.rows = store.rows, store.rows[:100]
-    plain = store.texts
+    plain = store.passage_texts
 
-    def texts(after: int) -> Iterator[tuple[int, str]]:
+    def passage_texts(after: int) -> Iterator[tuple[int, str]]:
         store.generation, store.rows = 2, rows
         return plain(after)
 
-    store.texts = texts
+    store.passage_texts = passage_texts
     generation, meanwhile = refresh_bm25(store, Analyzer(), None, None)
     assert generation != store.generation
-    store.texts = plain
+    store.passage_texts = plain
     now = refresh_bm25(store, Analyzer(), None, (generation, meanwhile))
     assert now[0] == 2
-    assert [one.tolist() for one in now[1].nearest(QUERY, 9)] == [one.tolist() for one in index().nearest(QUERY, 9)]
+    assert [one.tolist() for one in now[1].search(QUERY, 9)] == [one.tolist() for one in index().search(QUERY, 9)]
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "lose"])
 def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
     store: Any = Toy()
     folder = tmp_path / "lexical"
-    whole = refresh_bm25(store, Analyzer(), folder, None)[1].nearest(QUERY, 9)
+    whole = refresh_bm25(store, Analyzer(), folder, None)[1].search(QUERY, 9)
     for file in sorted((folder / "0-602").iterdir()):
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
@@ -197,7 +198,7 @@ def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
         if harm != "lose":
             file.write_bytes(data if harm == "flip" else data[:-1])
         before = store.read
-        found = refresh_bm25(store, Analyzer(), folder, None)[1].nearest(QUERY, 9)
+        found = refresh_bm25(store, Analyzer(), folder, None)[1].search(QUERY, 9)
         assert store.read == before + 200
         assert [one.tolist() for one in found] == [one.tolist() for one in whole]
 
@@ -205,4 +206,4 @@ def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
     store: Any = Toy()
     (tmp_path / "lexical").write_text("a file")
-    assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical" / "x", None)[1].nearest(QUERY, 9)[0]) == 9
+    assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical" / "x", None)[1].search(QUERY, 9)[0]) == 9

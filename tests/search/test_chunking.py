@@ -221,7 +221,7 @@ def test_blank_and_bad() -> None:
     assert texts("  one  ") == ["one"]
     with pytest.raises(InputError, match=r"the document 'd': character 4 is the lone surrogate U\+D800"):
         cut("one \ud800")
-    with pytest.raises(InputError, match="size=9 must be at least 10: 2 special tokens and 8 of the text"):
+    with pytest.raises(InputError, match="chunk_size=9 must be at least 10: 2 special tokens and 8 others"):
         Chunker(MINE["bpe"], 9)
-    with pytest.raises(InputError, match="overlap=10 must be from 0 to 9, half of size=20"):
+    with pytest.raises(InputError, match="chunk_overlap=10 must be from 0 to 9, half of chunk_size=20"):
         Chunker(MINE["bpe"], 20, 10)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bertie.errors import InputError, MissingPackageError, NotFoundError
-from bertie.search.document_reader import FileChanges, read_documents
+from bertie.search.document_reader import read_documents
+from bertie.search.file_changes import FileChanges
 from bertie.search.records import Document
 
 
@@ -35,7 +36,7 @@ def refused(path: Path, message: str, **options: Any) -> None:
     with pytest.raises(InputError, match=message):
         list(read_documents(path, **options))
     skips: list[tuple[str, str]] = []
-    assert not list(read_documents(path, **options, on_error="skip", skipped=lambda *one: skips.append(one)))
+    assert not list(read_documents(path, **options, on_error="skip", on_skip=lambda *one: skips.append(one)))
     ((name, reason),) = skips
     assert name == str(path)
     with pytest.raises(InputError, match=message):
@@ -51,13 +52,13 @@ def test_folder(tmp_path: Path) -> None:
     )
     write(tmp_path, {".git/x.txt": "no", "a/x.py": "no", "B.TXT": "upper", "empty.txt": ""})
     skips: list[tuple[str, str]] = []
-    found = list(read_documents(tmp_path, skipped=lambda *one: skips.append(one)))
+    found = list(read_documents(tmp_path, on_skip=lambda *one: skips.append(one)))
     assert [one.id for one in found] == ["B.TXT", "a/b/c.rst", "a/z.md", "b.txt", "empty.txt"]
     assert [one.metadata.get("title") for one in found] == [None, "Deep", "One", None, None]
     assert [one.text for one in found][-2:] == ["two", ""]
     assert found[3].source == str(tmp_path / "b.txt")
     assert [name for name, _ in skips] == [str(tmp_path / "a/x.py")]
-    assert "its ending is none of .txt" in skips[0][1]
+    assert "its suffix is none of .txt" in skips[0][1]
 
 
 def test_files_by_name(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_files_by_name(tmp_path: Path) -> None:
     found = read(tmp_path / "a/notes", tmp_path / "b", tmp_path / "b/c.txt")
     assert {name: one.text for name, one in found.items()} == {"notes": "plain", "c.txt": "c"}, "no file twice"
     write(tmp_path, {"a/c.txt": "another"})
-    with pytest.raises(InputError, match=r"a/c\.txt and .*b/c\.txt would both be the document 'c\.txt'"):
+    with pytest.raises(InputError, match=r"a/c\.txt and .*b/c\.txt would both get the document id 'c\.txt'"):
         read(tmp_path / "a", tmp_path / "b")
 
 
@@ -77,23 +78,23 @@ def test_links(tmp_path: Path) -> None:
     assert list(read(tmp_path / "docs")) == ["a.txt", "out/b.txt"]
     (tmp_path / "docs/up").unlink()
     (tmp_path / "docs/lost.txt").symlink_to(tmp_path / "nowhere.txt")
-    with pytest.raises(InputError, match=r"lost\.txt is a link to a file that is not there"):
+    with pytest.raises(InputError, match=r"lost\.txt is a broken symbolic link"):
         read(tmp_path / "docs")
     assert list(read(tmp_path / "docs", on_error="skip")) == ["a.txt", "out/b.txt"]
 
 
 def test_wrong_paths(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"there is no file or folder .*nowhere"):
+    with pytest.raises(NotFoundError, match=r"no such file or folder: .*nowhere"):
         read_documents(tmp_path / "nowhere", on_error="skip")
     for folder in (tmp_path / "empty", tmp_path / "useless"):
         folder.mkdir()
     write(tmp_path, {"useless/x.py": ""})
     for name in ("empty", "useless"):
-        with pytest.raises(InputError, match=rf"the folder .*{name} holds no file that can be read; endings: \.txt"):
+        with pytest.raises(InputError, match=rf"the folder .*{name} contains no readable file; suffixes: \.txt"):
             list(read_documents(tmp_path / name, on_error="skip"))
     os.mkfifo(tmp_path / "pipe.txt")
-    refused(tmp_path / "pipe.txt", "is no regular file")
-    with pytest.raises(InputError, match=r"is JSON; make it JSONL"):
+    refused(tmp_path / "pipe.txt", "is not a regular file")
+    with pytest.raises(InputError, match=r"is JSON; convert it to JSONL"):
         list(read_documents(write(tmp_path, {"a.json": "[]"}) / "a.json"))
     with pytest.raises(InputError, match="paths is empty"):
         read_documents([])
@@ -101,8 +102,8 @@ def test_wrong_paths(tmp_path: Path) -> None:
 
 def test_wrong_options(tmp_path: Path) -> None:
     for options, message in (
-        ({"encoding": "klingon"}, "encoding='klingon' is not known"),
-        ({"encoding": "base64"}, "encoding='base64' is not known"),
+        ({"encoding": "klingon"}, "encoding='klingon' is unknown"),
+        ({"encoding": "base64"}, "encoding='base64' is unknown"),
         ({"on_error": "ignore"}, "on_error='ignore' must be 'raise' or 'skip'"),
         ({"metadata": "year"}, "metadata='year' must be a list of columns"),
     ):
@@ -145,7 +146,7 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
         (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
     except OSError:
         pytest.skip("this file system takes no such names")
-    with pytest.raises(InputError, match=r"caf\\udce9\.txt' has a name that is not UTF-8"):
+    with pytest.raises(InputError, match=r"caf\\udce9\.txt': the file name is not UTF-8"):
         read(tmp_path)
 
 
@@ -187,7 +188,7 @@ def test_nothing_is_guessed(tmp_path: Path) -> None:
             "b.csv": b"text\n\xe9\n",
         },
     )
-    refused(tmp_path / "a.txt", r"a\.txt is not utf-8 \(byte 0xfc at offset 2\); name its encoding with --encoding")
+    refused(tmp_path / "a.txt", r"a\.txt is not utf-8 \(byte 0xfc at offset 2\); pass its encoding with --encoding")
     refused(tmp_path / "mixed.txt", r"mixed\.txt is not utf-8 \(byte 0xe9 at offset 6003\)")
     refused(tmp_path / "b.csv", r"b\.csv, line 2 is not UTF-8")
     refused(tmp_path / "a.txt", r"not utf-8 nor shift_jis", encoding="shift_jis")
@@ -199,9 +200,9 @@ def test_binary(tmp_path: Path) -> None:
         tmp_path,
         {"a.txt": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\xff\xfe", "b.md": b"text \0 text", "c.txt": "ab".encode("utf-16-le")},
     )
-    refused(tmp_path / "a.txt", r"a\.txt is binary, not text \(a NUL at offset 8\)")
+    refused(tmp_path / "a.txt", r"a\.txt is binary, not text \(NUL at offset 8\)")
     refused(tmp_path / "a.txt", r"a\.txt is binary", encoding="latin-1")
-    refused(tmp_path / "b.md", r"b\.md is binary, not text \(a NUL at offset 5\)")
+    refused(tmp_path / "b.md", r"b\.md is binary, not text \(NUL at offset 5\)")
     refused(tmp_path / "c.txt", r"UTF-16 without a byte order mark")
 
 
@@ -237,7 +238,7 @@ def test_jsonl(tmp_path: Path) -> None:
         {"path": "a/r.jsonl", "year": 1999},
         {"path": "a/r.jsonl"},
     ]
-    with pytest.raises(InputError, match=r"row 1: column 'tags' contains list; metadata must be single values"):
+    with pytest.raises(InputError, match=r"row 1: column 'tags' contains a list; metadata must be scalar values"):
         read(tmp_path, metadata=["tags"])
 
 
@@ -281,7 +282,7 @@ def test_wrong_columns(tmp_path: Path) -> None:
     refused(tmp_path / "r.csv", r"r\.csv has no column 'year', only", text="body", metadata=["year"])
     refused(tmp_path / "r.csv", r"r\.csv has no column 'key', only", text="body", id="key")
     refused(tmp_path / "empty.csv", r"empty\.csv is empty")
-    with pytest.raises(InputError, match=r"dup\.csv, row 2: the id 'A' in column 'id' is that of an earlier row"):
+    with pytest.raises(InputError, match=r"dup\.csv, row 2: duplicate id 'A' in column 'id'"):
         read(tmp_path / "dup.csv")
     assert list(read(tmp_path / "dup.csv", on_error="skip")) == ["dup.csv#A", "dup.csv#B"], "only that row is left out"
 
@@ -292,7 +293,7 @@ def test_wrong_rows(tmp_path: Path) -> None:
         {"r.jsonl": '{"text": "a"}\n{"text": null}\n{"text": "\\ud800"}\n{"text": "d"}\n{broken\n{"text": "f"}\n'},
     )
     skips: list[str] = []
-    found = read(tmp_path, on_error="skip", skipped=lambda _, reason: skips.append(reason))
+    found = read(tmp_path, on_error="skip", on_skip=lambda _, reason: skips.append(reason))
     assert list(found) == ["r.jsonl#1", "r.jsonl#4"]
     assert [one.partition("r.jsonl, ")[2].split(" ")[:2] for one in skips] == [
         ["row", "2:"],
@@ -423,12 +424,12 @@ def test_pdf_that_cannot_be_read(tmp_path: Path) -> None:
         {"empty.pdf": b"", "damaged.pdf": damaged, "junk.pdf": b"%PDF-1.4\n" + bytes(range(256)) * 9 + b"%%EOF"},
     )
     for name, message in (
-        ("cut.pdf", r"cut\.pdf is cut short: a PDF must end in %%EOF"),
+        ("cut.pdf", r"cut\.pdf is truncated: a PDF must end in %%EOF"),
         ("locked.pdf", r"locked\.pdf is encrypted; save it without a password \(qpdf --decrypt"),
-        ("blank.pdf", r"blank\.pdf holds no text on its 2 pages, only pictures; run OCR first"),
-        ("no.pdf", r"no\.pdf is no PDF"),
-        ("empty.pdf", r"empty\.pdf is no PDF"),
-        ("damaged.pdf", r"damaged\.pdf (cannot be read as PDF: .*; repair it|holds no text)"),
+        ("blank.pdf", r"blank\.pdf contains no text on its 2 pages, only images; run OCR first"),
+        ("no.pdf", r"no\.pdf is not a PDF"),
+        ("empty.pdf", r"empty\.pdf is not a PDF"),
+        ("damaged.pdf", r"damaged\.pdf (cannot be read as PDF: .*; repair it|contains no text)"),
         ("junk.pdf", r"junk\.pdf cannot be read as PDF: .*; repair it \(qpdf"),
     ):
         refused(tmp_path / name, message)
@@ -473,10 +474,10 @@ class Memory:
                 return done, [], changes.unchanged
             self.held[document.id] = document
             done.append(document.id)
-        for name in changes.gone:
+        for name in changes.deleted:
             del self.held[name]
         assert changes.added + changes.changed == len(done)
-        return done, changes.gone, changes.unchanged
+        return done, changes.deleted, changes.unchanged
 
 
 @pytest.fixture
@@ -579,7 +580,7 @@ def test_another_document_is_not_replaced(tmp_path: Path) -> None:
     store = Memory()
     store.refresh(tmp_path / "one")
     with pytest.raises(
-        InputError, match=r"two/a\.txt would be the document 'a\.txt', and there is one .* from .*one/a\.txt"
+        InputError, match=r"two/a\.txt would get the document id 'a\.txt', which exists already \(from .*one/a\.txt"
     ):
         store.refresh(tmp_path / "two")
     (tmp_path / "one").rename(tmp_path / "three")

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from bertie.errors import InputError
-from bertie.search.fusion import check_weights, reciprocal, weighted
+from bertie.search.fusion import check_weights, reciprocal_rank_fusion, weighted_score_fusion
 
 
 def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
     draw = random.Random(0)
     rankings = [draw.sample(range(50), draw.randrange(1, 40)) for _ in range(3)]
     weights = [1.0, 0.5, 2.0]
-    found = reciprocal(rankings, weights=weights, flat=10)
+    found = reciprocal_rank_fusion(rankings, weights=weights, rank_constant=10)
     expected = {
         thing: sum(w / (10 + r.index(thing) + 1) for r, w in zip(rankings, weights, strict=True) if thing in r)
         for thing in {thing for ranking in rankings for thing in ranking}
@@ -25,17 +25,17 @@ def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
 
 
 def test_one_ranking_keeps_its_order_and_the_first_of_two_mentions_counts() -> None:
-    assert [thing for thing, _ in reciprocal([[5, 3, 9]])] == [5, 3, 9]
-    assert reciprocal([[5, 5, 3]]) == reciprocal([[5, 3]])
-    assert reciprocal([[], []]) == []
+    assert [thing for thing, _ in reciprocal_rank_fusion([[5, 3, 9]])] == [5, 3, 9]
+    assert reciprocal_rank_fusion([[5, 5, 3]]) == reciprocal_rank_fusion([[5, 3]])
+    assert reciprocal_rank_fusion([[], []]) == []
 
 
 def test_weights_are_checked() -> None:
     for weights in ([1.0], [1.0, -1.0]):
         with pytest.raises(InputError, match="weights="):
-            reciprocal([[1], [2]], weights=weights)
-    with pytest.raises(InputError, match="flat=-1"):
-        reciprocal([[1]], flat=-1)
+            reciprocal_rank_fusion([[1], [2]], weights=weights)
+    with pytest.raises(InputError, match="rank_constant=-1"):
+        reciprocal_rank_fusion([[1]], rank_constant=-1)
 
 
 def test_scores_are_stretched_and_added_up() -> None:
@@ -50,10 +50,13 @@ def test_scores_are_stretched_and_added_up() -> None:
         low, high = min(some.values()), max(some.values())
         for thing, score in some.items():
             expected[thing] = expected.get(thing, 0.0) + weights[name] * (score - low) / (high - low)
-    found = weighted(scores, weights)
+    found = weighted_score_fusion(scores, weights)
     assert dict(found) == pytest.approx(expected)
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
-    assert weighted({"dense": {7: 3.0, 8: 3.0}, "lexical": {}}, weights) == [(7, 1.0), (8, 1.0)]  # all are first
+    assert weighted_score_fusion({"dense": {7: 3.0, 8: 3.0}, "lexical": {}}, weights) == [
+        (7, 1.0),
+        (8, 1.0),
+    ]  # all are first
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import bertie
 from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
 from bertie.search import index as module
 from bertie.search import local_store
-from bertie.search.index import Index, IndexUpdate, fingerprint
+from bertie.search.index import Index, IndexUpdate, model_fingerprint
 from bertie.search.records import Document
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
@@ -179,17 +180,17 @@ def test_several_queries_give_what_each_gives_alone(index: Index, reranker: Rera
         {"rerank": reranker},
         {"rerank": reranker, "weights": weights},
     ):
-        together = index.search_each(queries, **options)  # type: ignore[arg-type]
+        together = index.search_batch(queries, **options)  # type: ignore[arg-type]
         assert [one.query for one in together] == queries
         for one in together:
             alone = index.search(one.query, **options)  # type: ignore[arg-type]
             assert [hit.document for hit in one] == [hit.document for hit in alone]
             assert [hit.score for hit in one] == pytest.approx([hit.score for hit in alone], abs=1e-6)
-    assert index.search_each([]) == []
+    assert index.search_batch([]) == []
 
 
 def test_long_documents_are_cut(tmp_path: Path, embedder: Embedder) -> None:
-    with Index.create(tmp_path / "i", embedder, size=20, overlap=4) as index:
+    with Index.create(tmp_path / "i", embedder, chunk_size=20, chunk_overlap=4) as index:
         counts = index.add([Document("long", LONG), "the dog ran."])
         assert counts == IndexUpdate(added=2, passages=len(index))
         assert len(index) > 20
@@ -240,10 +241,10 @@ def test_refresh_embeds_only_what_has_changed(tmp_path: Path, embedder: Embedder
 def test_what_is_interrupted_goes_on(
     tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch, counted: list[str]
 ) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 2)
+    monkeypatch.setattr(module, "COMMIT_PASSAGES", 2)
     documents = [Document(f"d{i}", f"the cat sat {i}") for i in range(9)]
     calls = 0
-    plain = Index.entries
+    plain = Index.embed_documents
 
     def entries(self: Index, some: Any) -> Any:
         nonlocal calls
@@ -252,11 +253,11 @@ def test_what_is_interrupted_goes_on(
             raise KeyboardInterrupt
         return plain(self, some)
 
-    monkeypatch.setattr(Index, "entries", entries)
+    monkeypatch.setattr(Index, "embed_documents", entries)
     with Index.create(tmp_path / "i", embedder) as index:
         with pytest.raises(KeyboardInterrupt) as caught:
             index.add(documents)
-        assert "6 documents are safe" in caught.value.__notes__[0]
+        assert "6 documents are committed" in caught.value.__notes__[0]
         assert len(index) == 6
     counted.clear()
     with Index.open(tmp_path / "i", embedder) as index:
@@ -274,15 +275,13 @@ def test_an_unreadable_file_loses_nothing(tmp_path: Path, embedder: Embedder) ->
         with pytest.raises(InputError, match=r"b\.txt"):
             index.refresh(folder)
         skipped: list[str] = []
-        counts = index.refresh(folder, on_error="skip", skipped=lambda path, _: skipped.append(Path(path).name))
+        counts = index.refresh(folder, on_error="skip", on_skip=lambda path, _: skipped.append(Path(path).name))
         assert skipped == ["b.txt"]
         assert counts.added + counts.unchanged == 2
         assert index.refresh(folder, encoding="latin-1").added == 1
 
 
 def test_another_model_is_refused(tmp_path: Path, model: Path, index: Index) -> None:
-    import torch
-
     index.close()
     other = Embedder.load(model)
     with torch.no_grad():
@@ -299,15 +298,51 @@ def test_another_model_is_refused(tmp_path: Path, model: Path, index: Index) -> 
 
 
 def test_a_fingerprint_is_of_what_makes_vectors(model: Path, embedder: Embedder) -> None:
-    assert fingerprint(embedder) == fingerprint(Embedder.load(model))
-    assert fingerprint(embedder) != fingerprint(Embedder.load(model, overflow="truncate"))
+    assert model_fingerprint(embedder) == model_fingerprint(Embedder.load(model))
+    assert model_fingerprint(embedder) != model_fingerprint(Embedder.load(model, overflow="truncate"))
+
+
+@pytest.mark.parametrize(
+    ("built", "searched"), [("fp32", "int8"), ("int8", "fp32"), ("fp32", "bf16"), ("bf16", "int8")]
+)
+@pytest.mark.parametrize("embedding_precision", ["fp32", "int8"])
+def test_search_at_another_precision(
+    built: Any, searched: Any, embedding_precision: Any, tmp_path: Path, model: Path
+) -> None:
+    """The index records both precisions, and accepts the same model in any other."""
+    with Index.create(
+        tmp_path / "i", Embedder.load(model, precision=built), embedding_precision=embedding_precision
+    ) as index:
+        index.add(Document(name, text) for name, text in TEXTS.items())
+        before = index.search("the cat sat", mode="dense")
+    with Index.open(tmp_path / "i", Embedder.load(model, precision=searched)) as index:
+        assert index.config["model_precision"] == built
+        assert index.config["embedding_precision"] == embedding_precision
+        after = index.search("the cat sat", mode="dense")
+    assert after[0].document == before[0].document
+    assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=0.05)
+
+
+def test_a_trained_model_is_another_one_at_every_precision(tmp_path: Path, model: Path) -> None:
+    """Weights that were changed and saved give another fingerprint, also when loaded in int8."""
+    Index.create(tmp_path / "i", model).close()
+    trained = Embedder.load(model)
+    with torch.no_grad():
+        next(iter(trained.model.parameters())).view(-1)[3] += 1e-3
+    trained.save(tmp_path / "trained")
+    for precision in ("fp32", "int8"):
+        with pytest.raises(InputError, match="is another model"):
+            Index.open(tmp_path / "i", Embedder.load(tmp_path / "trained", precision=precision))  # type: ignore[arg-type]
 
 
 def test_a_model_that_is_gone_is_named(tmp_path: Path, model: Path) -> None:
     shutil.copytree(model, tmp_path / "model")
     Index.create(tmp_path / "i", tmp_path / "model").close()
     shutil.rmtree(tmp_path / "model")
-    with Index.open(tmp_path / "i") as index, pytest.raises(NotFoundError, match="was made with"):
+    with (
+        Index.open(tmp_path / "i") as index,
+        pytest.raises(NotFoundError, match=r"the model of the index, .*/model, was not found"),
+    ):
         index.search("the cat")
 
 
@@ -318,7 +353,7 @@ def test_prompts_go_before_queries_and_passages(tmp_path: Path, model: Path, cou
     prompted.modules = SentenceModules.create(16)
     prompted.modules.prompts = {"query": "find : ", "document": "the "}
     with Index.create(tmp_path / "i", prompted) as index:
-        assert (index.about["query_prompt"], index.about["passage_prompt"]) == ("query", "document")
+        assert (index.config["query_prompt"], index.config["passage_prompt"]) == ("query", "document")
         index.add(["cat sat"])
         hit = index.search("dog ran", mode="dense")[0]
     plain = Embedder.load(model)
@@ -340,7 +375,7 @@ def test_servers_answer_as_a_folder_does(
         assert other.add([*documents, Document("more", "the dog")]) == IndexUpdate(added=5, passages=5)
         assert other.delete(["more"]) == IndexUpdate(deleted=1)
     with Index.open(place) as other:
-        assert dict(other.about) == dict(index.about)
+        assert dict(other.config) == dict(index.config)
         assert other.add(documents) == IndexUpdate(unchanged=4)
         for query in ("the cat sat", "dogs ran", "rivers"):
             for options in ({}, {"mode": "dense"}, {"mode": "lexical"}, {"where": {"n >=": 1, "letter": ["d", "n"]}}):
@@ -354,7 +389,7 @@ def test_servers_answer_as_a_folder_does(
 
 @pytest.mark.parametrize("vectors", ["int8", "binary"])
 def test_smaller_vectors_find_nearly_the_same(vectors: Any, tmp_path: Path, embedder: Embedder, index: Index) -> None:
-    with Index.create(tmp_path / "small", embedder, vectors=vectors) as small:
+    with Index.create(tmp_path / "small", embedder, embedding_precision=vectors) as small:
         small.add(Document(name, text) for name, text in TEXTS.items())
         for query in ("the cat sat", "dogs"):
             one, two = (each.search(query, mode="dense") for each in (small, index))
@@ -365,7 +400,7 @@ def test_damage_is_repaired_from_the_passages(
     tmp_path: Path, embedder: Embedder, counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(local_store, "FULL", 4)
+    monkeypatch.setattr(local_store, "SEGMENT_ROWS", 4)
     with Index.create(tmp_path / "i", embedder) as index:
         index.add(f"the cat sat on mat {i}" for i in range(8))
         before = index.search("mat 3")
@@ -386,17 +421,17 @@ def test_wrong_use_is_refused(tmp_path: Path, embedder: Embedder, index: Index) 
         (lambda: index.search("a", k=0), "k=0"),
         (lambda: index.search("a", depth=0), "depth=0"),
         (lambda: index.search("a", mode="exact"), "mode='exact'"),  # type: ignore[arg-type]
-        (lambda: index.search_each("a"), "list of queries"),
+        (lambda: index.search_batch("a"), "list of queries"),
         (lambda: index.search("a", where={"n": None}), "where: n"),
         (lambda: index.search("a", where={"n <": [1]}), "where: n=.1."),
         (lambda: index.delete("cats"), "list of ids"),
-        (lambda: index.add([Document("x", "a"), Document("x", "b")]), "twice"),
+        (lambda: index.add([Document("x", "a"), Document("x", "b")]), "duplicate document id"),
         (lambda: index.add([7]), "documents or texts"),  # type: ignore[list-item]
-        (lambda: Index.create(tmp_path / "x", embedder, size=5), "size=5"),
-        (lambda: Index.create(tmp_path / "x", embedder, vectors="fp8"), "vectors='fp8'"),  # type: ignore[arg-type]
+        (lambda: Index.create(tmp_path / "x", embedder, chunk_size=5), "chunk_size=5"),
+        (lambda: Index.create(tmp_path / "x", embedder, embedding_precision="fp8"), "embedding_precision='fp8'"),  # type: ignore[arg-type]
         (lambda: Index.create(tmp_path / "x", embedder, language="elvish"), "language='elvish'"),
         (lambda: Index.create("http://host/x", embedder), "postgresql://"),
-        (lambda: Index.create("lance://x", embedder, vectors="int8"), "keeps fp32"),
+        (lambda: Index.create("lance://x", embedder, embedding_precision="int8"), "stores fp32"),
     ):
         with pytest.raises(InputError, match=message):
             call()

@@ -17,17 +17,11 @@ import pytest
 
 from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
 from bertie.search import local_store, segments
+from bertie.search.filters import MetadataFilter, matches_filters, parse_filters
 from bertie.search.local_store import LocalStore
-from bertie.search.records import (
-    Document,
-    EmbeddedDocument,
-    FloatArray,
-    MetadataFilter,
-    Passage,
-    matches_filters,
-    parse_filters,
-)
-from bertie.search.segments import EmbeddingPrecision, IndexThresholds, VectorBlock
+from bertie.search.records import Document, EmbeddedDocument, FloatArray, Passage
+from bertie.search.segments import IndexThresholds
+from bertie.search.vector_block import EmbeddingPrecision, VectorBlock
 
 D = 16
 
@@ -46,8 +40,8 @@ def entry(name: str, rows: FloatArray, **metadata: Any) -> EmbeddedDocument:
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch, full: int = 64) -> None:
-    monkeypatch.setattr(local_store, "FULL", full)
-    monkeypatch.setattr(segments, "AT_ONCE", 50)
+    monkeypatch.setattr(local_store, "SEGMENT_ROWS", full)
+    monkeypatch.setattr(segments, "BUILD_ROWS", 50)
 
 
 class Twin:
@@ -62,9 +56,9 @@ class Twin:
         for name in delete:
             self.rows.pop(name, None)
         for one in put:
-            self.rows[one.document.id] = (one, VectorBlock.of(one.vectors, kind).vectors())
+            self.rows[one.document.id] = (one, VectorBlock.quantize(one.embeddings, kind).dequantize())
 
-    def nearest(self, query: FloatArray, k: int, where: tuple[MetadataFilter, ...] = ()) -> list[tuple[str, float]]:
+    def search(self, query: FloatArray, k: int, where: tuple[MetadataFilter, ...] = ()) -> list[tuple[str, float]]:
         scored = [
             (passage.text, float(row.astype(np.float64) @ query.astype(np.float64)))
             for one, rows in self.rows.values()
@@ -75,7 +69,7 @@ class Twin:
 
 
 def said(store: LocalStore, query: FloatArray, k: int, where: Any = ()) -> list[tuple[str, float]]:
-    keys, scores = store.nearest(query[None], k, where)[0]
+    keys, scores = store.search(query[None], k, where)[0]
     return [(one.passage.text, float(score)) for one, score in zip(store.fetch(keys.tolist()), scores, strict=True)]
 
 
@@ -90,7 +84,7 @@ def test_small_ones_are_exact_through_all_that_may_happen(
 ) -> None:
     shrink(monkeypatch)
     draw, twin = random.Random(1), Twin()
-    store = LocalStore.create(tmp_path / "index", D, {"model": "toy"}, vectors=kind)
+    store = LocalStore.create(tmp_path / "index", D, {"model": "toy"}, embedding_precision=kind)
     for step in range(40):
         names = [f"d{draw.randrange(40)}" for _ in range(draw.randrange(1, 4))]
         put = [
@@ -105,19 +99,19 @@ def test_small_ones_are_exact_through_all_that_may_happen(
         if step % 7 == 3:
             store.optimize()
         if step % 20 == 19:
-            store.optimize(whole=True)
+            store.optimize(full=True)
         if step % 10 == 9:
             store.close()
             store = LocalStore.open(tmp_path / "index")
         assert store.generation == step + 1
         assert len(store) == sum(len(one.passages) for one, _ in twin.rows.values())
         query = vectors(1, seed=10_000 + step)[0]
-        same(said(store, query, 10), twin.nearest(query, 10))
+        same(said(store, query, 10), twin.search(query, 10))
         where = parse_filters({"year >=": 2, "odd": True})
-        same(said(store, query, 7, where), twin.nearest(query, 7, where))
+        same(said(store, query, 7, where), twin.search(query, 7, where))
     assert sorted(one for one, _, _ in store.documents()) == sorted(twin.rows)
-    assert [text for _, text in store.texts()] == [
-        found.passage.text for found in store.fetch([k for k, _ in store.texts()])
+    assert [text for _, text in store.passage_texts()] == [
+        found.passage.text for found in store.fetch([k for k, _ in store.passage_texts()])
     ]
 
 
@@ -125,9 +119,9 @@ def test_a_query_alone_and_among_others_gives_the_same_bits(tmp_path: Path) -> N
     store = LocalStore.create(tmp_path, D, {})
     rows = vectors(500)
     store.commit([entry("d", rows)])
-    together = store.nearest(rows[:40], 10)
+    together = store.search(rows[:40], 10)
     for query, (keys, scores) in zip(rows[:40], together, strict=True):
-        alone = store.nearest(query[None], 10)[0]
+        alone = store.search(query[None], 10)[0]
         assert keys.tolist() == alone[0].tolist()
         assert scores.tobytes() == alone[1].tobytes()
 
@@ -138,8 +132,8 @@ def test_a_query_alone_and_among_others_gives_the_same_bits(tmp_path: Path) -> N
         ("fp32", IndexThresholds(flat=500)),
         ("int8", IndexThresholds(flat=500)),
         ("binary", IndexThresholds(flat=500)),
-        ("fp32", IndexThresholds(flat=200, graph=500)),
-        ("binary", IndexThresholds(flat=200, graph=500)),
+        ("fp32", IndexThresholds(flat=200, hnsw=500)),
+        ("binary", IndexThresholds(flat=200, hnsw=500)),
     ],
 )
 def test_graphs_bits_and_lists_find_nearly_all(
@@ -149,17 +143,17 @@ def test_graphs_bits_and_lists_find_nearly_all(
     n, dimension = 4000, 32
     rows, queries = vectors(n, dimension=dimension), vectors(50, seed=0, dimension=dimension)
     queries = queries + np.random.default_rng(5).normal(size=queries.shape).astype(np.float32) * 0.05
-    store = LocalStore.create(tmp_path, dimension, {}, vectors=kind, limits=limits)
+    store = LocalStore.create(tmp_path, dimension, {}, embedding_precision=kind, thresholds=limits)
     for part in range(4):
         mine = rows[part * 1000 : part * 1000 + 1000]
         store.commit([entry(f"d{part}-{i}", mine[i * 10 : i * 10 + 10], tenth=i % 10, part=part) for i in range(100)])
-    store.optimize(whole=True)
+    store.optimize(full=True)
     store.close()
     store = LocalStore.open(tmp_path)
-    (segment,) = store._look().segments.values()
-    by_bits = kind == "binary" and n <= limits.graph
+    (segment,) = store._snapshot().segments.values()
+    by_bits = kind == "binary" and n <= limits.hnsw
     assert (segment.index is None, segment.bits is None) == (by_bits, not by_bits)
-    exact = VectorBlock.of(rows, kind).vectors().astype(np.float64)
+    exact = VectorBlock.quantize(rows, kind).dequantize().astype(np.float64)
     # Among all rows, half of them, a tenth, and a fortieth.
     for where in ({}, {"part": [0, 1]}, {"tenth": 3}, {"tenth": 3, "part": 2}):
         parts, tenths = np.arange(n) // 1000, np.arange(n) // 10 % 100 % 10
@@ -167,7 +161,7 @@ def test_graphs_bits_and_lists_find_nearly_all(
         for name, value in where.items():
             ok &= np.isin({"part": parts, "tenth": tenths}[name], value)
         hits = 0
-        for query, (keys, scores) in zip(queries, store.nearest(queries, 10, parse_filters(where)), strict=True):
+        for query, (keys, scores) in zip(queries, store.search(queries, 10, parse_filters(where)), strict=True):
             truth = np.where(ok, exact @ query.astype(np.float64), -np.inf)
             assert len(keys) == 10
             assert ok[keys - 1].all()
@@ -181,10 +175,10 @@ def test_a_filter_whose_passages_are_all_far_is_met(tmp_path: Path) -> None:
     near, far = vectors(3000, 1), vectors(40, 2)
     query = near[0]
     far = far - np.outer(far @ query + np.linspace(0.2, 0.9, 40), query)  # none is on the query's side
-    store = LocalStore.create(tmp_path, D, {}, limits=IndexThresholds(flat=100))
+    store = LocalStore.create(tmp_path, D, {}, thresholds=IndexThresholds(flat=100))
     store.commit([entry("near", near, lang="en"), entry("far", far.astype(np.float32), lang="de")])
-    store.optimize(whole=True)
-    keys, _ = store.nearest(query[None], 10, parse_filters({"lang": "de"}))[0]
+    store.optimize(full=True)
+    keys, _ = store.search(query[None], 10, parse_filters({"lang": "de"}))[0]
     assert keys.tolist() == (3001 + np.argsort(-(far.astype(np.float64) @ query))[:10]).tolist()
 
 
@@ -203,20 +197,20 @@ def test_conditions_hold_as_said(op: str, tmp_path: Path) -> None:
     for value in values[1:]:
         where = (MetadataFilter("n'ame", op, value),)
         expected = {name for name, data in documents.items() if matches_filters(data, where)}
-        assert {one.passage.document for one in store.fetch(store.allowed(where).tolist())} == expected
+        assert {one.passage.document for one in store.fetch(store.matching_keys(where).tolist())} == expected
     for some in ((), (1, "1"), (True, 1.5, "Ä")):
         where = (MetadataFilter("n'ame", "in", some),)
         expected = {name for name, data in documents.items() if matches_filters(data, where)}
-        assert {one.passage.document for one in store.fetch(store.allowed(where).tolist())} == expected
+        assert {one.passage.document for one in store.fetch(store.matching_keys(where).tolist())} == expected
 
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:
-    with LocalStore.create(tmp_path, D, {"model": "m", "size": 256}) as store:
+    with LocalStore.create(tmp_path, D, {"model": "m", "chunk_size": 256}) as store:
         document = Document("a/ä'\".md", "Ein Text", {"year": 1999, "pi": 3.0, "ok": True, "t": "ü"}, None, "v7")
         passage = Passage(document.id, 3, 8, "T\n€xt", ("A", "B"))
         store.commit([EmbeddedDocument(document, [passage], vectors(1))])
     with LocalStore.open(tmp_path) as store:
-        assert (store.dimension, store.about) == (D, {"model": "m", "size": 256})
+        assert (store.dimension, store.config) == (D, {"model": "m", "chunk_size": 256})
         (found,) = store.fetch([1])
         assert (found.key, found.passage, found.metadata, found.source) == (1, passage, document.metadata, None)
         assert [type(value) for value in found.metadata.values()] == [int, float, bool, str]
@@ -224,14 +218,14 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
         store.commit([], [document.id])
         assert (len(store), store.generation, store.fetch([1])) == (0, 2, [])
         store.commit([EmbeddedDocument(document, [passage], vectors(1))])
-        assert next(store.texts()) == (2, passage.text)  # keys are never used again
+        assert next(store.passage_texts()) == (2, passage.text)  # keys are never used again
 
 
 def test_an_empty_one_answers(tmp_path: Path) -> None:
     store = LocalStore.create(tmp_path, D, {})
-    keys, scores = store.nearest(vectors(1), 5)[0]
+    keys, scores = store.search(vectors(1), 5)[0]
     assert (len(keys), len(scores), len(store)) == (0, 0, 0)
-    store.optimize(whole=True)
+    store.optimize(full=True)
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -240,29 +234,29 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     bad = vectors(2).copy()
     bad[1, 0] = np.nan
     for put, message in (
-        ([good, entry("bad", vectors(2, dimension=8))], "16 numbers"),
-        ([good, entry("bad", bad)], "not finite"),
-        ([good, good], "twice"),
+        ([good, entry("bad", vectors(2, dimension=8))], "dimension of this index is 16"),
+        ([good, entry("bad", bad)], "non-finite"),
+        ([good, good], "duplicate document id"),
         ([good, entry("", vectors(1))], "id="),
         ([good, entry("x", vectors(1), tags=["a"])], "tags"),
-        ([good, EmbeddedDocument(Document("x", ""), [Passage("x", 0, 1, "\ud800")], vectors(1))], "half a character"),
+        ([good, EmbeddedDocument(Document("x", ""), [Passage("x", 0, 1, "\ud800")], vectors(1))], "lone surrogate"),
         ([good, EmbeddedDocument(Document("x", ""), [Passage("y", 0, 1, "a")], vectors(1))], "'y'"),
     ):
         with pytest.raises(InputError, match=message):
             store.commit(put)
     assert (len(store), store.generation) == (0, 0)
-    with pytest.raises(InputError, match="16 numbers"):
-        store.nearest(vectors(1, dimension=8), 5)
+    with pytest.raises(InputError, match="dimension of this index is 16"):
+        store.search(vectors(1, dimension=8), 5)
     with pytest.raises(InputError, match="k=0"):
-        store.nearest(vectors(1), 0)
-    with pytest.raises(ExistsError, match="there already"):
+        store.search(vectors(1), 0)
+    with pytest.raises(ExistsError, match="already exists"):
         LocalStore.create(tmp_path / "index", D, {})
     with pytest.raises(ExistsError, match="other files"):
         LocalStore.create(tmp_path, D, {})
     with pytest.raises(NotFoundError, match="no index"):
         LocalStore.open(tmp_path)
     with pytest.raises(InputError, match="multiple of 8"):
-        LocalStore.create(tmp_path / "other", 12, {}, vectors="binary")
+        LocalStore.create(tmp_path / "other", 12, {}, embedding_precision="binary")
 
 
 def test_one_writes_and_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +271,7 @@ def test_one_writes_and_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def read() -> None:
         try:
             while not stop.is_set():
-                keys, _ = reader.nearest(vectors(1), 5)[0]
+                keys, _ = reader.search(vectors(1), 5)[0]
                 assert len(keys) >= min(seen[0], 3)
                 assert len(reader.fetch(keys.tolist())) >= 3
                 seen[0] += 1
@@ -308,39 +302,39 @@ def test_a_segment_that_is_joined_while_it_is_opened_is_no_damage(
     writer = LocalStore.create(tmp_path, D, {})
     for i in range(3):
         writer.commit([entry(f"d{i}", vectors(70, i))])
-    plain, calls = local_store.damaged, []
+    plain, calls = local_store.corrupt_files, []
 
     def slow(folder: Path, sums: Any) -> list[str]:
         calls.append(folder.name)
         if len(calls) == 2:
-            writer.optimize(whole=True)
+            writer.optimize(full=True)
         return plain(folder, sums)
 
-    monkeypatch.setattr(local_store, "damaged", slow)
+    monkeypatch.setattr(local_store, "corrupt_files", slow)
     reader = LocalStore.open(tmp_path)
     assert calls == ["1", "2", "4"]
     same(said(reader, vectors(1)[0], 10), said(writer, vectors(1)[0], 10))
 
 
 def test_small_commits_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_store, "FULL", 8)
+    monkeypatch.setattr(local_store, "SEGMENT_ROWS", 8)
     store = LocalStore.create(tmp_path, D, {})
     for i in range(300):
         store.commit([entry(f"d{i}", vectors(1, i))])
         store.optimize()
-    view = store._look()
+    view = store._snapshot()
     assert sum(map(len, view.segments.values())) + len(view.keys) == 300
     assert len(view.segments) < 12
     assert len(list((tmp_path / "segments").iterdir())) == len(view.segments)
-    store.optimize(whole=True)
-    assert [len(one) for one in store._look().segments.values()] == [300]
+    store.optimize(full=True)
+    assert [len(one) for one in store._snapshot().segments.values()] == [300]
     store.commit([], [f"d{i}" for i in range(200)])
     store.optimize()
-    assert [len(one) for one in store._look().segments.values()] == [100]
+    assert [len(one) for one in store._snapshot().segments.values()] == [100]
 
 
 def filled(folder: Path) -> tuple[LocalStore, list[tuple[str, float]]]:
-    store = LocalStore.create(folder, D, {}, vectors="int8", limits=IndexThresholds(flat=100))
+    store = LocalStore.create(folder, D, {}, embedding_precision="int8", thresholds=IndexThresholds(flat=100))
     store.commit([entry("a", vectors(200, 1)), entry("b", vectors(100, 2))])
     store.commit([entry("c", vectors(150, 3))])
     store.commit([entry("new", vectors(5, 4))], ["b"])
@@ -369,10 +363,10 @@ def test_damage_is_named_and_can_be_repaired(
         for one in victim.parent.iterdir():
             one.unlink()
         victim.parent.rmdir()
-    with pytest.raises(CheckpointError, match=r"is damaged.*bertie index --rebuild") as caught:
+    with pytest.raises(CheckpointError, match=r"is corrupt.*bertie index --rebuild") as caught:
         LocalStore.open(tmp_path / "i")
     assert str(victim.parent) in str(caught.value)
-    store = LocalStore(tmp_path / "i", look=False)
+    store = LocalStore(tmp_path / "i", check_segments=False)
     by_text = {f"{n}-{i}": row for n, s, m in (("a", 1, 200), ("c", 3, 150)) for i, row in enumerate(vectors(m, s))}
     again = store.repair(lambda texts: np.stack([by_text[text] for text in texts]))
     assert again == (0 if file == "index.faiss" and harm != "whole" else 200)
@@ -396,13 +390,13 @@ def test_damage_to_the_database_is_named(tmp_path: Path) -> None:
     store.close()
     for broken in (whole[: len(whole) // 2], b"nonsense" * 1000):
         file.write_bytes(broken)
-        with pytest.raises(CheckpointError, match="damaged"):
-            list(LocalStore.open(tmp_path).texts())
+        with pytest.raises(CheckpointError, match="corrupt"):
+            list(LocalStore.open(tmp_path).passage_texts())
     file.unlink()
     with pytest.raises(NotFoundError):  # as if a kill had left the folder
         LocalStore.open(tmp_path)
     (tmp_path / "segments" / "1").mkdir()
-    with pytest.raises(CheckpointError, match="not there"):
+    with pytest.raises(CheckpointError, match="is missing"):
         LocalStore.open(tmp_path)
 
 
@@ -415,7 +409,7 @@ from pathlib import Path
 from bertie.search import local_store
 from bertie.search.local_store import LocalStore
 from tests.search.test_local_store import step, D
-local_store.FULL = 40
+local_store.SEGMENT_ROWS = 40
 folder, start = Path(sys.argv[1]), int(sys.argv[2])
 store = LocalStore.open(folder)
 print("open", flush=True)
@@ -442,11 +436,11 @@ def step(number: int) -> tuple[list[EmbeddedDocument], list[str]]:
 def state(store: LocalStore) -> dict[str, list[bytes]]:
     """All that is there: every document with the vector of each passage, as searching for it finds it."""
     found: dict[str, list[bytes]] = {}
-    view = store._look()
-    rows = {int(k): r for s in view.segments.values() for k, r in zip(s.keys, s.block.vectors(), strict=True)}
-    if view.newest is not None:
-        rows |= dict(zip(view.keys.tolist(), view.newest.vectors(), strict=True))
-    for one in store.fetch([key for key, _ in store.texts()]):
+    view = store._snapshot()
+    rows = {int(k): r for s in view.segments.values() for k, r in zip(s.keys, s.block.dequantize(), strict=True)}
+    if view.pending is not None:
+        rows |= dict(zip(view.keys.tolist(), view.pending.dequantize(), strict=True))
+    for one in store.fetch([key for key, _ in store.passage_texts()]):
         found.setdefault(f"{one.passage.document} {one.metadata['n']}", []).append(rows[one.key].tobytes())
     return found
 
@@ -458,7 +452,7 @@ def expected(steps: int) -> dict[str, list[bytes]]:
         for name in delete:
             twin.pop(name, None)
         for one in put:
-            twin[one.document.id] = (number, one.vectors)
+            twin[one.document.id] = (number, one.embeddings)
     return {f"{name} {number}": [row.tobytes() for row in rows] for name, (number, rows) in twin.items()}
 
 
@@ -488,12 +482,14 @@ def kill_and_look(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
             done = store.generation
             assert state(store) == expected(done)
             same_vectors = vectors(1, 7)
-            keys, _ = store.nearest(same_vectors, 10)[0]
+            keys, _ = store.search(same_vectors, 10)[0]
             assert len(store.fetch(keys.tolist())) == min(10, len(store))
             # The next who writes removes what no transaction names.
-            left += {one.name for one in (folder / "segments").iterdir()} != {str(n) for n in store._look().segments}
+            left += {one.name for one in (folder / "segments").iterdir()} != {
+                str(n) for n in store._snapshot().segments
+            }
             store.optimize()
-            assert {one.name for one in (folder / "segments").iterdir()} == {str(n) for n in store._look().segments}
+            assert {one.name for one in (folder / "segments").iterdir()} == {str(n) for n in store._snapshot().segments}
     return done, extra, left
 
 

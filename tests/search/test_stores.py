@@ -21,16 +21,9 @@ import pytest
 
 from bertie.errors import BertieError, CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
 from bertie.search import lance_store, postgres_store
-from bertie.search.records import (
-    Document,
-    EmbeddedDocument,
-    FloatArray,
-    MetadataFilter,
-    MetadataValue,
-    Passage,
-    VectorStore,
-    matches_filters,
-)
+from bertie.search.filters import MetadataFilter, matches_filters
+from bertie.search.records import Document, EmbeddedDocument, FloatArray, MetadataValue, Passage
+from bertie.search.vector_store import VectorStore
 from tests.search.conftest import Place
 
 D = 8
@@ -62,7 +55,7 @@ def entry(
 def everything(store: VectorStore) -> dict[str, tuple[str | None, str, list[str]]]:
     """Of each document its source, its version and the texts of its passages, in their order."""
     held: dict[str, tuple[str | None, str, list[str]]] = {id: (s, v, []) for id, s, v in store.documents()}
-    for found in store.fetch([key for key, _ in store.texts()]):
+    for found in store.fetch([key for key, _ in store.passage_texts()]):
         held[found.passage.document][2].append(found.passage.text)
     return held
 
@@ -77,11 +70,11 @@ def expected(entries: Sequence[EmbeddedDocument]) -> dict[str, tuple[str | None,
 def test_empty(place: Place) -> None:
     store = place.create(D)
     assert (len(store), store.generation, store.dimension) == (0, 0, D)
-    assert list(store.documents()) == list(store.texts()) == store.fetch([]) == store.fetch([1, 2]) == []
-    assert len(store.allowed([])) == len(store.allowed([MetadataFilter("x", "!=", 1)])) == 0
-    keys, scores = store.nearest(units(1), 5)[0]
+    assert list(store.documents()) == list(store.passage_texts()) == store.fetch([]) == store.fetch([1, 2]) == []
+    assert len(store.matching_keys([])) == len(store.matching_keys([MetadataFilter("x", "!=", 1)])) == 0
+    keys, scores = store.search(units(1), 5)[0]
     assert (keys.dtype, scores.dtype, len(keys), len(scores)) == (np.int64, np.float32, 0, 0)
-    assert store.nearest(np.empty((0, D), np.float32), 5) == []
+    assert store.search(np.empty((0, D), np.float32), 5) == []
     store.optimize()
     store.commit([])
     assert (len(store), list(store.documents())) == (0, [])
@@ -93,18 +86,18 @@ def test_add_replace_delete(place: Place) -> None:
     store.commit(first)
     assert everything(store) == expected(first)
     assert len(store) == 6
-    old = {key for key, _ in store.texts()}
+    old = {key for key, _ in store.passage_texts()}
     again = [entry("b", 4, version="2"), entry("d", 1)]
     store.commit(again, delete=["c", "never was"])
     assert everything(store) == expected([first[0], *again])
     assert len(store) == 8
-    new = {key for key, _ in store.texts()} - old
+    new = {key for key, _ in store.passage_texts()} - old
     assert min(new) > max(old)
-    assert store.fetch(sorted(old - {key for key, _ in store.texts()})) == []
+    assert store.fetch(sorted(old - {key for key, _ in store.passage_texts()})) == []
     store.commit([], delete=["a", "b", "d"])
     assert (len(store), everything(store)) == (0, {})
     store.commit([entry("a", 1)])
-    assert {key for key, _ in store.texts()}.isdisjoint(old | new), "a key was used again"
+    assert {key for key, _ in store.passage_texts()}.isdisjoint(old | new), "a key was used again"
 
 
 def test_what_comes_back_is_what_was_put(place: Place) -> None:
@@ -142,9 +135,9 @@ def test_what_comes_back_is_what_was_put(place: Place) -> None:
     place.create(D, {"model": "it's", "a": {"b": [1, 2.5, None, True, "🎈"]}}).commit(entries)
     place.close()
     store = place.open()
-    assert store.about == {"model": "it's", "a": {"b": [1, 2.5, None, True, "🎈"]}}
+    assert store.config == {"model": "it's", "a": {"b": [1, 2.5, None, True, "🎈"]}}
     assert list(store.documents()) == [(id, f"/tmp/{id}", id) for id in ids]
-    for found, put in zip(store.fetch([key for key, _ in store.texts()]), entries, strict=True):
+    for found, put in zip(store.fetch([key for key, _ in store.passage_texts()]), entries, strict=True):
         assert (found.passage, found.metadata, found.source) == (
             put.passages[0],
             put.document.metadata,
@@ -152,7 +145,7 @@ def test_what_comes_back_is_what_was_put(place: Place) -> None:
         )
         assert [type(found.metadata[name]) for name in names] == [type(put.document.metadata[name]) for name in names]
         for name, value in put.document.metadata.items():
-            assert found.key in store.allowed([MetadataFilter(name, "=", value)])
+            assert found.key in store.matching_keys([MetadataFilter(name, "=", value)])
     store.commit([], delete=ids)
     assert everything(store) == {}
 
@@ -162,8 +155,8 @@ def test_documents_without_passages(place: Place) -> None:
     empty = EmbeddedDocument(Document("empty", "", {"x": 1}), [], np.empty((0, D), np.float32))
     store.commit([empty, entry("a", 2)])
     assert (len(store), [id for id, _, _ in store.documents()]) == (2, ["empty", "a"])
-    assert len(store.allowed([])) == len(list(store.texts())) == len(store.nearest(units(1), 9)[0][0]) == 2
-    assert len(store.allowed([MetadataFilter("x", "=", 1)])) == 0
+    assert len(store.matching_keys([])) == len(list(store.passage_texts())) == len(store.search(units(1), 9)[0][0]) == 2
+    assert len(store.matching_keys([MetadataFilter("x", "=", 1)])) == 0
     store.commit([entry("empty", 1)], delete=["a"])
     assert (len(store), [id for id, _, _ in store.documents()]) == (1, ["empty"])
 
@@ -174,7 +167,9 @@ def test_many_documents_at_once(place: Place) -> None:
     store.commit(entries)
     store.commit(entries[:2000], delete=[e.document.id for e in entries[2500:]])
     assert len(store) == len(list(store.documents())) == 2500
-    assert [text for _, text in store.texts()] == [e.passages[0].text for e in entries[2000:2500] + entries[:2000]]
+    assert [text for _, text in store.passage_texts()] == [
+        e.passages[0].text for e in entries[2000:2500] + entries[:2000]
+    ]
 
 
 def test_generation_grows(place: Place) -> None:
@@ -191,7 +186,7 @@ def test_generation_grows(place: Place) -> None:
 def test_fetch_keeps_the_order_and_leaves_out_what_is_gone(place: Place) -> None:
     store = place.create(D)
     store.commit([entry("a", 5)])
-    keys = [key for key, _ in store.texts()]
+    keys = [key for key, _ in store.passage_texts()]
     asked = [keys[3], 10**12, keys[0], keys[3], np.int64(keys[4])]
     assert [found.key for found in store.fetch(asked)] == [keys[3], keys[0], keys[3], keys[4]]
 
@@ -215,7 +210,7 @@ def test_bad_entries_change_nothing(place: Place) -> None:
     nan = EmbeddedDocument(good.document, good.passages, np.full((1, D), np.nan, np.float32))
     half = EmbeddedDocument(Document("b", "\ud800"), [Passage("b", 0, 1, "\ud800")], units(1))
     odd = EmbeddedDocument(Document("b", "x", {"list": [1]}), [], np.empty((0, D), np.float32))  # type: ignore[dict-item]
-    for bad, message in ((wrong, f"{D} numbers"), (nan, "finite"), (half, "b"), (odd, "list")):
+    for bad, message in ((wrong, f"dimension of this index is {D}"), (nan, "finite"), (half, "b"), (odd, "list")):
         with pytest.raises(InputError, match=message):
             store.commit([entry("a", 1, version="2"), entry("c"), bad], delete=["a"])
         assert everything(store) == expected([entry("a", 2)])
@@ -228,7 +223,7 @@ def test_bad_queries(place: Place) -> None:
     store = place.create(D)
     for queries, k in ((units(1, dimension=D + 1), 5), (units(1)[0], 5), (units(1), 0), (units(1) * np.nan, 5)):
         with pytest.raises(InputError):
-            store.nearest(queries, k)
+            store.search(queries, k)
 
 
 def test_two_writers_lose_nothing(place: Place) -> None:
@@ -245,14 +240,14 @@ def test_two_writers_lose_nothing(place: Place) -> None:
     store = place.open()
     assert [id for id, _, _ in store.documents()] == done
     store.commit([entry("e")])
-    assert len({key for key, _ in store.texts()}) == len(store) == len(done) + 1
+    assert len({key for key, _ in store.passage_texts()}) == len(store) == len(done) + 1
 
 
 def test_readers_see_one_moment(place: Place) -> None:
     writer, reader = place.create(D), place.open()
     writer.commit([entry(f"d{i}", 1) for i in range(50)])
     assert (len(reader), reader.generation) == (50, 1)
-    texts, documents = reader.texts(), reader.documents()
+    texts, documents = reader.passage_texts(), reader.documents()
     before = [next(texts)], [next(documents)]
     writer.commit([entry(f"d{i}", 2, version="2") for i in range(40)], delete=["d45"])
     assert len([*before[0], *texts]) == len([*before[1], *documents]) == 50
@@ -266,10 +261,10 @@ def test_threads(place: Place) -> None:
     def read(seed: int) -> int:
         seen = 0
         for _ in range(10):
-            ((keys, _),) = store.nearest(units(1, seed), 5)
+            ((keys, _),) = store.search(units(1, seed), 5)
             assert len(keys) == 5
             seen += len(store.fetch(keys.tolist()))  # fewer, when what was found has been replaced since
-            assert len(list(store.texts())) == 20
+            assert len(list(store.passage_texts())) == 20
         return seen
 
     with ThreadPoolExecutor(4) as pool:
@@ -282,7 +277,7 @@ def test_threads(place: Place) -> None:
 def test_closed(place: Place) -> None:
     store = place.create(D)
     store.close()
-    for act in (lambda: store.nearest(units(1), 1), lambda: store.fetch([1]), lambda: len(store)):
+    for act in (lambda: store.search(units(1), 1), lambda: store.fetch([1]), lambda: len(store)):
         with pytest.raises(InputError):
             act()
 
@@ -295,7 +290,7 @@ def test_create_and_open_refuse(place: Place) -> None:
     with pytest.raises(ExistsError):
         place.create(D, {"model": "another"})
     store = place.open()
-    assert (store.about, len(store)) == ({"model": "mine"}, 1)
+    assert (store.config, len(store)) == ({"model": "mine"}, 1)
     with pytest.raises(BertieError, match="dimension"):
         Place(place.kind, place.at + "3", "third").create(0)
 
@@ -312,8 +307,8 @@ def brute(vectors: Mapping[int, FloatArray], query: FloatArray, k: int) -> tuple
 
 def by_key(store: VectorStore, entries: Sequence[EmbeddedDocument]) -> dict[int, FloatArray]:
     """The vector of each passage that is there."""
-    mine = {(e.document.id, p.start): e.vectors[i] for e in entries for i, p in enumerate(e.passages)}
-    found = store.fetch([key for key, _ in store.texts()])
+    mine = {(e.document.id, p.start): e.embeddings[i] for e in entries for i, p in enumerate(e.passages)}
+    found = store.fetch([key for key, _ in store.passage_texts()])
     return {f.key: mine[f.passage.document, f.passage.start] for f in found}
 
 
@@ -334,17 +329,17 @@ def test_nearest_is_exact(place: Place) -> None:
     ):
         left = {e.document.id for e in gone if matches_filters(e.document.metadata, where)}
         some = {f.key: vectors[f.key] for f in store.fetch(sorted(vectors)) if f.passage.document in left}
-        assert store.allowed(where).tolist() == sorted(some)
+        assert store.matching_keys(where).tolist() == sorted(some)
         for k in (1, 10, 1000):
-            for query, (keys, scores) in zip(queries, store.nearest(queries, k, where), strict=True):
+            for query, (keys, scores) in zip(queries, store.search(queries, k, where), strict=True):
                 best, exact = brute(some, query, k)
                 assert keys.tolist() == best
                 np.testing.assert_allclose(scores, exact, atol=1e-6)
                 assert (keys.dtype, scores.dtype) == (np.int64, np.float32)
-    before = store.nearest(queries, 10)
+    before = store.search(queries, 10)
     store.optimize()
-    store.optimize(whole=True)
-    for old, new in zip(before, store.nearest(queries, 10), strict=True):
+    store.optimize(full=True)
+    for old, new in zip(before, store.search(queries, 10), strict=True):
         assert old[0].tolist() == new[0].tolist()
 
 
@@ -358,25 +353,25 @@ VALUES: list[MetadataValue] = [
 def test_every_condition_on_every_value(place: Place) -> None:
     store = place.create(D)
     store.commit([entry(str(i), metadata={"x": value}, seed=i) for i, value in enumerate(VALUES)] + [entry("none")])
-    keys = {f.passage.document: f.key for f in store.fetch([key for key, _ in store.texts()])}
+    keys = {f.passage.document: f.key for f in store.fetch([key for key, _ in store.passage_texts()])}
     rng = random.Random(0)
     for op in ("=", "!=", "<", "<=", ">", ">="):
         for value in VALUES:
             self_made = [i for i, mine in enumerate(VALUES) if holds(mine, op, value)]
             right = sorted(keys[str(i)] for i in self_made) + ([keys["none"]] if op == "!=" else [])
-            assert store.allowed([MetadataFilter("x", op, value)]).tolist() == right, (op, value)
+            assert store.matching_keys([MetadataFilter("x", op, value)]).tolist() == right, (op, value)
     for _ in range(10):
         some = tuple(rng.sample(VALUES, rng.randrange(4)))
         right = sorted(keys[str(i)] for i, mine in enumerate(VALUES) if any(holds(mine, "=", v) for v in some))
-        assert store.allowed([MetadataFilter("x", "in", some)]).tolist() == right, some
+        assert store.matching_keys([MetadataFilter("x", "in", some)]).tolist() == right, some
     both = [MetadataFilter("x", ">=", 1), MetadataFilter("x", "<", 5.5), MetadataFilter("y", "!=", 0)]
-    assert [f.metadata["x"] for f in store.fetch(store.allowed(both).tolist())] == [1, 5, 5.0]
+    assert [f.metadata["x"] for f in store.fetch(store.matching_keys(both).tolist())] == [1, 5, 5.0]
     for op in ("=", "<", "in"):
-        assert len(store.allowed([MetadataFilter("y", op, (1,) if op == "in" else 1)])) == 0
+        assert len(store.matching_keys([MetadataFilter("y", op, (1,) if op == "in" else 1)])) == 0
 
 
 def holds(mine: MetadataValue, op: str, value: MetadataValue) -> bool:
-    """By the words of `MetadataFilter`, and apart from `meets`: within a kind as Python compares, across kinds only != holds."""
+    """Compare as Python does within a type; across types only != holds. Independent of `matches_filters`."""
     letters = [bool if isinstance(v, bool) else str if isinstance(v, str) else float for v in (mine, value)]
     if letters[0] is not letters[1]:
         return op == "!="
@@ -391,8 +386,8 @@ def test_conditions_are_not_code(place: Place) -> None:
     store = place.create(D)
     store.commit([entry("a", metadata={"x": "1"}), entry("b", metadata={"y' OR '1'='1": "z"})])
     for name, value in (("x", "' OR '1'='1"), ("x' OR '1'='1", "1"), ("x\\", "1"), ("x", "1'--"), ('x"', 'x"')):
-        assert len(store.allowed([MetadataFilter(name, "=", value)])) == 0
-    assert len(store.allowed([MetadataFilter("y' OR '1'='1", "=", "z")])) == 1
+        assert len(store.matching_keys([MetadataFilter(name, "=", value)])) == 0
+    assert len(store.matching_keys([MetadataFilter("y' OR '1'='1", "=", "z")])) == 1
     assert len(store) == 2
 
 
@@ -409,7 +404,7 @@ def server(postgres_url: str) -> Any:
 
 @pytest.mark.parametrize("place", ["postgres"], indirect=True)
 def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.postgres_store.EXACT", 100)
+    monkeypatch.setattr("bertie.search.postgres_store.EXACT_SEARCH_PASSAGES", 100)
     store = place.create(D)
     entries = [entry(f"d{i}", 1, metadata={"i": i, "odd": i % 2 == 1}, seed=i) for i in range(1000)]
     store.commit(entries[:800])
@@ -423,7 +418,7 @@ def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> No
             key: vectors[key] for key in vectors if matches_filters(entries[documents[key]].document.metadata, where)
         }
         right = 0
-        for query, (keys, scores) in zip(queries, store.nearest(queries, 10, where), strict=True):
+        for query, (keys, scores) in zip(queries, store.search(queries, 10, where), strict=True):
             best, _ = brute(some, query, 10)
             assert len(keys) == len(best)
             assert set(keys.tolist()) <= some.keys()
@@ -431,7 +426,7 @@ def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> No
             right += len({*keys.tolist()} & {*best})
         assert right >= least * len(queries) * len(best)
     place.close()  # which makes the server count what was used
-    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'passages_graph' AND schemaname = %s"
+    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'passages_hnsw' AND schemaname = %s"
     assert server.execute(used, (place.name,)).fetchone()[0] >= 60
 
 
@@ -440,14 +435,14 @@ def test_a_transaction_that_fails_leaves_nothing(place: Place, monkeypatch: pyte
 
     store = place.create(D)
     store.commit([entry("a", 2)])
-    copy = postgres_store._copy
+    copy = postgres_store.copy_documents
 
     def fail(*given: Any) -> None:
         copy(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_store, "_copy", fail)
+        patch.setattr(postgres_store, "copy_documents", fail)
         with pytest.raises(KeyboardInterrupt):
             store.commit([entry("a", 1, version="2"), entry("b")])
     assert (everything(store), store.generation) == (expected([entry("a", 2)]), 1)
@@ -462,10 +457,10 @@ def test_a_connection_that_is_lost(place: Place, server: Any) -> None:
     end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname <> ''"
     server.execute(end)
     assert len(store) == 1
-    texts = store.texts()
+    texts = store.passage_texts()
     next(texts)
     server.execute(end)
-    with pytest.raises(NotFoundError, match="went away"):
+    with pytest.raises(NotFoundError, match="lost the connection to"):
         list(texts)
     assert len(store) == 1
 
@@ -525,7 +520,7 @@ def test_pgvector_in_another_schema(place: Place, server: Any) -> None:
         connection.execute('CREATE EXTENSION vector SCHEMA "of, others"')
     store = place.create(D)
     store.commit([entry("a", 2)])
-    assert len(store.nearest(units(1), 5)[0][0]) == 2
+    assert len(store.search(units(1), 5)[0][0]) == 2
 
 
 @pytest.mark.parametrize("place", ["postgres"], indirect=True)
@@ -542,7 +537,7 @@ def test_characters_that_postgresql_has_no_place_for(place: Place) -> None:
 @pytest.mark.parametrize("place", ["lance"], indirect=True)
 @pytest.mark.parametrize("dimension", [16, 6])
 def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.lance_store.EXACT", 100)
+    monkeypatch.setattr("bertie.search.lance_store.EXACT_SEARCH_PASSAGES", 100)
     vectors = units(1000, 1, dimension)
     store = place.create(dimension)
     entries = []
@@ -551,7 +546,7 @@ def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) ->
         entries.append(EmbeddedDocument(document, [Passage(f"d{i}", 0, 0, "")], vector[None]))
     store.commit(entries[:800])
     store.optimize()
-    assert {index.name for index in store._look()[1].list_indices()} >= {"vector_idx", "key_idx", "document_idx"}  # type: ignore[attr-defined]
+    assert {index.name for index in store._snapshot()[1].list_indices()} >= {"embedding_idx", "key_idx", "document_idx"}  # type: ignore[attr-defined]
     store.commit([*entries[800:], entries[3]], delete=["d5"])  # searched without a list until the next time
     for joined in (False, True):
         held = by_key(store, entries)
@@ -561,7 +556,7 @@ def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) ->
             some = {key: held[key] for key in held if matches_filters(entries[documents[key]].document.metadata, where)}
             right = 0
             queries = units(20, 7, dimension)
-            for query, (keys, scores) in zip(queries, store.nearest(queries, 10, where), strict=True):
+            for query, (keys, scores) in zip(queries, store.search(queries, 10, where), strict=True):
                 best, _ = brute(some, query, 10)
                 assert len(keys) == len(best)
                 np.testing.assert_allclose(scores, [held[key] @ query for key in keys.tolist()], atol=1e-6)
@@ -593,14 +588,14 @@ def test_what_was_not_published_is_not_there(place: Place, monkeypatch: pytest.M
 @pytest.mark.parametrize("place", ["lance"], indirect=True)
 def test_old_versions_never_go_before_new_ones_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(lance_store, "KEEP", lance_store.timedelta(0))
-    monkeypatch.setattr(lance_store, "FEW", 3)
+    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", lance_store.timedelta(0))
+    monkeypatch.setattr(lance_store, "COMPACTION_INTERVAL", 3)
     store = place.create(D)
     publish, seen = lance_store._publish, []
 
     def look(folder: Path, *given: Any) -> None:
         """As somebody would who comes in before a new version counts."""
-        if (folder / lance_store.STATE).exists():
+        if (folder / lance_store.MANIFEST).exists():
             seen.append(everything(lance_store.LanceStore.open(folder)))
         publish(folder, *given)
 
@@ -618,11 +613,11 @@ def test_old_versions_never_go_before_new_ones_count(place: Place, monkeypatch: 
 def test_readers_of_an_old_version(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its age, a version that counted until now is not taken from those who read it."""
 
-    monkeypatch.setattr(lance_store, "KEEP", lance_store.timedelta(seconds=1))
+    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", lance_store.timedelta(seconds=1))
     store = place.create(D)
     store.commit([entry(f"d{i}") for i in range(30)])
     time.sleep(1.2)
-    _, old = store._look()  # type: ignore[attr-defined]
+    _, old = store._snapshot()  # type: ignore[attr-defined]
     store.commit([entry(f"d{i}", version="2") for i in range(30)])
     store.optimize()
     assert old.search().select(["text"]).to_arrow()["text"].to_pylist() == ["  1  0"] * 30
@@ -640,31 +635,31 @@ def test_files_that_are_not_as_they_were(place: Place) -> None:
         ("[]", "format"),
         ('{"format": 9}', "format"),
         ('{"format": 2}', "index.json"),
-        (good.replace('"generation": 1', '"generation": 0'), "not what was written"),
+        (good.replace('"generation": 1', '"generation": 0'), "corrupt: checksum mismatch"),
     ):
         state.write_text(text)
         with pytest.raises(CheckpointError, match=message):
             place.open()
     state.unlink()
     for attempt in (place.open, lambda: place.create(D)):  # which would begin with an empty table
-        with pytest.raises(CheckpointError, match="put back a copy"):
+        with pytest.raises(CheckpointError, match="restore a backup"):
             attempt()
     state.write_text(good)
     assert len(place.open()) == 2
     (file,) = (Path(place.at) / "passages.lance" / "data").iterdir()
-    whole, vector = file.read_bytes(), entry("a", 2).vectors[1].tobytes()
+    whole, vector = file.read_bytes(), entry("a", 2).embeddings[1].tobytes()
     for old, new in ((vector, vector[:-1] + bytes([vector[-1] ^ 1])), (b"  1  1", b"  1  2")):
         assert whole.count(old)
         file.write_bytes(whole.replace(old, new))
-        with pytest.raises(CheckpointError, match="a passage of 'a' is not what was written"):
+        with pytest.raises(CheckpointError, match="checksum mismatch in a passage of 'a'"):
             everything(place.open())
     for file in (Path(place.at) / "passages.lance" / "data").iterdir():
         file.write_bytes(whole[:50])
-    with pytest.raises(CheckpointError, match="anew"):
+    with pytest.raises(CheckpointError, match="rebuild"):
         everything(place.open())
     for file in (Path(place.at) / "passages.lance").rglob("*.manifest"):
         file.unlink()
-    with pytest.raises(CheckpointError, match="anew"):
+    with pytest.raises(CheckpointError, match="rebuild"):
         place.open()
     with pytest.raises(ExistsError):
         place.create(D)
@@ -694,7 +689,9 @@ def after(number: int) -> dict[str, EmbeddedDocument]:
 
 def write_until_killed(kind: str, at: str, name: str) -> None:
     """Commit after commit, each said when it is done; files are put in order now and then."""
-    importlib.import_module(f"bertie.search.{kind}_store").EXACT = 20  # so that there are graphs and lists to build
+    importlib.import_module(
+        f"bertie.search.{kind}_store"
+    ).EXACT_SEARCH_PASSAGES = 20  # so that there are graphs and lists to build
     store = Place(kind, at, name).open()
     for number in itertools.count(store.generation + 1):
         put, delete = commits(number)
@@ -730,9 +727,9 @@ def kill_and_look(place: Place, kills: int) -> int:
         held = after(number)
         assert everything(store) == expected(list(held.values()))
         vectors = by_key(store, list(held.values()))
-        assert len(store) == len(vectors) == len(store.allowed([]))
+        assert len(store) == len(vectors) == len(store.matching_keys([]))
         query = units(1, number)
-        assert store.nearest(query, 10)[0][0].tolist() == brute(vectors, query[0], 10)[0]
+        assert store.search(query, 10)[0][0].tolist() == brute(vectors, query[0], 10)[0]
         place.close()
     return said
 

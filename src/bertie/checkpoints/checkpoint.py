@@ -14,6 +14,7 @@ import torch
 
 from bertie.checkpoints import named_heads, storage, weight_files
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
+from bertie.checkpoints.fingerprint import WeightsOrigin
 from bertie.checkpoints.hub import default_model, resolve
 from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, legacy_tokenizer, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
@@ -55,6 +56,7 @@ class Checkpoint:
     cross_encoder: CrossEncoderConfig | None = None
     splade: Splade | None = None
     source: str = ""
+    origin: WeightsOrigin | None = None  # the files that the weights were loaded from
     limit: int | None = None  # a lower maximum length, set by `with_max_length`
     heads: dict[str, HeadInfo] = field(default_factory=dict)  # by the name of the head
 
@@ -352,6 +354,7 @@ def _read(
         cross_encoder=cross_encoder,
         splade=splade,
         source=str(name),
+        origin=None if device is None else WeightsOrigin.of(top, head, ignore, model.encoder),
     )
     if named_heads.KEY not in ignore:
         checkpoint._load_named_heads(own, folder)

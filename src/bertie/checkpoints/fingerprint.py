@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bertie.data.atomic import atomic_write
 
@@ -23,37 +23,44 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.config import HeadName
 
 CACHE_FILE = "fingerprints.json"
 MAX_ENTRIES = 1000
-WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsOrigin:
-    """Where the weights of a model were loaded from, and how to load them again in fp32.
+    """The files that the weights of a model were loaded from, and the arguments to load them again.
 
-    `versions` are PyTorch's version counters of the encoder's tensors: in-place changes such as training increment them.
+    `versions` are PyTorch's version counters of the encoder's tensors, which in-place changes such as training
+    increment.
     """
 
     folder: Path
+    head: HeadName | Literal["none"] | None
+    ignore: tuple[str, ...]
     versions: tuple[int, ...]
-    reload: Callable[[], nn.Module]
 
     @classmethod
-    def of(cls, folder: Path, encoder: nn.Module, reload: Callable[[], nn.Module]) -> WeightsOrigin:
+    def of(
+        cls, folder: Path, head: HeadName | Literal["none"] | None, ignore: Iterable[str], encoder: nn.Module
+    ) -> WeightsOrigin:
         """Record the origin of weights that were just loaded."""
-        return cls(folder, _versions(encoder), reload)
+        return cls(folder, head, tuple(ignore), _versions(encoder))
 
     def is_current(self, encoder: nn.Module) -> bool:
         """Whether an encoder in fp32, bf16 or fp16 still has the weights of the files."""
         return _versions(encoder) == self.versions
 
     def cache_key(self) -> str:
-        """Identify the files and their contents without reading them."""
-        files = sorted(file for pattern in WEIGHT_PATTERNS for file in self.folder.glob(pattern))
-        stats = [(file.name, status.st_size, status.st_mtime_ns, status.st_ino) for file in files if (status := file.stat())]
-        return hashlib.sha256(repr((str(self.folder.resolve()), stats)).encode()).hexdigest()
+        """Identify the weight files and their contents without reading them."""
+        patterns = [*WEIGHT_FILES, *(f"*/{name}" for name in WEIGHT_FILES)]
+        files = sorted(file for pattern in patterns for file in self.folder.glob(pattern))
+        stats = [(str(file.relative_to(self.folder)), os.stat(file)) for file in files]
+        facts = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats]
+        return hashlib.sha256(repr((str(self.folder.resolve()), facts)).encode()).hexdigest()
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
@@ -65,9 +72,15 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
     key = origin.cache_key()
     fingerprints = _read_cache()
     if key not in fingerprints:
-        fingerprints[key] = _hash(encoder if precision == "fp32" else origin.reload())
+        fingerprints[key] = _hash(encoder if precision == "fp32" else _reload(origin))
         _write_cache(fingerprints)
     return fingerprints[key]
+
+
+def _reload(origin: WeightsOrigin) -> nn.Module:
+    from bertie.checkpoints.checkpoint import Checkpoint
+
+    return Checkpoint.load(origin.folder, head=origin.head, ignore=origin.ignore).model.encoder
 
 
 def _versions(encoder: nn.Module) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What the verbs that also run on a Ray cluster share."""
+"""Flags and errors shared by the verbs that also run on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from bertie.errors import BertieError
 
 
 def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
-    """The cluster; `what` says what it does."""
-    group = parser.add_argument_group("on many machines")
+    """Add --ray, --workers and --threads; `what` says what the cluster does."""
+    group = parser.add_argument_group("Ray cluster")
     group.add_argument(
-        "--ray", metavar="ADDRESS", help=f"{what}, by a Ray cluster: host:port, auto, or local for this machine alone"
+        "--ray", metavar="ADDRESS", help=f"{what} on a Ray cluster: host:port, auto, or local for this machine"
     )
-    group.add_argument("--workers", type=int, metavar="N", help="how many (one a GPU; else as the cores allow)")
-    group.add_argument("--threads", type=int, metavar="N", help="of a worker without a GPU (up to 4)")
+    group.add_argument("--workers", type=int, metavar="N", help="actors (one per GPU; else as many as cores allow)")
+    group.add_argument("--threads", type=int, metavar="N", help="threads per actor without a GPU (up to 4)")
 
 
 def check_ray(args: argparse.Namespace) -> None:
-    """Without a cluster there are no workers."""
+    """Reject the flags of a cluster without --ray."""
     if args.ray is None and (args.workers is not None or args.threads is not None):
-        raise UsageError("--workers and --threads are those of a Ray cluster; name it with --ray")
+        raise UsageError("--workers and --threads need a Ray cluster; pass --ray")
 
 
 @contextmanager
 def on_cluster() -> Iterator[None]:
-    """What Python's users pass is a flag here; and what Ray says of its workers is no result."""
+    """Name flags instead of keyword arguments in errors, and redirect the output of Ray to standard error."""
     try:
         with redirect_stdout(sys.stderr):
             yield
     except BaseException as error:
         if isinstance(error, BertieError):
-            error.args = (_flags(str(error)),)
-        error.__notes__ = [_flags(note) for note in getattr(error, "__notes__", [])]
+            error.args = (_to_flags(str(error)),)
+        error.__notes__ = [_to_flags(note) for note in getattr(error, "__notes__", [])]
         raise
 
 
-def _flags(text: str) -> str:
+def _to_flags(text: str) -> str:
     text = re.sub(r"\b(resume|overwrite)=True", r"--\1", text)
-    return re.sub(r"\b(column|device|workers|threads|dimensions|prompt|long)=", r"--\1 ", text)
+    return re.sub(r"\b(column|device|workers|threads|dimensions?|prompt|overflow|precision)=", r"--\1 ", text)

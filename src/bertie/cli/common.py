@@ -125,6 +125,11 @@ def add_output(parser: argparse.ArgumentParser, *, vectors: bool = False) -> Non
     parser.add_argument("--overwrite", action="store_true", help="replace the output file if it is there")
 
 
+def add_top_k(parser: argparse.ArgumentParser, default: int, what: str) -> None:
+    """Add -k/--top-k."""
+    parser.add_argument("-k", "--top-k", type=int, default=default, metavar="N", help=f"{what} ({default})")
+
+
 def add_weights(parser: argparse._ActionsContainer) -> None:
     """--weights of the stages of a search."""
     parser.add_argument(

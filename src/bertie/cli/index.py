@@ -1,7 +1,8 @@
-"""Make files searchable, or bring an index up to date with them.
+"""Create a search index from files, or update one.
 
-Text, Markdown, HTML, PDF, and the rows of JSONL, CSV, TSV and Parquet are cut into passages, each with its vector. What
-was stopped goes on with --refresh, which embeds only what is new or has changed, and deletes what is gone.
+Text, Markdown, HTML, PDF, and the rows of JSONL, CSV, TSV and Parquet are split into passages and embedded. --refresh
+resumes an interrupted run and updates an index: it embeds new and modified documents only, and deletes those of files
+that no longer exist.
 """
 
 from __future__ import annotations
@@ -23,144 +24,159 @@ from bertie.errors import ExistsError, NotFoundError
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.search.document_reader import ReadOptions
-    from bertie.search.index import Index
+    from bertie.search.index import Index, IndexUpdate
 
-EXAMPLE = """  bertie index docs/ --out my-index
-  bertie index docs/ --out my-index --refresh                            # take up what has changed
-  bertie index papers/ --out postgresql://me@localhost/papers -m ./my-model
-  bertie index products.csv --column description --out products --vectors int8
+EXAMPLE = """  bertie index docs/ -o my-index
+  bertie index docs/ -o my-index --refresh                               # update it after changes
+  bertie index papers/ -o postgresql://me@localhost/papers -m ./my-model
+  bertie index products.csv --column description -o products --embedding-precision int8
 """
-SHOWN = 10  # files that were left out
+MAX_LISTED = 10  # skipped files
 
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verb(verbs, "index", "make files searchable", __doc__, EXAMPLE)
-    parser.add_argument("paths", nargs="*", metavar="FILE|DIR", help="what to read; folders with all below them")
-    parser.add_argument("--out", required=True, metavar="INDEX", help="a folder; postgresql://… or lance://FOLDER")
+    parser = verb(verbs, "index", "create or update a search index", __doc__, EXAMPLE)
+    parser.add_argument("paths", nargs="*", metavar="FILE|DIR", help="files to index; folders are read recursively")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="INDEX", help="a folder, postgresql://… or lance://FOLDER"
+    )
     add_model(parser)
-    parser.add_argument("--refresh", action="store_true", help="if the index is there, take up what has changed")
-    parser.add_argument("--rebuild", action="store_true", help="make damaged files of an index anew, from its passages")
-    parser.add_argument("--size", type=int, metavar="N", help="tokens of a passage at most (256)")
-    parser.add_argument("--overlap", type=int, metavar="N", help="tokens that neighbours share (32)")
-    parser.add_argument("--vectors", choices=("fp32", "int8", "binary"), help="how they are kept (fp32)")
-    parser.add_argument("--language", help="of stems and stop words (english); none leaves words as they are")
+    parser.add_argument("--refresh", action="store_true", help="update the index if it exists")
+    parser.add_argument("--rebuild", action="store_true", help="rebuild corrupt files of an index from its passages")
+    parser.add_argument("--chunk-size", type=int, metavar="N", help="maximum tokens per passage (256)")
+    parser.add_argument("--chunk-overlap", type=int, metavar="N", help="tokens shared by neighbouring passages (32)")
+    parser.add_argument(
+        "--embedding-precision", choices=("fp32", "int8", "binary"), help="precision of the stored embeddings (fp32)"
+    )
+    parser.add_argument("--language", help="of the stemmer and the stop words (english); none disables both")
     parser.add_argument("--encoding", help="of text that is not UTF-8, such as cp1252")
-    parser.add_argument("--column", default="text", metavar="NAME", help="with the texts of tables (text)")
-    parser.add_argument("--id-column", metavar="NAME", help="with the ids of rows (id or _id, else their numbers)")
-    parser.add_argument("--skip", action="store_true", help="leave out files that cannot be read, and say which")
-    parser.add_argument("--json", action="store_true", help="print what was done as one JSON object")
-    add_ray(parser, "cut and embed documents")
+    parser.add_argument("--column", default="text", metavar="NAME", help="the text column of tables (text)")
+    parser.add_argument("--id-column", metavar="NAME", help="the id column of tables (id or _id, else row numbers)")
+    parser.add_argument("--skip", action="store_true", help="skip files that cannot be read, and list them")
+    parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
+    add_ray(parser, "split and embed documents")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
-    from bertie import cluster as scale
-    from bertie.search.index import Index
-    from bertie.tasks import Embedder
-
+    """Run the verb."""
     check_ray(args)
     if args.rebuild:
-        if args.paths:
-            raise UsageError("--rebuild works from the index alone; leave out the files, or pass --refresh instead")
-        again = Index.rebuild(args.out, None if args.model is None else load(Embedder, args))
-        said = {"index": _shown(args.out), "embedded": again}
-        print(json.dumps(said) if args.json else f"{said['index']} is whole; {again:,} passages were embedded again")
+        _rebuild(args)
         return
     if not args.paths:
-        raise UsageError("name the files or folders to read")
+        raise UsageError("pass the files or folders to index")
     skipped: list[tuple[str, str]] = []
-    index, made = _index(args)
+    index, is_new = _open_or_create(args)
     with index:
         index.progress = True
         try:
-            options: ReadOptions = {
-                "text": args.column,
-                "id": args.id_column,
-                "encoding": args.encoding,
-                "on_error": "skip" if args.skip else "raise",
-                "skipped": lambda path, reason: skipped.append((path, reason)),
-            }
-            if args.ray is None:
-                counts = index.refresh(args.paths, **options)
-            else:
-                cluster = {"device": args.device, "workers": args.workers, "threads": args.threads}
-                with on_cluster():
-                    counts = scale.index(index, args.paths, address=args.ray, **cluster, **options)
+            update = _refresh(args, index, skipped)
         except BaseException as error:
             if len(index):
-                error.add_note("--refresh goes on from there")
-            elif made:
+                error.add_note("--refresh resumes from there")
+            elif is_new:
                 _remove(index)
             raise
-        if hasattr(index.store, "folder"):  # where they stay
-            index.load_words()  # now, rather than when somebody waits for an answer
+        if hasattr(index.store, "folder"):
+            index.load_lexical()  # written to the folder now rather than at the first search
         total = len(index)
-    _say(skipped)
+    _report_skipped(skipped)
     if args.json:
-        print(json.dumps({"index": _shown(args.out), **asdict(counts), "total": total, "skipped": len(skipped)}))
+        record = {"index": _without_password(args.output), **asdict(update), "total": total, "skipped": len(skipped)}
+        print(json.dumps(record))
     else:
         print(
-            f"{_shown(args.out)}: {counts.added:,} documents added, {counts.changed:,} changed, {counts.deleted:,} "
-            f"deleted, {counts.unchanged:,} as they were; {counts.passages:,} passages embedded, {total:,} in all"
+            f"{_without_password(args.output)}: {update.added:,} documents added, {update.changed:,} changed, "
+            f"{update.deleted:,} deleted, {update.unchanged:,} unchanged; {update.passages:,} passages embedded, "
+            f"{total:,} in total"
         )
 
 
-def _shown(index: str) -> str:
-    """An index's address without a password.
+def _rebuild(args: argparse.Namespace) -> None:
+    from bertie.search.index import Index
+    from bertie.tasks import Embedder
 
-    >>> _shown("postgresql://me:secret@localhost/papers")
+    if args.paths:
+        raise UsageError("--rebuild needs the index only; omit the files, or pass --refresh instead")
+    count = Index.rebuild(args.output, None if args.model is None else load(Embedder, args))
+    name = _without_password(args.output)
+    record = {"index": name, "embedded": count}
+    print(json.dumps(record) if args.json else f"{name} has been repaired; {count:,} passages were embedded again")
+
+
+def _refresh(args: argparse.Namespace, index: Index, skipped: list[tuple[str, str]]) -> IndexUpdate:
+    options: ReadOptions = {
+        "text": args.column,
+        "id": args.id_column,
+        "encoding": args.encoding,
+        "on_error": "skip" if args.skip else "raise",
+        "on_skip": lambda path, reason: skipped.append((path, reason)),
+    }
+    if args.ray is None:
+        return index.refresh(args.paths, **options)
+    from bertie import cluster
+
+    resources = {"device": args.device, "workers": args.workers, "threads": args.threads}
+    with on_cluster():
+        return cluster.index(index, args.paths, address=args.ray, **resources, **options)
+
+
+def _without_password(index: str) -> str:
+    """Remove the password from the location of an index.
+
+    >>> _without_password("postgresql://me:secret@localhost/papers")
     'postgresql://me@localhost/papers'
     """
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", index)
 
 
-def _index(args: argparse.Namespace) -> tuple[Index, bool]:
-    """The index, and whether it was made just now."""
+def _open_or_create(args: argparse.Namespace) -> tuple[Index, bool]:
+    """Return the index, and whether it is new."""
     from bertie.search.index import Index
     from bertie.tasks import Embedder
 
-    asked = {"size": args.size, "overlap": args.overlap, "vectors": args.vectors, "language": args.language}
-    asked = {name: value for name, value in asked.items() if value is not None}
+    names = ("chunk_size", "chunk_overlap", "embedding_precision", "language")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.refresh:
         try:
-            there = Index.open(args.out)
+            existing = Index.open(args.output)
         except NotFoundError:
             pass
         else:
-            has = {**there.about, "vectors": getattr(there.store, "vectors", "fp32")}
-            for name, value in asked.items():
-                if str(value).lower() != str(has[name]).lower():
-                    raise UsageError(
-                        f"--{name} {value}: {_shown(args.out)} was made with {has[name]}, which cannot be changed"
-                    )
-            args.model = args.model or there.about["model"]
-            return Index(there.store, load(Embedder, args)), False
+            for name, value in options.items():
+                built_with = existing.config[name]
+                if str(value).lower() != str(built_with).lower():
+                    flag = "--" + name.replace("_", "-")
+                    location = _without_password(args.output)
+                    raise UsageError(f"{flag} {value}: {location} was built with {built_with}, which cannot be changed")
+            args.model = args.model or existing.config["model"]
+            return Index(existing.store, load(Embedder, args)), False
     if args.language == "none":
-        asked["language"] = None
+        options["language"] = None
     try:
-        return Index.create(args.out, load(Embedder, args), **asked), True
+        return Index.create(args.output, load(Embedder, args), **options), True
     except ExistsError as error:
-        error.add_note("pass --refresh to take up what has changed")
+        error.add_note("pass --refresh to update it")
         raise
 
 
-def _say(skipped: Sequence[tuple[str, str]]) -> None:
-    """What was left out: what cannot be read, and how many files of other kinds."""
+def _report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """List unreadable files, and count files of other types."""
     from bertie.data.readers import data_suffix
     from bertie.search.document_reader import DOCUMENT_SUFFIXES
 
     others = {path for path, _ in skipped if data_suffix(path) not in DOCUMENT_SUFFIXES and not os.path.isdir(path)}
-    bad = [f"{path}: {reason}" for path, reason in skipped if path not in others]
-    lines = bad[:SHOWN]
-    if len(bad) > SHOWN:
-        lines.append(f"{len(bad) - SHOWN:,} more that cannot be read")
+    unreadable = [f"{path}: {reason}" for path, reason in skipped if path not in others]
+    lines = unreadable[:MAX_LISTED]
+    if len(unreadable) > MAX_LISTED:
+        lines.append(f"{len(unreadable) - MAX_LISTED:,} more unreadable files")
     if others:
-        kinds = sorted({data_suffix(path) or "without an ending" for path in others})
-        lines.append(f"{len(others):,} files of other kinds: {', '.join(kinds[:SHOWN])}")
+        suffixes = sorted({data_suffix(path) or "no suffix" for path in others})
+        lines.append(f"{len(others):,} files of other types: {', '.join(suffixes[:MAX_LISTED])}")
     for line in lines:
-        print(f"bertie: left out {line}", file=sys.stderr)
+        print(f"bertie: skipped {line}", file=sys.stderr)
 
 
 def _remove(index: Index) -> None:

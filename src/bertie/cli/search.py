@@ -1,4 +1,4 @@
-"""Find the passages of an index that answer a query, by meaning, by words, or by both."""
+"""Search an index: dense (embeddings), lexical (BM25) or hybrid, with optional reranking."""
 
 from __future__ import annotations
 
@@ -10,50 +10,55 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, add_model, add_weights, load, verb
+from bertie.cli.common import UsageError, add_model, add_top_k, add_weights, load, verb
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
+    from bertie.search.filters import MetadataFilter
     from bertie.search.index import SearchHit, SearchResults
-    from bertie.search.records import MetadataFilter, MetadataValue
+    from bertie.search.records import MetadataValue
 
-EXAMPLE = """  bertie search my-index "how are texts cut into passages?"
+EXAMPLE = """  bertie search my-index "how is text split into passages?"
   bertie search my-index "zinc batteries" -k 3 --mode lexical --where "year>=1990" --where lang=en
   bertie search my-index "zinc batteries" --rerank --json
 """
-SHOWN = 320  # characters of a passage; --json has them all
+MAX_CHARACTERS = 320  # of a passage in the table; --json prints it in full
 _CONDITION = re.compile(r"\s*(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verb(verbs, "search", "find passages in an index", __doc__, EXAMPLE)
-    parser.add_argument("index", metavar="INDEX", help="a folder that `bertie index` made; postgresql://… or lance://…")
-    parser.add_argument("queries", nargs="+", metavar="QUERY", help="what to look for")
-    parser.add_argument("-k", type=int, default=10, metavar="N", help="how many passages (10)")
-    parser.add_argument("--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="how (hybrid)")
-    parser.add_argument("--rerank", action="store_true", help="let a cross-encoder order the best (the built-in model)")
-    parser.add_argument("--reranker", metavar="MODEL", help="as --rerank, by this one")
+    parser = verb(verbs, "search", "search an index", __doc__, EXAMPLE)
+    parser.add_argument(
+        "index", metavar="INDEX", help="a folder written by `bertie index`, postgresql://… or lance://…"
+    )
+    parser.add_argument("queries", nargs="+", metavar="QUERY", help="a query")
+    add_top_k(parser, 10, "passages per query")
+    parser.add_argument(
+        "--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="retrieval method (hybrid)"
+    )
+    parser.add_argument("--rerank", action="store_true", help="rerank with a cross-encoder (the built-in one)")
+    parser.add_argument("--reranker", metavar="MODEL", help="rerank with this cross-encoder")
     add_weights(parser)
-    parser.add_argument("--depth", type=int, default=100, metavar="N", help="passages that are fused or reranked (100)")
+    parser.add_argument("--depth", type=int, default=100, metavar="N", help="passages to fuse or rerank (100)")
     parser.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="in metadata: =, !=, <, <=, >, >=; all hold",
+        help="metadata filter with =, !=, <, <=, > or >=; all must match",
     )
     add_model(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object a query")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per query")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
-    for name in ("k", "depth"):
-        if getattr(args, name) < 1:
-            raise UsageError(f"{'-k' if name == 'k' else '--depth'} {getattr(args, name)} must be at least 1")
-    where = [one for text in args.where for one in condition(text)]
+    """Run the verb."""
+    for flag, value in (("-k", args.top_k), ("--depth", args.depth)):
+        if value < 1:
+            raise UsageError(f"{flag} {value} must be at least 1")
+    where = [condition for text in args.where for condition in parse_condition(text)]
 
     from bertie.search.index import Index
 
@@ -61,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
         if args.mode != "lexical":
             from bertie.tasks import Embedder
 
-            args.model = args.model or index.about["model"]
+            args.model = args.model or index.config["model"]
             index = Index(index.store, load(Embedder, args))
         index.progress = True
         reranker = None
@@ -70,9 +75,9 @@ def run(args: argparse.Namespace) -> None:
 
             args.model = args.reranker
             reranker = load(Reranker, args)
-        found = index.search_each(
+        searches = index.search_batch(
             args.queries,
-            args.k,
+            args.top_k,
             mode=args.mode,
             rerank=reranker,
             where=where,
@@ -80,88 +85,92 @@ def run(args: argparse.Namespace) -> None:
             weights=args.weights,
         )
         total = len(index)
-    for results in found:
+    for results in searches:
         if args.json:
-            said = {"query": results.query, "hits": [asdict(hit) for hit in results], "timings": results.timings}
-            print(json.dumps(said, ensure_ascii=False))
+            record = {"query": results.query, "hits": [asdict(hit) for hit in results], "timings": results.timings}
+            print(json.dumps(record, ensure_ascii=False))
         else:
-            print(shown(results, total, color=sys.stdout.isatty()))
+            print(format_results(results, total, color=sys.stdout.isatty()))
 
 
-def condition(text: str) -> list[MetadataFilter]:
-    """A condition as it is written on the command line. What may be a number may also be text that looks like one.
+def parse_condition(text: str) -> list[MetadataFilter]:
+    """Parse a --where condition. A value that looks like a number matches both the number and the text.
 
-    >>> [(one.name, one.op, one.value) for one in condition("year>=1990")]
+    >>> [(f.name, f.op, f.value) for f in parse_condition("year>=1990")]
     [('year', '>=', 1990)]
-    >>> [(one.name, one.op, one.value) for one in condition("year = 1990")]
+    >>> [(f.name, f.op, f.value) for f in parse_condition("year = 1990")]
     [('year', 'in', ('1990', 1990))]
     """
-    from bertie.search.records import MetadataFilter
+    from bertie.search.filters import MetadataFilter
 
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise UsageError(f"--where {text!r:.80} must be NAME=VALUE, or one with !=, <, <=, > or >=")
     name, op, value = match.groups()
-    values = (value, *_typed(value))
+    values = (value, *_typed_values(value))
     if op == "=":
         return [MetadataFilter(name, "in", values)]
     if op == "!=":
-        return [MetadataFilter(name, op, one) for one in values]
+        return [MetadataFilter(name, op, value) for value in values]
     return [MetadataFilter(name, op, values[-1])]
 
 
-def _typed(text: str) -> list[MetadataValue]:
-    """What a value may be beside text."""
+def _typed_values(text: str) -> list[MetadataValue]:
+    """Return the boolean or number that a text spells, if any."""
     if text in ("true", "false"):
         return [text == "true"]
-    for kind in (int, float):
+    for number in (int, float):
         try:
-            return [kind(text)]
+            return [number(text)]
         except ValueError:
             continue
     return []
 
 
-def shown(results: SearchResults, total: int, *, color: bool) -> str:
-    """For people: each passage with its place, its scores and the words of the query; and how long it took."""
+def format_results(results: SearchResults, total: int, *, color: bool) -> str:
+    """Format the hits of a query, with scores and highlighted query terms, and the time per stage."""
     lines = []
     for number, hit in enumerate(results, 1):
         scores = "  ".join(f"{name} {score:.4g}" for name, score in hit.scores.items())
-        place = _plain(" › ".join([f"{hit.document}:{hit.start}-{hit.end}", *hit.headings]))
-        lines += [f"{number}. {_lit(place, '1', color)}", f"   {scores}", f"   {_passage(hit, color)}", ""]
-    took = "  ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in results.timings.items())
-    lines.append(f"{len(results)} of {total:,} passages  {took}")
+        location = _printable(" › ".join([f"{hit.document}:{hit.start}-{hit.end}", *hit.headings]))
+        lines += [f"{number}. {_style(location, '1', color)}", f"   {scores}", f"   {_excerpt(hit, color)}", ""]
+    timings = "  ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in results.timings.items())
+    lines.append(f"{len(results)} of {total:,} passages  {timings}")
     return "\n".join(lines)
 
 
-def _passage(hit: SearchHit, color: bool) -> str:
-    """The stretch with the most words of the query, these lit up."""
-    start, end = _stretch(len(hit.text), hit.highlights)
+def _excerpt(hit: SearchHit, color: bool) -> str:
+    """Return the part of a passage with the most query terms, these highlighted."""
+    start, end = _excerpt_span(len(hit.text), hit.highlights)
     while start and not hit.text[start - 1].isspace() and hit.text[start - 1 : start + 1].isalnum():
-        start -= 1  # not within a word
+        start -= 1  # to a word boundary
     while end < len(hit.text) and hit.text[end - 1 : end + 1].isalnum():
         end += 1
-    parts, at = ["…"] if start else [], start
+    parts, position = ["…"] if start else [], start
     for first, last in hit.highlights:
         if start <= first and last <= end:
-            parts += [_plain(hit.text[at:first]), _lit(_plain(hit.text[first:last]), "1;33", color)]
-            at = last
-    parts += [_plain(hit.text[at:end]), "…" if end < len(hit.text) else ""]
+            parts += [_printable(hit.text[position:first]), _style(_printable(hit.text[first:last]), "1;33", color)]
+            position = last
+    parts += [_printable(hit.text[position:end]), "…" if end < len(hit.text) else ""]
     return "".join(parts).strip()
 
 
-def _stretch(length: int, highlights: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    if length <= SHOWN:
+def _excerpt_span(length: int, highlights: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    if length <= MAX_CHARACTERS:
         return 0, length
-    starts = [max(0, first - SHOWN // 8) for first, _ in highlights] or [0]
-    best = max(starts, key=lambda start: (sum(start <= a and b <= start + SHOWN for a, b in highlights), -start))
-    return best, min(best + SHOWN, length)
+    starts = [max(0, first - MAX_CHARACTERS // 8) for first, _ in highlights] or [0]
+
+    def covered(start: int) -> int:
+        return sum(start <= first and last <= start + MAX_CHARACTERS for first, last in highlights)
+
+    best = max(starts, key=lambda start: (covered(start), -start))
+    return best, min(best + MAX_CHARACTERS, length)
 
 
-def _plain(text: str) -> str:
-    """On one line, and without what a terminal would obey."""
+def _printable(text: str) -> str:
+    """Put text on one line, without control characters that a terminal would interpret."""
     return "".join(letter if letter.isprintable() else " " for letter in re.sub(r"\s+", " ", text))
 
 
-def _lit(text: str, how: str, color: bool) -> str:
-    return f"\x1b[{how}m{text}\x1b[0m" if color else text
+def _style(text: str, code: str, color: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if color else text

@@ -211,7 +211,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         from bertie.search.index import Index
 
         opened = Index.open(args.index)
-        source = opened.about["model"]
+        source = opened.config["model"]
         names = {resolve(model).resolve(): name for name, model in models.items()}
         name = names.get(resolve(source).resolve()) or next(iter(named([source])))
         models.setdefault(name, source)

@@ -1,13 +1,13 @@
-"""Many machines, one line: the same work as elsewhere, as Ray Data jobs.
+"""Embedding and indexing on a cluster, as Ray Data jobs with the results of a single machine.
 
-    embed   files ─► readers ─► shards of texts ─► workers ─► Parquet, a file a shard
-    index   files ─► one reader ─► groups of documents ─► workers ─► passages and vectors ─► this process, which commits
+    embed   files ─► read tasks ─► shards of texts ─► actors ─► Parquet, one file per shard
+    index   files ─► one read task ─► groups of documents ─► actors ─► embedded passages ─► the driver, which commits
 
-Readers are Ray tasks, workers are Ray actors, one a device.
+Files are read by Ray tasks, and models run in Ray actors, one per device.
 
-A shard is some rows of one file, and depends on that file alone. A worker gives a shard's file its name when all of it
-is on the disk, so that it is there whole or not at all; a shard that is made twice, because a worker was lost, is the
-same file. A few tens of shards are on their way at a time, however large the input is: readers wait for workers.
+A shard is a range of rows of one file, and depends on that file alone. An actor renames the file of a shard once it is
+on disk, so that it is complete or absent; a shard that is computed twice, because an actor was lost, yields the same
+file. Only a few dozen shards are in flight, however large the input is: backpressure makes readers wait for actors.
 """
 
 from bertie.cluster.embed_job import embed

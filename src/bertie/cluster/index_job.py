@@ -1,4 +1,4 @@
-"""Fill an index with the help of a cluster."""
+"""Index documents with the help of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 from bertie.cluster import connection, ray_job
+from bertie.cluster.connection import RayResources
 from bertie.cluster.ray_job import EmbedderActor, JobConfig
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def index(
-    into: Index,
+    target: Index,
     paths: Paths,
     *,
     address: str | None = None,
@@ -27,62 +28,69 @@ def index(
     threads: int | None = None,
     **options: Unpack[ReadOptions],
 ) -> IndexUpdate:
-    """As `Index.refresh`, with a Ray cluster to cut and embed: the same passages, vectors and order of commits.
+    """Run `Index.refresh` with a Ray cluster that splits and embeds documents: the same passages, in the same order.
 
     >>> index(Index.open("my-index"), "docs/", address="auto")                              # doctest: +SKIP
     IndexUpdate(added=120, changed=0, unchanged=0, deleted=0, passages=913)
 
-    This process is the one that writes, so that a kill leaves what was committed. Cluster and workers are as in
-    `embed`. Files and model must have the same names on every machine; where the index is matters to this one alone.
+    Only the driver writes, so that commits survive a kill. `address`, `device`, `workers` and `threads` are those of
+    `RayResources`. Files and model must have the same paths on every node; the index only on the driver.
     """
-    from bertie.search.document_reader import FileChanges
+    from bertie.search.file_changes import FileChanges
 
-    connection.check(device, workers=workers, threads=threads)
-    skipped = options.pop("skipped", None)
-    known = list(into.store.documents())
-    several = [paths] if isinstance(paths, str | os.PathLike) else paths
-    paths = [os.path.abspath(path) for path in several]  # a worker is somewhere else
-    FileChanges(paths, known, **options)  # what is wrong with the options is said now
-    model, given = into.about["model"], {}
-    if (task := into.loaded) is not None:
-        model = task.checkpoint.source
-        given = {"long": task.overflow, "normalize": task.normalize, "dimensions": task.dimensions}
-    with connection.connected(address) as ray:
-        workers, threads = connection.devices(ray, device, workers, threads)
-        plan = IndexPlan(
-            model=ray_job.everywhere(model),
-            options=given,
-            threads=threads,
-            about=dict(into.about),
-            dimension=into.store.dimension,
+    resources = RayResources(address=address, device=device, workers=workers, threads=threads)
+    resources.check()
+    on_skip = options.pop("on_skip", None)
+    known = list(target.store.documents())
+    roots = [paths] if isinstance(paths, str | os.PathLike) else paths
+    paths = [os.path.abspath(path) for path in roots]  # tasks have another working directory
+    FileChanges(paths, known, **options)  # rejects invalid options now
+    model, model_options = target.config["model"], {}
+    if (embedder := target.loaded_embedder) is not None:
+        model = embedder.checkpoint.source
+        model_options = {
+            "overflow": embedder.overflow,
+            "normalize": embedder.normalize,
+            "dimensions": embedder.dimensions,
+            "precision": embedder.checkpoint.precision,
+        }
+    with connection.connect(address) as ray:
+        actors, actor_threads = resources.allocate(ray)
+        config = IndexJobConfig(
+            model=ray_job.resolve_model(model),
+            options=model_options,
+            threads=actor_threads,
+            config=dict(target.config),
+            dimension=target.store.dimension,
         )
-        tail = Tail()
+        summary = ReadSummary()
 
-        def made() -> Iterator[list[EmbeddedDocument]]:
-            nonlocal tail
-            for one in ray_job.run(ray, [Files(paths, known, options)], read, Cut, plan, workers, ordered=True):
-                if isinstance(one, Tail):
-                    tail = one
+        def batches() -> Iterator[list[EmbeddedDocument]]:
+            nonlocal summary
+            inputs = [FilesToIndex(paths, known, options)]
+            for result in ray_job.run_job(ray, inputs, read_groups, IndexActor, config, actors, ordered=True):
+                if isinstance(result, ReadSummary):
+                    summary = result
                 else:
-                    yield one
+                    yield result
 
-        counts = into.put(made(), gone=lambda: tail.gone)
-    for path, reason in tail.skipped:
-        if skipped is not None:
-            skipped(path, reason)
-    return replace(counts, added=tail.added, changed=tail.changed, unchanged=tail.unchanged)
+        update = target.write(batches(), deleted=lambda: summary.deleted)
+    for path, reason in summary.skipped:
+        if on_skip is not None:
+            on_skip(path, reason)
+    return replace(update, added=summary.added, changed=summary.changed, unchanged=summary.unchanged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexPlan(JobConfig):
-    """As `JobConfig`, and of the index what its vectors depend on."""
+class IndexJobConfig(JobConfig):
+    """The configuration of an indexing job, with what embeddings of the index depend on."""
 
-    about: dict[str, Any]
+    config: dict[str, Any]
     dimension: int
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class FilesToIndex:
     """Files to index, and what the index has of them."""
 
     paths: Paths
@@ -91,56 +99,56 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Documents that are cut and embedded together."""
+class DocumentGroup:
+    """Documents that are split and embedded together."""
 
     name: str
     documents: list[Document]
 
     @property
-    def what(self) -> str:
-        """As errors call it."""
+    def description(self) -> str:
+        """A description for error messages."""
         return f"documents {self.documents[0].id!r} to {self.documents[-1].id!r}"
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """All files were read: what a reader knows only then."""
+class ReadSummary:
+    """The last work item: what is known once all files have been read."""
 
     added: int = 0
     changed: int = 0
     unchanged: int = 0
-    gone: Sequence[str] = ()
+    deleted: Sequence[str] = ()
     skipped: Sequence[tuple[str, str]] = ()
-    name: str = "tail"
-    what: str = "the end of the files"  # as errors call it
+    name: str = "summary"
+    description: str = "the summary of the files"
 
 
-def read(files: Files, plan: IndexPlan) -> Iterator[Group | Tail]:
-    """What is new or has changed, in the groups that one machine would make."""
-    from bertie.search.document_reader import FileChanges
+def read_groups(files: FilesToIndex, config: IndexJobConfig) -> Iterator[DocumentGroup | ReadSummary]:
+    """Read new and modified documents, in the same groups as on a single machine."""
+    from bertie.search.file_changes import FileChanges
     from bertie.search.index import group_documents
 
     skipped: list[tuple[str, str]] = []
-    options: ReadOptions = {**files.options, "skipped": lambda *why: skipped.append(why)}
+    options: ReadOptions = {**files.options, "on_skip": lambda *reason: skipped.append(reason)}
     changes = FileChanges(files.paths, files.known, **options)
     for number, documents in enumerate(group_documents(changes)):
-        yield Group(str(number), documents)
-    yield Tail(changes.added, changes.changed, changes.unchanged, changes.gone, skipped)
+        yield DocumentGroup(str(number), documents)
+    yield ReadSummary(changes.added, changes.changed, changes.unchanged, changes.deleted, skipped)
 
 
-class Cut(EmbedderActor[IndexPlan]):
-    """Documents in, their passages and vectors out."""
+class IndexActor(EmbedderActor[IndexJobConfig]):
+    """Splits documents into passages and embeds these."""
 
-    def work(self, one: Group | Tail) -> list[EmbeddedDocument] | Tail:
-        """The tail passes through."""
-        if isinstance(one, Tail):
-            return one
-        return self._index.entries(one.documents)
+    def process(self, item: DocumentGroup | ReadSummary) -> list[EmbeddedDocument] | ReadSummary:
+        """Embed a group of documents; the summary passes through."""
+        if isinstance(item, ReadSummary):
+            return item
+        return self._index.embed_documents(item.documents)
 
     @cached_property
     def _index(self) -> Index:
         from bertie.search.index import Index
 
-        facts: Any = self.plan  # it has what an index asks of its store before it reads or writes
-        return Index(facts, self.task)  # which checks that the model is the same here
+        store: Any = self.config  # has what an index needs of its store to split and embed
+        return Index(store, self.embedder)  # checks that the model is the same on this node

@@ -1,4 +1,4 @@
-"""A Ray Data job: what readers read, and what workers make of it."""
+"""A Ray Data job: read tasks produce work items, and actors with a model process them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from bertie._version import __version__
 from bertie.errors import BertieError, ConfigError
 
-RETRIES = 3  # of a shard whose worker died, or could not write
+MAX_RETRIES = 3  # of a work item whose actor died or could not write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
-    """What readers and workers are told."""
+    """The configuration that the driver sends to read tasks and actors."""
 
     version: str = __version__
     model: str
@@ -26,131 +26,143 @@ class JobConfig:
     threads: int | None  # None: on a GPU
 
 
+class WorkItem(Protocol):
+    """A unit of work, which read tasks send to actors."""
+
+    @property
+    def name(self) -> str:
+        """A unique name."""
+
+    @property
+    def description(self) -> str:
+        """A description for error messages."""
+
+
 ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 
-def everywhere(model: str | Path) -> str:
-    """A model's name that is the same wherever a worker runs."""
+def resolve_model(model: str | Path) -> str:
+    """Return a model name that is valid on every node: absolute if it is a folder."""
     return str(Path(model).resolve()) if os.path.isdir(model) else str(model)
 
 
-def run(
+def run_job(
     ray: Any,
-    sources: Sequence[Any],
+    inputs: Sequence[Any],
     read: Callable[[Any, ConfigT], Iterator[Any]],
-    worker: type[EmbedderActor[ConfigT]],
-    plan: ConfigT,
-    workers: int,
+    actor: type[EmbedderActor[ConfigT]],
+    config: ConfigT,
+    actors: int,
     *,
     ordered: bool = False,
 ) -> Iterator[Any]:
-    """What the workers make of what the readers read, as it comes, or in order."""
+    """Read inputs in tasks, process work items in actors, and yield the results as they arrive, or in order."""
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = context.print_on_execution_start = False
-    context.target_max_block_size = 1  # each shard is a block of its own, and a block is what a worker gets
+    context.target_max_block_size = 1  # one work item per block, the unit that an actor gets
     context.raise_original_map_exception = True
     context.actor_task_retry_on_errors = [OSError]
-    context.max_consecutive_actor_init_deaths = RETRIES
+    context.max_consecutive_actor_init_deaths = MAX_RETRIES
     context.execution_options.preserve_order = ordered
-    # Ray gives what a worker had when it died to the next one, however often that happens: so we count.
-    tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(AttemptCounter).remote()
-    device = {"num_gpus": 1} if plan.threads is None else {"num_cpus": plan.threads}
+    # Ray retries the work of a dead actor without limit: so attempts are counted.
+    attempts = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(AttemptCounter).remote()
+    resources = {"num_gpus": 1} if config.threads is None else {"num_cpus": config.threads}
     with ray.data.DataContext.current(context):
         rows = (
-            ray.data.from_items([{"cell": pickle.dumps(one)} for one in sources], override_num_blocks=len(sources))
+            ray.data.from_items([{"cell": pickle.dumps(item)} for item in inputs], override_num_blocks=len(inputs))
             .flat_map(
-                reading,
-                fn_args=(read, plan),
-                num_cpus=0,  # workers may have all of them
-                compute=ray.data.TaskPoolStrategy(min(len(sources), workers + 1)),
+                read_task,
+                fn_args=(read, config),
+                num_cpus=0,  # leaves all CPUs to the actors
+                compute=ray.data.TaskPoolStrategy(min(len(inputs), actors + 1)),
             )
             .map(
-                worker,
-                fn_constructor_args=(plan, tries),
-                # The second waits where the first is worked on, so that no worker waits for its next.
+                actor,
+                fn_constructor_args=(config, attempts),
+                # While an actor works on one item the next one is already there.
                 compute=ray.data.ActorPoolStrategy(
-                    min_size=1, max_size=workers, initial_size=workers, max_tasks_in_flight_per_actor=2
+                    min_size=1, max_size=actors, initial_size=actors, max_tasks_in_flight_per_actor=2
                 ),
-                **device,
+                **resources,
             )
         )
         try:
             for row in rows.iter_rows():
-                one = pickle.loads(row["cell"])
-                if isinstance(one, BertieError):
-                    raise one
-                yield one
+                result = pickle.loads(row["cell"])
+                if isinstance(result, BertieError):
+                    raise result
+                yield result
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            why = next(iter(str(cause).strip().splitlines()), "")
-            raise BertieError(f"the Ray job failed: {type(cause).__name__}: {why}") from error
+            reason = next(iter(str(cause).strip().splitlines()), "")
+            raise BertieError(f"the Ray job failed: {type(cause).__name__}: {reason}") from error
         finally:
-            ray.kill(tries)
+            ray.kill(attempts)
 
 
-def reading(row: dict[str, bytes], read: Callable[[Any, ConfigT], Iterator[Any]], plan: ConfigT) -> Iterator[Any]:
-    """A reader: in one cell each, what it read, or the error that ended it."""
+def read_task(row: dict[str, bytes], read: Callable[[Any, ConfigT], Iterator[Any]], config: ConfigT) -> Iterator[Any]:
+    """Yield one cell per work item; an error becomes the last cell."""
     try:
-        if plan.version != __version__:
+        if config.version != __version__:
             raise ConfigError(
-                f"the cluster has bertie {__version__}, and this machine {plan.version}; install the same"
+                f"the cluster has bertie {__version__}, and the driver {config.version}; install the same version"
             )
-        for one in read(pickle.loads(row["cell"]), plan):
-            yield {"cell": pickle.dumps(one)}
+        for item in read(pickle.loads(row["cell"]), config):
+            yield {"cell": pickle.dumps(item)}
     except BertieError as error:
         yield {"cell": pickle.dumps(error)}
 
 
 class AttemptCounter:
-    """How often each shard was begun, all workers together."""
+    """An actor that counts the attempts at each work item over all actors."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
 
     def begin(self, name: str) -> int:
-        """Once more; how often it was, with this."""
-        self._begun[name] = self._begun.get(name, 0) + 1
-        return self._begun[name]
+        """Count one more attempt and return their number."""
+        self._attempts[name] = self._attempts.get(name, 0) + 1
+        return self._attempts[name]
 
 
 class EmbedderActor(ABC, Generic[ConfigT]):
-    """What was read in, what was made of it out; or the error of either, which tells more than a worker that died."""
+    """A Ray actor with a model. Errors are returned as results, which says more than an actor that died."""
 
-    def __init__(self, plan: ConfigT, tries: Any) -> None:
+    def __init__(self, config: ConfigT, attempts: Any) -> None:
         import torch
 
         from bertie.tasks import Embedder
 
-        self.plan, self._tries = plan, tries
+        self.config, self._attempts = config, attempts
         self._error: BertieError | None = None
-        if plan.threads is not None:
-            torch.set_num_threads(plan.threads)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         try:
-            device = "cuda" if plan.threads is None else "cpu"
-            self.task = Embedder.load(plan.model, device=device, **plan.options)
+            device = "cuda" if config.threads is None else "cpu"
+            self.embedder = Embedder.load(config.model, device=device, **config.options)
         except BertieError as error:
             self._error = error
 
     def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
-        """One cell for another."""
-        one = pickle.loads(row["cell"])
-        if isinstance(one, BertieError):
+        """Process one cell."""
+        item = pickle.loads(row["cell"])
+        if isinstance(item, BertieError):
             return row
         try:
             if self._error is not None:
                 raise self._error
             import ray
 
-            if ray.get(self._tries.begin.remote(one.name)) > 1 + RETRIES:
+            if ray.get(self._attempts.begin.remote(item.name)) > 1 + MAX_RETRIES:
                 raise BertieError(
-                    f"{one.what}: {1 + RETRIES} workers died or could not write; is there too little memory, or room "
-                    "on the disk?"
+                    f"{item.description}: {1 + MAX_RETRIES} actors died or could not write; is there enough memory and "
+                    "disk space?"
                 )
-            found: object = self.work(one)
+            result: object = self.process(item)
         except BertieError as error:
-            found = error
-        return {"cell": pickle.dumps(found)}
+            result = error
+        return {"cell": pickle.dumps(result)}
 
     @abstractmethod
-    def work(self, one: Any) -> object:
-        """Make something of it."""
+    def process(self, item: Any) -> object:
+        """Process a work item."""

@@ -1,4 +1,4 @@
-"""Files to embed, cut into shards."""
+"""Splitting input files into shards of texts."""
 
 from __future__ import annotations
 
@@ -17,104 +17,104 @@ ROWS_PER_SHARD = 16_384
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that is read."""
+    """A file of texts."""
 
     number: int
     name: str
     size: int
-    version: str  # another one if the file changes
-    kind: Format | None
+    version: str  # changes with the file
+    format: Format | None
     column: str
-    id: str | None  # whether ids are "int" or "str", in all files alike; None: no file has any
+    id_type: str | None  # "int" or "str", the same for all files; None: no file has ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedJobConfig(JobConfig):
-    """As `JobConfig`, to embed."""
+    """The configuration of an embedding job."""
 
     prompt: str | None
     folder: str
     rows: int
-    chunk: tuple[int, int]  # rows and characters, as elsewhere: the same batches give the same last bit
+    chunk: tuple[int, int]  # rows and characters per call: the same batches as on one machine give the same last bit
 
 
 @dataclass(frozen=True, slots=True)
 class TextShard:
-    """Some rows of a file, on their way to a worker; without texts if their vectors are there already."""
+    """A range of rows of a file; without texts if its embeddings exist already."""
 
-    source: InputFile
+    file: InputFile
     name: str
     first: int
     rows: int
     texts: list[str]
     ids: list[str | int | None]
-    read: float | None  # what part of the file was read when these were
+    progress: float | None  # fraction of the file that had been read
 
     @property
-    def what(self) -> str:
-        """As errors call it."""
-        return f"{self.source.name}, rows {self.first} to {self.first + self.rows - 1}"
+    def description(self) -> str:
+        """A description for error messages."""
+        return f"{self.file.name}, rows {self.first} to {self.first + self.rows - 1}"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """A shard is there."""
+    """A completed shard."""
 
-    source: int
+    file: int
     rows: int
-    read: float | None
+    progress: float | None
 
 
-def inspect_files(names: Sequence[str], column: str | None, kind: Format | None) -> list[InputFile]:
-    """Every file can be read and has the column: known before any work is done."""
-    found = []
+def inspect_files(names: Sequence[str], column: str | None, format: Format | None) -> list[InputFile]:
+    """Check before any work is done that every file can be read and has the column."""
+    files = []
     for number, name in enumerate(names):
-        table = open_table(name, kind)
+        table = open_table(name, format)
         if table.size is None:
-            raise InputError(f"{name} is no plain file; its rows could not be read again after a failure")
+            raise InputError(f"{name} is not a regular file; its rows could not be read again after a failure")
         text = table.column(["text"], column, "column=", only=True)
-        ids = None
+        id_type = None
         if "id" in table.columns and text != "id":
-            ids = "int" if isinstance(next(iter(table.rows(["id"])))["id"], int) else "str"
+            id_type = "int" if isinstance(next(iter(table.rows(["id"])))["id"], int) else "str"
         version = str(os.stat(name).st_mtime_ns)
-        found.append(InputFile(number, name, table.size, version, kind, text, ids))
-    kinds = {source.id for source in found} - {None}
-    ids = "str" if "str" in kinds else next(iter(kinds), None)
-    return [replace(one, id=ids) for one in found]
+        files.append(InputFile(number, name, table.size, version, format, text, id_type))
+    types = {file.id_type for file in files} - {None}
+    id_type = "str" if "str" in types else next(iter(types), None)
+    return [replace(file, id_type=id_type) for file in files]
 
 
-def read_shards(source: InputFile, plan: EmbedJobConfig) -> Iterator[TextShard]:
-    """A file, cut where chunks end: the chunks are those of one machine that reads all of it."""
-    table = open_table(source.name, source.kind)
-    extra = ["id"] if "id" in table.columns and source.column != "id" else []
-    rows = enumerate(table.rows([source.column, *extra]), 1)
-    items = ((number, row, text_cell(table, number, row, source.column)) for number, row in rows)
-    some: list[tuple[int, Row, Any]] = []
+def read_shards(file: InputFile, config: EmbedJobConfig) -> Iterator[TextShard]:
+    """Split a file at the chunk boundaries of a single machine that reads all of it."""
+    table = open_table(file.name, file.format)
+    extra = ["id"] if "id" in table.columns and file.column != "id" else []
+    rows = enumerate(table.rows([file.column, *extra]), 1)
+    items = ((number, row, text_cell(table, number, row, file.column)) for number, row in rows)
+    shard: list[tuple[int, Row, Any]] = []
     count = 0
 
-    def shard() -> TextShard:
-        name = f"{source.number:05}-{count:06}.parquet"
-        there = _is_whole(Path(plan.folder, name), len(some))
+    def make_shard() -> TextShard:
+        name = f"{file.number:05}-{count:06}.parquet"
+        exists = _is_complete(Path(config.folder, name), len(shard))
         return TextShard(
-            source,
+            file,
             name,
-            some[0][0],
-            len(some),
-            [] if there else [text for _, _, text in some],
-            [] if there or source.id is None else [row.get("id") for _, row, _ in some],
+            shard[0][0],
+            len(shard),
+            [] if exists else [text for _, _, text in shard],
+            [] if exists or file.id_type is None else [row.get("id") for _, row, _ in shard],
             table.fraction(),
         )
 
-    for chunk in chunk_rows(items, *plan.chunk):
-        some += chunk
-        if len(some) >= plan.rows:
-            yield shard()
-            some, count = [], count + 1
-    if some:
-        yield shard()
+    for chunk in chunk_rows(items, *config.chunk):
+        shard += chunk
+        if len(shard) >= config.rows:
+            yield make_shard()
+            shard, count = [], count + 1
+    if shard:
+        yield make_shard()
 
 
-def _is_whole(path: Path, rows: int) -> bool:
+def _is_complete(path: Path, rows: int) -> bool:
     import pyarrow as pa
     from pyarrow import parquet
 

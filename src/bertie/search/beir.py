@@ -216,13 +216,14 @@ def lexical(collection: Collection) -> Run:
 
     What shares no word with a query is not found.
     """
-    from bertie.search.bm25 import Analyzer, BM25Index
+    from bertie.search.analyzer import Analyzer
+    from bertie.search.bm25 import BM25Index
 
     names = list(collection.corpus)
     index = BM25Index.build(enumerate(collection.corpus.values()), Analyzer())
     found = {}
     for query, text in collection.queries.items():
-        places, scores = index.nearest(text, DEPTH)
+        places, scores = index.search(text, DEPTH)
         found[query] = {names[i]: float(score) for i, score in zip(places, scores, strict=True)}
     return found
 
@@ -233,10 +234,10 @@ def hybrid(*runs: Run) -> Run:
     >>> list(hybrid({"q": {"a": 9.0, "b": 8.0, "c": 7.0}}, {"q": {"c": 0.2, "b": 0.1}})["q"])
     ['c', 'b', 'a']
     """
-    from bertie.search.fusion import reciprocal
+    from bertie.search.fusion import reciprocal_rank_fusion
 
     queries = dict.fromkeys(query for run in runs for query in run)
-    return {query: dict(reciprocal([_ranked(run.get(query, {})) for run in runs])) for query in queries}
+    return {query: dict(reciprocal_rank_fusion([_ranked(run.get(query, {})) for run in runs])) for query in queries}
 
 
 def reranked(
@@ -274,7 +275,7 @@ def fused(runs: Mapping[str, Run], weights: Mapping[str, float], *, depth: int =
     >>> list(fused(runs, {"dense": 1, "lexical": 1})["q"])
     ['b', 'a', 'c']
     """
-    from bertie.search.fusion import check_weights, weighted
+    from bertie.search.fusion import check_weights, weighted_score_fusion
 
     check_weights(weights, runs)
     found = {}
@@ -282,7 +283,7 @@ def fused(runs: Mapping[str, Run], weights: Mapping[str, float], *, depth: int =
         some = {name: run.get(query, {}) for name, run in runs.items()}
         cut = {name: {document: one[document] for document in _ranked(one)[:depth]} for name, one in some.items()}
         read = cut.get("rerank")
-        found[query] = {d: score for d, score in weighted(cut, weights) if read is None or d in read}
+        found[query] = {d: score for d, score in weighted_score_fusion(cut, weights) if read is None or d in read}
     return found
 
 

@@ -64,10 +64,10 @@ class _Span(NamedTuple):
 
 
 class Chunker:
-    """Splits documents into passages of at most `size` tokens, special tokens included.
+    """Splits documents into passages of at most `chunk_size` tokens, special tokens included.
 
     Passages start at headings, if the previous one is full enough, and end with paragraphs, sentences, or at least
-    words. Neighbours overlap by up to about `overlap` tokens, in whole sentences if these are short enough, but not
+    words. Neighbours overlap by up to about `chunk_overlap` tokens, in whole sentences if these are short enough, but not
     across headings. Fenced code and tables stay in one passage if they fit. No text but whitespace is dropped.
 
     >>> from bertie.text.legacy import LegacyTokenizer
@@ -75,7 +75,7 @@ class Chunker:
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "vocab.txt").write_text("[PAD] [UNK] [CLS] [SEP] a b c . #".replace(" ", chr(10)))
     >>> recipe = LegacyTokenizer(kind="wordpiece", files=("vocab.txt",), cls="[CLS]", sep="[SEP]", unk="[UNK]")
-    >>> chunker = Chunker(Tokenizer.from_folder(folder, recipe), size=10, overlap=0)
+    >>> chunker = Chunker(Tokenizer.from_folder(folder, recipe), chunk_size=10, chunk_overlap=0)
     >>> for passage in chunker.split(Document("x", "# A\\n\\na a a a. B b b.\\n\\n## C\\n\\nc c.")):
     ...     print(passage.start, passage.end, passage.headings, repr(passage.text))
     0 13 ('A',) '# A\\n\\na a a a.'
@@ -83,14 +83,18 @@ class Chunker:
     22 32 ('A', 'C') '## C\\n\\nc c.'
     """
 
-    def __init__(self, tokenizer: Tokenizer, size: int = 256, overlap: int = 32) -> None:
+    def __init__(self, tokenizer: Tokenizer, chunk_size: int = 256, chunk_overlap: int = 32) -> None:
         special = len(tokenizer.encode(""))
-        if size < special + 8:
-            raise InputError(f"size={size} must be at least {special + 8}: {special} special tokens and 8 others")
-        if not 0 <= overlap <= (size - special) // 2:
-            raise InputError(f"overlap={overlap} must be from 0 to {(size - special) // 2}, half of size={size}")
-        self.size, self.overlap = size, overlap
-        self._tokenizer, self._special, self._room = tokenizer, special, size - special
+        if chunk_size < special + 8:
+            minimum = f"{special} special tokens and 8 others"
+            raise InputError(f"chunk_size={chunk_size} must be at least {special + 8}: {minimum}")
+        limit = (chunk_size - special) // 2
+        if not 0 <= chunk_overlap <= limit:
+            raise InputError(
+                f"chunk_overlap={chunk_overlap} must be from 0 to {limit}, half of chunk_size={chunk_size}"
+            )
+        self.chunk_size, self.chunk_overlap = chunk_size, chunk_overlap
+        self._tokenizer, self._special, self._room = tokenizer, special, chunk_size - special
 
     def split(self, document: Document) -> list[Passage]:
         """Return the passages of a document in order; none if it is blank."""
@@ -125,9 +129,11 @@ class Chunker:
         spans = []
         for text, own in zip(texts, units, strict=True):
             fine, tokens = self._split_long_units(text, own, counts)
-            spans.append(_trim(text, _pack(text, fine, tokens, self._room, self.overlap)))
+            spans.append(_trim(text, _pack(text, fine, tokens, self._room, self.chunk_overlap)))
         # A passage may have other tokens than its units have separately.
-        counts = self._counts(text[span.start : span.end] for text, own in zip(texts, spans, strict=True) for span in own)
+        counts = self._counts(
+            text[span.start : span.end] for text, own in zip(texts, spans, strict=True) for span in own
+        )
         return [self._split_overfull(text, own, counts) for text, own in zip(texts, spans, strict=True)]
 
     def _counts(self, texts: Iterable[str]) -> Iterator[int]:

@@ -247,7 +247,9 @@ class DocumentReader:
         with open(file.path, "rb") as raw, decompression_errors(file.path):
             data = open_decompressed(raw, file.path).read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise InputError(f"{file.path} is larger than {MAX_FILE_BYTES >> 30} GiB, the limit of a document; split it")
+            raise InputError(
+                f"{file.path} is larger than {MAX_FILE_BYTES >> 30} GiB, the limit of a document; split it"
+            )
         metadata: dict[str, MetadataValue] = {"path": file.name}
         title: str | None
         if file.suffix == ".pdf":

@@ -88,7 +88,9 @@ def matches_filters(metadata: Mapping[str, MetadataValue], where: Sequence[Metad
 
 def _matches(value: MetadataValue | None, condition: MetadataFilter) -> bool:
     comparable = [
-        operand for operand in condition.values if value is not None and value_type(value, "") == value_type(operand, "")
+        operand
+        for operand in condition.values
+        if value is not None and value_type(value, "") == value_type(operand, "")
     ]
     if condition.op == "!=":
         return value not in comparable

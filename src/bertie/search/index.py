@@ -367,9 +367,7 @@ class Index:
         """Search for several queries at once: the same results as `search`, faster."""
         if isinstance(queries, str):
             raise InputError("search_batch takes a list of queries; pass a single one to search")
-        searcher = Searcher(
-            k=k, mode=mode, reranker=rerank, where=parse_filters(where), depth=depth, weights=weights
-        )
+        searcher = Searcher(k=k, mode=mode, reranker=rerank, where=parse_filters(where), depth=depth, weights=weights)
         return searcher.run(self, queries) if queries else []
 
     def load_lexical(self) -> BM25Index:

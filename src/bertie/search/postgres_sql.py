@@ -127,9 +127,7 @@ def check_text(embedded: EmbeddedDocument) -> None:
             )
 
 
-def copy_documents(
-    connection: Connection[Any], documents: Sequence[EmbeddedDocument], numbers: Sequence[int]
-) -> None:
+def copy_documents(connection: Connection[Any], documents: Sequence[EmbeddedDocument], numbers: Sequence[int]) -> None:
     """Insert documents and their passages with COPY."""
     cursor = connection.cursor()
     with cursor.copy("COPY documents (number, id, source, version, metadata) FROM STDIN") as copy:

@@ -115,7 +115,9 @@ class Searcher:
                 _make_hits(index, query, ranking[: self.k], by_stage, last)
                 for query, ranking, by_stage in zip(queries, ranked, scores, strict=True)
             ]
-        return [SearchResults(query, query_hits, timer.seconds) for query, query_hits in zip(queries, hits, strict=True)]
+        return [
+            SearchResults(query, query_hits, timer.seconds) for query, query_hits in zip(queries, hits, strict=True)
+        ]
 
     def _retrieve(self, index: Index, queries: Sequence[str], timer: _StageTimer) -> list[Scores]:
         """Run the retrievers, and return the scores of each query by stage."""
@@ -133,10 +135,7 @@ class Searcher:
             allowed = index.store.matching_keys(self.where) if self.where else None
             with timer("lexical"):
                 retrieved["lexical"] = [bm25.search(query, count, allowed) for query in queries]
-        return [
-            {stage: dict(zip(*map(_to_list, results[i]), strict=True)) for stage, results in retrieved.items()}
-            for i in range(len(queries))
-        ]
+        return [{stage: _by_key(*results[i]) for stage, results in retrieved.items()} for i in range(len(queries))]
 
     def _fuse(self, scores: Scores) -> dict[int, float]:
         """Fuse the retrievers: by rank, or by weighted scores. What is reranked does not depend on the weights."""
@@ -153,8 +152,8 @@ class Searcher:
             passages.sort(key=lambda passage, fused=fused: -fused[passage.key])  # type: ignore[misc]
 
 
-def _to_list(values: Keys | FloatArray) -> list[Any]:
-    return values.tolist()
+def _by_key(keys: Keys, scores: FloatArray) -> dict[int, float]:
+    return dict(zip(keys.tolist(), scores.tolist(), strict=True))
 
 
 def _rerank(

@@ -317,7 +317,7 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
     reranker = service.task(Reranker, None, context) if request.rerank else None
     index = service.index(context)
     options: dict[str, Any] = {"mode": request.mode, "where": request.where, "weights": request.weights}
-    found = index.search_each(queries, request.k, rerank=reranker, depth=request.depth, **options)
+    found = index.search_batch(queries, request.k, rerank=reranker, depth=request.depth, **options)
     embedder = index.embedder
     results = []
     for result, encoding in zip(found, embedder.tokenizer.encode_batch(queries), strict=True):
