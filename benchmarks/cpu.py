@@ -331,7 +331,7 @@ def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
     import torch
 
     from bertie import Embedder
-    from bertie.bench import flat_batches, over
+    from bertie.bench import flat_batches, forward_all
 
     torch.set_num_threads(threads)
     draw = np.random.default_rng(0)
@@ -345,7 +345,7 @@ def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
             for part, cases in (("total", totals), ("length", lengths)):
                 for total, length in cases:
                     ids = [draw.integers(1000, 20000, length).tolist() for _ in range(total // length)]
-                    run = over(embedder.model, flat_batches(ids, embedder.budget, torch.device("cpu")))
+                    run = forward_all(embedder.model, flat_batches(ids, embedder.budget, torch.device("cpu")))
                     run()
                     times = []
                     for _ in range(3 if total < 1 << 15 else 1):

@@ -45,6 +45,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,13 @@ from torch import Tensor
 
 from bertie.bench import (
     flat_batches,
-    in_turns,
-    middle,
+    forward_all,
     mixed_lengths,
-    over,
     padded_tokens,
     random_ids,
-    seconds,
-    settled,
+    synchronize,
+    time_call,
+    time_interleaved,
 )
 from bertie.checkpoints.checkpoint import build
 from bertie.checkpoints.model_spec import model_spec
@@ -250,7 +250,7 @@ class Bench:
 
     def rates(self, times: list[float], tokens: int, texts: int, weights: int) -> dict[str, Any]:
         """The usual numbers."""
-        spent = middle(times)
+        spent = median(times)
         work = 2 * weights * tokens / spent
         return {
             "seq_per_s": texts / spent,
@@ -318,7 +318,7 @@ def _mix(bench: Bench, name: str, until: float) -> dict[str, Any]:
     # Bertie may have a third of the time to find its size, the peer a third, and the last is for both in turns.
     began = time.perf_counter()
     ours = _tried(bench, f"{name} bertie", options.budgets, began + (until - began) / 3, tokens)(
-        lambda size: over(model, flat_batches(ids, size, HERE))
+        lambda size: forward_all(model, flat_batches(ids, size, HERE))
     )
     out["budgets"] = {str(size): tokens / spent for size, spent in ours.items()}
     theirs = _tried(bench, f"{name} transformers", options.sizes, began + 2 * (until - began) / 3, tokens)(
@@ -330,20 +330,20 @@ def _mix(bench: Bench, name: str, until: float) -> dict[str, Any]:
     if ours:
         out["budget"] = min(ours, key=lambda size: ours[size])
         batches = flat_batches(ids, out["budget"], HERE)
-        calls["bertie"] = over(model, batches)
+        calls["bertie"] = forward_all(model, batches)
         # The same with the host's part, from ids that lie there.
-        calls["bertie, from the host"] = lambda: over(model, flat_batches(ids, out["budget"], HERE))()
+        calls["bertie, from the host"] = lambda: forward_all(model, flat_batches(ids, out["budget"], HERE))()
     if theirs:
         out["size"] = min(theirs, key=lambda size: theirs[size])
         calls["transformers"] = theirs_over(peer, padded(ids, out["size"], pad))
         out["padding"] = padded_tokens(np.sort(lengths)[::-1], out["size"]) / tokens - 1
-    for who, times in in_turns(calls, HERE, options.repeats, until).items():
+    for who, times in time_interleaved(calls, HERE, options.repeats, until).items():
         out[who] = bench.rates(times, tokens, len(ids), weights)
     if ours and theirs:
-        out["ratio"] = middle(out["transformers"]["seconds"]) / middle(out["bertie"]["seconds"])
+        out["ratio"] = median(out["transformers"]["seconds"]) / median(out["bertie"]["seconds"])
     if ours and time.perf_counter() < until + 2:
         with bench.guarded(f"mix {name}, profile"):
-            out["profile"] = profiled(calls["bertie"], middle(out["bertie"]["seconds"]))
+            out["profile"] = profiled(calls["bertie"], median(out["bertie"]["seconds"]))
     return out
 
 
@@ -360,9 +360,9 @@ def _tried(
                 continue
             with bench.guarded(f"{what}, {size}"):
                 call = make(size)
-                first = seconds(call, HERE)  # sets up what a size needs
+                first = time_call(call, HERE)  # sets up what a size needs
                 # Of a slow one the first pass will do: what is set up is little beside it.
-                found[size] = first if first > 2.0 else seconds(call, HERE)
+                found[size] = first if first > 2.0 else time_call(call, HERE)
                 bench.say(f"  {what}, {size}: {tokens / found[size] / 1e6:.3f} Mtokens/s")
         return found
 
@@ -409,7 +409,7 @@ def profiled(call: Callable[[], object], wall: float) -> dict[str, Any]:
     kind = torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[kind]) as profile:
         call()
-        settled(HERE)
+        synchronize(HERE)
     events = [
         (event.key, (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6, event.count)
         for event in profile.key_averages()
@@ -457,13 +457,13 @@ def child(options: argparse.Namespace) -> None:
     rows = padded(ids, int(size), config["pad_token_id"])
     quick = torch.compile(peer, dynamic=True)
     calls = {
-        "bertie": over(model, flat_batches(ids, int(budget), HERE)),
+        "bertie": forward_all(model, flat_batches(ids, int(budget), HERE)),
         "transformers": theirs_over(peer, rows),
         "transformers, compiled": theirs_over(quick, rows),
     }
-    in_turns(calls, HERE, 1)  # compiles
-    times = in_turns(calls, HERE, options.repeats)
-    out: dict[str, Any] = {who: len(ids) / middle(some) for who, some in times.items()}
+    time_interleaved(calls, HERE, 1)  # compiles
+    times = time_interleaved(calls, HERE, options.repeats)
+    out: dict[str, Any] = {who: len(ids) / median(some) for who, some in times.items()}
     options.json.write_text(json.dumps({"seq_per_s": out, "seconds": times}))
 
 
@@ -498,11 +498,11 @@ def short(bench: Bench) -> None:
             calls["bertie, fp8, graphs"] = lambda batch=batch: _with_graphs(eight, batch)  # type: ignore[misc]
         row: dict[str, Any] = {}
         with bench.guarded(f"short {size}"):
-            in_turns(calls, HERE, 2)
-            spent = max(middle(some) for some in in_turns(calls, HERE, 1).values())
+            time_interleaved(calls, HERE, 2)
+            spent = max(median(some) for some in time_interleaved(calls, HERE, 1).values())
             many = max(1, int(0.15 / spent))  # calls on the clock at a time: one alone would be the launch's
-            for who, times in in_turns({k: _times(v, many) for k, v in calls.items()}, HERE, options.repeats).items():
-                pace = size * many / middle(times)
+            for who, times in time_interleaved({k: _times(v, many) for k, v in calls.items()}, HERE, options.repeats).items():
+                pace = size * many / median(times)
                 row[who] = {"requests_per_s": pace, "tflops": 2 * weights * 16 * pace / 1e12}
             truth = copy.deepcopy(peer).float()(**inputs).logits
             outs = {"bertie": model(batch, "classify"), "fp8": eight(batch, "classify"), "peer": peer(**inputs).logits}
@@ -516,7 +516,7 @@ def short(bench: Bench) -> None:
         bench.save()
     if out["batches"] and "bertie" in row:
         with bench.guarded("short, profile"):
-            out["profile"] = profiled(calls["bertie"], seconds(calls["bertie"], HERE))
+            out["profile"] = profiled(calls["bertie"], time_call(calls["bertie"], HERE))
 
 
 def _with_graphs(model: Model, batch: Batch) -> Tensor:
@@ -585,13 +585,13 @@ def fp8(bench: Bench) -> None:
             models = {"bf16": ours_of(peer_of(config, HALF), HALF)}
             models["fp8"] = in_eight_bits(models["bf16"])
             weights, batches = encoder_weights(models["bf16"].config), flat_batches(ids, options.budgets[0], HERE)
-            calls = {who: over(model, batches) for who, model in models.items()}
-            in_turns(calls, HERE, 1)
-            times = in_turns(calls, HERE, options.repeats)
+            calls = {who: forward_all(model, batches) for who, model in models.items()}
+            time_interleaved(calls, HERE, 1)
+            times = time_interleaved(calls, HERE, options.repeats)
             out: dict[str, Any] = {who: bench.rates(some, tokens, len(ids), weights) for who, some in times.items()}
-            out["ratio"] = middle(times["bf16"]) / middle(times["fp8"])
+            out["ratio"] = median(times["bf16"]) / median(times["fp8"])
             out["error"] = _error(*(models[who].hidden(batches[0]) for who in ("fp8", "bf16")))
-            out["profile"] = profiled(calls["fp8"], middle(times["fp8"]))
+            out["profile"] = profiled(calls["fp8"], median(times["fp8"]))
             results[name] = out
             rates = ", ".join(f"{who} {out[who]['seq_per_s']:,.0f} texts/s" for who in calls)
             bench.say(f"fp8 {name}: {rates}, {out['ratio']:.2f}×; error of hidden states {out['error']:.2%}")
@@ -628,8 +628,8 @@ def fixed(bench: Bench) -> None:
                     "bertie": lambda model=model, batch=batch: model.hidden(batch),  # type: ignore[misc]
                     "flashdeberta": lambda flash=flash, inputs=inputs: flash(**inputs),  # type: ignore[misc]
                 }
-                in_turns(calls, HERE, 1)
-                row = {who: len(ids) / middle(times) for who, times in in_turns(calls, HERE, options.repeats).items()}
+                time_interleaved(calls, HERE, 1)
+                row = {who: len(ids) / median(times) for who, times in time_interleaved(calls, HERE, options.repeats).items()}
                 row["difference"] = float((model.hidden(batch) - flash(**inputs)[0].flatten(0, 1)).abs().float().mean())
                 out[str(n)] = row
                 bench.say(f"fixed {name}, {n} tokens: {json.dumps(row)}")
@@ -661,7 +661,7 @@ def text(bench: Bench) -> None:
     model, backend = embedder.model, embedder.tokenizer._backend
     calls: dict[str, Callable[[], Any]] = {
         "bertie": lambda: embedder.embed(texts),
-        "bertie, from ids": lambda: over(model, flat_batches(cut, 65536, HERE))(),
+        "bertie, from ids": lambda: forward_all(model, flat_batches(cut, 65536, HERE))(),
         "tokenizer": lambda: embedder.tokenizer.encode_batch(texts),
         "tokenizers, the library alone": lambda: backend.encode_batch(texts),
         "the same, without offsets": lambda: backend.encode_batch_fast(texts),
@@ -676,7 +676,7 @@ def text(bench: Bench) -> None:
         if bench.left < 12:
             bench.leave_out(f"text, sentence-transformers at {size}", f"{bench.left:.0f} s were left")
             continue
-        out["sizes"][str(size)] = len(texts) / seconds(encode(size), HERE)
+        out["sizes"][str(size)] = len(texts) / time_call(encode(size), HERE)
         bench.say(f"  sentence-transformers, batches of {size}: {out['sizes'][str(size)]:,.0f} texts/s")
     if out["sizes"]:
         best = int(max(out["sizes"], key=out["sizes"].__getitem__))
@@ -686,8 +686,8 @@ def text(bench: Bench) -> None:
             alike = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
             whole = np.array([len(one) <= max_length for one in encoded[:2000]])
             out["cosine"] = {"mean": float(alike[whole].mean()), "min": float(alike[whole].min())}
-    for who, times in in_turns(calls, HERE, options.repeats, bench.until - 8).items():
-        out[who] = {"texts_per_s": len(texts) / middle(times), "seconds": times}
+    for who, times in time_interleaved(calls, HERE, options.repeats, bench.until - 8).items():
+        out[who] = {"texts_per_s": len(texts) / median(times), "seconds": times}
         bench.say(f"  text, {who}: {out[who]['texts_per_s']:,.0f} texts/s")
     if "sentence-transformers" in out:
         out["ratio"] = out["bertie"]["texts_per_s"] / out["sentence-transformers"]["texts_per_s"]
@@ -697,11 +697,11 @@ def text(bench: Bench) -> None:
     for threads, items in product((1, 2, 3, 4), (512, 1024, 4096)):  # what users get is measured above
         if bench.left > 3:
             embed.THREADS, base.ITEMS_AT_ONCE = threads, items
-            out["tried"][f"{threads} threads, {items} texts"] = len(texts) / seconds(calls["bertie"], HERE)
+            out["tried"][f"{threads} threads, {items} texts"] = len(texts) / time_call(calls["bertie"], HERE)
     embed.THREADS, base.ITEMS_AT_ONCE = kept
     bench.say(f"  text, bertie, other settings: {json.dumps({k: round(v) for k, v in out['tried'].items()})}")
     with bench.guarded("text, profile"):
-        out["profile"] = profiled(calls["bertie"], middle(out["bertie"]["seconds"]))
+        out["profile"] = profiled(calls["bertie"], median(out["bertie"]["seconds"]))
 
 
 # --- lengths ---
@@ -728,20 +728,20 @@ def lengths(bench: Bench) -> None:
         for power in range(6, 11) if options.tiny else range(12, 21):
             with bench.guarded(f"lengths {name}, 2^{power} tokens"):
                 ids = random_ids(_mix_of(1 << power), vocab)
-                out["total"][str(1 << power)] = _repeated(over(model, flat_batches(ids, budget, HERE)), options)
+                out["total"][str(1 << power)] = _repeated(forward_all(model, flat_batches(ids, budget, HERE)), options)
         for power in range(4, longest.bit_length()):
             n = 1 << power
             if options.tiny and n > 128:
                 break
             with bench.guarded(f"lengths {name}, {n} tokens a text"):
                 ids = random_ids([n] * (budget // n), vocab)
-                out["length"][str(n)] = _repeated(over(model, flat_batches(ids, budget, HERE)), options)
+                out["length"][str(n)] = _repeated(forward_all(model, flat_batches(ids, budget, HERE)), options)
             with bench.guarded(f"lengths {name}, one text of {n}"):
                 batch = Batch.from_ids(random_ids([n], vocab)).to(HERE)
                 model.hidden(batch)
                 cleared()
                 before = torch.cuda.memory_allocated() if HERE.type == "cuda" else 0
-                spent = seconds(over(model, [batch]), HERE)
+                spent = time_call(forward_all(model, [batch]), HERE)
                 out["one text"][str(n)] = {"seconds": spent, "peak_bytes": peak() - before}
         bench.say(f"lengths {name}: {json.dumps(out)}")
         bench.save()
@@ -759,7 +759,7 @@ def _mix_of(total: int) -> list[int]:
 
 def _repeated(call: Callable[[], None], options: argparse.Namespace) -> float:
     call()
-    return middle(in_turns({"": call}, HERE, options.repeats)[""])
+    return median(time_interleaved({"": call}, HERE, options.repeats)[""])
 
 
 # --- neighbours ---
@@ -789,7 +789,7 @@ def neighbours(bench: Bench) -> None:
                     same += int(torch.equal(one, many[b]))
                 results[name][str(dtype).removeprefix("torch.")] = {
                     "max": max(gaps),
-                    "median": middle(gaps),
+                    "median": median(gaps),
                     "equal": same,
                     "of": len(gaps),
                     "size": float(many[0].abs().mean()),
@@ -803,13 +803,13 @@ def neighbours(bench: Bench) -> None:
 
 def alone(model: Model, ids: list[Any]) -> dict[str, float]:
     """Texts a second in batches; and a text a pass, as `deterministic` has it, without and with CUDA-graph replay."""
-    calls = {"together": over(model, flat_batches(ids, 65536, HERE))}
-    calls["alone"] = calls["alone, graphs"] = over(model, flat_batches(ids, 1, HERE))
+    calls = {"together": forward_all(model, flat_batches(ids, 65536, HERE))}
+    calls["alone"] = calls["alone, graphs"] = forward_all(model, flat_batches(ids, 1, HERE))
     found = {}
     for who, call in calls.items():
         model.graphs, model.replay = ForwardGraphs(max_graphs=256), "graphs" in who
-        in_turns({who: call}, HERE, 3)
-        found[who] = len(ids) / middle(in_turns({who: call}, HERE, 3)[who])
+        time_interleaved({who: call}, HERE, 3)
+        found[who] = len(ids) / median(time_interleaved({who: call}, HERE, 3)[who])
     model.replay = True
     return found
 

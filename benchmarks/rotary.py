@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 from itertools import product
+from statistics import median
 
 import torch
 
-from bertie.bench import in_turns, middle
+from bertie.bench import time_interleaved
 from bertie.config import Rotary
 from bertie.ops.torch import eager
 from bertie.ops.torch.eager import rotary_tables
@@ -42,7 +43,7 @@ def milliseconds(given: tuple[torch.Tensor, ...], ours: bool, times: int = 20) -
             rotate_pair(*given)
 
     call()
-    return 1e3 * middle(in_turns({"": call}, HERE, 5)[""]) / times
+    return 1e3 * median(time_interleaved({"": call}, HERE, 5)[""]) / times
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
-"""How fast a model reads on a device, beside what the device can do: the work of `bertie bench`.
+"""Throughput of a model on a device, compared with the device's matrix multiplication: `bertie bench`.
 
-The side-by-side runs in benchmarks/ take their texts and clocks from here, too.
+The side-by-side benchmarks (benchmarks/) use the texts and clocks of this module.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertie.checkpoints import storage as store
+from bertie.checkpoints import storage
 from bertie.checkpoints.model_spec import model_spec
 from bertie.config import Precision
 from bertie.errors import ConfigError, InputError
 from bertie.nn.linear import check_fp8, precision_of, to_fp8, to_int8
 from bertie.nn.model import Model
+from bertie.ops.gemm_benchmark import GemmBenchmark
 from bertie.text.batch import Batch, pack
-from bertie.training.mfu import ceiling, encoder_weights
+from bertie.training.mfu import encoder_weights
 
 if TYPE_CHECKING:
     from bertie.tasks import Embedder
 
 IntArray = NDArray[np.int64]
-BUDGETS = {"cpu": (2048, 8192), "cuda": (16384, 65536, 131072)}  # tokens of a batch that are tried
-RECTANGLE = 32  # texts of a padded batch, as most libraries have it by default
+BUDGETS = {"cpu": (2048, 8192), "cuda": (16384, 65536, 131072)}  # tokens per batch that are tried
+PADDED_BATCH = 32  # texts of a padded batch, the default of most libraries
+BUSY_SPREAD = 0.15  # by how much matrix multiplication may slow down before the machine counts as busy
 GEMM_DTYPES: dict[Precision, torch.dtype] = {  # of the operands of matrix multiplications
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -44,30 +46,32 @@ GEMM_DTYPES: dict[Precision, torch.dtype] = {  # of the operands of matrix multi
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """How fast something went."""
+class Throughput:
+    """Texts and tokens per second, and the matrix multiplications among it as a share of the ceiling."""
 
     texts_per_s: float
     tokens_per_s: float
-    share_of_ceiling: float  # of its matrix products in what the device did at its best
+    share_of_ceiling: float  # at most 1
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """What `measure` found."""
+class BenchmarkResult:
+    """What `measure` returns."""
 
     device: str
     precision: str
-    ceiling: float  # operations a second in large products
+    ceiling: float  # operations per second of large matrix multiplications: the best round
+    machine_busy: bool  # rounds differed by more than BUSY_SPREAD, or the model was faster than the ceiling
     texts: int
     tokens: int
-    budget: int  # tokens a batch: the fastest of those tried
-    from_ids: Rate  # to the last hidden state
-    from_text: Rate | None  # to vectors; None: there is no tokenizer
-    padding: float  # what batches of 32 padded to their longest would have computed on top, by tokens
-    padding_sorted: float  # the same, if texts were sorted by length before
-    peak_bytes: int | None  # of the device's memory, the weights included; on a CPU, of the whole process
-    per_million_tokens: float | None  # what a million tokens cost, in the currency of the price an hour
+    budget: int  # tokens per batch: the fastest of those tried
+    from_ids: Throughput  # to the last hidden state
+    from_text: Throughput | None  # to embeddings; None without a tokenizer
+    padding: float  # tokens that batches of 32 padded to their longest text would compute in addition, as a share
+    padding_sorted: float  # the same with the texts sorted by length first
+    peak_bytes: int | None  # device memory, weights included; on a CPU, of the whole process
+    per_million_tokens: float | None  # cost of a million tokens, in the currency of the hourly price
+    dispatch: list[dict[str, str]]  # the backends in use (ops/dispatch.py)
 
 
 def measure(
@@ -77,13 +81,18 @@ def measure(
     embedder: Embedder | None = None,
     seconds: float = 10.0,
     price: float | None = None,
-) -> Speed:
-    """Measure a model where it lies, for about so many seconds. `embedder` is the same model with its tokenizer.
+) -> BenchmarkResult:
+    """Measure a model on its device for about so many seconds.
 
-    Without `texts` they are of random tokens and mixed length (see `mixed_lengths`), as many as fit into the time.
+    Args:
+        model: The model.
+        texts: Texts to read; random tokens of mixed lengths when None (see `mixed_lengths`).
+        embedder: The same model with its tokenizer, to measure from text as well.
+        seconds: Time to measure for.
+        price: Price of the machine per hour.
 
-    >>> found = measure(random_model("1x16"), seconds=0.1)
-    >>> found.from_ids.tokens_per_s > 0 and found.padding > found.padding_sorted >= 0
+    >>> result = measure(random_model("1x16"), seconds=0.1)
+    >>> result.from_ids.tokens_per_s > 0 and result.padding > result.padding_sorted >= 0
     True
     """
     if not seconds > 0:
@@ -92,87 +101,96 @@ def measure(
         raise InputError("there are no texts to measure with")
     device = model.device
     precision = precision_of(model.encoder)
-    top = ceiling(device, GEMM_DTYPES[precision], min(0.5, seconds / 10))
+    gemm = GemmBenchmark(device, GEMM_DTYPES[precision])
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     max_length = model.config.max_length if embedder is None else embedder.checkpoint.max_length
+    calls: dict[int | str, Callable[[], object]] = {}
     with torch.inference_mode():
-        ids = _ids(model, embedder, texts, max_length, seconds)
-        lengths = np.array([len(one) for one in ids])
-        tokens = int(lengths.sum())
-        passes = {budget: over(model, flat_batches(ids, budget, device)) for budget in _budgets(device)}
-        share = seconds / (4 * len(passes))
-        tried = {budget: middle(_seconds_of(call, device, share)) for budget, call in passes.items()}
-    budget = min(tried, key=lambda one: tried[one])
-    work = 2.0 * encoder_weights(model.config)
-
-    def rate(spent: float, count: int) -> Rate:
-        return Rate(len(ids) / spent, count / spent, work * count / spent / top)
-
-    read = None
+        ids = _choose_ids(model, embedder, texts, max_length, seconds)
+        lengths = np.array([len(text) for text in ids])
+        tokens = text_tokens = int(lengths.sum())
+        budgets = BUDGETS.get(device.type, BUDGETS["cuda"])
+        for budget in budgets:
+            calls[budget] = forward_all(model, flat_batches(ids, budget, device))
+        if embedder is not None:
+            read = list(texts) if texts is not None else [embedder.tokenizer.decode(text) for text in ids]
+            text_tokens = int(embedder.tokenizer.encode_flat(read).lengths.sum())
+            calls["text"] = lambda: embedder.embed(read)
+        times, ceilings = _time_with_ceiling(calls, gemm, device, seconds)
+        dispatch = model.dispatch_report()
+    spent = {name: statistics.median(values) for name, values in times.items()}
+    best = min(budgets, key=lambda budget: spent[budget])
+    flops = 2.0 * encoder_weights(model.config)
+    rates = {"ids": flops * tokens / spent[best]}
     if embedder is not None:
-        given = list(texts) if texts is not None else [embedder.tokenizer.decode(one) for one in ids]
-        whole = int(embedder.tokenizer.encode_flat(given).lengths.sum())
-        read = rate(middle(_seconds_of(lambda: embedder.embed(given), device, seconds / 3)), whole)
-    from_ids = rate(tried[budget], tokens)
-    pace = (read or from_ids).tokens_per_s
-    return Speed(
+        rates["text"] = flops * text_tokens / spent["text"]
+    top = max(ceilings)
+    busy = max(rates.values()) > top or statistics.median(ceilings) < (1 - BUSY_SPREAD) * top
+
+    def throughput(name: str, key: int | str, count: int) -> Throughput:
+        return Throughput(len(ids) / spent[key], count / spent[key], min(1.0, rates[name] / top))
+
+    from_ids = throughput("ids", best, tokens)
+    from_text = None if embedder is None else throughput("text", "text", text_tokens)
+    return BenchmarkResult(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         precision=precision,
         ceiling=top,
+        machine_busy=busy,
         texts=len(ids),
         tokens=tokens,
-        budget=budget,
+        budget=best,
         from_ids=from_ids,
-        from_text=read,
-        padding=padded_tokens(lengths, RECTANGLE) / tokens - 1,
-        padding_sorted=padded_tokens(np.sort(lengths), RECTANGLE) / tokens - 1,
-        peak_bytes=_peak(device),
-        per_million_tokens=None if price is None else price / (pace * 3600 / 1e6),
+        from_text=from_text,
+        padding=padded_tokens(lengths, PADDED_BATCH) / tokens - 1,
+        padding_sorted=padded_tokens(np.sort(lengths), PADDED_BATCH) / tokens - 1,
+        peak_bytes=_peak_bytes(device, gemm),
+        per_million_tokens=None if price is None else price / ((from_text or from_ids).tokens_per_s * 3600 / 1e6),
+        dispatch=dispatch,
     )
 
 
-def _ids(
+def _choose_ids(
     model: Model, embedder: Embedder | None, texts: Sequence[str] | None, max_length: int, seconds: float
 ) -> list[IntArray]:
-    """Of the texts, what the model reads at once; or random ones, as many as take about a tenth of the time."""
+    """The ids of the texts up to the maximum length; or random ones, as many as take about a tenth of the time."""
     if embedder is not None and texts is not None:
         flat = embedder.tokenizer.encode_flat(texts)
-        return [one[:max_length] for one in np.split(flat.ids, np.cumsum(flat.lengths)[:-1])]
+        return [text[:max_length] for text in np.split(flat.ids, np.cumsum(flat.lengths)[:-1])]
     few = random_ids(mixed_lengths(32, max_length), model.config.vocab)
-    call = over(model, [Batch.from_ids(few).to(model.device)])
-    each = middle(_seconds_of(call, model.device, 0.0)) / len(few)
-    count = int(np.clip(seconds / 10 / each, 32, 4096))
+    call = forward_all(model, [Batch.from_ids(few).to(model.device)])
+    call()
+    per_text = min(time_call(call, model.device) for _ in range(2)) / len(few)
+    count = int(np.clip(seconds / 10 / per_text, 32, 4096))
     return random_ids(mixed_lengths(count, max_length), model.config.vocab)
 
 
-def over(model: Model, batches: Sequence[Batch]) -> Callable[[], None]:
-    """A call that reads them all, to the last hidden state."""
+def _time_with_ceiling(
+    calls: Mapping[int | str, Callable[[], object]], gemm: GemmBenchmark, device: torch.device, seconds: float
+) -> tuple[dict[int | str, list[float]], list[float]]:
+    """Seconds of each call, and the throughput of matrix multiplication before each: in rounds, at least two.
 
-    def call() -> None:
-        for batch in batches:
-            model.hidden(batch)
-
-    return call
-
-
-def _seconds_of(call: Callable[[], object], device: torch.device, most: float) -> list[float]:
-    """Seconds of each of at least two calls after a first that does not count, and of more while there is time."""
-    until = settled(device) + most
-    call()
-    found = [seconds(call, device), seconds(call, device)]
-    while time.perf_counter() + found[-1] < until:
-        found.append(seconds(call, device))
-    return found
-
-
-def _budgets(device: torch.device) -> tuple[int, ...]:
-    return BUDGETS.get(device.type, BUDGETS["cuda"])
+    What slows the machine down for a while then slows both, and the best rounds of both are comparable.
+    """
+    until = time.perf_counter() + seconds
+    times: dict[int | str, list[float]] = {name: [] for name in calls}
+    ceilings: list[float] = []
+    for call in calls.values():
+        call()  # not counted: memory is allocated, kernels are compiled
+    longest = 0.0
+    while len(ceilings) < 2 * len(calls) or time.perf_counter() + longest < until:
+        began = time.perf_counter()
+        for name, call in calls.items():
+            ceilings.append(gemm.flops_per_s())
+            times[name].append(time_call(call, device))
+        longest = max(longest, time.perf_counter() - began)
+    return times, ceilings
 
 
-def _peak(device: torch.device) -> int | None:
+def _peak_bytes(device: torch.device, gemm: GemmBenchmark) -> int | None:
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_allocated(device) - gemm.nbytes
     if find_spec("resource") is None:  # Windows
         return None
     import resource
@@ -181,16 +199,16 @@ def _peak(device: torch.device) -> int | None:
 
 
 def random_model(shape: str, device: torch.device | str = "cpu", precision: Precision = "fp32") -> Model:
-    """A model with random weights: of a config.json of any family, or BERT's make by layers and width: "12x768"."""
-    said = re.fullmatch(r"(\d+)x(\d+)", shape)
-    if said:
-        depth, width = map(int, said.groups())
+    """A model with random weights: from a config.json of any family, or a BERT of layers x width, as in "12x768"."""
+    match = re.fullmatch(r"(\d+)x(\d+)", shape)
+    if match:
+        depth, width = map(int, match.groups())
         heads = max(1, width // 64)
         config = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512}
         config |= {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
         config |= {"intermediate_size": 4 * width}
     elif Path(shape).is_file():
-        config = store.read_json(Path(shape))
+        config = storage.read_json(Path(shape))
     else:
         raise ConfigError(f"shape={shape!r} must be layers x width, as in 12x768, or the path of a config.json")
     model = Model(model_spec(config, None, head="none").encoder, {}).eval()
@@ -207,69 +225,74 @@ def random_model(shape: str, device: torch.device | str = "cpu", precision: Prec
 # --- texts and clocks ---
 
 
-def mixed_lengths(count: int, most: int = 512, seed: int = 4) -> IntArray:
-    """Tokens of texts as they come in practice: log-normal, mean 117, median 87, one in twenty over 324.
+def mixed_lengths(count: int, longest: int = 512, seed: int = 4) -> IntArray:
+    """Text lengths in tokens as they occur in practice: log-normal, mean 117, median 87, 95th percentile 324.
 
-    The seed is one by which 4,096 texts have just these numbers.
+    (With this seed, 4,096 texts have exactly these numbers.)
 
-    >>> found = mixed_lengths(4096)
-    >>> int(np.median(found)), round(float(found.mean())), int(found.max())
+    >>> lengths = mixed_lengths(4096)
+    >>> int(np.median(lengths)), round(float(lengths.mean())), int(lengths.max())
     (87, 117, 512)
     """
-    found = np.exp(np.random.default_rng(seed).normal(np.log(87), 0.8, count))
-    return np.clip(found, 3, most).astype(np.int64)
+    lengths = np.exp(np.random.default_rng(seed).normal(np.log(87), 0.8, count))
+    return np.clip(lengths, 3, longest).astype(np.int64)
 
 
 def random_ids(lengths: Sequence[int] | IntArray, vocab: int, seed: int = 0) -> list[IntArray]:
-    """Texts of these lengths. The lowest ids, which are mostly special, are left out."""
-    draw = np.random.default_rng(seed)
-    every = draw.integers(min(5, vocab - 1), vocab, int(np.sum(lengths)))
-    return np.split(every, np.cumsum(lengths)[:-1])
+    """Texts of these lengths. The lowest ids, which are mostly special tokens, are left out."""
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(min(5, vocab - 1), vocab, int(np.sum(lengths)))
+    return np.split(ids, np.cumsum(lengths)[:-1])
 
 
 def flat_batches(ids: Sequence[IntArray], budget: int, device: torch.device) -> list[Batch]:
-    """Texts of like length together, at most `budget` tokens at a time."""
-    groups = pack([len(one) for one in ids], budget)
+    """Batches of texts of similar length, at most `budget` tokens each."""
+    groups = pack([len(text) for text in ids], budget)
     return [Batch.from_ids([ids[i] for i in group]).to(device) for group in groups]
 
 
+def forward_all(model: Model, batches: Sequence[Batch]) -> Callable[[], None]:
+    """A call that runs the encoder on all batches."""
+
+    def call() -> None:
+        for batch in batches:
+            model.hidden(batch)
+
+    return call
+
+
 def padded_tokens(lengths: Sequence[int] | IntArray, batch_size: int) -> int:
-    """How many places rectangles of so many texts have, in the order given."""
+    """Tokens, padding included, of batches of consecutive texts padded to their longest."""
     sizes = np.asarray(lengths)
-    rows = [sizes[at : at + batch_size] for at in range(0, len(sizes), batch_size)]
+    rows = [sizes[start : start + batch_size] for start in range(0, len(sizes), batch_size)]
     return int(sum(row.max() * len(row) for row in rows))
 
 
-def settled(device: torch.device) -> float:
-    """Now, when the device is done."""
+def synchronize(device: torch.device) -> float:
+    """Wait for the device; the time then."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """How long one call takes."""
-    began = settled(device)
+def time_call(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call."""
+    began = synchronize(device)
     call()
-    return settled(device) - began
+    return synchronize(device) - began
 
 
-def in_turns(
+def time_interleaved(
     calls: Mapping[str, Callable[[], object]], device: torch.device, repeats: int, until: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Seconds of each call, one after the other and again: a chip that slows down slows down for all.
+    """Seconds of each call, in rounds over all calls: a chip that throttles slows down all of them.
 
-    After `until` (by `time.perf_counter`) no round begins but the first.
+    No round starts after `until` (by `time.perf_counter`), except the first.
     """
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats):
-        if turn and time.perf_counter() > until:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats):
+        if repeat and time.perf_counter() > until:
             break
         for name, call in calls.items():
-            found[name].append(seconds(call, device))
-    return found
-
-
-def middle(times: Sequence[float]) -> float:
-    """The median."""
-    return statistics.median(times)
+            times[name].append(time_call(call, device))
+    return times

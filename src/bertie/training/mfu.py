@@ -8,7 +8,6 @@ raises the share of the ceiling, more work of a slower one does not.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import cache
 
@@ -17,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from bertie.config import BlockSparse, Disentangled, EncoderConfig, HeadConfig, Pattern, Sliding
-from bertie.errors import ConfigError, InputError
+from bertie.errors import InputError
 from bertie.nn.model import Model
-
-_AT_ONCE = 8  # products between two looks at the clock
+from bertie.ops.gemm_benchmark import GemmBenchmark
 
 
 @cache
@@ -32,38 +30,7 @@ def ceiling(device: torch.device | str, dtype: torch.dtype, seconds: float = 0.5
     >>> ceiling("cpu", torch.float32, seconds=0.01) > 1e8
     True
     """
-    if not seconds > 0:
-        raise ConfigError(f"seconds={seconds} must be greater than 0")
-    device = torch.device(device)
-    side = 1024 if device.type == "cpu" else 8192
-    draw = torch.Generator(device).manual_seed(0)
-    # Not zeros: chips draw less power for these, and run faster.
-    a, b = ((20 * torch.randn(side, side, generator=draw, device=device)).to(dtype) for _ in range(2))
-    wide = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}.get(dtype, dtype)
-    out = torch.empty(side, side, dtype=wide, device=device)
-    ones = torch.ones(side, device=device)
-
-    def product() -> None:
-        if dtype == torch.int8:
-            torch._int_mm(a, b, out=out)
-        elif dtype == torch.float8_e4m3fn:  # as ops/triton/fp8.py has it
-            torch._scaled_mm(a, b.T, ones[:, None], ones[None], out_dtype=wide, use_fast_accum=True, out=out)
-        else:
-            torch.mm(a, b, out=out)
-
-    def products(count: int) -> float:
-        """Seconds."""
-        began = time.perf_counter()
-        for _ in range(count):
-            product()
-        out[0, 0].item()  # waits for the device, of whatever kind
-        return time.perf_counter() - began
-
-    products(1)  # the library sets itself up
-    best, until = products(_AT_ONCE), time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        best = min(best, products(_AT_ONCE))
-    return _AT_ONCE * 2 * side**3 / best
+    return GemmBenchmark(device, dtype).best(seconds)
 
 
 def flops_per_token(
