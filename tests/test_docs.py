@@ -44,6 +44,8 @@ def commands(text: str) -> list[list[str]]:
 
 def check(words: list[str]) -> None:
     """Whether a command can be: our own by our grammar, and what it names of the repository is there."""
+    while "=" in words[0]:  # an environment variable
+        words = words[1:]
     program, *rest = words
     if program == "torchrun":
         at = rest.index("-m")

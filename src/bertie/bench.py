@@ -122,22 +122,21 @@ def measure(
     spent = {name: statistics.median(values) for name, values in times.items()}
     best = min(budgets, key=lambda budget: spent[budget])
     flops = 2.0 * encoder_weights(model.config)
-    rates = {"ids": flops * tokens / spent[best]}
-    if embedder is not None:
-        rates["text"] = flops * text_tokens / spent["text"]
+    rates = {best: flops * tokens / spent[best]} | {
+        key: flops * text_tokens / spent[key] for key in calls if key == "text"
+    }
     top = max(ceilings)
-    busy = max(rates.values()) > top or statistics.median(ceilings) < (1 - BUSY_SPREAD) * top
 
-    def throughput(name: str, key: int | str, count: int) -> Throughput:
-        return Throughput(len(ids) / spent[key], count / spent[key], min(1.0, rates[name] / top))
+    def throughput(key: int | str, count: int) -> Throughput:
+        return Throughput(len(ids) / spent[key], count / spent[key], min(1.0, rates[key] / top))
 
-    from_ids = throughput("ids", best, tokens)
-    from_text = None if embedder is None else throughput("text", "text", text_tokens)
+    from_ids = throughput(best, tokens)
+    from_text = None if embedder is None else throughput("text", text_tokens)
     return BenchmarkResult(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         precision=precision,
         ceiling=top,
-        machine_busy=busy,
+        machine_busy=max(rates.values()) > top or statistics.median(ceilings) < (1 - BUSY_SPREAD) * top,
         texts=len(ids),
         tokens=tokens,
         budget=best,

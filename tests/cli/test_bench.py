@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from bertie import Embedder, bench
-from bertie.bench import in_turns, measure, mixed_lengths, padded_tokens, random_ids, random_model
+from bertie.bench import measure, mixed_lengths, padded_tokens, random_ids, random_model, time_interleaved
 from bertie.cli import main
 from bertie.errors import InputError
 
@@ -19,7 +20,7 @@ def test_a_model(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> 
     command = ["bench", "-m", models["embed"], "--device", "cpu", "--seconds", "0.2", "--price", "3.6"]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["model"], found["precision"], found["device"]) == (models["embed"], "float32", "cpu")
+    assert (found["model"], found["precision"], found["device"]) == (models["embed"], "fp32", "cpu")
     for way in ("from_ids", "from_text"):
         rate = found[way]
         assert 0 < rate["texts_per_s"] < rate["tokens_per_s"]
@@ -30,8 +31,13 @@ def test_a_model(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> 
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert [line.split("  ")[0] for line in shown.splitlines()] == [
-        *("model", "texts", "ceiling", "from ids", "from text", "padding", "peak memory", "cost")
+        *("model", "texts", "ceiling", "from ids", "from text", "padding", "peak memory", "cost"),
+        *(
+            f"dispatch: {name}"
+            for name in ("replay", "encoder", "attention", "norm", "activation", "embedding", "pooling")
+        ),
     ]
+    assert {"operation": "attention", "backend": "torch.attention.grouped", "condition": ""} in found["dispatch"]
 
 
 def test_texts_of_a_file(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +59,7 @@ def test_a_shape(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["bench", "--shape", shape, "--seconds", "0.1", "--json", "--device", "cpu"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["model"], found["from_text"], found["per_million_tokens"]) == (shape, None, None)
-        assert found["precision"] == "float32"
+        assert found["precision"] == "fp32"
     assert random_model("config.json").config.depth == 3
     assert random_model("2x128").config.heads == 2
 
@@ -70,15 +76,40 @@ def test_wrong_use(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -
         measure(random_model("1x16"), texts=[])
 
 
-def test_what_is_measured(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of our own: the rates are those of the passes, and the ceiling is the one that was found."""
+def test_throughput_follows_the_clock(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder.load(models["embed"])
-    monkeypatch.setattr(bench, "ceiling", lambda *_: 1e9)
-    monkeypatch.setattr(bench, "_seconds_of", lambda call, device, most: [0.5, 0.25, 0.125])
+    times = {2048: [0.5, 0.25, 0.125], 8192: [1.0] * 3, "text": [2.0] * 3}
+    monkeypatch.setattr(bench, "_time_with_ceiling", lambda *_: (times, [1e9, 0.5e9, 1e9]))
     found = measure(embedder.model, embedder=embedder, texts=["the cat"] * 3)
-    assert (found.from_ids.texts_per_s, found.from_ids.tokens_per_s) == (12, 48)
+    assert (found.from_ids.texts_per_s, found.from_ids.tokens_per_s, found.budget) == (12, 48, 2048)
     blocks = sum(p.numel() for p in embedder.model.encoder.blocks.parameters() if p.ndim == 2)
     assert found.from_ids.share_of_ceiling == pytest.approx(2 * blocks * 48 / 1e9)
+    assert (found.ceiling, found.machine_busy) == (1e9, False)
+
+
+def test_a_busy_machine_is_reported(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When matrix multiplication slowed down, or was slower than the model: no share is above 100%."""
+    model = random_model("1x64")
+    times = {2048: [1e-9], 8192: [1e-9]}
+    monkeypatch.setattr(bench, "_time_with_ceiling", lambda *_: (times, [1e9]))
+    found = measure(model, seconds=0.1)
+    assert (found.from_ids.share_of_ceiling, found.machine_busy) == (1.0, True)
+    monkeypatch.setattr(bench, "_time_with_ceiling", lambda *_: ({2048: [1e9], 8192: [1e9]}, [1e9, 0.8e9, 0.8e9]))
+    assert measure(model, seconds=0.1).machine_busy
+
+
+def test_the_ceiling_is_measured_between_the_passes() -> None:
+    order: list[str] = []
+
+    class Gemm:
+        def flops_per_s(self) -> float:
+            order.append("gemm")
+            return 1.0
+
+    calls: dict[int | str, Any] = {1: lambda: order.append("a"), 2: lambda: order.append("b")}
+    times, ceilings = bench._time_with_ceiling(calls, Gemm(), CPU, 0.0)  # type: ignore[arg-type]
+    assert order == ["a", "b", *["gemm", "a", "gemm", "b"] * 2]
+    assert ([len(values) for values in times.values()], len(ceilings)) == ([2, 2], 4)
 
 
 def test_lengths_and_ids() -> None:
@@ -94,12 +125,12 @@ def test_padded_tokens() -> None:
     assert padded_tokens([1, 5, 2, 2, 3], batch_size=2) == 10 + 4 + 3
 
 
-def test_in_turns() -> None:
+def test_time_interleaved() -> None:
     said: list[str] = []
-    times = in_turns({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, CPU, repeats=3)
+    times = time_interleaved({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, CPU, repeats=3)
     assert said == ["a", "b"] * 3
     assert [len(some) for some in times.values()] == [3, 3]
-    assert len(in_turns({"a": int}, CPU, repeats=3, until=0.0)["a"]) == 1
+    assert len(time_interleaved({"a": int}, CPU, repeats=3, until=0.0)["a"]) == 1
 
 
 def test_bytes(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,10 +140,15 @@ def test_bytes(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> No
         found = json.loads(capsys.readouterr().out)
         assert found["precision"] == "int8"
         assert found["from_ids"]["tokens_per_s"] > 0
-        assert ("receipt" in found) == ("-m" in model)  # of random weights nobody wants to know
+        assert ("quantization_report" in found) == ("-m" in model)  # of random weights nobody wants to know
     assert main([*command[:-1], "-m", models["embed"]]) == 0
     shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert shown[-4:] == ["peak memory", "receipt", "hidden", "head pooler"]
+    assert [line for line in shown if "dispatch" not in line][-4:] == [
+        "peak memory",
+        "quantization",
+        "hidden",
+        "head pooler",
+    ]
 
 
 def test_a_receipt_of_texts(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +156,7 @@ def test_a_receipt_of_texts(models: dict[str, str], here: Path, capsys: pytest.C
     Path("texts.txt").write_text("the cat sat\n" * 700 + "a dog\n" * 3)
     command = ["bench", "--device", "cpu", "--seconds", "0.2", "--precision", "int8", "--json", "--texts", "texts.txt"]
     assert main([*command, "-m", models["embed"]]) == 0
-    receipt = json.loads(capsys.readouterr().out)["receipt"]
-    assert (receipt["against"], receipt["texts"], receipt["heads"]["pooler"]["of"]) == ("float32", "texts.txt", 235)
+    receipt = json.loads(capsys.readouterr().out)["quantization_report"]
+    assert (receipt["against"], receipt["texts"], receipt["heads"]["pooler"]["of"]) == ("fp32", "texts.txt", 235)
     assert 0.99 < receipt["hidden"]["least_cosine"] < 1
     assert 0 < receipt["hidden"]["largest_error"] < 0.1

@@ -35,7 +35,7 @@ def answers(found: dict[str, Any]) -> dict[str, list[list[str]]]:
 
 def test_for_scripts(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = taken(capsys)
-    assert (found["model"], found["reach_tokens"]) == (small, 2048)
+    assert (found["model"], found["max_length"]) == (small, 2048)
     assert found["load_seconds"] > 0
     assert [stop["verb"] for stop in found["stops"]] == STOPS
     for stop in found["stops"]:

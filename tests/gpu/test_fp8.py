@@ -189,6 +189,6 @@ def test_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["bench", "-m", str(folder), "--precision", "fp8", "--device", "cuda", "--seconds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "fp8 on " in shown
-    assert "beside bfloat16, on texts: built-in" in shown
+    assert "compared with bf16, on texts: built-in" in shown
     speed = measure(random_model("2x64", "cuda", "fp8"), seconds=0.5)
     assert speed.precision == "fp8"

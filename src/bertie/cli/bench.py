@@ -1,9 +1,9 @@
-"""Measure how fast a model reads here: a checkpoint, or a shape with random weights.
+"""Measure the throughput of a model on this machine: a checkpoint, or a shape with random weights.
 
-From ids to the last hidden state, and from text to vectors; beside the pace of a large matrix product on the same
-device. The texts are random and of mixed length (mean 117 tokens, median 87) unless a file is given. With fp8 and int8
-there is a receipt of what that costs: what the model says of a few texts, built-in ones or the file's, beside what it
-says in bf16 or fp32.
+It is measured from token ids to the last hidden state and from text to embeddings, and compared with large matrix
+multiplications on the same device, which run between the passes. Texts are random and of mixed lengths (mean 117
+tokens, median 87) unless a file is given. For fp8 and int8 a quantization report compares the outputs on a few texts,
+built-in ones or the file's, with those in bf16 or fp32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bertie.cli.common import (
 from bertie.data.readers import text_cell
 
 if TYPE_CHECKING:
-    from bertie.bench import Rate, Speed
+    from bertie.bench import BenchmarkResult, Throughput
     from bertie.cli.common import Verbs
     from bertie.tasks import Embedder
 
@@ -37,28 +37,28 @@ EXAMPLE = """  bertie bench
   bertie bench --shape 12x768 --precision bf16 --json | jq .from_ids.tokens_per_s
   bertie bench -m ./my-model --precision fp8 --texts reviews.csv
 """
-COMPARED = 256  # texts of a receipt, at most
+REPORT_TEXTS = 256  # texts of a quantization report, at most
 
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verb(verbs, "bench", "how fast a model reads here, and what that costs", __doc__, EXAMPLE)
+    parser = verb(verbs, "bench", "measure throughput, memory and cost on this machine", __doc__, EXAMPLE)
     add_model(parser, overflow=False)
     parser.add_argument("--shape", metavar="LxD|FILE", help="random weights: layers x width, or a config.json")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (a GPU if there is one)")
     add_precision(parser)
     parser.add_argument("--texts", metavar="FILE", help="texts to measure with (.txt, .csv, .jsonl, …)")
     add_column(parser)
-    parser.add_argument("--seconds", type=float, default=10.0, help="to measure for, about (10)")
-    parser.add_argument("--price", type=float, help="of the machine an hour, in any currency")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time to measure for (10)")
+    parser.add_argument("--price", type=float, help="price of the machine per hour, in any currency")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Measure, and print the result."""
     if args.shape and (args.model or args.texts):
-        raise UsageError("--shape has no tokenizer: give it without -m and --texts")
+        raise UsageError("--shape has no tokenizer: pass it without -m and --texts")
     texts = None
     if args.texts:
         table = table_of([args.texts])
@@ -70,58 +70,62 @@ def run(args: argparse.Namespace) -> None:
 
     device = device_of(args.device)
     if args.shape:
-        found = measure(random_model(args.shape, device, args.precision), seconds=args.seconds, price=args.price)
+        result = measure(random_model(args.shape, device, args.precision), seconds=args.seconds, price=args.price)
     else:
         task = Embedder.load(model_name(args), revision=args.revision, device=device, precision=args.precision)
-        found = measure(task.model, texts=texts, embedder=task, seconds=args.seconds, price=args.price)
+        result = measure(task.model, texts=texts, embedder=task, seconds=args.seconds, price=args.price)
     name = args.shape or task.checkpoint.source
-    receipt = None if args.shape else _receipt(task, args, texts)
+    report = None if args.shape else _quantization_report(task, args, texts)
     if args.json:
-        print(json.dumps({"model": name} | asdict(found) | ({"receipt": receipt} if receipt else {}), indent=2))
+        quantization = {"quantization_report": report} if report else {}
+        print(json.dumps({"model": name} | asdict(result) | quantization, indent=2))
     else:
-        print("\n".join(_lines(name, found, receipt)))
+        print("\n".join(_lines(name, result, report)))
 
 
-def _receipt(task: Embedder, args: argparse.Namespace, texts: list[str] | None) -> dict[str, Any] | None:
-    """What eight bits cost, where there are such."""
+def _quantization_report(task: Embedder, args: argparse.Namespace, texts: list[str] | None) -> dict[str, Any] | None:
+    """How the outputs of an int8 or fp8 model differ from the unquantized one; None for other precisions."""
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.compress.quantization_report import TEXTS, differences
 
     if task.checkpoint.precision not in ("int8", "fp8"):
         return None
-    said = [text for text in texts or TEXTS if text.strip()]
+    compared = [text for text in texts or TEXTS if text.strip()]
     model = task.model
     unquantized: Literal["bf16", "fp32"] = "bf16" if task.checkpoint.precision == "fp8" else "fp32"
     before = Checkpoint.load(model_name(args), revision=args.revision, device=model.device, precision=unquantized)
     return {
         "against": unquantized,
         "texts": Path(args.texts).name if texts else "built-in",
-        **differences(before, task.checkpoint, said[:: -(-len(said) // COMPARED)]),
+        **differences(before, task.checkpoint, compared[:: -(-len(compared) // REPORT_TEXTS)]),
     }
 
 
-def _lines(name: str, found: Speed, receipt: dict[str, Any] | None) -> Iterator[str]:
-    """For people."""
+def _lines(name: str, result: BenchmarkResult, report: dict[str, Any] | None) -> Iterator[str]:
+    """The result for people."""
     from bertie.compress.quantization_report import lines
+    from bertie.ops.dispatch import summarize
 
+    busy = "; the machine was busy: shares of it are approximate" if result.machine_busy else ""
     rows: dict[str, str] = {
-        "model": f"{name}, {found.precision} on {found.device}",
-        "texts": f"{found.texts:,} with {found.tokens:,} tokens, {found.budget:,} tokens a batch",
-        "ceiling": f"{found.ceiling / 1e12:,.2f} TFLOP/s in large matrix products",
-        "from ids": _rate(found.from_ids),
-        "from text": "" if found.from_text is None else _rate(found.from_text),
-        "padding": f"none; batches of 32 padded to their longest would compute {found.padding:.0%} more tokens, "
-        f"sorted by length {found.padding_sorted:.0%}",
-        "peak memory": "" if found.peak_bytes is None else f"{found.peak_bytes / 2**20:,.0f} MiB",
-        "cost": "" if found.per_million_tokens is None else f"{found.per_million_tokens:.4g} a million tokens",
-        "receipt": "" if receipt is None else f"beside {receipt['against']}, on texts: {receipt['texts']}",
-    } | ({} if receipt is None else lines(receipt))
+        "model": f"{name}, {result.precision} on {result.device}",
+        "texts": f"{result.texts:,} with {result.tokens:,} tokens, {result.budget:,} tokens per batch",
+        "ceiling": f"{result.ceiling / 1e12:,.2f} TFLOP/s in large matrix multiplications{busy}",
+        "from ids": _format(result.from_ids),
+        "from text": "" if result.from_text is None else _format(result.from_text),
+        "padding": f"none; batches of 32 padded to their longest would compute {result.padding:.0%} more tokens, "
+        f"sorted by length {result.padding_sorted:.0%}",
+        "peak memory": "" if result.peak_bytes is None else f"{result.peak_bytes / 2**20:,.0f} MiB",
+        "cost": "" if result.per_million_tokens is None else f"{result.per_million_tokens:.4g} per million tokens",
+        "quantization": "" if report is None else f"compared with {report['against']}, on texts: {report['texts']}",
+    } | ({} if report is None else lines(report))
+    rows |= {f"dispatch: {operation}": text for operation, text in summarize(result.dispatch).items()}
     width = max(map(len, rows))
     yield from (f"{key:<{width}}  {text}" for key, text in rows.items() if text)
 
 
-def _rate(rate: Rate) -> str:
+def _format(throughput: Throughput) -> str:
     return (
-        f"{rate.texts_per_s:,.0f} texts/s, {rate.tokens_per_s:,.0f} tokens/s, "
-        f"{rate.share_of_ceiling:.0%} of the ceiling"
+        f"{throughput.texts_per_s:,.0f} texts/s, {throughput.tokens_per_s:,.0f} tokens/s, "
+        f"{throughput.share_of_ceiling:.0%} of the ceiling"
     )

@@ -1,4 +1,8 @@
-"""`bertie inspect [MODEL]`: what a checkpoint is, checked down to every name and shape, without reading its weights."""
+"""Describe a checkpoint without reading its weights: family, shape, heads, tokenizer, memory, and the backends in use.
+
+Every weight's name and shape and every config key is checked. "dispatch" lists the implementation of each operation
+on this device; BERTIE_DISABLE=NAME,... turns backends off.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import model_name, verb
+from bertie.cli.common import add_precision, device_of, model_name, verb
 
 if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
@@ -15,39 +19,44 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie inspect
   bertie inspect ./my-model --json | jq .parameters.total
+  bertie inspect ./my-model --precision bf16 --device cuda
 """
 
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    what = "what a checkpoint is: family, shape, heads, tokenizer, max_length, memory, what was ignored"
+    what = "describe a checkpoint: family, shape, heads, tokenizer, memory, backends, what was ignored"
     parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id (the built-in model)")
-    parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
-    parser.add_argument("--head", help="what the head is, where config.json does not say")
-    parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="a config key known not to matter")
+    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.add_argument("--head", help="kind of the head, where config.json does not name it")
+    parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="config key that does not matter")
+    parser.add_argument("--device", help="device of the dispatch table: cpu, cuda, … (a GPU if there is one)")
+    add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Print the description."""
     from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.ops.dispatch import report
 
     checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision, head=args.head, ignore=args.ignore)
     facts = describe(checkpoint)
+    facts["dispatch"] = report(checkpoint.model.config, device_of(args.device), args.precision)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else "\n".join(_lines(facts)))
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts, ready for JSON."""
-    cfg, plan, tokenizer = checkpoint.model.config, checkpoint.spec, checkpoint.tokenizer
+    """The description, ready for JSON."""
+    cfg, spec, tokenizer = checkpoint.model.config, checkpoint.spec, checkpoint.tokenizer
     total = sum(p.numel() for p in checkpoint.model.parameters())
     embedding = sum(p.numel() for p in checkpoint.model.encoder.embeddings.parameters())
     heads = sum(p.numel() for p in checkpoint.model.heads.parameters())
     return {
         "model": checkpoint.source,
-        "family": plan.family.model_type,
+        "family": spec.family.model_type,
         "shape": {
             "layers": cfg.depth,
             "distinct_blocks": cfg.blocks,
@@ -58,8 +67,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             "activation": cfg.activation,
             "gated": cfg.gated,
             "vocabulary": cfg.vocab,
-            "positions": [repr(p) for p in _runs(cfg.positions)],
-            "attention": _runs([repr(p) for p in cfg.patterns]),
+            "positions": [repr(p) for p in _distinct(cfg.positions)],
+            "attention": _distinct([repr(p) for p in cfg.patterns]),
         },
         "parameters": {"total": total, "embeddings": embedding, "heads": heads, "blocks": total - embedding - heads},
         "heads": {
@@ -71,7 +80,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             }
             for name, info in checkpoint.heads.items()
         },
-        "labels": list(checkpoint.labels.values()) if {"classify", "tag"} & set(plan.heads) else None,
+        "labels": list(checkpoint.labels.values()) if {"classify", "tag"} & set(spec.heads) else None,
         "tokenizer": None
         if tokenizer is None
         else {
@@ -90,19 +99,21 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "cross_encoder": None
         if checkpoint.cross_encoder is None
         else {"activation": checkpoint.cross_encoder.activation},
-        "reach_tokens": checkpoint.max_length,
+        "max_length": checkpoint.max_length,
         "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
-        "ignored": {"config_keys": plan.ignored, "weights": plan.weight_map.dropped},
+        "ignored": {"config_keys": spec.ignored, "weights": spec.weight_map.dropped},
     }
 
 
-def _runs(items: Any) -> list[Any]:
+def _distinct(items: Any) -> list[Any]:
     """Each item once, in order."""
     return list(dict.fromkeys(items))
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    """For people."""
+    """The description for people."""
+    from bertie.ops.dispatch import summarize
+
     shape, parameters = facts["shape"], facts["parameters"]
     shared = "" if shape["layers"] == shape["distinct_blocks"] else f" over {shape['distinct_blocks']} distinct blocks"
     gate = "gated " if shape["gated"] else ""
@@ -135,9 +146,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         "cross-encoder": ""
         if facts["cross_encoder"] is None
         else f"scores through {facts['cross_encoder']['activation']}",
-        "max_length": f"{facts['reach_tokens']:,} tokens",
+        "max_length": f"{facts['max_length']:,} tokens",
         "memory": memory,
         "ignored": ", ".join(facts["ignored"]["config_keys"] + facts["ignored"]["weights"]) or "nothing",
     }
+    rows |= {f"dispatch: {name}": text for name, text in summarize(facts["dispatch"]).items()}
     width = max(map(len, rows))
     yield from (f"{name:<{width}}  {text}" for name, text in rows.items() if text)

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
         "parameters": sum(one.numel() for one in checkpoint.model.parameters()),
         "layers": checkpoint.model.config.depth,
         "width": checkpoint.model.config.width,
-        "reach_tokens": checkpoint.max_length,
+        "max_length": checkpoint.max_length,
         "device": device,
         "import_seconds": imported - start,
         "load_seconds": time.perf_counter() - began,
@@ -214,7 +214,7 @@ def _timed(verb: str, about: str, work: Callable[[], _Found]) -> Stop:
 def _welcome(facts: dict[str, Any]) -> str:
     return (
         f"Bertie {facts['bertie']} with its built-in model, {facts['model']}: {facts['parameters']:,} parameters, "
-        f"{facts['layers']} layers of width {facts['width']}, reads {facts['reach_tokens']:,} tokens at once. "
+        f"{facts['layers']} layers of width {facts['width']}, reads {facts['max_length']:,} tokens at once. "
         f"Loaded onto {facts['device']} in {_time(facts['load_seconds'])}, after {_time(facts['import_seconds'])} for "
         "torch and all other code."
     )

@@ -10,7 +10,7 @@ combination and keeps the result. What depends on the batch (lengths, global tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bertie import switches
-from bertie.config import Activation, Bucketed, Disentangled, EncoderConfig, Full, Pattern, Rotary, Sliding
+from bertie.config import Activation, Bucketed, Disentangled, EncoderConfig, Full, Pattern, Precision, Rotary, Sliding
 from bertie.ops.contracts import AttentionInputs, Relative, compute_dtype, needs_grad
 from bertie.ops.native import encoder as native
 from bertie.ops.torch import eager, grouped_attention, varlen_attention
@@ -424,6 +424,31 @@ class DispatchTable:
                 sites = [replace(self.site, patterns=(p,)) for p in self.site.patterns if operation == "attention"]
                 rows += dict.fromkeys(row for site in sites or [self.site] for row in select(operation, site))
         return [{"operation": row.operation, "backend": row.backend, "condition": row.condition} for row in rows]
+
+
+_WEIGHTS: dict[Precision, tuple[torch.dtype, ...]] = {  # dtypes of the weights; the first is that of activations
+    "fp32": (torch.float32,),
+    "bf16": (torch.bfloat16,),
+    "fp16": (torch.float16,),
+    "int8": (torch.float32, torch.int8),
+    "fp8": (torch.bfloat16, torch.float8_e4m3fn),
+}
+
+
+def report(cfg: EncoderConfig, device: torch.device | str, precision: Precision) -> list[dict[str, str]]:
+    """As `DispatchTable.report`, for inference with an encoder that need not be loaded."""
+    weights = _WEIGHTS[precision]
+    site = Site.of(cfg, torch.device(device), weights[0], weights=frozenset(weights))
+    return DispatchTable.resolve(site).report()
+
+
+def summarize(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """One line per operation of a report, for people: its backends, in order, with their conditions."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        condition = f" ({row['condition']})" if row["condition"] else ""
+        lines.setdefault(row["operation"], []).append(row["backend"] + condition)
+    return {operation: ", else ".join(backends) for operation, backends in lines.items()}
 
 
 # --- sites of tensors, for operations outside an encoder ---
