@@ -1,4 +1,4 @@
-"""Servers of tiny models, each in a thread of its own, at a real port."""
+"""Servers with tiny models, each in its own thread, on a real port."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["models", "small_folder"]
 
 
 class Running:
-    """A server that runs."""
+    """A running server."""
 
-    def __init__(self, made: App, written: io.StringIO) -> None:
-        self.app, self._written = made, written
+    def __init__(self, app: App, log: io.StringIO) -> None:
+        self.app, self._log = app, log
         self.socket = bind_socket("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         ready = threading.Event()
-        self.server = Server(made, grace=0.0, shutdown_seconds=5.0, on_ready=ready.set)
+        self.server = Server(app, grace=0.0, shutdown_seconds=5.0, on_ready=ready.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         assert ready.wait(20)
@@ -39,20 +39,20 @@ class Running:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
 
-    def said(self, path: str, body: Any, **options: Any) -> Any:
-        """The reply to a good request."""
-        reply = self.post(path, body, **options)
-        assert reply.status_code == 200, reply.text
-        return reply.json()
+    def post_json(self, path: str, body: Any, **options: Any) -> Any:
+        """The JSON of a successful response."""
+        response = self.post(path, body, **options)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What was logged."""
-        return [orjson.loads(line) for line in self._written.getvalue().splitlines()]
+        """The parsed lines of the log."""
+        return [orjson.loads(line) for line in self._log.getvalue().splitlines()]
 
     @property
     def log(self) -> str:
-        return self._written.getvalue()
+        return self._log.getvalue()
 
     def stop(self) -> None:
         self.client.close()
@@ -66,41 +66,40 @@ Start = Callable[..., Running]
 
 @pytest.fixture(scope="session")
 def registry(models: dict[str, str], small_folder: Any) -> Iterator[Registry]:
-    """All tiny models; that with many heads comes first."""
+    """All tiny models; the one with several heads comes first."""
     names = ("embed", "classify", "rerank", "nli", "fill", "tag", "answer")
     folders = {"small": str(small_folder / "bertie-small")} | {name: models[name] for name in names}
-    made = Registry(folders, devices=["cpu"], budget=2048, max_wait=60)
-    yield made
-    made.close()
+    registry = Registry(folders, devices=["cpu"], budget=2048, max_wait=60)
+    yield registry
+    registry.close()
 
 
 @pytest.fixture(scope="session")
 def start(registry: Registry) -> Iterator[Start]:
-    """Starts servers, all over the same models."""
+    """A function that starts servers, by default with the same models."""
     running: list[Running] = []
 
     def begin(*args: Any, **options: Any) -> Running:
-        written = io.StringIO()
-        over = options.pop("over", registry)
-        made = App(over, *args, log=Log(written), **options)
-        made.close = made.stop  # type: ignore[method-assign]  # the models are others', too
-        running.append(Running(made, written))
+        log = io.StringIO()
+        app = App(options.pop("over", registry), *args, log=Log(log), **options)
+        app.close = app.stop  # type: ignore[method-assign]  # the models are shared
+        running.append(Running(app, log))
         return running[-1]
 
     yield begin
-    for one in running:
-        one.stop()
+    for server in running:
+        server.stop()
 
 
 @pytest.fixture(scope="session")
 def server(start: Start) -> Running:
-    """One with the usual settings."""
+    """A server with default settings."""
     return start()
 
 
-def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait for something."""
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a condition."""
     end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true"
+    while not condition():
+        assert time.monotonic() < end, "timeout"
         time.sleep(0.01)

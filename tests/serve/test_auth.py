@@ -1,4 +1,4 @@
-"""Keys: the file, the limits of each, and what they open."""
+"""API keys: the file, rate limits, and what needs a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def test_bucket_fills_up_again() -> None:
+def test_token_bucket_refills() -> None:
     now = 100.0
     bucket = TokenBucket(60.0, lambda: now)
     for _ in range(60):
@@ -31,10 +31,10 @@ def test_bucket_fills_up_again() -> None:
     assert bucket.wait() == 0
     now += 10_000
     bucket.wait()
-    assert bucket.level == 60  # a full minute's worth, and no more
+    assert bucket.level == 60  # at most one minute's worth
 
 
-def test_debts_are_paid_off_before_the_next_request() -> None:
+def test_overdraft_delays_the_next_request() -> None:
     now = 0.0
     key = Key("bob", {"tokens": TokenBucket(100.0, lambda: now)})
     key.admit()
@@ -46,7 +46,7 @@ def test_debts_are_paid_off_before_the_next_request() -> None:
     key.admit()
 
 
-def test_a_new_key_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
+def test_a_new_key_is_stored_as_a_hash(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     one, two = new_key(file, "alice"), new_key(file, "bob")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -76,13 +76,13 @@ def test_a_new_key_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
         (f"bob {digest('a')}\nmax {digest('a')}\n", "line 2.*'max'"),
     ],
 )
-def test_bad_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_key_files(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ConfigError, match=words):
         Keys.read(tmp_path / "keys")
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_missing_key_file(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="--new-key"):
         Keys.read(tmp_path / "keys")
 
@@ -94,7 +94,7 @@ def locked(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
     return start(keys=Keys.read(file))
 
 
-def test_only_what_all_may_see_needs_no_key(locked: Running) -> None:
+def test_public_and_protected_paths(locked: Running) -> None:
     assert locked.client.get("/health").status_code == 200
     assert locked.client.get("/").status_code == 200
     assert locked.client.get("/openapi.json").json()["security"] == [{"key": []}]
@@ -108,7 +108,7 @@ def test_only_what_all_may_see_needs_no_key(locked: Running) -> None:
         assert locked.post(path, {}).status_code == 401
 
 
-def test_requests_a_minute(locked: Running) -> None:
+def test_requests_per_minute(locked: Running) -> None:
     bob = {"authorization": "Bearer b"}
     for _ in range(3):
         assert locked.post("/embed", {"inputs": "a"}, headers=bob).status_code == 200
@@ -118,7 +118,7 @@ def test_requests_a_minute(locked: Running) -> None:
     assert locked.post("/embed", {"inputs": "a"}, headers={"authorization": "Bearer a"}).status_code == 200
 
 
-def test_tokens_a_minute(locked: Running) -> None:
+def test_tokens_per_minute(locked: Running) -> None:
     mine = {"authorization": "Bearer m"}
     assert locked.post("/embed", {"inputs": "a cat " * 40}, headers=mine).status_code == 200  # 82, all at once
     reply = locked.post("/embed", {"inputs": "a"}, headers=mine)
@@ -126,7 +126,7 @@ def test_tokens_a_minute(locked: Running) -> None:
     assert "tokens per minute" in reply.json()["error"]
 
 
-def test_logs_name_the_key_and_do_not_show_it(locked: Running) -> None:
+def test_logs_have_the_name_of_the_key_only(locked: Running) -> None:
     locked.post("/embed", {"inputs": "a"}, headers={"authorization": "Bearer a", "x-request-id": "who"})
     (line,) = [one for one in locked.lines if one.get("id") == "who"]
     assert line["key"] == "all"

@@ -1,4 +1,4 @@
-"""The server at a real port: every endpoint, alone and among others, and all that strangers may try."""
+"""The server on a real port: every endpoint, concurrency, limits, invalid requests, logs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.serve.conftest import Running, Start, until
 POSTS = [route for route in all_routes() if route.method == "POST"]
 each_post = pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path)
 SHORT = ["a cat sat", "the dog ran on the mat", "", "find a cat : the dog", "mat"]
-LONG = " ".join(["the cat sat on the mat . a dog ran :"] * 9)  # 99 words, of which the tiny models read 38 at once
+LONG = " ".join(["the cat sat on the mat . a dog ran :"] * 9)  # 99 words; the tiny models read 38 per window
 TEXTS = [*SHORT, LONG]
 
 
@@ -40,7 +40,7 @@ TEXTS = [*SHORT, LONG]
 
 
 @pytest.mark.parametrize("route", all_routes(), ids=lambda route: route.path)
-def test_examples_are_answered_as_described(server: Running, route: Route) -> None:
+def test_examples_get_the_documented_responses(server: Running, route: Route) -> None:
     if route.method == "GET":
         reply = server.client.get(route.path)
     else:
@@ -56,7 +56,7 @@ def test_examples_are_answered_as_described(server: Running, route: Route) -> No
     TypeAdapter(route.response).validate_json(reply.content, strict=False)
 
 
-def test_description_names_every_endpoint_and_resolves(server: Running) -> None:
+def test_the_openapi_document_has_every_endpoint_and_its_references_resolve(server: Running) -> None:
     found = server.client.get("/openapi.json").json()
     assert found == json.loads(json.dumps(describe_api()))
     assert {route.path for route in all_routes()} < set(found["paths"])
@@ -70,17 +70,17 @@ def test_description_names_every_endpoint_and_resolves(server: Running) -> None:
         route.request.model_validate_json(json.dumps(body))
 
 
-def expected(registry: Registry, name: str, kind: Any, **how: Any) -> Any:
-    """The ordinary task, without a server or an engine."""
-    return kind(registry[name].checkpoint, **how)
+def local_task(registry: Registry, name: str, kind: Any, **options: Any) -> Any:
+    """The local task, without a server or an engine."""
+    return kind(registry[name].checkpoint, **options)
 
 
-def plain(results: Any) -> Any:
-    return json.loads(json.dumps([asdict(one) for one in results]))
+def as_json(results: Any) -> Any:
+    return json.loads(json.dumps([asdict(result) for result in results]))
 
 
 def close(found: Any, wanted: Any) -> None:
-    """The same, up to the rounding of numbers."""
+    """Compare up to rounding."""
     if isinstance(wanted, dict):
         assert set(found) == set(wanted)
         for key, value in wanted.items():
@@ -95,63 +95,65 @@ def close(found: Any, wanted: Any) -> None:
         assert found == wanted
 
 
-def test_results_are_those_of_the_local_objects(server: Running, registry: Registry) -> None:
-    unit = [one / np.linalg.norm(one) for one in expected(registry, "embed", Embedder).embed(TEXTS)]
-    close(server.said("/embed", {"inputs": TEXTS, "model": "embed"}), np.array(unit).tolist())
-    raw = server.said("/embed", {"inputs": TEXTS, "model": "embed", "normalize": False})
-    close(raw, expected(registry, "embed", Embedder).embed(TEXTS).tolist())
+def test_results_equal_those_of_local_tasks(server: Running, registry: Registry) -> None:
+    unit = [one / np.linalg.norm(one) for one in local_task(registry, "embed", Embedder).embed(TEXTS)]
+    close(server.post_json("/embed", {"inputs": TEXTS, "model": "embed"}), np.array(unit).tolist())
+    raw = server.post_json("/embed", {"inputs": TEXTS, "model": "embed", "normalize": False})
+    close(raw, local_task(registry, "embed", Embedder).embed(TEXTS).tolist())
     masked = ["a [MASK] sat", f"{LONG} [MASK] {LONG}"]
-    fill = server.said("/fill", {"texts": masked, "model": "fill", "top_k": 3})
-    close(fill["results"], plain(expected(registry, "fill", MaskedLM).fill(masked, top_k=3)))
-    classes = server.said("/classify", {"texts": TEXTS, "model": "classify"})
-    close(classes["results"], plain(expected(registry, "classify", Classifier).classify(TEXTS)))
+    fill = server.post_json("/fill", {"texts": masked, "model": "fill", "top_k": 3})
+    close(fill["results"], as_json(local_task(registry, "fill", MaskedLM).fill(masked, top_k=3)))
+    classes = server.post_json("/classify", {"texts": TEXTS, "model": "classify"})
+    close(classes["results"], as_json(local_task(registry, "classify", Classifier).classify(TEXTS)))
     pairs: Any = [("a cat", "the dog"), ("mat", LONG)]
-    classes = server.said("/classify", {"texts": pairs, "model": "classify"})
-    close(classes["results"], plain(expected(registry, "classify", Classifier).classify(pairs)))
+    classes = server.post_json("/classify", {"texts": pairs, "model": "classify"})
+    close(classes["results"], as_json(local_task(registry, "classify", Classifier).classify(pairs)))
     any_labels = {"texts": TEXTS, "model": "nli", "labels": ["cat", "dog"], "template": "find {}", "multi": True}
-    zero = expected(registry, "nli", ZeroShot).classify(TEXTS, ["cat", "dog"], template="find {}", multi=True)
-    found = server.said("/classify", any_labels)["results"]
-    close(found, plain(zero))
-    tags = server.said("/tag", {"texts": TEXTS, "model": "tag"})
-    close(tags["results"], plain(expected(registry, "tag", Tagger).tag(TEXTS)))
+    zero = local_task(registry, "nli", ZeroShot).classify(TEXTS, ["cat", "dog"], template="find {}", multi=True)
+    found = server.post_json("/classify", any_labels)["results"]
+    close(found, as_json(zero))
+    tags = server.post_json("/tag", {"texts": TEXTS, "model": "tag"})
+    close(tags["results"], as_json(local_task(registry, "tag", Tagger).tag(TEXTS)))
     questions = [{"question": "find cat", "documents": [LONG, "a cat sat"]}, {"question": "dog", "documents": "a dog"}]
-    told = server.said("/answer", {"questions": questions, "model": "answer", "top_k": 2})
-    local = expected(registry, "answer", Reader)
+    told = server.post_json("/answer", {"questions": questions, "model": "answer", "top_k": 2})
+    local = local_task(registry, "answer", Reader)
     asked = [("find cat", [LONG, "a cat sat"]), ("dog", "a dog")]
-    close(told["results"], plain(local.answer(asked, top_k=2)))
-    ranked = server.said("/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank"})
-    wanted = expected(registry, "rerank", Reranker).rerank("find cat", TEXTS)  # through the same sigmoid
+    close(told["results"], as_json(local.answer(asked, top_k=2)))
+    ranked = server.post_json("/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank"})
+    wanted = local_task(registry, "rerank", Reranker).rerank("find cat", TEXTS)  # which applies the same sigmoid
     assert [one["index"] for one in ranked["results"]] == [one.index for one in wanted]
     close([one["relevance_score"] for one in ranked["results"]], [one.score for one in wanted])
-    own = server.said("/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank", "model_scores": True})
+    own = server.post_json(
+        "/v1/rerank", {"query": "find cat", "documents": TEXTS, "model": "rerank", "model_scores": True}
+    )
     close([one["relevance_score"] for one in own["results"]], [one.score for one in wanted])
-    bare = server.said("/v1/embeddings", {"input": TEXTS, "model": "embed", "normalize": False, "dimensions": 5})
-    short = expected(registry, "embed", Embedder, dimensions=5).embed(TEXTS)
+    bare = server.post_json("/v1/embeddings", {"input": TEXTS, "model": "embed", "normalize": False, "dimensions": 5})
+    short = local_task(registry, "embed", Embedder, dimensions=5).embed(TEXTS)
     close([one["embedding"] for one in bare["data"]], short.tolist())
-    compared = server.said("/compare", {"texts": TEXTS, "model": "embed", "pooling": "cls"})
-    close(compared["similarity"], expected(registry, "embed", Embedder, pooling="cls").similarity(TEXTS).tolist())
+    compared = server.post_json("/compare", {"texts": TEXTS, "model": "embed", "pooling": "cls"})
+    close(compared["similarity"], local_task(registry, "embed", Embedder, pooling="cls").similarity(TEXTS).tolist())
 
 
-def test_token_vectors_are_the_encoders_states(server: Running, models: dict[str, str]) -> None:
+def test_token_embeddings_equal_the_hidden_states_of_transformers(server: Running, models: dict[str, str]) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
     theirs, tokenizer = AutoModel.from_pretrained(models["embed"]), AutoTokenizer.from_pretrained(models["embed"])
-    for text, found in zip(SHORT, server.said("/embed_all", {"inputs": SHORT, "model": "embed"}), strict=True):
+    for text, found in zip(SHORT, server.post_json("/embed_all", {"inputs": SHORT, "model": "embed"}), strict=True):
         with torch.no_grad():
             wanted = theirs(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         close(found, wanted.tolist())
-    (whole,) = server.said("/embed_all", {"inputs": LONG, "model": "embed"})
-    (tokens,) = server.said("/tokenize", {"inputs": LONG, "model": "embed"})
-    assert len(whole) == len(tokens) > 40  # each token once, though it takes several windows
+    (whole,) = server.post_json("/embed_all", {"inputs": LONG, "model": "embed"})
+    (tokens,) = server.post_json("/tokenize", {"inputs": LONG, "model": "embed"})
+    assert len(whole) == len(tokens) > 40  # each token once, although there are several windows
 
 
-# --- alone and among others ---
+# --- concurrency ---
 
-# Models that read 40 tokens at once, for each endpoint: with these the long text takes several windows.
-SHORT_SIGHTED = {"/predict": "classify", "/rerank": "rerank", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
-SHORT_SIGHTED |= {f"/{name}": name for name in ("fill", "classify", "tag", "answer")}
-ALONE: dict[str, Callable[[str], dict[str, Any]]] = {
+# Models with a max_length of 40 for each endpoint: with these the long text needs several windows.
+SHORT_MODELS = {"/predict": "classify", "/rerank": "rerank", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
+SHORT_MODELS |= {f"/{name}": name for name in ("fill", "classify", "tag", "answer")}
+BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "/v1/embeddings": lambda text: {"input": text},
     "/embed": lambda text: {"inputs": text},
     "/embed_all": lambda text: {"inputs": text},
@@ -168,14 +170,14 @@ ALONE: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def test_alone_equals_among_others(server: Running) -> None:
-    """All endpoints at once, over one model: what each gives is what it gives with nobody else there."""
-    jobs = [(path, body(text)) for path, body in ALONE.items() for text in TEXTS]
-    jobs += [(path, body | {"model": SHORT_SIGHTED.get(path, "embed")}) for path, body in jobs]
+def test_results_do_not_depend_on_concurrent_requests(server: Running) -> None:
+    """All endpoints at once on one model return what they return alone."""
+    jobs = [(path, body(text)) for path, body in BODIES.items() for text in TEXTS]
+    jobs += [(path, body | {"model": SHORT_MODELS.get(path, "embed")}) for path, body in jobs]
     kept = ("id",)
 
     def ask(job: tuple[str, Any]) -> Any:
-        said = server.said(job[0], job[1])
+        said = server.post_json(job[0], job[1])
         return {key: value for key, value in said.items() if key not in kept} if isinstance(said, dict) else said
 
     before = server.app.service.registry["small"].engine.stats()
@@ -186,11 +188,11 @@ def test_alone_equals_among_others(server: Running) -> None:
     after = server.app.service.registry["small"].engine.stats()
     for one, two in zip(together, alone, strict=True):
         close(one, two)
-    assert after.batches - middle.batches < middle.batches - before.batches  # they did share batches
+    assert after.batches - middle.batches < middle.batches - before.batches  # they shared batches
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/embed_all", "/tokenize", "/classify", "/tag", "/fill"])
-def test_many_in_a_request_equal_one_each(server: Running, path: str) -> None:
+def test_a_batch_equals_single_requests(server: Running, path: str) -> None:
     field = {"/v1/embeddings": "input", "/embed": "inputs", "/embed_all": "inputs", "/tokenize": "inputs"}
     name = field.get(path, "texts")
     texts = [f"{text} [MASK]" for text in TEXTS] if path == "/fill" else TEXTS
@@ -199,45 +201,45 @@ def test_many_in_a_request_equal_one_each(server: Running, path: str) -> None:
         found = said if isinstance(said, list) else said.get("data", said.get("results"))
         return [{k: v for k, v in one.items() if k != "index"} if isinstance(one, dict) else one for one in found]
 
-    many = items(server.said(path, {name: texts}))
+    many = items(server.post_json(path, {name: texts}))
     for one, text in zip(many, texts, strict=True):
-        close(one, items(server.said(path, {name: [text]}))[0])
+        close(one, items(server.post_json(path, {name: [text]}))[0])
 
 
-# --- what was read ---
+# --- read counts ---
 
 
-def test_long_text_is_read_in_windows_and_the_reply_says_so(server: Running) -> None:
-    said = server.said("/classify", {"texts": [LONG], "model": "classify"})["results"][0]
+def test_long_texts_are_read_in_windows_and_the_response_has_the_counts(server: Running) -> None:
+    said = server.post_json("/classify", {"texts": [LONG], "model": "classify"})["results"][0]
     assert said["windows"] > 1
     assert said["tokens_read"] == said["tokens_total"] == 99
-    cut = server.said("/classify", {"texts": [LONG], "model": "classify", "overflow": "truncate"})["results"][0]
+    cut = server.post_json("/classify", {"texts": [LONG], "model": "classify", "overflow": "truncate"})["results"][0]
     assert (cut["windows"], cut["tokens_read"], cut["tokens_total"]) == (1, 38, 99)
     reply = server.post("/embed", {"inputs": ["a cat", LONG], "model": "embed"})
     assert [reply.headers[f"x-{one}"] for one in ("tokens-total", "tokens-read")] == ["101", "101"]
     assert int(reply.headers["x-windows"]) == said["windows"] + 1
     reply = server.post("/embed", {"inputs": ["a cat", LONG], "model": "embed", "truncate": True})
     assert [reply.headers[f"x-{one}"] for one in ("tokens-total", "tokens-read", "windows")] == ["101", "40", "2"]
-    vectors = server.said("/v1/embeddings", {"input": [LONG], "model": "embed"})
+    vectors = server.post_json("/v1/embeddings", {"input": [LONG], "model": "embed"})
     assert vectors["data"][0]["windows"] > 1
     assert vectors["usage"] == {"prompt_tokens": 99, "total_tokens": 99}
 
 
 def test_window_map_covers_the_text(server: Running) -> None:
-    found = server.said("/windows", {"text": LONG, "model": "embed"})
+    found = server.post_json("/windows", {"text": LONG, "model": "embed"})
     assert found["windows"][0]["owns"][0] == 0
     assert found["windows"][-1]["owns"][1] == len(LONG)
 
 
-# --- which model ---
+# --- choice of the model ---
 
 
-def test_the_first_model_that_can_do_it_is_taken(server: Running) -> None:
-    assert server.said("/fill", {"texts": "a [MASK]"})["model"] == "small"
-    assert server.said("/tag", {"texts": "a cat", "model": "tag"})["model"] == "tag"
+def test_the_first_suitable_model_is_used(server: Running) -> None:
+    assert server.post_json("/fill", {"texts": "a [MASK]"})["model"] == "small"
+    assert server.post_json("/tag", {"texts": "a cat", "model": "tag"})["model"] == "tag"
 
 
-def test_unknown_model_names_those_that_are_served(server: Running) -> None:
+def test_an_unknown_model_is_refused_with_the_served_ones(server: Running) -> None:
     ranking = {"query": "a", "documents": ["a"]}
     for path, body in (("/embed", {"inputs": "a"}), ("/fill", {"texts": "a"}), ("/v1/rerank", ranking)):
         reply = server.post(path, {**body, "model": "gpt"})
@@ -245,7 +247,7 @@ def test_unknown_model_names_those_that_are_served(server: Running) -> None:
         assert "small, embed, classify" in reply.text
 
 
-def test_what_a_model_cannot_do_is_said(server: Running) -> None:
+def test_unsupported_tasks_are_refused(server: Running) -> None:
     reply = server.post("/rerank", {"query": "a", "texts": ["b"], "model": "embed"})
     assert reply.status_code == 424
     assert reply.json() == {
@@ -257,7 +259,7 @@ def test_what_a_model_cannot_do_is_said(server: Running) -> None:
     assert "'ner'" in reply.json()["error"]
 
 
-def test_replies_hold_no_paths(server: Running, models: dict[str, str]) -> None:
+def test_responses_contain_no_paths(server: Running, models: dict[str, str]) -> None:
     reply = server.post("/classify", {"texts": "a", "head": "nope", "model": "classify"})
     assert reply.status_code == 422
     assert "nope" in reply.text
@@ -267,19 +269,19 @@ def test_replies_hold_no_paths(server: Running, models: dict[str, str]) -> None:
         assert "/tmp" not in server.client.get(path).text
 
 
-# --- bad requests ---
+# --- invalid requests ---
 
 
 @each_post
 @pytest.mark.parametrize("body", [b"", b"{", b"nul", b'{"a": 1', b"\xff\xfe", b'"\\ud800"', b"[" * 5000])
-def test_no_json_is_refused(server: Running, route: Route, body: bytes) -> None:
+def test_invalid_json_is_refused(server: Running, route: Route, body: bytes) -> None:
     reply = server.client.post(route.path, content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert "Traceback" not in reply.text
 
 
 @each_post
-def test_wrong_fields_are_named(server: Running, route: Route) -> None:
+def test_invalid_fields_are_named(server: Running, route: Route) -> None:
     for body in ([], 3, "a", {}, {"nope": 1}):
         reply = server.post(route.path, body)
         assert reply.status_code == (400 if route.error_format == "openai" else 422)
@@ -287,14 +289,14 @@ def test_wrong_fields_are_named(server: Running, route: Route) -> None:
         assert set(reply.json()) == shapes[route.error_format]
 
 
-def test_our_own_endpoints_refuse_unknown_fields_and_theirs_take_them(server: Running) -> None:
+def test_unknown_fields_are_refused_by_our_api_and_ignored_by_the_others(server: Running) -> None:
     reply = server.post("/fill", {"texts": "a [MASK]", "topk": 3})
     assert reply.status_code == 422
     assert reply.json()["error"] == "topk: Extra inputs are not permitted"
     assert server.post("/embed", {"inputs": "a", "whatever": 3}).status_code == 200
 
 
-def test_errors_of_the_tasks_are_passed_on(server: Running) -> None:
+def test_errors_of_tasks_are_passed_on(server: Running) -> None:
     reply = server.post("/fill", {"texts": ["a [MASK]", "a cat"]})
     assert reply.status_code == 422
     assert reply.json()["error"].startswith("text 1: no [MASK] in the text")
@@ -302,7 +304,7 @@ def test_errors_of_the_tasks_are_passed_on(server: Running) -> None:
     assert (reply.status_code, reply.json()["error_type"]) == (422, "Tokenizer")
 
 
-def test_addresses_and_methods(server: Running) -> None:
+def test_paths_and_methods(server: Running) -> None:
     assert server.client.get("/nope").status_code == 404
     assert server.client.get("/embed").status_code == 405
     assert server.client.delete("/embed").status_code == 405
@@ -313,7 +315,7 @@ def test_addresses_and_methods(server: Running) -> None:
     assert server.client.options("/embed", headers={"origin": "http://evil.example"}).status_code == 405
 
 
-def test_only_json_is_taken(server: Running) -> None:
+def test_the_content_type_must_be_json(server: Running) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         reply = server.client.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": kind})
         assert reply.status_code == 415
@@ -324,7 +326,7 @@ def test_only_json_is_taken(server: Running) -> None:
 # --- headers ---
 
 
-def test_request_ids_go_in_and_out(server: Running) -> None:
+def test_request_ids_are_echoed(server: Running) -> None:
     assert server.client.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     for bad in ("a b", "x" * 200, "<script>"):
         found = server.client.get("/health", headers={"x-request-id": bad}).headers["x-request-id"]
@@ -342,7 +344,7 @@ def test_security_headers(server: Running) -> None:
         assert "server" not in headers
 
 
-def test_other_names_are_refused_where_names_are_given(start: Start) -> None:
+def test_other_host_headers_are_refused(start: Start) -> None:
     server = start(ServerSettings(hosts=("localhost", "127.0.0.1")))
     assert server.client.get("/health").status_code == 200
     assert server.client.get("/health", headers={"host": f"localhost:{server.port}"}).status_code == 200
@@ -362,7 +364,7 @@ def test_large_bodies_are_refused_before_they_are_read(strict: Running) -> None:
     reply = strict.post("/embed", {"inputs": "a" * 3000})
     assert reply.status_code == 413
     assert reply.json() == {"error": "the body may have at most 2,000 bytes", "error_type": "Validation"}
-    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:  # nothing of it is ever sent
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:  # which is never sent
         raw.sendall(_head("/embed", "content-length: 99999999"))
         assert raw.recv(4096).startswith(b"HTTP/1.1 413")
 
@@ -383,7 +385,7 @@ def test_items_and_tokens_are_limited(strict: Running) -> None:
     assert strict.post("/embed", {"inputs": [LONG], "model": "embed", "truncate": True}).status_code == 200
     assert strict.post("/v1/rerank", {"query": "a", "documents": ["a"] * 4}).json()["message"].startswith("batch size")
     labels = {"texts": ["a", "b"], "labels": ["a", "b"], "model": "nli"}
-    assert strict.post("/classify", labels).status_code == 413  # each label is a pair to be read
+    assert strict.post("/classify", labels).status_code == 413  # each label makes a pair with each text
 
 
 def _head(path: str, *headers: str) -> bytes:
@@ -391,7 +393,7 @@ def _head(path: str, *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def test_slow_bodies_are_cut(strict: Running) -> None:
+def test_slow_bodies_time_out(strict: Running) -> None:
     with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:
         raw.sendall(_head("/embed", "content-length: 100") + b'{"inputs"')
         assert raw.recv(4096).startswith(b"HTTP/1.1 408")
@@ -399,7 +401,7 @@ def test_slow_bodies_are_cut(strict: Running) -> None:
     until(lambda: strict.app.in_flight == 0)
 
 
-def test_slow_and_large_heads_are_cut(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_and_large_headers_are_refused(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "HEADER_SECONDS", 0.3)
     for begin in (b"", b"POST /embed HTT", b"POST /embed HTTP/1.1\r\nhost: a\r\n"):
         with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as raw:
@@ -423,7 +425,7 @@ def test_slow_and_large_heads_are_cut(strict: Running, monkeypatch: pytest.Monke
         assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
 
 
-def test_a_kept_connection_takes_request_after_request(server: Running) -> None:
+def test_keep_alive(server: Running) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
         for _ in range(3):
             raw.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -451,21 +453,21 @@ def blocked(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> _BlockedQueu
     return put
 
 
-def test_more_requests_than_allowed_are_refused_at_once(strict: Running, blocked: _BlockedQueue) -> None:
+def test_too_many_requests_in_flight_are_refused_at_once(strict: Running, blocked: _BlockedQueue) -> None:
     with ThreadPoolExecutor(2) as pool:
         first = [pool.submit(httpx.post, f"{strict.url}/embed", json={"inputs": "a", "model": "embed"}) for _ in "ab"]
         until(lambda: len(blocked.tickets) == 2)
         reply = strict.post("/embed", {"inputs": "a", "model": "embed"})
         assert reply.status_code == 429
         assert reply.headers["retry-after"] == "1"
-        assert "connection" not in reply.headers  # it is kept for the next try
+        assert "connection" not in reply.headers  # it stays open for the retry
         assert reply.json()["error_type"] == "Overloaded"
         assert strict.client.get("/health").status_code == 200
         blocked.release.set()
         assert [one.result().status_code for one in first] == [200, 200]
 
 
-def test_when_all_models_have_too_much_to_do_a_request_is_refused_unread(
+def test_an_overloaded_server_refuses_requests_unread(
     server: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = list(registry)
@@ -483,8 +485,8 @@ def test_when_all_models_have_too_much_to_do_a_request_is_refused_unread(
     assert server.client.get("/health").status_code == 200
 
 
-def test_a_reloaded_model_is_let_go(start: Start, models: dict[str, str]) -> None:
-    """Threads that wait for more requests hold nothing of their last one."""
+def test_a_reloaded_model_is_freed(start: Start, models: dict[str, str]) -> None:
+    """Idle threads hold no reference to their last request."""
     registry = Registry({"embed": models["embed"]}, devices=["cpu"], budget=256)
     server = start(over=registry)
     with ThreadPoolExecutor(8) as pool:
@@ -501,7 +503,7 @@ def test_a_reloaded_model_is_let_go(start: Start, models: dict[str, str]) -> Non
     registry.close()
 
 
-def test_a_client_that_leaves_cancels_its_work(server: Running, blocked: _BlockedQueue) -> None:
+def test_a_disconnected_client_cancels_its_request(server: Running, blocked: _BlockedQueue) -> None:
     body = b'{"inputs": "a", "model": "embed"}'
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
         raw.sendall(_head("/embed", f"content-length: {len(body)}") + body)
@@ -525,7 +527,7 @@ def test_a_client_that_leaves_cancels_its_work(server: Running, blocked: _Blocke
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_what_engines_raise_has_its_status(
+def test_engine_errors_have_their_status(
     server: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, kind: str
 ) -> None:
     def fail(job: Any) -> None:
@@ -571,10 +573,10 @@ def test_health_follows_draining(start: Start) -> None:
     reply = server.client.get("/health")
     assert reply.status_code == 503
     assert reply.json() == {"error": "unhealthy", "error_type": "Unhealthy"}
-    assert server.post("/embed", {"inputs": "a"}).status_code == 200  # who comes is still answered
+    assert server.post("/embed", {"inputs": "a"}).status_code == 200  # requests are still answered
 
 
-def test_logs_hold_facts_and_no_texts(server: Running) -> None:
+def test_logs_contain_no_texts(server: Running) -> None:
     name = "log-test-1"
     server.post("/tag", {"texts": "a private cat"}, headers={"x-request-id": name})
     (line,) = [one for one in server.lines if one.get("id") == name]
@@ -585,7 +587,7 @@ def test_logs_hold_facts_and_no_texts(server: Running) -> None:
     assert "private" not in server.log
 
 
-def test_texts_are_logged_where_asked(start: Start) -> None:
+def test_texts_are_logged_on_request(start: Start) -> None:
     server = start(ServerSettings(log_texts=True))
     server.post("/tag", {"texts": "a private cat"})
     assert "a private cat" in server.log
@@ -594,35 +596,37 @@ def test_texts_are_logged_where_asked(start: Start) -> None:
 def test_reloading_loses_no_request(start: Start, models: dict[str, str]) -> None:
     registry = Registry({"embed": models["embed"]}, devices=["cpu"], budget=2048)
     server = start(over=registry)
-    wanted = server.said("/embed", {"inputs": LONG})
-    stop = threading.Event()
+    wanted = server.post_json("/embed", {"inputs": LONG})
+    running, stop = threading.Barrier(5), threading.Event()
 
-    def ask() -> int:
-        asked = 0
+    def send() -> int:
+        count = 0
         with httpx.Client(base_url=server.url, timeout=20) as client:
-            while not stop.is_set():
+            running.wait(20)
+            while not stop.is_set() or not count:
                 reply = client.post("/embed", json={"inputs": LONG})
                 assert reply.status_code == 200, reply.text
                 close(reply.json(), wanted)
-                asked += 1
-        return asked
+                count += 1
+        return count
 
     with ThreadPoolExecutor(4) as pool:
-        asking = [pool.submit(ask) for _ in range(4)]
+        clients = [pool.submit(send) for _ in range(4)]
+        running.wait(20)
         for _ in range(3):
             old = registry["embed"]
             server.app.reload()
             assert registry["embed"] is not old
             until(lambda old=old: not old.engine.ready)  # type: ignore[misc]
         stop.set()
-        assert all(one.result() for one in asking)
+        assert all(client.result() for client in clients)
     registry.close()
 
 
-def test_models_share_no_state_with_replies(server: Running, registry: Registry) -> None:
-    """Whatever was asked before, the first answer comes again."""
+def test_requests_share_no_state(server: Running, registry: Registry) -> None:
+    """A request does not change the results of later ones."""
     checkpoint = registry["small"].checkpoint
     assert isinstance(checkpoint, Checkpoint)
-    first = server.said("/embed", {"inputs": "a cat sat", "model": "small"})
+    first = server.post_json("/embed", {"inputs": "a cat sat", "model": "small"})
     server.post("/embed", {"inputs": "a cat sat", "model": "small", "dimensions": 3})
-    assert server.said("/embed", {"inputs": "a cat sat", "model": "small"}) == first
+    assert server.post_json("/embed", {"inputs": "a cat sat", "model": "small"}) == first

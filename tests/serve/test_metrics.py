@@ -1,4 +1,4 @@
-"""Metrics: the text format, histograms, several workers' files, and what the server counts."""
+"""Metrics: the text format, histograms, several workers, and the values of a real server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.serve.conftest import Start, until
 LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\]|\\.)*",?)+)\})? (-?[0-9.e+-]+)')
 
 
-def parsed(text: str) -> dict[tuple[str, str], float]:
-    """The format, read by its grammar."""
+def parse(text: str) -> dict[tuple[str, str], float]:
+    """Parse the text format."""
     found = {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -29,12 +29,12 @@ def parsed(text: str) -> dict[tuple[str, str], float]:
     return found
 
 
-def test_histograms_agree_with_a_plain_count() -> None:
+def test_histograms_equal_a_plain_count() -> None:
     metrics, draw = Metrics(), random.Random(0)
     values = [draw.expovariate(2) for _ in range(1000)] + list(SECONDS)
     for value in values:
         metrics.request_seconds.add(value, "/embed")
-    found = parsed(metrics.text())
+    found = parse(metrics.text())
     for bound in SECONDS:
         key = ("bertie_request_seconds_bucket", f'endpoint="/embed",le="{bound:g}"')
         assert found[key] == sum(value <= bound for value in values)
@@ -48,7 +48,7 @@ def test_labels_are_escaped() -> None:
     metrics = Metrics()
     metrics.requests.add(2, 'a"\\\nb', "200")
     assert r'endpoint="a\"\\\nb"' in metrics.text()
-    parsed(metrics.text())
+    parse(metrics.text())
 
 
 def test_a_metric_has_one_value_per_label() -> None:
@@ -59,7 +59,7 @@ def test_a_metric_has_one_value_per_label() -> None:
     assert metric.values == {("x",): [3.0], ("y",): [5.0]}
 
 
-def test_workers_are_added_up_and_the_dead_keep_their_counts(tmp_path: Path) -> None:
+def test_workers_are_summed_and_dead_ones_keep_their_counters(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path)
     metrics.requests.add(3, "/embed", "200")
     metrics.in_flight.set(1)
@@ -71,28 +71,28 @@ def test_workers_are_added_up_and_the_dead_keep_their_counts(tmp_path: Path) -> 
     }
     (tmp_path / "1.json").write_bytes(orjson.dumps(other))  # alive
     (tmp_path / "99999999.json").write_bytes(orjson.dumps(other))  # dead
-    found = parsed(metrics.text())
+    found = parse(metrics.text())
     assert found["bertie_requests_total", 'endpoint="/embed",status="200"'] == 3 + 4 + 4
     assert found["bertie_requests_total", 'endpoint="/tag",status="200"'] == 2
     assert found["bertie_requests_in_flight", ""] == 1 + 7
 
 
-def test_the_server_counts(start: Start, small_folder: Path) -> None:
+def test_metrics_of_a_server(start: Start, small_folder: Path) -> None:
     metrics = Metrics()
     registry = Registry(
         {"small": small_folder / "bertie-small"}, devices=["cpu"], watch=metrics.count_batch, budget=2048
     )
     server = start(over=registry, metrics=metrics)
     for _ in range(3):
-        server.said("/embed", {"inputs": ["a cat", "the dog ran on the mat"]})
-    server.said("/tag", {"texts": "a cat"})
+        server.post_json("/embed", {"inputs": ["a cat", "the dog ran on the mat"]})
+    server.post_json("/tag", {"texts": "a cat"})
     server.post("/embed", {"inputs": []})
     server.client.get("/wp-login.php")
-    until(lambda: metrics.batches.values == {(): [4.0]})  # which are counted after they were answered
-    found = parsed(server.client.get("/metrics").text)
+    until(lambda: metrics.batches.values == {(): [4.0]})  # which are counted after the response
+    found = parse(server.client.get("/metrics").text)
     assert found["bertie_requests_total", 'endpoint="/embed",status="200"'] == 3
     assert found["bertie_requests_total", 'endpoint="/embed",status="400"'] == 1
-    assert found["bertie_requests_total", 'endpoint="other",status="404"'] == 1  # strangers make no new labels
+    assert found["bertie_requests_total", 'endpoint="other",status="404"'] == 1  # unknown paths make no new labels
     assert found["bertie_request_seconds_count", 'endpoint="/embed"'] == 4
     assert found["bertie_queue_seconds_count", 'endpoint="/embed"'] == 3
     assert found["bertie_tokens_total", 'task="embed"'] == 3 * (4 + 8)

@@ -44,7 +44,7 @@ def test_a_row_in_the_table_of_tasks_is_an_endpoint(
     monkeypatch.setitem(TASKS, "toy", TaskRow(name="toy", path=path, head_kind="tag", endpoint="/toy"))
     assert "/toy" in describe_api()["paths"]
     server = start()
-    reply = server.said("/toy", {"texts": ["a cat sat", "the dog"], "model": "tag"})
+    reply = server.post_json("/toy", {"texts": ["a cat sat", "the dog"], "model": "tag"})
     assert [result["tokens"] for result in reply["results"]] == [5, 4]
     assert (reply["model"], reply["head"]) == ("tag", "tag")
     assert server.post("/toy", {"texts": []}).status_code == 400

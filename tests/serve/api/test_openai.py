@@ -1,4 +1,4 @@
-"""OpenAI's own Python client against a real server, unchanged."""
+"""OpenAI's own Python client on a real server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def vectors(registry: Registry) -> Any:
 
 
 def test_embeddings(client: openai.OpenAI, vectors: Any) -> None:
-    """The client asks for base64 by itself, and decodes it."""
+    """The client requests base64 and decodes it."""
     found = client.embeddings.create(model="embed", input=TEXTS)
     assert [one.index for one in found.data] == [0, 1, 2]
     assert [one.object for one in found.data] == ["embedding"] * 3
@@ -58,7 +58,7 @@ def test_token_ids(client: openai.OpenAI, registry: Registry, vectors: Any) -> N
     tokenizer = registry["embed"].checkpoint.tokenizer
     assert tokenizer is not None
     ids = [tokenizer.encode(text).ids.tolist() for text in TEXTS]
-    bare = [one[1:-1] for one in ids]  # special tokens may be there, or not
+    bare = [one[1:-1] for one in ids]  # with and without special tokens
     for given in (ids, bare):
         found = client.embeddings.create(model="embed", input=given).data
         np.testing.assert_allclose([one.embedding for one in found], vectors, atol=1e-5)
@@ -76,7 +76,7 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("nope")
 
 
-def test_errors_are_of_the_clients_own_classes(client: openai.OpenAI) -> None:
+def test_errors_are_the_exceptions_of_the_openai_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.embeddings.create(model="text-embedding-3-small", input="a")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

@@ -1,4 +1,4 @@
-"""Clients of text-embeddings-inference, unchanged: Hugging Face's own, and one written from the documentation."""
+"""Clients of text-embeddings-inference: Hugging Face's own, and one written from the documentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = " ".join(["the cat sat on the mat"] * 20)
 
 
 class Tei:
-    """What https://huggingface.github.io/text-embeddings-inference describes, and nothing else."""
+    """A client for what https://huggingface.github.io/text-embeddings-inference documents."""
 
     def __init__(self, url: str) -> None:
         self._client = httpx.Client(base_url=url, timeout=20)
@@ -29,8 +29,8 @@ class Tei:
     def __call__(self, path: str, **body: Any) -> Any:
         reply = self._client.post(path, json=body)
         if reply.status_code != 200:
-            said = reply.json()
-            raise RuntimeError(reply.status_code, said["error"], said["error_type"])
+            error = reply.json()
+            raise RuntimeError(reply.status_code, error["error"], error["error_type"])
         return reply.json()
 
     def get(self, path: str) -> httpx.Response:
@@ -52,7 +52,7 @@ def refused(tei: Tei, path: str, **body: Any) -> tuple[int, str, str]:
     return error.value.args  # type: ignore[return-value]
 
 
-def test_hugging_faces_client(server: Running, registry: Registry) -> None:
+def test_inference_client(server: Running, registry: Registry) -> None:
     client = InferenceClient()
     vectors = unit(Embedder(registry["small"].checkpoint).embed(TEXTS))
     found = client.feature_extraction(TEXTS[0], model=f"{server.url}/embed")
@@ -63,7 +63,7 @@ def test_hugging_faces_client(server: Running, registry: Registry) -> None:
     np.testing.assert_allclose(alike, vectors @ vectors[0], atol=1e-5)
 
 
-def test_embed_takes_one_or_many_and_gives_many(tei: Tei, registry: Registry) -> None:
+def test_embed_single_and_batch(tei: Tei, registry: Registry) -> None:
     vectors = unit(Embedder(registry["small"].checkpoint).embed(TEXTS))
     np.testing.assert_allclose(tei("/embed", inputs=TEXTS), vectors, atol=1e-5)
     np.testing.assert_allclose(tei("/embed", inputs=TEXTS[0]), vectors[:1], atol=1e-5)
@@ -111,7 +111,7 @@ def test_ping_is_health(start: Start) -> None:
 
 def test_embeddings_without_a_version_are_those_of_openai(server: Running) -> None:
     body = {"input": TEXTS, "model": "embed"}
-    assert server.said("/embeddings", body) == server.said("/v1/embeddings", body)
+    assert server.post_json("/embeddings", body) == server.post_json("/v1/embeddings", body)
     assert server.post("/embeddings", {}).json()["error"]["type"] == "invalid_request_error"
 
 
@@ -173,7 +173,7 @@ def test_tokenize_and_decode(tei: Tei) -> None:
     assert tei("/decode", ids=ids, skip_special_tokens=False) == ["[CLS] a cat sat [SEP]"]
 
 
-def test_info_has_their_fields(tei: Tei) -> None:
+def test_info_has_the_fields_of_text_embeddings_inference(tei: Tei) -> None:
     found = tei.get("/info").json()
     wanted = "model_id model_sha model_dtype model_type max_concurrent_requests max_input_length max_batch_tokens"
     wanted += " max_batch_requests max_client_batch_size auto_truncate tokenization_workers version sha docker_label"
@@ -214,16 +214,16 @@ def test_errors(tei: Tei) -> None:
     assert refused(tei, "/decode", ids=[10**6])[0] == 422
 
 
-def test_nothing_is_cut_unless_asked(tei: Tei) -> None:
-    """Their default is to cut in silence, or to refuse; here the whole text counts."""
+def test_nothing_is_truncated_by_default(tei: Tei) -> None:
+    """text-embeddings-inference truncates or refuses long texts by default; here they are read in windows."""
     end = f"{LONG} dog dog dog dog"
     assert tei("/embed", inputs=LONG, model="embed") != tei("/embed", inputs=end, model="embed")
     cut = {"truncate": True, "model": "embed"}
     assert tei("/embed", inputs=LONG, **cut) == tei("/embed", inputs=end, **cut)
 
 
-def test_sparse_vectors(start: Start, tmp_path: Path) -> None:
-    """As sentence-transformers has them; of a long text, the greatest weights of its windows."""
+def test_sparse_embeddings(start: Start, tmp_path: Path) -> None:
+    """As in sentence-transformers; for a long text, the maximum over its windows."""
     folder, theirs = splade_folder(tmp_path)
     registry = Registry({"splade": folder}, devices=["cpu"], budget=256)
     tei = Tei(start(over=registry).url)
