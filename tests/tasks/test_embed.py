@@ -55,8 +55,15 @@ def test_a_text_beyond_reach_is_an_error_if_so_asked(folder: Path) -> None:
 
 
 def test_a_plain_encoder_is_pooled_by_the_mean(tmp_path: Path) -> None:
-    embedder = Embedder.load(save_bert(tmp_path))
-    assert embedder.embed(["the cat", "dog"]).shape == (2, 16)
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = save_bert(tmp_path)
+    embedder = Embedder.load(folder)
+    model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts = ["the cat", "dog", "a dog ran on the mat"]
+    with torch.no_grad():
+        states = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
+    np.testing.assert_allclose(embedder.embed(texts), np.stack([state.mean(0).numpy() for state in states]), atol=1e-5)
     assert embedder.embed([]).shape == (0, 16)
 
 
