@@ -26,7 +26,7 @@ class TaskRow:
     path: str  # of its class, as "module:name"
     head_kind: HeadName | None  # None: the task needs no head
     data_kind: str | None = None  # how labelled data is read (`bertie.training.finetune.data`); None: not trained
-    metric: str | None = None  # chooses the best epoch
+    metric: str | None = None  # the main metric, which is maximized: it selects the best epoch
     endpoint: str | None = None  # of the server
     verb: str | None = None  # of the command line
     training: str | None = None  # path of the `TaskTraining` that trains and evaluates it

@@ -153,6 +153,10 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         loss = re.sub(r" at 0x\w+", "", repr(self.task.loss))  # a function's address differs between processes
         return f"{super().fingerprint(data)} {loss}"
 
+    def main_metric(self, data: LabelledDataset) -> str:
+        """Recall for matching pairs."""
+        return "recall_1" if data.inputs == "pairs" else super().main_metric(data)
+
     def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """The similarity of the texts of each row, or of matching pairs the rank of the right text."""
         index = {text: i for i, text in enumerate(dict.fromkeys(t for example in data.examples for t in example.texts))}

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
-from bertie.evaluation import metrics
 from bertie.evaluation.metrics import Score
 from bertie.nn.linear import precision_of
 from bertie.recipe import Recipe
@@ -95,6 +94,10 @@ class TaskTraining(ABC, Generic[TaskT]):
     @abstractmethod
     def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Every metric with its confidence interval; `resamples=0`: values only."""
+
+    def main_metric(self, data: LabelledDataset) -> str:
+        """The metric that selects the best epoch and seed: the one in the task's row."""
+        return str(registry.row_of(self.task).metric)
 
     def texts(self, example: Example) -> tuple[str, ...]:
         """The texts of an example as the model reads them."""
@@ -219,7 +222,7 @@ def fit_labelled(
             training.plan(data),
             recipe,
             evaluate=None if dev is None else lambda: training.metrics(dev),
-            metric=recipe.metric or main_metric(data if dev is None else dev),
+            metric=recipe.metric or training.main_metric(data if dev is None else dev),
             folder=None if folder is None else Path(folder),
             resume=resume,
             save_steps=save_steps,
@@ -240,7 +243,7 @@ def score(task: AnyTrainable, X: Any, y: Any = None, *, columns: Mapping[str, st
     training = training_for(task)
     known = tuple(training.labels) if training.data_kind in ("classify", "tag") else None
     data = read_dataset(training.data_kind, X, y, columns=columns, name="the data", known=known, training=False)
-    return training.metrics(data)[main_metric(data)]
+    return training.metrics(data)[training.main_metric(data)]
 
 
 def starting_checkpoint(model: Checkpoint | str | Path | None, device: str | torch.device | None) -> Checkpoint:
@@ -267,15 +270,6 @@ def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data:
     for value in (recipe.as_dict(), checkpoint.config, overflow, [fingerprint(part) for part in data]):
         digest.update(json.dumps(value, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def main_metric(data: LabelledDataset) -> str:
-    """The metric that stands for a task; for plain tags, which form no spans, their accuracy."""
-    if data.kind == "embed":
-        return metrics.MAIN["retrieval" if data.inputs == "pairs" else "similarity"]
-    if data.kind == "tag" and not metrics.is_span_scheme([data.labels]):
-        return "accuracy"
-    return metrics.MAIN["multi" if data.multi else data.kind]
 
 
 def pieces(windows: Sequence[Window]) -> tuple[TrainingWindow, ...]:

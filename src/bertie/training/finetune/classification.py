@@ -59,6 +59,10 @@ class ClassificationTraining(TaskTraining[Classifier]):
         weight = float(np.mean([self._weights[label] for label in example.target])) if example.target else 1.0
         return TrainingExample(pieces(windows), target, weight)
 
+    def main_metric(self, data: LabelledDataset) -> str:
+        """Macro-F1 for multi-label data."""
+        return "macro_f1" if data.multi else super().main_metric(data)
+
     def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Classify labelled data."""
         results = self.task.classify([as_text(example) for example in data.examples])

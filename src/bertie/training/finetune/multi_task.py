@@ -15,7 +15,6 @@ from bertie.training.distributed import Strategy
 from bertie.training.finetune.base import (
     AnyTrainable,
     TaskTraining,
-    main_metric,
     run_fingerprint,
     starting_checkpoint,
     training_for,
@@ -96,5 +95,5 @@ def _read(
 
 def _evaluate(adapters: Adapters, held_out: Mapping[str, LabelledDataset]) -> dict[str, float]:
     """The main metric of each head, and their mean."""
-    values = {name: adapters[name].metrics(held)[main_metric(held)] for name, held in held_out.items()}
+    values = {name: adapters[name].metrics(held)[adapters[name].main_metric(held)] for name, held in held_out.items()}
     return values | {"mean": float(np.mean(list(values.values())))}

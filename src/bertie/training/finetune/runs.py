@@ -31,7 +31,7 @@ from bertie.tasks import registry
 from bertie.tasks.base import Overflow
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, World, local_device
-from bertie.training.finetune.base import AnyTrainable, Predictions, fit_labelled, main_metric, training_for
+from bertie.training.finetune.base import AnyTrainable, Predictions, fit_labelled, training_for
 from bertie.training.finetune.data import LabelledDataset, fingerprint
 from bertie.training.output_folder import MODEL, RESULT, publish, state_folder
 
@@ -208,7 +208,9 @@ class SeedRuns:
     @property
     def metric(self) -> str:
         """The metric that selects the best seed."""
-        return self.job.recipe.metric or main_metric(self.job.train if self.job.dev is None else self.job.dev)
+        job = self.job
+        training = training_for(registry.get(job.task).trainable_class())
+        return job.recipe.metric or training.main_metric(job.train if job.dev is None else job.dev)
 
     def best(self) -> BestRun:
         """The best model, loaded from disk: the report is on what is kept."""

@@ -56,6 +56,10 @@ class TaggingTraining(TaskTraining[Tagger]):
             )
         )
 
+    def main_metric(self, data: LabelledDataset) -> str:
+        """Accuracy for plain tags, which form no spans."""
+        return super().main_metric(data) if metrics.is_span_scheme([data.labels]) else "accuracy"
+
     def check_metrics(self, data: LabelledDataset) -> None:
         """Entities are counted by seqeval."""
         if metrics.is_span_scheme([example.target for example in data.examples]):

@@ -383,12 +383,10 @@ class _Run:
 
     def _evaluation(self, held: watch.HeldOutEvaluation | None) -> Callable[[], dict[str, float]]:
         def evaluate() -> dict[str, float]:
-            from bertie.training.finetune.base import main_metric
-
             found = {} if held is None else held(self.checkpoint.model)
             for name, (task, dev) in self.tasks.items():
                 if dev is not None:
-                    found[name] = task.metrics(dev)[main_metric(dev)]
+                    found[name] = task.metrics(dev)[task.main_metric(dev)]
             return found
 
         return evaluate
