@@ -17,12 +17,11 @@ from bertie.config import Bucketed, Disentangled, EmbeddingConfig, Full, Learned
 from bertie.nn.encoder import Encoder
 from bertie.nn.positions import relative_rows
 from bertie.ops import Relative
-from bertie.ops.attention import attend
 from bertie.ops.torch import grouped_attention as grouped
 from bertie.ops.torch import varlen_attention as gpu
 from bertie.ops.triton import disentangled_attention as disentangled
 from bertie.text.batch import Batch
-from tests.ops.forced import turn_off
+from tests.ops.forced import attend, turn_off
 from tests.test_config import GOOD
 
 pytest.importorskip("triton", reason="the programs are Triton's")

@@ -27,10 +27,10 @@ from bertie.nn.model import Model
 from bertie.nn.pooling import MODES, Pooling
 from bertie.nn.positions import relative_rows
 from bertie.ops import Relative, reference
-from bertie.ops.attention import attend
 from bertie.ops.torch import grouped_attention as grouped
 from bertie.ops.torch import varlen_attention as gpu
 from bertie.text.batch import Batch
+from tests.ops.forced import attend
 from tests.parity.tiny import TINY
 from tests.test_config import GOOD
 

@@ -12,13 +12,12 @@ from torch.testing import assert_close
 
 from bertie.config import EmbeddingConfig, Full, Learned, Pattern, Rotary, Sliding
 from bertie.nn.encoder import Encoder
-from bertie.ops.attention import attend
 from bertie.ops.torch import grouped_attention as grouped
 from bertie.ops.torch.eager import rotary_tables, rotate
 from bertie.ops.triton import rotary
 from bertie.ops.triton import short_attention as ragged
 from bertie.text.batch import Batch
-from tests.ops.forced import turn_off
+from tests.ops.forced import attend, turn_off
 from tests.test_config import GOOD
 
 pytest.importorskip("triton", reason="the program is Triton's")

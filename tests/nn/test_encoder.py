@@ -16,6 +16,7 @@ from bertie.nn.encoder import Encoder
 from bertie.nn.model import Model
 from bertie.nn.pooling import MODES, Pooling
 from bertie.ops.attention import attend
+from bertie.ops.contracts import AttentionInputs
 from bertie.text.batch import Batch
 from tests.test_config import GOOD
 
@@ -57,10 +58,11 @@ def test_layers_of_a_pass_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
     """Of this batch alone: the next pass begins with nothing."""
     seen: list[dict[Any, Any]] = []
 
-    def spy(*call: Any, cache: dict[Any, Any], **more: Any) -> Any:
-        cache[len(cache)] = None
-        seen.append(cache)
-        return attend(*call, **more)
+    def spy(inputs: AttentionInputs, backends: Any) -> Any:
+        assert inputs.cache is not None
+        inputs.cache[len(inputs.cache)] = torch.zeros(0)
+        seen.append(inputs.cache)
+        return attend(inputs, backends)
 
     monkeypatch.setattr(attention, "attend", spy)
     encoder, batch = Encoder(GOOD), Batch.from_ids([[1, 2, 3], [4]])

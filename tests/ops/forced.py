@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch import Tensor
 
-from bertie import switches
+from bertie import ops, switches
 from bertie.ops import dispatch
+from bertie.ops.contracts import AttentionInputs
 
 
 @contextmanager
@@ -43,3 +46,8 @@ def hardware(triton: bool = True, capability: tuple[int, int] = (9, 0), flash: b
 def turn_off(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Disable backends until the end of the test."""
     monkeypatch.setattr(switches, "_names", switches.disabled() | set(names))
+
+
+def attend(*arguments: Any, **more: Any) -> Tensor:
+    """`ops.attend` with the fields of its inputs as arguments."""
+    return ops.attend(AttentionInputs(*arguments, **more))

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from bertie.config import BlockSparse, Bucketed, Disentangled, Full, Pattern, Sliding
 from bertie.nn.positions import relative_rows
 from bertie.ops import Relative, reference
-from bertie.ops.attention import attend
 from bertie.ops.torch import grouped_attention as grouped
+from tests.ops.forced import attend
 
 PATTERNS: list[Pattern] = [Full(), Sliding(1), Sliding(5), Sliding(64), BlockSparse(4, 1), BlockSparse(8, 0)]
 H, D = 4, 8

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from bertie.config import Full, Sliding
-from bertie.ops import Relative, attend, disable
+from bertie.ops import Relative, disable
 from bertie.ops.contracts import AttentionInputs
 from bertie.ops.dispatch import AttentionBackends, Site, select
 from bertie.ops.triton import disentangled_attention as disentangled
 from bertie.text.batch import Batch
 from bertie.training.graphed_step import micro_batch_size
 from tests.ops.compiled import compiled
-from tests.ops.forced import forced, hardware
+from tests.ops.forced import attend, forced, hardware
 
 
 def test_the_programs() -> None:

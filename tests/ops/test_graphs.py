@@ -23,6 +23,7 @@ from bertie.nn import attention
 from bertie.nn.model import Model
 from bertie.ops import disable
 from bertie.ops.attention import attend
+from bertie.ops.contracts import AttentionInputs
 from bertie.ops.cuda_graphs import ForwardGraphs, GraphSize, graph_size
 from bertie.ops.dispatch import Site, select
 from bertie.text.batch import Batch, spare_ends
@@ -44,13 +45,13 @@ CONFIGS = {
 }
 
 
-def true_lengths(q: Tensor, k: Tensor, v: Tensor, lengths: Any, cu_seqlens: Tensor, **more: Any) -> Tensor:
-    """Attention that knows texts from the device alone, as the GPU's paths do."""
-    assert len(cu_seqlens) == len(lengths) + 1
-    real = tuple(n for n in cu_seqlens.diff().tolist() if n)
-    assert sum(real) == len(q)
-    assert max(real) <= max(lengths)
-    return attend(q, k, v, real, cu_seqlens, **more)
+def true_lengths(inputs: AttentionInputs, backends: Any) -> Tensor:
+    """Attention that reads the lengths from the device, as the backends of a GPU do."""
+    assert len(inputs.cu_seqlens) == len(inputs.lengths) + 1
+    real = tuple(n for n in inputs.cu_seqlens.diff().tolist() if n)
+    assert sum(real) == len(inputs.q)
+    assert max(real) <= max(inputs.lengths)
+    return attend(replace(inputs, lengths=real), backends)
 
 
 class Rerun(ForwardGraphs):

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from bertie.config import BlockSparse, Full, Rotary, Sliding
-from bertie.ops import attend, disable
+from bertie.ops import disable
 from bertie.ops.contracts import AttentionInputs
 from bertie.ops.dispatch import AttentionBackends, attention_backends, select
 from bertie.ops.torch.eager import rotary_tables, rotate_pair
 from bertie.ops.triton import short_attention as ragged
 from tests.ops.compiled import compiled
-from tests.ops.forced import forced, hardware
+from tests.ops.forced import attend, forced, hardware
 from tests.ops.test_disentangled import HALF, attention_rows, chosen
 
 
@@ -95,7 +95,7 @@ def test_gradients_of_tensors_rule_it_out() -> None:
     with hardware():
         for learning in (q, k):
             learning.requires_grad_()
-            site = attention_backends(q, k, k, Full(), None)
+            site = attention_backends(AttentionInputs(q, k, k, (3,), q, 0.5, Full()))
             assert "triton.attention.short" not in [row.backend for row in site.rows]
             learning.requires_grad_(False)
 

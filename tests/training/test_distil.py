@@ -19,6 +19,7 @@ from bertie.nn import attention
 from bertie.nn.model import Model
 from bertie.nn.pooling import Pooling
 from bertie.ops import dispatch
+from bertie.ops.contracts import AttentionInputs
 from bertie.ops.torch import eager
 from bertie.text.batch import Batch
 from bertie.training.objectives import (
@@ -341,9 +342,9 @@ def test_the_layer_that_is_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     given: list[tuple[Tensor, ...]] = []
     attend = attention.attend
 
-    def listen(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        given.append((q, k, v))
-        return attend(q, k, v, *args, **kwargs)
+    def listen(inputs: AttentionInputs, backends: Any) -> Tensor:
+        given.append((inputs.q, inputs.k, inputs.v))
+        return attend(inputs, backends)
 
     model, _ = ours(build(name, "Model"))
     ids, segments = texts(name, "Model", 3, seed=1)

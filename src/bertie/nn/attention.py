@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bertie.config import Disentangled, EncoderConfig, Rotary
 from bertie.ops.attention import attend
-from bertie.ops.contracts import Relative
+from bertie.ops.contracts import AttentionInputs, Relative
 from bertie.ops.dispatch import DispatchTable
 from bertie.text.batch import Batch
 
@@ -87,21 +87,22 @@ class SelfAttention(nn.Module):
         if queries is not None:
             q, _, _ = self.qkv(queries)
         dropout = cfg.attention_dropout if self.training else 0.0
-        y = attend(
+        pattern = cfg.patterns[layer]
+        inputs = AttentionInputs(
             q,
             k,
             v,
             batch.lengths,
             batch.cu_seqlens,
-            scale=self.scale,
-            pattern=cfg.patterns[layer],
-            relative=self.relative_terms(context),
-            rotation=context.rotations[self.rotary.bases[layer]] if self.rotary else None,
-            global_tokens=batch.global_tokens,
-            dropout=dropout,
-            cache=context.cache,
-            backends=context.ops.attention[cfg.patterns[layer]],
+            self.scale,
+            pattern,
+            self.relative_terms(context),
+            context.rotations[self.rotary.bases[layer]] if self.rotary else None,
+            batch.global_tokens,
+            dropout,
+            context.cache,
         )
+        y = attend(inputs, context.ops.attention[pattern])
         if self.global_qkv is not None and batch.global_tokens is not None:
             y = self._attend_globally(x, y, batch, dropout)
         out: Tensor = self.out(y.flatten(1))  # (T, H, d) -> (T, D)

@@ -24,20 +24,23 @@ class Relative:
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """The arguments of one call of `attend`, which documents them."""
+    """The arguments of attention over a flat batch of T tokens in B texts; G key heads serve H query heads."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    q: Tensor  # (T, H, d)
+    k: Tensor  # (T, G, d)
+    v: Tensor  # (T, G, d)
+    # Tokens per text. If they sum to more than T, they are upper bounds (a batch with spare room), and only
+    # `cu_seqlens` is exact.
     lengths: tuple[int, ...]
-    cu_seqlens: Tensor
+    cu_seqlens: Tensor  # (B + 1,) where the texts start and end
     scale: float
     pattern: Pattern
-    relative: Relative | None
-    rotation: tuple[Tensor, Tensor] | None
-    global_tokens: Tensor | None
-    dropout: float
-    cache: dict[Any, Tensor] | None
+    relative: Relative | None = None
+    rotation: tuple[Tensor, Tensor] | None = None  # cos and sin (T, d) of rotary embeddings
+    # (T,) bool: keys that every query of their text sees. Their own queries are computed in nn/attention.py.
+    global_tokens: Tensor | None = None
+    dropout: float = 0.0
+    cache: dict[Any, Tensor] | None = None  # derived from the batch, shared by the layers of one forward pass
 
 
 def additive_mask(

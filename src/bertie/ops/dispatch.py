@@ -11,7 +11,7 @@ combination and keeps the result. What depends on the batch (lengths, global tok
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from bertie import switches
 from bertie.config import Activation, Bucketed, Disentangled, EncoderConfig, Full, Pattern, Precision, Rotary, Sliding
-from bertie.ops.contracts import AttentionInputs, Relative, compute_dtype, needs_grad
+from bertie.ops import attention_adapters as adapters
+from bertie.ops.contracts import AttentionInputs, compute_dtype, needs_grad
 from bertie.ops.native import encoder as native
-from bertie.ops.torch import eager, grouped_attention, varlen_attention
+from bertie.ops.torch import eager, varlen_attention
 from bertie.ops.triton import disentangled_attention, fused, rotary, short_attention
 
 HALF = (torch.bfloat16, torch.float16)
@@ -212,71 +213,6 @@ def _cuda_graphs(site: Site) -> bool:
     )
 
 
-# --- guards and calls of attention's backends ---
-
-
-def _short_accepts(call: AttentionInputs) -> bool:
-    return (
-        call.global_tokens is None
-        and call.dropout == 0.0
-        and (isinstance(call.pattern, Sliding) or max(call.lengths) <= short_attention.LONGEST)
-        and sum(call.lengths) == len(call.q)  # else the lengths are only upper bounds
-    )
-
-
-def _run_short(call: AttentionInputs) -> Tensor:
-    return short_attention.attend(
-        call.q, call.k, call.v, call.lengths, scale=call.scale, pattern=call.pattern, rotation=call.rotation
-    )
-
-
-def _disentangled_accepts(call: AttentionInputs) -> bool:
-    return call.global_tokens is None and (
-        call.relative is not None or max(call.lengths) <= disentangled_attention.LONGEST
-    )
-
-
-def _run_disentangled(call: AttentionInputs) -> Tensor:
-    return disentangled_attention.attend(
-        *(call.q, call.k, call.v, call.lengths, call.cu_seqlens),
-        scale=call.scale,
-        relative=call.relative,
-        dropout=call.dropout,
-        cache=call.cache,
-    )
-
-
-def _run_varlen(call: AttentionInputs) -> Tensor:
-    return varlen_attention.attend(
-        *(call.q, call.k, call.v, call.lengths, call.cu_seqlens),
-        scale=call.scale,
-        pattern=call.pattern,
-        dropout=call.dropout,
-    )
-
-
-def _bucketed_accepts(call: AttentionInputs) -> bool:
-    return call.global_tokens is None and call.dropout == 0.0 and max(call.lengths) <= varlen_attention.LONGEST_BIASED
-
-
-def _run_bucketed(call: AttentionInputs) -> Tensor:
-    assert call.relative is not None
-    return varlen_attention.attend_biased(
-        call.q, call.k, call.v, call.lengths, scale=call.scale, relative=call.relative
-    )
-
-
-def _run_grouped(call: AttentionInputs) -> Tensor:
-    return grouped_attention.attend(
-        *(call.q, call.k, call.v, call.lengths),
-        scale=call.scale,
-        pattern=call.pattern,
-        relative=call.relative,
-        global_tokens=call.global_tokens,
-        dropout=call.dropout,
-    )
-
-
 # --- the table ---
 
 ROWS = (
@@ -285,22 +221,28 @@ ROWS = (
     Row("encoder", "native.encoder", _native, condition="no hooks, no global tokens"),
     Row("encoder", "torch.layers", _any),
     Row(
-        *("attention", "triton.attention.short", _short, _run_short, _short_accepts),
+        *("attention", "triton.attention.short", _short, adapters.run_short, adapters.short_accepts),
         condition=f"no dropout; windows, or texts of at most {short_attention.LONGEST:,} tokens",
     ),
     Row(
-        *("attention", "triton.attention.disentangled", _disentangled, _run_disentangled, _disentangled_accepts),
+        *(
+            "attention",
+            "triton.attention.disentangled",
+            _disentangled,
+            adapters.run_disentangled,
+            adapters.disentangled_accepts,
+        ),
         condition=f"relative positions, or texts of at most {disentangled_attention.LONGEST} tokens",
     ),
     Row(
-        *("attention", "torch.attention.varlen", _varlen, _run_varlen, varlen_attention.accepts),
+        *("attention", "torch.attention.varlen", _varlen, adapters.run_varlen, varlen_attention.accepts),
         condition="no global tokens; dropout in float32 only where lengths are similar",
     ),
     Row(
-        *("attention", "torch.attention.bucketed", _bucketed, _run_bucketed, _bucketed_accepts),
+        *("attention", "torch.attention.bucketed", _bucketed, adapters.run_bucketed, adapters.bucketed_accepts),
         condition=f"no dropout, texts of at most {varlen_attention.LONGEST_BIASED} tokens",
     ),
-    Row("attention", "torch.attention.grouped", _any, _run_grouped),
+    Row("attention", "torch.attention.grouped", _any, adapters.run_grouped),
     Row(
         *("rotary", "triton.attention.short_rotary", _short_rotary),
         condition=f"inside triton.attention.short, up to {max(short_attention.TURNED_SIZES)} keys per query",
@@ -363,7 +305,7 @@ class AttentionBackends:
         """Whether the row's kernel applies the rotary embeddings itself."""
         return (
             self.fuses_rotary
-            and row.run is _run_short
+            and row.run is adapters.run_short
             and short_attention.visible(call.lengths, call.pattern) <= max(short_attention.TURNED_SIZES)
         )
 
@@ -464,23 +406,21 @@ def row_for(operation: str, x: Tensor) -> Row:
     return _tensor_row(operation, x.device, compute_dtype(x), needs_grad(x), switches.disabled())
 
 
-def attention_backends(
-    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, relative: Relative | None
-) -> AttentionBackends:
+def attention_backends(call: AttentionInputs) -> AttentionBackends:
     """The backends for queries, keys and values that come from no encoder."""
     kind: Literal["", "bucketed", "disentangled"] = ""
-    terms: Sequence[Tensor | None] = ()
-    if relative is not None:
-        terms = [getattr(relative, field.name) for field in fields(relative)]
+    tensors: list[Tensor | None] = [call.q, call.k, call.v]
+    if (relative := call.relative) is not None:
+        tensors += [relative.keys, relative.queries, relative.scores]
         kind = "bucketed" if relative.keys is None and relative.queries is None else "disentangled"
     site = Site(
-        q.device,
-        q.dtype,
-        needs_grad(q, k, v, *terms),
-        heads=q.shape[1],
-        kv_heads=k.shape[1],
-        head_width=q.shape[2],
-        patterns=(pattern,),
+        call.q.device,
+        call.q.dtype,
+        needs_grad(*tensors),
+        heads=call.q.shape[1],
+        kv_heads=call.k.shape[1],
+        head_width=call.q.shape[2],
+        patterns=(call.pattern,),
         relative=kind,
         rotary=True,
     )
