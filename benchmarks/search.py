@@ -43,10 +43,10 @@ from bertie.evaluation import retrieval
 from bertie.evaluation.intervals import Difference, Score
 from bertie.evaluation.retrieval import Qrels, Run
 from bertie.search import beir
-from bertie.search.beir import Collection
+from bertie.search.beir import RetrievalDataset
 from bertie.tasks import Embedder, Reranker
 from bertie.tasks.embed import Embedding
-from bertie.tasks.mteb import Encoder
+from bertie.tasks.mteb import MTEBEmbedder
 from bertie.tasks.rerank import Scored
 
 FOLDERS = {"Cranfield": "cranfield", "CACM": "cacm", "NPL": "npl_vaswani", "CoSQA": "cosqa", "WikiQA": "wikiqa"}
@@ -61,13 +61,13 @@ METRICS = {"Retrieval": ("ndcg_at_10", "map_at_1000", "recall_at_100", "mrr_at_1
 # --- data ---
 
 
-def collection(data: Path, name: str) -> Collection:
+def collection(data: Path, name: str) -> RetrievalDataset:
     """One of the sets, by its name in the tables."""
     folder = data / FOLDERS[name]
-    return wikiqa(folder) if name == "WikiQA" else beir.read(folder)
+    return wikiqa(folder) if name == "WikiQA" else beir.read_beir(folder)
 
 
-def wikiqa(folder: Path) -> Collection:
+def wikiqa(folder: Path) -> RetrievalDataset:
     """All sentences of the test part, for the questions that one of them answers."""
     read = rows(folder / "test.jsonl.gz")
     names = {text: f"s{i}" for i, text in enumerate(dict.fromkeys(row["passage"] for row in read))}
@@ -78,7 +78,7 @@ def wikiqa(folder: Path) -> Collection:
             query = f"q{row['qid']}"
             queries[query] = row["query"]
             qrels.setdefault(query, {})[names[row["passage"]]] = 1
-    return Collection({name: text for text, name in names.items()}, queries, qrels)
+    return RetrievalDataset({name: text for text, name in names.items()}, queries, qrels)
 
 
 # --- vectors that are kept ---
@@ -169,9 +169,9 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
             dense.weight_tokens(one.corpus.values())
         if dense.kept is not None:  # all at once, to be written seldom
             dense.embed(texts_of(options.data, name))
-        mine = runs[name] = {"lexical": beir.lexical(one), "dense": beir.dense(one, dense)}
-        both = beir.hybrid(*mine.values())
-        candidates[name] = {query: list(some)[: beir.RERANKED] for query, some in both.items()}
+        mine = runs[name] = {"lexical": beir.bm25_run(one), "dense": beir.dense_run(one, dense)}
+        both = beir.fuse_by_rank(*mine.values())
+        candidates[name] = {query: list(some)[: beir.RERANK_DEPTH] for query, some in both.items()}
         if again is not None:
             mine["rerank"] = again(one, both)
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
@@ -179,7 +179,7 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, mine in runs.items():
         lexical, vectors = mine["lexical"], mine["dense"]
-        made = {"BM25": lexical, "dense": vectors, "hybrid": beir.hybrid(lexical, vectors)}
+        made = {"BM25": lexical, "dense": vectors, "hybrid": beir.fuse_by_rank(lexical, vectors)}
         weights = {}
         if "rerank" in mine:
             made["hybrid + rerank"] = mine["rerank"]
@@ -187,7 +187,7 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
             others = [other for kind in KINDS if name in kind for other in kind if other != name and other in runs]
             if others and stages[-1] in mine:
                 weights[way] = best_on([(sets[other].qrels, runs[other]) for other in others], stages)
-                made[way] = beir.fused({stage: mine[stage] for stage in stages}, weights[way])
+                made[way] = beir.fuse_by_score({stage: mine[stage] for stage in stages}, weights[way])
         units = {way: retrieval.per_query_metrics(sets[name].qrels, run) for way, run in made.items()}
         found[name] = {
             "queries": len(sets[name].queries),
@@ -206,7 +206,7 @@ def ways(options: argparse.Namespace) -> dict[str, Any]:
 def best_on(sets: Sequence[tuple[Qrels, Mapping[str, Run]]], stages: Sequence[str]) -> dict[str, float]:
     """The weights with the best mean over sets, each of which counts the same."""
     tried = [
-        {tuple(weights.items()): value for weights, value in beir.gains(qrels, {name: runs[name] for name in stages})}
+        {tuple(weights.items()): value for weights, value in beir.grid_search(qrels, {name: runs[name] for name in stages})}
         for qrels, runs in sets
     ]
     return dict(max(tried[0], key=lambda weights: sum(one[weights] for one in tried)))
@@ -216,7 +216,7 @@ def plain(scores: Mapping[str, Score] | Mapping[str, Difference]) -> dict[str, A
     return {metric: asdict(one) for metric, one in scores.items()}
 
 
-def reranker(name: str, folder: Path | None, device: str, overflow: Any) -> Callable[[Collection, Run], Run]:
+def reranker(name: str, folder: Path | None, device: str, overflow: Any) -> Callable[[RetrievalDataset, Run], Run]:
     """A cross-encoder, or a second embedder where the model has no such head."""
     try:
         cross = KeptReranker.load(name, overflow=overflow, device=device)
@@ -225,20 +225,20 @@ def reranker(name: str, folder: Path | None, device: str, overflow: Any) -> Call
     if folder is not None:
         cross.kept = Kept(folder / f"scores-{Path(name).name}.npz")
 
-    def again(one: Collection, run: Run) -> Run:
+    def again(one: RetrievalDataset, run: Run) -> Run:
         if cross.kept is not None:  # all at once, to be written seldom
-            first = [(query, document) for query, some in run.items() for document in list(some)[: beir.RERANKED]]
+            first = [(query, document) for query, some in run.items() for document in list(some)[: beir.RERANK_DEPTH]]
             cross.predict([(one.queries[query], one.corpus[document]) for query, document in first])
-        return beir.reranked(one, cross, run)
+        return beir.rerank_run(one, cross, run)
 
     return again
 
 
-def by_vectors(second: Embedder) -> Callable[[Collection, Run], Run]:
+def by_vectors(second: Embedder) -> Callable[[RetrievalDataset, Run], Run]:
     """The first documents in the order of other vectors, the others behind them."""
 
-    def again(one: Collection, run: Run) -> Run:
-        first = {query: list(found)[: beir.RERANKED] for query, found in run.items()}
+    def again(one: RetrievalDataset, run: Run) -> Run:
+        first = {query: list(found)[: beir.RERANK_DEPTH] for query, found in run.items()}
         names = list(dict.fromkeys(document for found in first.values() for document in found))
         place = {document: i for i, document in enumerate(names)}
         documents = second.embed([one.corpus[document] for document in names])
@@ -246,7 +246,7 @@ def by_vectors(second: Embedder) -> Callable[[Collection, Run], Run]:
         found = {}
         for query, documents_of in first.items():
             points = second.compare(asked[query][None], documents[[place[d] for d in documents_of]])[0]
-            behind = list(run[query])[beir.RERANKED :]
+            behind = list(run[query])[beir.RERANK_DEPTH :]
             scores = dict(zip(documents_of, map(float, points), strict=True))
             found[query] = scores | {d: float(points.min()) - 1 - i for i, d in enumerate(behind)}
         return found
@@ -313,7 +313,7 @@ def metadata(name: str, kind: str) -> Any:
     )  # fmt: skip
 
 
-def retrieval_task(name: str, one: Collection, candidates: Mapping[str, Sequence[str]] | None = None) -> Any:
+def retrieval_task(name: str, one: RetrievalDataset, candidates: Mapping[str, Sequence[str]] | None = None) -> Any:
     """A collection as mteb's task; with candidates of each query, one that reranks them."""
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -376,7 +376,7 @@ def parity(options: argparse.Namespace) -> dict[str, Any]:
     """Both libraries on each set, and the largest difference."""
     found: dict[str, Any] = {}
     for name in options.models:
-        ours = Encoder(embedder(name, options.kept, options.device, "truncate"))
+        ours = MTEBEmbedder(embedder(name, options.kept, options.device, "truncate"))
         theirs = sentence_transformer(name, options.kept, options.device)
         one = found.setdefault(Path(name).name, {})
         for label in options.sets or PARITY:

@@ -16,7 +16,7 @@ from bertie.cli import main
 from bertie.errors import InputError, MissingPackageError, NotFoundError
 from bertie.evaluation.retrieval import retrieval
 from bertie.search import beir
-from bertie.search.beir import Collection, read
+from bertie.search.beir import RetrievalDataset, read_beir
 from bertie.tasks import Embedder, Reranker
 from tests.tasks import tiny
 
@@ -61,7 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_folder_of_beir(folder: Path) -> None:
-    found = read(folder)
+    found = read_beir(folder)
     assert list(found.queries.items()) == [(row["_id"], row["text"]) for row in QUERIES[:5]]
     assert found.corpus["d0"] == f"Novel {TEXTS[0]}"
     assert found.corpus["d1"] == TEXTS[1]
@@ -83,21 +83,21 @@ def test_other_layouts_are_the_same_collection(folder: Path, tmp_path: Path) -> 
         ("qrels.test.tsv.gz", tsv([(2, 5, 1)], "query_id\tdoc_id\tscore")),
     ):
         (other / name).write_bytes(gzip.compress(text.encode()))
-    dev, test = read(other, "dev"), read(other)
+    dev, test = read_beir(other, "dev"), read_beir(other)
     assert dev.qrels == {"0": {"3": 1}, "1": {"4": 0}}
     assert list(dev.queries) == ["0", "1"]
     assert dict(test.queries) == {"2": QUERIES[2]["text"]}
     assert dev.corpus["3"] == TEXTS[3]
     assert dev.corpus["t"] == "Alone"
     with pytest.raises(NotFoundError, match=r"qrels/train\.tsv .*its splits: dev, test"):
-        read(other, "train")
+        read_beir(other, "train")
 
 
 def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
     (folder / "qrels" / "test.tsv").rename(folder / "qrels.tsv")
-    assert len(read(folder).queries) == 5
+    assert len(read_beir(folder).queries) == 5
     with pytest.raises(NotFoundError, match="its splits: test"):
-        read(folder, "dev")
+        read_beir(folder, "dev")
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
         ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q9", "d1", 1)]), r"test\.tsv, row 2: .* no query 'q9' in .*queries"),
         ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q0", "x", 1)]), r"test\.tsv, row 2: .* no document 'x' in .*corpus"),
         ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q0", "d1", 2)]), r"row 2: .*'q0'.*'d1' had another score"),
-        ("qrels/test.tsv", tsv([("q0", "d1", "high")]), r"row 1 must hold two ids and a whole number.*high"),
-        ("qrels/test.tsv", "q0\td1\t1\nq1\td2\t1\n", "must begin with a line of names"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\nq0\td1\n", "must begin with a line of names"),
+        ("qrels/test.tsv", tsv([("q0", "d1", "high")]), r"row 1 must hold two ids and an integer.*high"),
+        ("qrels/test.tsv", "q0\td1\t1\nq1\td2\t1\n", "must begin with a header"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\nq0\td1\n", "must begin with a header"),
         ("queries.jsonl", jsonl([{"_id": "q0", "text": " "}, *QUERIES[1:]]), r"queries\.jsonl, row 1: .*'q0' is empty"),
-        ("queries.jsonl", jsonl([*QUERIES, QUERIES[1]]), r"queries\.jsonl, row 7: the query 'q1' stands in an earlier"),
+        ("queries.jsonl", jsonl([*QUERIES, QUERIES[1]]), r"queries\.jsonl, row 7: the query 'q1' is a duplicate"),
         ("queries.jsonl", jsonl([{"_id": "q0"}]), "row 1: no value in column 'text'"),
         ("queries.jsonl", jsonl([{"name": "q0", "text": "a"}]), "no column '_id' or 'id', only 'name', 'text'"),
-        ("corpus.jsonl", jsonl([*CORPUS, CORPUS[1]]), r"corpus\.jsonl, row 41: the id 'd1' .* qrels"),
-        ("corpus.jsonl", jsonl([{"_id": None, "text": "a"}]), r"corpus\.jsonl, row 1: None in column '_id' is no id"),
+        ("corpus.jsonl", jsonl([*CORPUS, CORPUS[1]]), r"corpus\.jsonl, row 41: duplicate id 'd1', which has relevance judgments"),
+        ("corpus.jsonl", jsonl([{"_id": None, "text": "a"}]), r"corpus\.jsonl, row 1: None in column '_id' is not an id"),
         ("corpus.jsonl", jsonl(CORPUS) + "{", "line 41 is not JSON"),
         ("corpus.jsonl", "", "is empty"),
     ],
@@ -122,21 +122,21 @@ def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
 def test_what_is_wrong_is_said_with_its_file_and_row(folder: Path, file: str, text: str, said: str) -> None:
     (folder / file).write_text(text)
     with pytest.raises(InputError, match=said):
-        read(folder)
+        read_beir(folder)
 
 
 def test_an_id_that_stands_twice_and_is_not_judged_is_warned_of(folder: Path) -> None:
     (folder / "corpus.jsonl").write_text(jsonl([*CORPUS, {"_id": "d39", "text": "anew"}]))
-    with pytest.warns(UserWarning, match="row 41: the id 'd39' stands in an earlier row"):
-        assert read(folder).corpus["d39"] == "anew"
+    with pytest.warns(UserWarning, match="row 41: duplicate id 'd39'"):
+        assert read_beir(folder).corpus["d39"] == "anew"
 
 
 def test_what_is_missing_is_said(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no folder"):
-        read(tmp_path / "nowhere")
+        read_beir(tmp_path / "nowhere")
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(NotFoundError, match=r"no corpus\.jsonl"):
-        read(folder)
+        read_beir(folder)
 
 
 # --- searching ---
@@ -148,9 +148,9 @@ def test_dense_is_the_best_of_all_products(
 ) -> None:
     monkeypatch.setattr(beir, "BLOCK", block)
     monkeypatch.setattr(beir, "DEPTH", depth)
-    found, embedder = read(folder), Embedder.load(models["one"])
+    found, embedder = read_beir(folder), Embedder.load(models["one"])
     done: list[int] = []
-    run = beir.dense(found, embedder, advance=done.append)
+    run = beir.dense_run(found, embedder, advance=done.append)
     assert sum(done) == 40
     documents = embedder.embed(list(found.corpus.values())).astype(np.float64)
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
@@ -163,14 +163,14 @@ def test_dense_is_the_best_of_all_products(
 
 
 def test_queries_and_documents_have_their_prompts(folder: Path, models: dict[str, str]) -> None:
-    found, embedder = read(folder), Embedder.load(models["one"])
-    plain = beir.dense(found, embedder)
+    found, embedder = read_beir(folder), Embedder.load(models["one"])
+    plain = beir.dense_run(found, embedder)
     embedder.modules.prompts = {"query": "Find: ", "passage": "Read: "}
-    prompted = beir.dense(found, embedder)
+    prompted = beir.dense_run(found, embedder)
     embedder.modules.prompts = {}
     texts = {name: f"Read: {text}" for name, text in found.corpus.items()}
     asked = {name: f"Find: {text}" for name, text in found.queries.items()}
-    written = beir.dense(Collection(texts, asked, found.qrels), embedder)
+    written = beir.dense_run(RetrievalDataset(texts, asked, found.qrels), embedder)
     for query in found.queries:
         assert prompted[query] == pytest.approx(written[query], abs=1e-5)
         assert prompted[query] != pytest.approx(plain[query], abs=1e-5)
@@ -179,7 +179,7 @@ def test_queries_and_documents_have_their_prompts(folder: Path, models: dict[str
 def test_lexical_is_bm25_as_lucene_has_it() -> None:
     """Words that no stemmer changes and no list of stop words has."""
     texts = {"a": "cat dog cat", "b": "dog bird", "c": "bird bird bird fox", "d": "cat", "e": "wolf wolf"}
-    found = beir.lexical(Collection(texts, {"q": "cat bird", "none": "zebra"}, {}))
+    found = beir.bm25_run(RetrievalDataset(texts, {"q": "cat bird", "none": "zebra"}, {}))
     lengths = {name: len(text.split()) for name, text in texts.items()}
     mean = sum(lengths.values()) / len(lengths)
     by_hand: Counter[str] = Counter()
@@ -201,16 +201,16 @@ def test_hybrid_is_by_reciprocal_ranks() -> None:
     for run in runs:
         for place, document in enumerate(sorted(run["q"], key=lambda d: -run["q"][d]), 1):
             worth[document] += 1 / (60 + place)
-    found = beir.hybrid(*runs)
+    found = beir.fuse_by_rank(*runs)
     assert found["q"] == pytest.approx(worth)
-    assert beir.hybrid({"q": {"a": 1.0}}, {}) == {"q": {"a": pytest.approx(1 / 61)}}
+    assert beir.fuse_by_rank({"q": {"a": 1.0}}, {}) == {"q": {"a": pytest.approx(1 / 61)}}
 
 
 def test_reranked_is_the_order_of_the_pairs(folder: Path, models: dict[str, str]) -> None:
-    found, reranker = read(folder), Reranker.load(models["cross"])
-    run = beir.dense(found, Embedder.load(models["one"]))
+    found, reranker = read_beir(folder), Reranker.load(models["cross"])
+    run = beir.dense_run(found, Embedder.load(models["one"]))
     done: list[int] = []
-    again = beir.reranked(found, reranker, run, depth=6, advance=done.append)
+    again = beir.rerank_run(found, reranker, run, depth=6, advance=done.append)
     assert sum(done) == 6 * 5
     for query, one in run.items():
         first, others = list(one)[:6], list(one)[6:]
@@ -226,11 +226,11 @@ def test_fused_is_by_weighted_scores() -> None:
         "dense": {"q": {"a": 0.9, "b": 0.5, "c": 0.1, "d": 0.0}, "r": {"a": 1.0}},
         "rerank": {"q": {"c": 5.0, "b": 4.0, "a": 3.0, "d": -9.0}},
     }
-    found = beir.fused(runs, {"dense": 1.0, "rerank": 0.5}, depth=3)  # without d
+    found = beir.fuse_by_score(runs, {"dense": 1.0, "rerank": 0.5}, depth=3)  # without d
     assert found == {"q": {"a": pytest.approx(1.0), "b": pytest.approx(0.75), "c": pytest.approx(0.5)}, "r": {}}
     assert list(found["q"]) == ["a", "b", "c"]
     with pytest.raises(InputError, match="weights="):
-        beir.fused(runs, {"dense": 1.0})
+        beir.fuse_by_score(runs, {"dense": 1.0})
 
 
 def test_tuned_finds_the_best_of_all_weights() -> None:
@@ -241,11 +241,11 @@ def test_tuned_finds_the_best_of_all_weights() -> None:
         name: {query: {d: float(helps * (d in right) + rng.normal()) for d in names} for query, right in qrels.items()}
         for name, helps in (("dense", 1.5), ("lexical", 1.0), ("rerank", 0.0))
     }
-    tried = list(beir.gains(qrels, runs))
+    tried = list(beir.grid_search(qrels, runs))
     assert len(tried) == 66
     assert all(sum(weights.values()) == pytest.approx(1.0) for weights, _ in tried)
-    weights = beir.tuned(qrels, runs)
-    best = retrieval(qrels, beir.fused(runs, weights), resamples=10)["ndcg_10"].value
+    weights = beir.tune_weights(qrels, runs)
+    best = retrieval(qrels, beir.fuse_by_score(runs, weights), resamples=10)["ndcg_10"].value
     assert best == pytest.approx(max(gain for _, gain in tried))
     assert weights["dense"] > 0
     assert best > max(retrieval(qrels, run, resamples=10)["ndcg_10"].value for run in runs.values())
@@ -254,7 +254,7 @@ def test_tuned_finds_the_best_of_all_weights() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bm25s", None)
     with pytest.raises(MissingPackageError, match=r"bertie\[search\]"):
-        beir.lexical(Collection({"a": "b"}, {"q": "b"}, {}))
+        beir.bm25_run(RetrievalDataset({"a": "b"}, {"q": "b"}, {}))
 
 
 # --- the command ---
@@ -269,10 +269,10 @@ def evaluated(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, An
 def test_the_command_prints_the_scores_of_the_run(
     folder: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = read(folder)
-    words, vectors = beir.lexical(found), beir.dense(found, Embedder.load(models["one"]))
-    both = beir.hybrid(words, vectors)
-    again = beir.reranked(found, Reranker.load(models["cross"]), both)
+    found = read_beir(folder)
+    words, vectors = beir.bm25_run(found), beir.dense_run(found, Embedder.load(models["one"]))
+    both = beir.fuse_by_rank(words, vectors)
+    again = beir.rerank_run(found, Reranker.load(models["cross"]), both)
     for flags, run in (
         ([], vectors),
         (["--mode", "lexical"], words),
@@ -292,13 +292,13 @@ def test_the_command_finds_weights_on_another_split(
     (folder / "qrels" / "dev.tsv").write_text("\n".join(lines[:-1]) + "\n")
     embedder, cross = Embedder.load(models["one"]), Reranker.load(models["cross"])
 
-    def runs(found: Collection) -> dict[str, Any]:
-        mine: dict[str, Any] = {"dense": beir.dense(found, embedder), "lexical": beir.lexical(found)}
-        return mine | {"rerank": beir.reranked(found, cross, beir.hybrid(*mine.values()))}
+    def runs(found: RetrievalDataset) -> dict[str, Any]:
+        mine: dict[str, Any] = {"dense": beir.dense_run(found, embedder), "lexical": beir.bm25_run(found)}
+        return mine | {"rerank": beir.rerank_run(found, cross, beir.fuse_by_rank(*mine.values()))}
 
-    dev, test = read(folder, "dev"), read(folder)
-    weights = beir.tuned(dev.qrels, runs(dev))
-    wanted = retrieval(test.qrels, beir.fused(runs(test), weights), resamples=50)
+    dev, test = read_beir(folder, "dev"), read_beir(folder)
+    weights = beir.tune_weights(dev.qrels, runs(dev))
+    wanted = retrieval(test.qrels, beir.fuse_by_score(runs(test), weights), resamples=50)
     argv = ["--beir", str(folder), "-m", models["one"], "--mode", "hybrid", "--rerank", models["cross"]]
     assert main(["eval", *argv, "--tune", "dev", "--resamples", "50", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -341,12 +341,12 @@ def test_the_command_compares_two_models(
     [
         ([], "name a FILE of labelled texts, or a folder with --beir"),
         (["x.csv", "--beir", "."], "name a FILE of labelled texts, or a folder with --beir"),
-        (["--beir", ".", "--task", "rerank"], "--beir scores a search: leave off --task"),
-        (["--beir", ".", "--columns", "text=a"], "leave off --columns"),
-        (["x.csv", "--mode", "hybrid"], "without --beir there is no search: leave off --mode"),
-        (["--beir", ".", "--mode", "lexical", "--baseline", "m"], "leave off --baseline"),
-        (["x.csv", "--tune", "dev"], "without --beir there is no search: leave off --tune"),
-        (["--beir", ".", "--tune", "dev", "--weights", "dense=1"], "leave off --weights"),
+        (["--beir", ".", "--task", "rerank"], "--beir evaluates retrieval: leave out --task"),
+        (["--beir", ".", "--columns", "text=a"], "leave out --columns"),
+        (["x.csv", "--mode", "hybrid"], "only --beir evaluates retrieval: leave out --mode"),
+        (["--beir", ".", "--mode", "lexical", "--baseline", "m"], "leave out --baseline"),
+        (["x.csv", "--tune", "dev"], "only --beir evaluates retrieval: leave out --tune"),
+        (["--beir", ".", "--tune", "dev", "--weights", "dense=1"], "leave out --weights"),
     ],
 )
 def test_a_command_that_makes_no_sense(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

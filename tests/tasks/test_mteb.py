@@ -11,9 +11,9 @@ import pytest
 
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import InputError, MissingPackageError
-from bertie.search.beir import Collection
+from bertie.search.beir import RetrievalDataset
 from bertie.tasks import Embedder, Reranker
-from bertie.tasks.mteb import CrossEncoder, Encoder
+from bertie.tasks.mteb import MTEBEmbedder, MTEBReranker
 from tests.tasks import tiny
 
 pytest.importorskip("mteb")
@@ -25,7 +25,7 @@ from benchmarks.search import retrieval_task, sts_task, through_mteb
 RNG = np.random.default_rng(0)
 TEXTS = tiny.sentences(60, seed=1)
 LONG = tiny.document(30, seed=5)  # beyond the max_length of 48 tokens
-COLLECTION = Collection(
+COLLECTION = RetrievalDataset(
     {f"d{i}": text for i, text in enumerate([*TEXTS, LONG])},
     {f"q{i}": text for i, text in enumerate(tiny.sentences(12, seed=2))},
     {f"q{i}": {f"d{d}": int(RNG.integers(1, 4)) for d in RNG.permutation(61)[:6]} for i in range(12)},
@@ -55,7 +55,7 @@ def cross(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str) -> None:
     from sentence_transformers import SentenceTransformer
 
-    ours, theirs = Encoder(folder, overflow="truncate"), SentenceTransformer(folder, device="cpu")
+    ours, theirs = MTEBEmbedder(folder, overflow="truncate"), SentenceTransformer(folder, device="cpu")
     for task in (retrieval_task("Tiny", COLLECTION), sts_task("TinySTS", PAIRS)):
         found, wanted = through_mteb(ours, task), through_mteb(theirs, task)
         assert found == pytest.approx(wanted, abs=1e-5)
@@ -63,7 +63,7 @@ def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str
 
 
 def test_windows_are_what_truncation_is_not(folder: str) -> None:
-    (whole,), (cut,) = (Encoder(folder, overflow=overflow).model.embed([LONG]) for overflow in ("window", "truncate"))
+    (whole,), (cut,) = (MTEBEmbedder(folder, overflow=overflow).model.embed([LONG]) for overflow in ("window", "truncate"))
     assert not np.allclose(whole, cut, atol=1e-3)
 
 
@@ -74,7 +74,7 @@ def test_reranking_is_that_of_sentence_transformers(cross: str) -> None:
     for query, predictions in COLLECTION.predictions.items():
         candidates[query] = list(dict.fromkeys([*candidates[query], *predictions]))
     candidates = {query: [d for d in some if d != "d60"] for query, some in candidates.items()}
-    ours, theirs = CrossEncoder(cross), sentence_transformers.CrossEncoder(cross, device="cpu")
+    ours, theirs = MTEBReranker(cross), sentence_transformers.CrossEncoder(cross, device="cpu")
     task = retrieval_task("TinyRerank", COLLECTION, candidates)
     found = through_mteb(ours, task)
     assert found == pytest.approx(through_mteb(theirs, task), abs=1e-5)
@@ -83,16 +83,16 @@ def test_reranking_is_that_of_sentence_transformers(cross: str) -> None:
 
 def test_a_loaded_model_will_do_and_takes_no_options(folder: str, cross: str) -> None:
     embedder, reranker = Embedder.load(folder), Reranker.load(cross)
-    assert Encoder(embedder).model is embedder
-    assert CrossEncoder(reranker).model is reranker
+    assert MTEBEmbedder(embedder).model is embedder
+    assert MTEBReranker(reranker).model is reranker
     with pytest.raises(InputError, match="loaded already"):
-        Encoder(embedder, overflow="truncate")
+        MTEBEmbedder(embedder, overflow="truncate")
 
 
 def test_what_mteb_writes_down(folder: str, cross: str) -> None:
     from mteb.models import CrossEncoderProtocol, EncoderProtocol
 
-    ours, other = Encoder(folder), CrossEncoder(cross)
+    ours, other = MTEBEmbedder(folder), MTEBReranker(cross)
     assert isinstance(ours, EncoderProtocol)
     assert isinstance(other, CrossEncoderProtocol)
     assert not isinstance(ours, CrossEncoderProtocol)
@@ -106,7 +106,7 @@ def test_what_mteb_writes_down(folder: str, cross: str) -> None:
 def test_similarities_take_arrays_and_tensors(folder: str) -> None:
     import torch
 
-    ours = Encoder(folder)
+    ours = MTEBEmbedder(folder)
     a, b = np.random.default_rng(0).normal(size=(2, 5, 32)).astype(np.float32)
     table = ours.similarity(a, torch.from_numpy(b))
     assert table.shape == (5, 5)
@@ -115,7 +115,7 @@ def test_similarities_take_arrays_and_tensors(folder: str) -> None:
 
 
 def test_other_precisions_and_a_missing_package_are_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours: Any = Encoder(folder)
+    ours: Any = MTEBEmbedder(folder)
     with pytest.raises(InputError, match="precision='int8'"):
         ours.encode([{"text": ["a"]}], task_metadata=None, precision="int8")
     monkeypatch.setitem(sys.modules, "mteb.models.abs_encoder", None)

@@ -16,7 +16,7 @@ from bertie.data.progress import Progress
 
 if TYPE_CHECKING:
     from bertie.evaluation.retrieval import Run
-    from bertie.search.beir import Collection
+    from bertie.search.beir import RetrievalDataset
 
 MODES = ("dense", "lexical", "hybrid")
 
@@ -38,10 +38,10 @@ def evaluate_retrieval(args: argparse.Namespace) -> None:
         qrels = {f"{args.tune}:{query}": judgments for query, judgments in tuning.qrels.items()}
         queries = {f"{args.tune}:{query}": text for query, text in tuning.queries.items()}
         searched = replace(collection, queries={**collection.queries, **queries})
-    lexical = None if mode == "dense" else beir.lexical(searched)
+    lexical = None if mode == "dense" else beir.bm25_run(searched)
     runs = _runs(args, searched, model, args.revision, lexical)
     if qrels:
-        weights = beir.tuned(qrels, runs)
+        weights = beir.tune_weights(qrels, runs)
         listed = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
         print(f"bertie: --weights {listed}", file=sys.stderr)
     values = retrieval.per_query_metrics(collection.qrels, _fuse(runs, weights))
@@ -74,19 +74,19 @@ def _check_flags(args: argparse.Namespace, mode: str, split: str) -> Mapping[str
     return weights
 
 
-def _read(folder: str, split: str) -> Collection:
+def _read(folder: str, split: str) -> RetrievalDataset:
     from bertie.search import beir
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        collection = beir.read(folder, split)
+        collection = beir.read_beir(folder, split)
     for warning in caught:
         print(f"bertie: {warning.message}", file=sys.stderr)
     return collection
 
 
 def _runs(
-    args: argparse.Namespace, collection: Collection, model: str | None, revision: str | None, lexical: Run | None
+    args: argparse.Namespace, collection: RetrievalDataset, model: str | None, revision: str | None, lexical: Run | None
 ) -> dict[str, Run]:
     """The rankings by embeddings, by BM25, and by a reranker over the best of both, as far as they are asked for."""
     from bertie.search import beir
@@ -97,15 +97,15 @@ def _runs(
     if model is not None:
         embedder = Embedder.load(model, revision=revision, **options)
         with _progress("embed", len(collection.corpus)) as advance:
-            runs["dense"] = beir.dense(collection, embedder, advance=advance)
+            runs["dense"] = beir.dense_run(collection, embedder, advance=advance)
     if lexical is not None:
         runs["lexical"] = lexical
     if args.rerank is not None:
         first = _fuse(runs, None)
         reranker = Reranker.load(args.rerank, **options)
-        pairs = sum(min(len(ranking), beir.RERANKED) for ranking in first.values())
+        pairs = sum(min(len(ranking), beir.RERANK_DEPTH) for ranking in first.values())
         with _progress("rerank", pairs) as advance:
-            runs["rerank"] = beir.reranked(collection, reranker, first, advance=advance)
+            runs["rerank"] = beir.rerank_run(collection, reranker, first, advance=advance)
     return runs
 
 
@@ -114,10 +114,10 @@ def _fuse(runs: Mapping[str, Run], weights: Mapping[str, float] | None) -> Run:
     from bertie.search import beir
 
     if weights is not None:
-        return beir.fused(runs, weights)
+        return beir.fuse_by_score(runs, weights)
     if "rerank" in runs:
         return runs["rerank"]
-    return beir.hybrid(*runs.values()) if len(runs) > 1 else next(iter(runs.values()))
+    return beir.fuse_by_rank(*runs.values()) if len(runs) > 1 else next(iter(runs.values()))
 
 
 @contextmanager

@@ -1,12 +1,12 @@
-"""Bertie's embedders and rerankers as `mteb` takes models.
+"""Adapters of embedders and rerankers for the benchmark package `mteb`.
 
     import mteb
-    from bertie.tasks.mteb import Encoder
+    from bertie.tasks.mteb import MTEBEmbedder
 
-    mteb.evaluate(Encoder("path/to/a/model"), mteb.get_tasks(["STSBenchmark"]))
+    mteb.evaluate(MTEBEmbedder("path/to/a/model"), mteb.get_tasks(["STSBenchmark"]))
 
-Texts beyond the model's max_length are read in windows, as everywhere in Bertie. sentence-transformers cuts them: for its
-scores to the last digit, pass `overflow="truncate"`.
+Texts beyond the model's max_length are read in windows, as everywhere in Bertie. sentence-transformers truncates
+them: to reproduce its scores exactly, pass `overflow="truncate"`.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from bertie.tasks.pairwise import compare_pairwise
 if TYPE_CHECKING:
     from bertie.tasks import Embedder, Reranker
 
-Batches = Iterable[Mapping[str, Any]]  # mteb's, of which `text` holds the texts
+Batches = Iterable[Mapping[str, Any]]  # mteb's batches; `text` holds the texts
 
 
 class _Adapter:
-    """What mteb asks of every model."""
+    """The metadata that mteb requires of every model."""
 
-    kind: ClassVar[str]  # as mteb calls it
+    kind: ClassVar[str]  # mteb's model_type
     model: Embedder | Reranker
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """What mteb writes down of the model: its name, and how large it is."""
+        """The model's name, size and maximum length."""
         checkpoint = self.model.checkpoint
-        facts: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "name": f"bertie/{Path(checkpoint.source).name}",
             "model_type": [self.kind],
-            "n_parameters": sum(one.numel() for one in checkpoint.model.parameters()),
+            "n_parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
             "max_tokens": float(checkpoint.max_length),
             "framework": ["PyTorch"],
             "loader": type(self),
         }
-        return _package("mteb.models.model_meta").ModelMeta.create_empty(overwrites=facts | self._facts())
+        return _import("mteb.models.model_meta").ModelMeta.create_empty(overwrites=metadata | self._metadata())
 
-    def _facts(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         return {}
 
 
-class Encoder(_Adapter):
-    """An embedder for mteb: for retrieval, similarity, classification, clustering and what else it measures.
+class MTEBEmbedder(_Adapter):
+    """An embedder for mteb's retrieval, similarity, classification, clustering and other tasks.
 
-    `model` is an `Embedder`, or the name of one with the options of `Embedder.load`. Prompts are chosen by mteb's rule
-    among those of the checkpoint: by the task's name, its type, or as query and document.
+    `model` is an `Embedder`, or a checkpoint name with the options of `Embedder.load`. Prompts of the checkpoint
+    are chosen by mteb's rule: by task name, task type, or query and document.
 
-    >>> mteb.evaluate(Encoder("sentence-transformers/all-MiniLM-L6-v2", overflow="truncate"), tasks)  # doctest: +SKIP
+    >>> model = MTEBEmbedder("sentence-transformers/all-MiniLM-L6-v2", overflow="truncate")  # doctest: +SKIP
+    >>> mteb.evaluate(model, tasks)  # doctest: +SKIP
     """
 
     kind = "dense"
@@ -69,34 +70,36 @@ class Encoder(_Adapter):
     ) -> None:
         from bertie.tasks import Embedder
 
-        self.model: Embedder = _loaded(Embedder, model, revision, device, options)
+        self.model: Embedder = _load(Embedder, model, revision, device, options)
 
-    def _facts(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         return {"embed_dim": self.model.dimension}
 
     def encode(
         self, inputs: Batches, *, task_metadata: Any, prompt_type: Any = None, **options: Any
     ) -> NDArray[np.float32]:
-        """(n, D) the vectors of the texts."""
+        """(n, D) embeddings of the texts."""
         if options.get("precision") not in (None, "float32"):
-            raise InputError(f"precision={options['precision']!r} must be 'float32': Bertie's vectors are no other")
-        choose = _package("mteb.models.abs_encoder").get_prompt_name
+            raise InputError(
+                f"precision={options['precision']!r} must be 'float32', the only precision of Bertie's embeddings"
+            )
+        choose = _import("mteb.models.abs_encoder").get_prompt_name
         prompt = choose(self.model.modules.prompts, task_metadata, prompt_type)
         return self.model.embed(_texts(inputs), prompt=prompt)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> NDArray[np.float32]:
-        """(n, D), (m, D) -> (n, m) by cosine, or as the checkpoint says."""
-        return self.model.compare(_rows(embeddings1), _rows(embeddings2))
+        """(n, D), (m, D) -> (n, m) by the checkpoint's similarity function."""
+        return self.model.compare(_as_matrix(embeddings1), _as_matrix(embeddings2))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> NDArray[np.float32]:
-        """(n, D), (n, D) -> (n,) as `similarity`, of each row and its partner."""
-        return compare_pairwise(self.model, _rows(embeddings1), _rows(embeddings2))
+        """(n, D), (n, D) -> (n,) similarity of each row of the one to the same row of the other."""
+        return compare_pairwise(self.model, _as_matrix(embeddings1), _as_matrix(embeddings2))
 
 
-class CrossEncoder(_Adapter):
-    """A reranker for mteb. `model` is a `Reranker`, or the name of one with the options of `Reranker.load`.
+class MTEBReranker(_Adapter):
+    """A reranker for mteb. `model` is a `Reranker`, or a checkpoint name with the options of `Reranker.load`.
 
-    >>> mteb.evaluate(CrossEncoder("cross-encoder/ms-marco-MiniLM-L6-v2"), reranking_tasks)  # doctest: +SKIP
+    >>> mteb.evaluate(MTEBReranker("cross-encoder/ms-marco-MiniLM-L6-v2"), reranking_tasks)  # doctest: +SKIP
     """
 
     kind = "cross-encoder"
@@ -106,17 +109,17 @@ class CrossEncoder(_Adapter):
     ) -> None:
         from bertie.tasks import Reranker
 
-        self.model: Reranker = _loaded(Reranker, model, revision, device, options)
+        self.model: Reranker = _load(Reranker, model, revision, device, options)
 
     def predict(self, inputs1: Batches, inputs2: Batches, **options: Any) -> NDArray[np.float32]:
-        """(n,) how well each text of `inputs2` answers its query in `inputs1`."""
+        """(n,) relevance of each text of `inputs2` to its query in `inputs1`."""
         return self.model.predict(list(zip(_texts(inputs1), _texts(inputs2), strict=True)))
 
 
-def _loaded(task: Any, model: Any, revision: str | None, device: str | None, options: Mapping[str, Any]) -> Any:
+def _load(task: Any, model: Any, revision: str | None, device: str | None, options: Mapping[str, Any]) -> Any:
     if isinstance(model, task):
         if revision is not None or device is not None or options:
-            raise InputError("revision, device and options are for a model that is named; this one is loaded already")
+            raise InputError("revision, device and options apply to a model given by name; this one is loaded already")
         return model
     return task.load(model, revision=revision, device=device or "cpu", **options)
 
@@ -125,13 +128,13 @@ def _texts(inputs: Batches) -> list[str]:
     return [text for batch in inputs for text in batch["text"]]
 
 
-def _rows(vectors: Any) -> NDArray[np.float32]:
-    """(n, D), or (D,) for one vector, of numpy or torch."""
+def _as_matrix(vectors: Any) -> NDArray[np.float32]:
+    """Convert numpy or torch (n, D) or (D,) to (n, D) float32."""
     return np.atleast_2d(np.asarray(vectors, dtype=np.float32))
 
 
-def _package(name: str) -> Any:
+def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise MissingPackageError("mteb's adapter needs the package mteb: pip install mteb") from None
+        raise MissingPackageError("the mteb adapter needs the package mteb: pip install mteb") from None
