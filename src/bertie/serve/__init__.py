@@ -1,1 +1,1 @@
-"""Many heads from one process: a queue and an engine under an HTTP server, and a page to look at them."""
+"""The HTTP server: a fair queue and a batching engine per model, compatible APIs, and a web page."""
