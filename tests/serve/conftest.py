@@ -12,7 +12,8 @@ import httpx
 import orjson
 import pytest
 
-from bertie.serve.http import App
+from bertie.serve.http import App, ServerSettings
+from bertie.serve.limits import Limits
 from bertie.serve.logs import Log
 from bertie.serve.registry import Registry
 from bertie.serve.workers import Server, bind_socket
@@ -97,9 +98,22 @@ def server(start: Start) -> Running:
     return start()
 
 
+@pytest.fixture(scope="session")
+def strict(start: Start) -> Running:
+    """A server with low limits."""
+    low = Limits(body=2000, items=3, tokens=60, read_seconds=0.5, requests=2)
+    return start(ServerSettings(limits=low, deadline=5.0))
+
+
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "timeout"
         time.sleep(0.01)
+
+
+def raw_headers(path: str, *headers: str) -> bytes:
+    """The head of a POST request."""
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
