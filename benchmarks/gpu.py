@@ -68,7 +68,7 @@ from bertie.nn.linear import to_fp8
 from bertie.nn.model import Model
 from bertie.ops.cuda_graphs import ForwardGraphs
 from bertie.text.batch import Batch
-from bertie.training.mfu import ceiling, encoder_weights
+from bertie.training.mfu import encoder_weights, peak_flops
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if HERE.type == "cuda" else torch.float32
@@ -212,7 +212,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.until = time.perf_counter() + options.seconds
-        self.top = ceiling(HERE, HALF, 0.1 if options.tiny else 0.5)
+        self.top = peak_flops(HERE, HALF, 0.1 if options.tiny else 0.5)
         chip = torch.cuda.get_device_name() if HERE.type == "cuda" else "CPU"
         self.found: dict[str, Any] = {
             "chip": chip,

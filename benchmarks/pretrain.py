@@ -54,13 +54,13 @@ from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
-from bertie.training.mfu import ceiling, flops_per_token
+from bertie.training.mfu import flops_per_token, peak_flops
 from bertie.training.pretrain.corpus import Corpus
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
-from bertie.training.pretrain.pretraining_objectives import ReplacedTokens
-from bertie.training.pretrain.run import READERS
+from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection
+from bertie.training.pretrain.run import PREFETCH_WORKERS
+from bertie.training.pretrain.samplers import MaskedLMSampler
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if HERE.type == "cuda" else torch.float32
@@ -230,7 +230,7 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
     """A run of the trainer as `bertie pretrain` sets it up; with our own programs between the products, or without."""
     packed = Packed(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
-    readers = READERS if HERE.type == "cuda" else 0
+    readers = PREFETCH_WORKERS if HERE.type == "cuda" else 0
     trainer = Clocked(
         model, MaskedLMSampler(packed, tokenizer, steps), recipe, progress=False, prefetch_workers=readers
     )
@@ -360,7 +360,7 @@ class Bench:
         self.shape = TINY if options.tiny else Shape()
         self.until = self.end = time.perf_counter() + options.seconds
         self.rows: list[Row] = []
-        self.top = 0.0 if options.only_compiled else ceiling(HERE, HALF)
+        self.top = 0.0 if options.only_compiled else peak_flops(HERE, HALF)
         self.left_out: list[str] = []
 
     @property
@@ -561,7 +561,7 @@ class Bench:
         options, shape = self.options, self.shape
         corpus, tokenizer = self.text(shape.rtd_vocab)
         small, large = deberta(shape, shape.depth // 2, "mlm"), deberta(shape, shape.depth, "rtd")
-        both = ReplacedTokens(small, large, "gdes").to(HERE).train()
+        both = ReplacedTokenDetection(small, large, "gdes").to(HERE).train()
         lengths = lengths_of(corpus, shape.max_length, options.rtd_size)
         needed = flops_per_token(small, lengths, RATE) + flops_per_token(large, lengths, 1.0, head="rtd")
         weights = (shape.depth + shape.depth // 2) * 12 * shape.width**2
@@ -635,7 +635,7 @@ def deberta(shape: Shape, depth: int, head: str) -> Model:
 
 
 def replaced(corpus: Any, tokenizer: Any, max_length: int, size: int, number: int) -> tuple[Any, int]:
-    """A batch for `ReplacedTokens`, on the device."""
+    """A batch for `ReplacedTokenDetection`, on the device."""
     packed = Packed(corpus, size, max_length, seed=0)
     masked, cu, places, targets, special = hidden(corpus, tokenizer, packed, number % packed.steps())
     batch = Batch.from_ids([masked[a:b] for a, b in pairwise(cu)]).to(HERE)

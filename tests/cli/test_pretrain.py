@@ -20,12 +20,12 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli import main
 from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import extend, train
-from bertie.training.finetune import runs
 from bertie.training.loop import Trainer
 from bertie.training.pretrain.corpus import CorpusSettings, build_corpus
 from tests.training.test_corpus import texts
 
 RECIPE = """
+[data]
 corpus = "corpus"
 tokenizer = "tokenizer"
 [model]
@@ -181,7 +181,7 @@ def test_going_on_with_a_model(data: Path, here: Path, capsys: pytest.CaptureFix
 
 def test_going_on_with_more_words(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     domain = ["zarquon flibber zarquon ba de " * 3, "flibber zarquon gi ko flibber " * 3] * 6
-    longer = extend(data / "model", domain, extras=2, min_count=2)
+    longer = extend(data / "model", domain, more=2, min_count=2)
     longer.save("longer")
     Path("in.txt").write_text("\n\n".join(f"{text} {i}" for i, text in enumerate(domain)) + "\n")
     build_corpus(["in.txt"], longer, Path("domain"), CorpusSettings(held_out=0.2))
@@ -230,7 +230,7 @@ def test_a_killed_run_goes_on(data: Path, here: Path, capsys: pytest.CaptureFixt
     stopped(data, here / "out", recipe(data), *many, after=2)
     assert not Path("out").exists()
     assert pretrain(data, recipe(data), *many, "-o", "out") == 1
-    assert "holds a run that was stopped; pass --resume to go on with it" in capsys.readouterr().err
+    assert "holds an interrupted run; pass --resume to resume it" in capsys.readouterr().err
     assert pretrain(data, recipe(data), *many, "--lr", "1e-4", "-o", "out", "--resume") == 1
     assert "holds a run with another recipe" in capsys.readouterr().err
     assert pretrain(data, recipe(data), *many, "-o", "out", "--resume") == 0
@@ -259,7 +259,7 @@ def test_what_is_there_is_kept(data: Path, here: Path, capsys: pytest.CaptureFix
     Path("full").mkdir()
     Path("full/mine.txt").write_text("mine")
     assert pretrain(data, recipe(data), *quick, "-o", "full", "--overwrite") == 1
-    assert "holds other things than a model" in capsys.readouterr().err
+    assert "is not empty and holds no model" in capsys.readouterr().err
     # One that was stopped is begun anew, and leaves nothing of its own.
     Path("out.training/report").mkdir(parents=True)
     Path("out.training/report/samples.jsonl").write_text('{"step": 1, "text": "old"}\n')
@@ -292,7 +292,7 @@ def test_killed_with_nothing_left_but_the_name(data: Path, here: Path, monkeypat
     def die(*_: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "rename", die)
+    monkeypatch.setattr("bertie.training.pretrain.run.publish", die)
     assert pretrain(data, recipe(data), "-o", str(here / "out")) == 130
     assert not (here / "out").exists()
     monkeypatch.undo()
@@ -339,17 +339,17 @@ def test_two_processes(data: Path, here: Path, strategy: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "status", "said"),
     [
-        ([], 2, "give a RECIPE, or a model to go on with (-m)"),
+        ([], 2, "give a RECIPE, or a model to continue from (-m)"),
         (["none.toml"], 1, "none.toml cannot be read: No such file or directory"),
         (["RECIPE", "--corpus", "none"], 1, "none holds no corpus (make it: bertie corpus)"),
-        (["RECIPE", "--max_length", "65"], 1, "max_length=65 must be at most 64, which is the model's"),
-        (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[training] needs tokens, or steps, and not both"),
+        (["RECIPE", "--max-length", "65"], 1, "max_length=65 must be at most 64, the model's"),
+        (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[training] needs either tokens or steps"),
         (["RECIPE", "--batch-tokens", "20"], 1, "budget=20 must be at least max_length=64"),
         (["RECIPE", "--warmup", "1"], 1, "warmup=1.0 must be a number from 0 up to, but not including, 1"),
-        (["RECIPE", "--precision", "bf16"], 1, "precision='bf16' is for GPUs"),
+        (["RECIPE", "--mixed-precision", "bf16"], 1, "mixed_precision='bf16' is for GPUs"),
         (["RECIPE", "--save-steps", "0"], 1, "save_steps=0 must be at least 1"),
         (["RECIPE", "--tokenizer", "none"], 1, "none"),
-        (["-m", "MODEL", "--steps", "2"], 1, "the recipe names no corpus; make one with bertie corpus"),
+        (["-m", "MODEL", "--steps", "2"], 1, "the recipe names no corpus; build one with bertie corpus"),
         (["-m", "nowhere", "--corpus", "corpus"], 1, "nowhere"),
     ],
 )
@@ -370,5 +370,5 @@ def test_event_files_stay_with_the_model(data: Path, tmp_path: Path, monkeypatch
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(data)
     out = tmp_path / "out"
-    assert main(["pretrain", "recipe.toml", "--steps", "10", "--evals", "1", "--out", str(out), "--tensorboard"]) == 0
+    assert main(["pretrain", "recipe.toml", "--steps", "10", "--evals", "1", "-o", str(out), "--tensorboard"]) == 0
     assert list((out / "training" / "tensorboard").glob("events.*"))

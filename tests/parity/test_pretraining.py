@@ -12,13 +12,9 @@ from torch.testing import assert_close
 
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
-from bertie.training.pretrain.pretraining_objectives import (
-    EnhancedDecoder,
-    MaskedLoss,
-    NextSentence,
-    ReplacedTokens,
-    SentenceOrder,
-)
+from bertie.training.pretrain.masked_lm import EnhancedMaskDecoder, MaskedLMLoss
+from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection
+from bertie.training.pretrain.sentence_pairs import NextSentence, SentenceOrder
 from tests.parity.test_transformers import as_saved, ours
 from tests.parity.tiny import build
 
@@ -93,7 +89,7 @@ def test_masked_tokens(name: str) -> None:
     model, plan = ours(theirs)
     step = Step(theirs, pairs=name in ("bert", "bert-untied", "albert", "electra"))
     expected = theirs(**step.padded).loss
-    loss = MaskedLoss().loss(model, step.batch, step.rows, step.targets) / len(step.rows)
+    loss = MaskedLMLoss().loss(model, step.batch, step.rows, step.targets) / len(step.rows)
     assert_close(loss, expected, atol=1e-5, rtol=0)
     expected.backward()
     loss.backward()
@@ -111,7 +107,7 @@ def test_masked_tokens_with_pairs(name: str, label: str, pairs: Any) -> None:
     step = Step(theirs, seed=1)
     expected = theirs(**step.padded, **{label: step.labels}).loss
     hidden = model.hidden(step.batch)
-    masked = MaskedLoss().loss(model, step.batch, step.rows, step.targets, hidden)
+    masked = MaskedLMLoss().loss(model, step.batch, step.rows, step.targets, hidden)
     paired = pairs.loss(model, step.batch, step.labels, hidden)
     loss = masked / len(step.rows) + paired / len(step.labels)
     assert_close(loss, expected, atol=1e-5, rtol=0)
@@ -148,7 +144,7 @@ def test_replaced_tokens(sharing: Any) -> None:
         own = theirs.electra.embeddings.word_embeddings.weight
         own.data.copy_(their_generator.electra.embeddings.word_embeddings.weight.data)
 
-    both = ReplacedTokens(generator, model, sharing)
+    both = ReplacedTokenDetection(generator, model, sharing)
     nobody = torch.zeros(len(step.batch.ids), dtype=torch.bool)
     losses = both(step.batch, step.rows, step.targets, nobody, torch.Generator().manual_seed(5))
     loss = both.total(losses, len(step.rows), len(nobody))
@@ -157,10 +153,10 @@ def test_replaced_tokens(sharing: Any) -> None:
     read = step.padded | {"input_ids": step.pad(losses.ids, PAD), "labels": step.pad(losses.replaced.float(), 0)}
     masked, found = their_generator(**step.padded).loss, theirs(**read).loss
     expected = masked + 50 * found
-    assert_close(losses.masked / len(step.rows), masked, atol=1e-5, rtol=0)
-    assert_close(losses.found / len(nobody), found, atol=1e-5, rtol=0)
+    assert_close(losses.generator / len(step.rows), masked, atol=1e-5, rtol=0)
+    assert_close(losses.discriminator / len(nobody), found, atol=1e-5, rtol=0)
     # Fifty times the second: each is held to 1e-5 above, and their sum to what it is of them.
-    assert_close(loss, losses.masked / len(step.rows) + 50 * losses.found / len(nobody), atol=0, rtol=1e-6)
+    assert_close(loss, losses.generator / len(step.rows) + 50 * losses.discriminator / len(nobody), atol=0, rtol=1e-6)
     expected.backward()
     loss.backward()
 
@@ -177,11 +173,11 @@ def test_special_tokens_are_not_judged() -> None:
     step = Step(theirs, seed=4)
     special = torch.rand(len(step.batch.ids), generator=torch.Generator().manual_seed(0)) < 0.3
     special[step.rows] = False
-    both = ReplacedTokens(generator, model, "none")
+    both = ReplacedTokenDetection(generator, model, "none")
     losses = both(step.batch, step.rows, step.targets, special)
     logits = theirs(**step.padded | {"input_ids": step.pad(losses.ids, PAD), "labels": None}).logits[step.real]
     plain = [F.softplus(-x if y else x) for x, y, no in zip(logits, losses.replaced, special, strict=True) if not no]
-    assert_close(losses.found, torch.stack(plain).sum(), atol=1e-4, rtol=0)
+    assert_close(losses.discriminator, torch.stack(plain).sum(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["deberta-v2", "deberta-v3"])
@@ -190,7 +186,7 @@ def test_enhanced_decoder(name: str) -> None:
     theirs = build(name, "ForMaskedLM")
     model, plan = ours(theirs)
     step = Step(theirs, pairs=False)
-    decoder = EnhancedDecoder(model.config)
+    decoder = EnhancedMaskDecoder(model.config)
     assert decoder.times == 2
 
     inner = theirs.deberta
@@ -209,7 +205,7 @@ def test_enhanced_decoder(name: str) -> None:
 
     hidden = decoder(model.encoder, step.batch)
     assert_close(hidden, asking[step.real], atol=1e-5, rtol=0)
-    loss = MaskedLoss().loss(model, step.batch, step.rows, step.targets, hidden) / len(step.rows)
+    loss = MaskedLMLoss().loss(model, step.batch, step.rows, step.targets, hidden) / len(step.rows)
     assert_close(loss, expected, atol=1e-5, rtol=0)
     expected.backward()
     loss.backward()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bertie.training.distributed import World, local_device
-from tests.training import ranks, tiny
+from tests.training import distributed_worker, tiny
 
 STRATEGIES = ("ddp", "fsdp")
 RANKS = 2
@@ -33,7 +33,7 @@ def _start(folder: Path, cases: list[str]) -> None:
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.training.ranks", str(folder), *cases],
+            [sys.executable, "-m", "tests.training.distributed_worker", str(folder), *cases],
             env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -53,14 +53,14 @@ def _start(folder: Path, cases: list[str]) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All that two processes made."""
     into = tmp_path_factory.mktemp("ranks")
-    _start(into, [f"{case}:{strategy}" for case in (*ranks.CASES, "broken") for strategy in STRATEGIES])
+    _start(into, [f"{case}:{strategy}" for case in (*distributed_worker.CASES, "broken") for strategy in STRATEGIES])
     return into
 
 
 @cache
 def _alone(case: str) -> dict[str, Any]:
-    trainer = ranks.made(case)
-    return ranks.kept(trainer, trainer.run())
+    trainer = distributed_worker.made(case)
+    return distributed_worker.kept(trainer, trainer.run())
 
 
 def _found(folder: Path, case: str, strategy: str) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def _found(folder: Path, case: str, strategy: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("case", ranks.CASES)
+@pytest.mark.parametrize("case", distributed_worker.CASES)
 def test_two_processes_train_as_one_does(folder: Path, case: str, strategy: str) -> None:
     alone = _alone(case)
     assert alone["curve"]

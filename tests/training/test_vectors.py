@@ -30,7 +30,7 @@ from bertie.training.prefetch import split_micro_batches
 from bertie.training.sampling import TrainingTask
 from bertie.training.step import ObjectiveModule, TrainStep
 from tests.training import compared, tiny
-from tests.training.killed import forked
+from tests.training.kill_points import forked
 
 DOT = losses.InfoNCELoss(scale=1.0, score=similarity.DotProduct())
 ALL: dict[str, tuple[EmbeddingLoss, int, Output]] = {

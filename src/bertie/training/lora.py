@@ -1,4 +1,4 @@
-"""LoRA: a low-rank change of each weight matrix is trained instead of the matrix, and folded into it at the end."""
+"""LoRA: trains a low-rank update of each weight matrix, and merges it at the end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bertie.nn.attention import QKV
 from bertie.nn.model import Model
 
 
-class LowRank(nn.Module):
-    """weight + alpha / rank · B·A. Matrices stacked in one weight have an A and rows of B each."""
+class LowRankUpdate(nn.Module):
+    """weight + alpha / rank · B·A. Matrices stacked in one weight have their own A and rows of B."""
 
     def __init__(
         self, weight: Tensor, parts: tuple[int, ...], rank: int, alpha: float, generator: torch.Generator
@@ -24,23 +24,22 @@ class LowRank(nn.Module):
         # Drawn on the CPU, so that every device gets the same numbers.
         a = torch.empty(len(parts), rank, columns).uniform_(-bound, bound, generator=generator)
         self.a = nn.Parameter(a.to(weight))  # (parts, rank, columns)
-        self.b = nn.Parameter(weight.new_zeros(rows, rank))  # zero: nothing changes at first
+        self.b = nn.Parameter(weight.new_zeros(rows, rank))  # zero: training starts from the original weights
 
     def forward(self, weight: Tensor) -> Tensor:
         """(rows, columns) -> (rows, columns)."""
-        # In full precision even under autocast: what is trained is then exactly what is merged.
+        # In full precision even under autocast: the trained weights are exactly the merged ones.
         with torch.autocast(weight.device.type, enabled=False):
             parts = zip(self.a, torch.split(self.b, self.parts), strict=True)
             return weight + self.scale * torch.cat([b @ a for a, b in parts])
 
 
 def add(model: Model, rank: int, alpha: float | None = None, seed: int = 0) -> None:
-    """Give every weight matrix of the encoder's blocks its low-rank factors; the encoder's own weights stop training.
+    """Add low-rank factors to every weight matrix of the encoder's blocks, and freeze the encoder's own weights.
 
-    Query, key and value lie in one weight here and have factors of their own each, as they have where they are three
-    matrices; the two halves of a gated feed-forward share theirs. `alpha=None` is 2 · rank. The factors follow from
-    the seed alone. While they are on, `model.state_dict()` holds them besides the weights they change, and a model
-    with factors of the same rank loads it.
+    Query, key and value are stacked in one weight and have separate factors; the two halves of a gated feed-forward layer
+    share theirs. `alpha=None` is 2 · rank. The factors depend on the seed alone. `model.state_dict()` holds them besides
+    the original weights, and a model with factors of the same rank loads it.
 
     >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(
@@ -56,26 +55,26 @@ def add(model: Model, rank: int, alpha: float | None = None, seed: int = 0) -> N
     """
     width = model.config.width
     if not 1 <= rank <= width:
-        raise ConfigError(f"lora={rank} must be a rank from 1 to {width}, the width of the model")
+        raise ConfigError(f"lora={rank} must be a rank from 1 to {width}, the model's width")
     if is_on(model):
-        raise ConfigError("the model has LoRA factors already; merge them before others are added")
+        raise ConfigError("the model already has LoRA factors; merge them first")
     generator = torch.Generator().manual_seed(seed)
     model.encoder.requires_grad_(False)
     for module in list(model.encoder.blocks.modules()):
         if isinstance(module, nn.Linear | QKV):
             parts = module.sizes if isinstance(module, QKV) else (module.out_features,)
-            factors = LowRank(module.weight, parts, rank, 2.0 * rank if alpha is None else alpha, generator)
+            factors = LowRankUpdate(module.weight, parts, rank, 2.0 * rank if alpha is None else alpha, generator)
             parametrize.register_parametrization(module, "weight", factors)
 
 
 def merge(model: Model) -> None:
-    """Fold the factors into the weights and remove them: names, shapes and order are as if they had never been."""
+    """Merge the factors into the weights; names, shapes and order of parameters are those before `add`."""
     if not is_on(model):
         return
-    for module in _changed(model):
+    for module in _adapted(model):
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
         bias = module.bias
-        if bias is not None:  # the weight was put back behind it
+        if bias is not None:  # the weight was registered again, after the bias
             del module.bias
             module.register_parameter("bias", bias)
     model.encoder.requires_grad_(True)
@@ -83,7 +82,7 @@ def merge(model: Model) -> None:
 
 def is_on(model: Model) -> bool:
     """Whether the model has LoRA factors."""
-    return bool(_changed(model))
+    return bool(_adapted(model))
 
 
 def is_factor(name: str) -> bool:
@@ -91,7 +90,7 @@ def is_factor(name: str) -> bool:
     return ".parametrizations.weight.0." in name
 
 
-def _changed(model: Model) -> list[nn.Linear | QKV]:
+def _adapted(model: Model) -> list[nn.Linear | QKV]:
     return [
         module
         for module in model.encoder.blocks.modules()

@@ -1,9 +1,8 @@
-"""How near a run is to what its chip can do: the work of a token by the model's shape, and the chip's pace, measured.
+"""Model FLOPs utilization (MFU): the operations per token from the model's shape, and the measured peak of the device.
 
-The work is that of matrix products alone, two operations for each weight that a token meets. Norms, activations and
-lookups have none here, nor has what is computed twice to save memory (gradient checkpointing, scores in a fused
-backward pass) or only to be hidden (keys outside a pattern, room left over in a recorded batch): a faster kernel
-raises the share of the ceiling, more work of a slower one does not.
+Only matrix multiplications count: two operations per weight and token. Norms, activations and lookups count nothing, nor
+does recomputation (gradient checkpointing, scores in a fused backward pass) or masked work (keys outside an attention
+pattern, spare room in a recorded batch). So a faster kernel raises the MFU, and redundant work does not.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from bertie.ops.gemm_benchmark import GemmBenchmark
 
 
 @cache
-def ceiling(device: torch.device | str, dtype: torch.dtype, seconds: float = 0.5) -> float:
-    """Operations a second in products of large square matrices: the best stretch of so many seconds.
+def peak_flops(device: torch.device | str, dtype: torch.dtype, seconds: float = 0.5) -> float:
+    """Measure the operations per second of large square matrix multiplications: the best of `seconds` seconds.
 
-    Measured once a process. It takes memory for three matrices of 8192 a side on a GPU, so ask before training.
+    Measured once per process. It needs memory for three matrices of 8192 x 8192 on a GPU, so measure before training.
 
-    >>> ceiling("cpu", torch.float32, seconds=0.01) > 1e8
+    >>> peak_flops("cpu", torch.float32, seconds=0.01) > 1e8
     True
     """
     return GemmBenchmark(device, dtype).best(seconds)
@@ -36,11 +35,11 @@ def ceiling(device: torch.device | str, dtype: torch.dtype, seconds: float = 0.5
 def flops_per_token(
     model: Model, lengths: Sequence[int], rows_share: float, *, head: str = "mlm", backward: bool = True
 ) -> float:
-    """Operations for a token of a batch of texts of these lengths, there and back.
+    """Operations per token of the forward and backward pass, for a batch of texts of these lengths.
 
-    `rows_share` is the share of tokens that go through the head: that of hidden ones, or 1. A teacher only goes there
-    (`backward=False`), which is a third of the work. All weights count as trained; of global tokens, which no
-    pretraining has, nothing is counted. Times tokens a second, over `ceiling`, this is the share of the chip in use.
+    `rows_share` is the share of tokens that go through the head: that of masked tokens, or 1. A teacher has a forward
+    pass only (`backward=False`), a third of the work. All weights count as trained; global tokens, which pretraining does
+    not use, are not counted. MFU is this times tokens per second, divided by `peak_flops`.
 
     >>> from bertie.config import EmbeddingConfig, Full, Learned
     >>> cfg = EncoderConfig(
@@ -54,20 +53,20 @@ def flops_per_token(
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if sizes.ndim != 1 or not len(sizes) or sizes.min() < 1:
-        raise InputError(f"lengths={lengths!r:.80} must be the tokens of each text: one number of at least 1, or more")
+        raise InputError(f"lengths={lengths!r:.80} must be the number of tokens of each text, at least 1 each")
     if not 0 <= rows_share <= 1:
-        raise InputError(f"rows_share={rows_share} must lie between 0 and 1")
+        raise InputError(f"rows_share={rows_share} must be between 0 and 1")
     cfg = model.config
     weights = encoder_weights(cfg) + rows_share * _head(model.head(head).cfg, cfg)
     inner = cfg.heads * cfg.head_width
-    # A product of queries and keys, and one of their weights and values: each of width `inner` for a pair.
+    # Queries times keys, and probabilities times values: each of width `inner` per pair of tokens.
     pairs = sum(int(_pairs(pattern, sizes).sum()) for pattern in cfg.patterns) / int(sizes.sum())
-    there = 2 * weights + 4 * inner * pairs + _relative(cfg, int(sizes.sum()))
-    return float(there * (3 if backward else 1))  # back: as much for the inputs as for the weights
+    forward = 2 * weights + 4 * inner * pairs + _relative(cfg, int(sizes.sum()))
+    return float(forward * (3 if backward else 1))  # backward: once for the inputs, once for the weights
 
 
 def encoder_weights(cfg: EncoderConfig) -> int:
-    """The weights that a token meets in matrices: a shared block's in each layer that runs it."""
+    """The matrix weights applied to each token; those of a shared block count in each layer."""
     inner, inner_kv = cfg.heads * cfg.head_width, cfg.kv_heads * cfg.head_width
     attention = cfg.width * (inner + 2 * inner_kv) + inner * cfg.width
     feed_forward = cfg.width * cfg.ff_width * (3 if cfg.gated else 2)
@@ -83,11 +82,11 @@ def _head(head: HeadConfig, cfg: EncoderConfig) -> int:
 
 
 def _relative(cfg: EncoderConfig, tokens: int) -> float:
-    """Of terms between content and distance, the products: each token with each row of the table, in each layer.
+    """DeBERTa's content-to-position terms: each token times each row of the position table, in each layer.
 
-    The rows themselves are projected once a batch, so a token has its part of that.
+    The rows themselves are projected once per batch, shared by its tokens.
     """
-    scheme = next((one for one in cfg.positions if isinstance(one, Disentangled)), None)
+    scheme = next((position for position in cfg.positions if isinstance(position, Disentangled)), None)
     if scheme is None:
         return 0.0
     rows, inner, terms = 2 * scheme.span, cfg.heads * cfg.head_width, len(scheme.terms)
@@ -95,11 +94,11 @@ def _relative(cfg: EncoderConfig, tokens: int) -> float:
 
 
 def _pairs(pattern: Pattern, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(B,) how many pairs of query and key each text has, as the pattern lets them meet."""
+    """(B,) the number of query-key pairs of each text under an attention pattern."""
     if isinstance(pattern, Sliding):
         window = np.minimum(pattern.window, lengths - 1)
-        near: NDArray[np.int64] = lengths * (2 * window + 1) - window * (window + 1)  # less at both ends of a text
-        return near
+        pairs: NDArray[np.int64] = lengths * (2 * window + 1) - window * (window + 1)  # fewer at both ends of a text
+        return pairs
     every: NDArray[np.int64] = lengths**2
     if isinstance(pattern, BlockSparse):
         for n in np.unique(lengths[lengths > pattern.full_below]).tolist():
@@ -108,10 +107,10 @@ def _pairs(pattern: Pattern, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _blocks(block: int, n: int) -> int:
-    """The pairs of a long text: its first and last block see and are seen by all, others their neighbours."""
+    """The pairs of a long text: the first and last block attend to all and are attended by all, others to neighbours."""
     count = -(-n // block)
     last = n - (count - 1) * block
     edge = block + last
-    inner = n - edge  # tokens of the blocks between, `count - 2` whole ones
-    beside = (3 * (count - 2) - 2) * block**2  # pairs of neighbours among these, each block with itself too
-    return edge * n + inner * edge + beside
+    inner = n - edge  # tokens of the `count - 2` blocks between
+    near = (3 * (count - 2) - 2) * block**2  # pairs of neighbouring blocks, each with itself too
+    return edge * n + inner * edge + near

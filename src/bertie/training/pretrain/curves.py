@@ -1,10 +1,10 @@
-"""The curves of a run as files, for people, for programs and for TensorBoard."""
+"""Training curves as CSV, HTML and TensorBoard event files."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,26 +16,26 @@ from bertie.data.atomic import atomic_write
 from bertie.errors import MissingPackageError
 from bertie.evaluation.pages import Plot, Section, Table, to_html
 from bertie.evaluation.plots import Line, lines
+from bertie.training.callbacks import LogRow
 
-Row = Mapping[str, float]
 Points = list[tuple[float, float]]
 
-_POINTS = 300  # of a line
+_MAX_POINTS = 300  # per line
 _UNITS = ((1e9, "billions of tokens"), (1e6, "millions of tokens"), (1e3, "thousands of tokens"), (1.0, "tokens"))
 
 
 class Curves:
-    """The curves of a run as files: `curve.csv`, `evaluations.csv`, and `curve.html` that draws both.
+    """The curves of a run: `curve.csv`, `evaluations.csv`, and `curve.html` with plots of both.
 
-    Rows hold step, epoch, loss, lr, tokens and, where they are known, tokens_per_second and share_of_ceiling. A run
-    that goes on begins with those that its state holds; the files follow from the rows alone. With `tensorboard` each
-    row is an event too, in a folder of that name, and what a killed run wrote there after its last state is taken
-    back. `write` before a state is saved: then nothing that the state holds is missing there.
+    Rows hold step, epoch, loss, lr, tokens and, where known, tokens_per_second and mfu. A resumed run starts
+    with the rows of its checkpoint; the files depend on the rows alone. With `tensorboard` each row is an event too, and
+    events after the last checkpoint of an interrupted run are purged. Call `write` before each checkpoint, so that the
+    files have every row of the checkpoint.
 
     >>> import tempfile
     >>> curves = Curves(Path(tempfile.mkdtemp()))
     >>> curves.log({"step": 10, "epoch": 0.1, "loss": 9.5, "lr": 1e-4, "tokens": 40960})
-    >>> curves.evaluated({"step": 10, "epoch": 0.1, "loss": 9.25, "accuracy": 0.125})
+    >>> curves.log_evaluation({"step": 10, "epoch": 0.1, "loss": 9.25, "accuracy": 0.125})
     >>> curves.write()
     >>> print((curves.folder / "evaluations.csv").read_text(), end="")
     step,epoch,loss,accuracy
@@ -45,8 +45,8 @@ class Curves:
     def __init__(
         self,
         folder: Path,
-        rows: Sequence[Row] = (),
-        evaluations: Sequence[Row] = (),
+        rows: Sequence[LogRow] = (),
+        evaluations: Sequence[LogRow] = (),
         *,
         tensorboard: bool = False,
     ) -> None:
@@ -55,18 +55,18 @@ class Curves:
         done = max((int(row["step"]) for row in (*rows, *evaluations)), default=-1)
         self._events = _events(folder / "tensorboard", done + 1) if tensorboard else None
 
-    def log(self, row: Row) -> None:
-        """A row of the log."""
+    def log(self, row: LogRow) -> None:
+        """Add a row of the log."""
         self.rows.append(row)
         self._event("train", row)
 
-    def evaluated(self, row: Row) -> None:
-        """What an evaluation found, with its step."""
+    def log_evaluation(self, row: LogRow) -> None:
+        """Add the scores of an evaluation, with its step."""
         self.evaluations.append(row)
         self._event("held_out", row)
 
     def write(self) -> None:
-        """Write the files, each whole or not at all."""
+        """Write the files atomically."""
         atomic_write(self.folder / "curve.csv", _csv(self.rows))
         atomic_write(self.folder / "evaluations.csv", _csv(self.evaluations))
         atomic_write(self.folder / "curve.html", _page(self.rows, self.evaluations).encode("utf-8"))
@@ -74,12 +74,12 @@ class Curves:
             self._events.flush()
 
     def close(self) -> None:
-        """Write the files for the last time."""
+        """Write and close the files."""
         self.write()
         if self._events is not None:
             self._events.close()
 
-    def _event(self, where: str, row: Row) -> None:
+    def _event(self, where: str, row: LogRow) -> None:
         if self._events is not None:
             for name in row.keys() - {"step"}:
                 self._events.add_scalar(f"{where}/{name}", row[name], int(row["step"]))
@@ -90,13 +90,13 @@ def _events(folder: Path, purge: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingPackageError(
-            "event files for TensorBoard need the package tensorboard: pip install 'bertie[tensorboard]'"
+            "TensorBoard event files need the package tensorboard: pip install 'bertie[tensorboard]'"
         ) from None
     make: Any = SummaryWriter
     return make(str(folder), purge_step=purge)
 
 
-def _csv(rows: Sequence[Row]) -> bytes:
+def _csv(rows: Sequence[LogRow]) -> bytes:
     names = list(dict.fromkeys(name for row in rows for name in row)) or ["step"]
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
@@ -109,61 +109,60 @@ def _cell(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else f"{value:.9g}"
 
 
-def _page(rows: Sequence[Row], evaluations: Sequence[Row]) -> str:
-    """A function of the rows alone, in however many processes they were made."""
+def _page(rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> str:
     steps, tokens = ([0.0, *(row[name] for row in rows)] for name in ("step", "tokens"))
-    size, unit = next((one for one in _UNITS if one[0] <= tokens[-1]), _UNITS[-1])
+    size, unit = next((unit for unit in _UNITS if unit[0] <= tokens[-1]), _UNITS[-1])
 
-    def points(name: str, of: Sequence[Row], times: float = 1.0) -> Points:
-        """Against what was read by then. An evaluation's own tokens are those that it predictions."""
+    def points(name: str, of: Sequence[LogRow], times: float = 1.0) -> Points:
+        """Against the tokens read so far; the `tokens` of an evaluation are those that it predicts."""
         of = [row for row in of if name in row]
         read = np.interp([row["step"] for row in of], steps, tokens) / size
         return [(x, times * row[name]) for x, row in zip(read.tolist(), of, strict=True)]
 
-    def trained(name: str, times: float = 1.0) -> Line:
-        return Line("training", _thinned(points(name, rows, times)))
+    def training_line(name: str, times: float = 1.0) -> Line:
+        return Line("training", _downsample(points(name, rows, times)))
 
-    def held_out(name: str) -> Line:
+    def held_out_line(name: str) -> Line:
         return Line("held-out text", points(name, evaluations), "b", dots=True)
 
-    def late(line: Line) -> Line:
+    def second_half(line: Line) -> Line:
         return replace(line, points=[point for point in line.points if point[0] * size >= tokens[-1] / 2])
 
-    losses = [trained("loss"), held_out("loss")]
-    sections = [Section("So far", [Table(["name", "value"], _facts(rows, evaluations))])]
+    losses = [training_line("loss"), held_out_line("loss")]
+    sections = [Section("Summary", [Table(["name", "value"], _facts(rows, evaluations))])]
     for title, y, series in (
         ("Loss", "loss", losses),
-        ("Loss in the second half", "loss", [late(line) for line in losses]),  # whose scale the beginning would hide
-        ("Hidden tokens that are found", "share", [held_out("accuracy")]),
-        ("Learning rate", "millionths", [trained("lr", 1e6)]),
-        ("Throughput", "thousands of tokens a second", [trained("tokens_per_second", 1e-3)]),
-        ("Share of what the chip can do", "share", [trained("share_of_ceiling")]),
+        ("Loss in the second half", "loss", [second_half(line) for line in losses]),  # at a scale of its own
+        ("Accuracy on masked tokens", "accuracy", [held_out_line("accuracy")]),
+        ("Learning rate", "1e-6", [training_line("lr", 1e6)]),
+        ("Throughput", "thousands of tokens per second", [training_line("tokens_per_second", 1e-3)]),
+        ("Model FLOPs utilization", "share of the measured peak", [training_line("mfu")]),
     ):
-        alt = f"{title} by {unit} read"
+        alt = f"{title} by {unit}"
         if svg := lines(alt, [line for line in series if line.points], unit, y):
             sections.append(Section(title, [Plot(svg, alt)]))
     return to_html("Pretraining", sections)
 
 
-def _facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[list[str]]:
-    """Where the run stands."""
+def _facts(rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> list[list[str]]:
+    """The rows of the summary."""
     facts = []
     if rows:
         last = rows[-1]
         facts += [["steps", f"{last['step']:,.0f}"], ["epochs", f"{last['epoch']:.3g}"]]
         facts += [["tokens read", f"{last['tokens']:,.0f}"], ["training loss", f"{last['loss']:.4f}"]]
-    for name, shown in (("tokens_per_second", ",.0f"), ("share_of_ceiling", ".1%")):
+    for name, shown in (("tokens_per_second", ",.0f"), ("mfu", ".1%")):
         if values := [row[name] for row in rows if name in row]:
             facts.append([f"{name.replace('_', ' ')}, median", f"{median(values):{shown}}"])
     if evaluations:
-        found = {name: value for name, value in evaluations[-1].items() if name not in ("step", "epoch")}
-        facts.append(["last evaluated after step", f"{evaluations[-1]['step']:,.0f}"])
-        facts += [[f"held-out {name}", f"{value:,.6g}"] for name, value in found.items()]
+        scores = {name: value for name, value in evaluations[-1].items() if name not in ("step", "epoch")}
+        facts.append(["last evaluation after step", f"{evaluations[-1]['step']:,.0f}"])
+        facts += [[f"held-out {name}", f"{value:,.6g}"] for name, value in scores.items()]
     return facts
 
 
-def _thinned(points: Points) -> Points:
-    """Means of neighbours, so that few points are left."""
-    if len(points) <= _POINTS:
+def _downsample(points: Points) -> Points:
+    """Average neighbouring points."""
+    if len(points) <= _MAX_POINTS:
         return points
-    return [(float(x), float(y)) for x, y in (part.mean(0) for part in np.array_split(np.array(points), _POINTS))]
+    return [(float(x), float(y)) for x, y in (part.mean(0) for part in np.array_split(np.array(points), _MAX_POINTS))]

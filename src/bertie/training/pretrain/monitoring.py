@@ -1,4 +1,4 @@
-"""What a pretraining run says of itself: the loss on text that it never reads, words for masks, alarms."""
+"""Monitoring of a pretraining run: held-out evaluation, and fill-mask samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.training.pretrain.masking import Ints, Masking, seeded
 from bertie.training.pretrain.packing import Packed
 
-CELLS = 1 << 25  # logits held at a time
+MAX_LOGITS = 1 << 25  # in memory at a time
 SAMPLES = "samples.jsonl"
 SENTENCES = (
     "Paris is the [MASK] of France.",
@@ -35,28 +35,28 @@ SENTENCES = (
 )
 
 
-# --- text that the run never reads ---
+# --- held-out evaluation ---
 
 
 @dataclass(frozen=True, slots=True)
-class _Hidden:
-    """A piece of a document with some of its tokens hidden."""
+class _MaskedPassage:
+    """A passage of a document with masked tokens."""
 
     document: int
-    ids: Ints  # (n,) as the model reads them
-    rows: Ints  # (m,) the hidden ones
-    targets: Ints  # (m,) what they were
+    ids: Ints  # (n,) after masking
+    rows: Ints  # (m,) positions of the masked tokens
+    targets: Ints  # (m,) the original tokens
 
 
 class HeldOutEvaluation:
-    """How well a model finds the hidden tokens of text that it is not trained on.
+    """Masked-language-modelling loss and accuracy on text that the model is not trained on.
 
-    The pieces are those of the first steps of `packed`, up to `most` tokens; `budget` are read at a time. What is
-    hidden of a piece follows from the seed and its place in the corpus alone, so that all evaluations of a run, and
-    those of two runs over one corpus, ask the same. `dtype`: half precision, by autocast, for GPUs.
+    Reads the first steps of `packed`, up to `limit` tokens, `budget` at a time. The mask of a passage follows from the seed
+    and its place in the corpus alone: all evaluations of a run, and of two runs over one corpus, predict the same tokens.
+    `dtype`: the autocast dtype, for GPUs.
 
-    >>> held = HeldOutEvaluation(Packed(corpus, 65536, 512, seed=0), tokenizer, budget=65536)    # doctest: +SKIP
-    >>> held(model)                                                                    # doctest: +SKIP
+    >>> held_out = HeldOutEvaluation(Packed(corpus, 65536, 512, seed=0), tokenizer, budget=65536)    # doctest: +SKIP
+    >>> held_out(model)                                                                              # doctest: +SKIP
     {'loss': 2.031, 'accuracy': 0.601, 'perplexity': 7.62, 'tokens': 74981.0}
     """
 
@@ -67,86 +67,86 @@ class HeldOutEvaluation:
         *,
         masking: Masking | None = None,
         budget: int,
-        most: int = 500_000,
+        limit: int = 500_000,
         seed: int = 0,
         head: str = "mlm",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        for name, value in (("budget", budget), ("most", most)):
+        for name, value in (("budget", budget), ("limit", limit)):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1 token")
         if tokenizer.mask_id is None:
             raise InputError("the tokenizer has no mask token, and masked language modelling needs one")
         self.masking, self.seed, self.head, self.dtype = masking or Masking(), seed, head, dtype
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
-        self._never: list[int] = packed.corpus.about["tokenizer"]["special"]
-        self._pieces = list(self._read(packed, most))
-        if not sum(len(piece.rows) for piece in self._pieces):
-            raise InputError(f"{packed.corpus.folder} holds special tokens alone: there is nothing to hide")
-        self._groups = list(pack([len(piece.ids) for piece in self._pieces], budget))
+        self._special_ids: list[int] = packed.corpus.about["tokenizer"]["special"]
+        self._passages = list(self._read(packed, limit))
+        if not sum(len(passage.rows) for passage in self._passages):
+            raise InputError(f"{packed.corpus.folder} holds special tokens only: there is nothing to mask")
+        self._groups = list(pack([len(passage.ids) for passage in self._passages], budget))
 
     def __call__(self, model: Model) -> dict[str, float]:
-        """The mean loss of a hidden token, how many are found, the loss's exponential, and how many there are."""
+        """The mean loss of masked tokens, their accuracy, the perplexity, and the number of tokens."""
         sums = self.sums(model).sum(0, keepdims=True)  # (1, 3)
         return {name: float(value[0]) for name, value in (_means(sums) | {"tokens": sums[:, 2]}).items()}
 
     def sums(self, model: Model) -> FloatArray:
-        """(documents, 3) of each that was read: the loss of its hidden tokens, how many are found, how many it has."""
+        """(documents, 3) per document: the summed loss, the number of correct predictions, the number of tokens."""
         training = model.training
         model.eval()
         try:
-            parts = [self._judged(model, [self._pieces[i] for i in group]) for group in self._groups]
+            parts = [self._predict(model, [self._passages[i] for i in group]) for group in self._groups]
         finally:
             model.train(training)
-        predictions = torch.cat(parts, dim=1).cpu().double().numpy()  # (2, M): the host waits for the device here, once
-        pieces = [self._pieces[i] for group in self._groups for i in group]
-        owner = np.repeat([piece.document for piece in pieces], [len(piece.rows) for piece in pieces])  # (M,)
+        predictions = torch.cat(parts, dim=1).cpu().double().numpy()  # (2, M), the only synchronization
+        passages = [self._passages[i] for group in self._groups for i in group]
+        owner = np.repeat([p.document for p in passages], [len(p.rows) for p in passages])  # (M,)
         documents, owner = np.unique(owner, return_inverse=True)
         columns = (predictions[0], predictions[1], None)
         return np.stack([np.bincount(owner, weights=column, minlength=len(documents)) for column in columns], axis=1)
 
-    def _read(self, packed: Packed, most: int) -> Iterator[_Hidden]:
+    def _read(self, packed: Packed, limit: int) -> Iterator[_MaskedPassage]:
         used = 0
         for step in range(packed.steps()):
             ids, cu, special, words = packed.batch(step)
             for b, (document, start, _) in enumerate(packed.step(step)):
                 part = slice(int(cu[b]), int(cu[b + 1]))
                 used += part.stop - part.start
-                if used > most and used > part.stop - part.start:  # one at least
+                if used > limit and used > part.stop - part.start:  # at least one passage
                     return
                 rng = seeded(self.seed, epoch=None, index=document * 1_000_003 + start)
                 ends = np.array([0, part.stop - part.start])
                 rows = self.masking.choose(special[part], words[part], ends, rng)
                 masked, targets = self.masking.apply(
-                    ids[part], rows, rng, vocab=self._vocab, mask_id=self._mask_id, never=self._never
+                    ids[part], rows, rng, vocab=self._vocab, mask_id=self._mask_id, never=self._special_ids
                 )
-                yield _Hidden(document, masked, rows, targets)
+                yield _MaskedPassage(document, masked, rows, targets)
 
     @torch.no_grad()
-    def _judged(self, model: Model, pieces: Sequence[_Hidden]) -> Tensor:
-        """(2, M) the loss of each hidden token, and whether it is found. Only few logits are there at a time."""
+    def _predict(self, model: Model, passages: Sequence[_MaskedPassage]) -> Tensor:
+        """(2, M) the loss of each masked token, and whether the prediction is correct. Logits are chunked."""
         device = model.device
-        batch = Batch.from_ids([piece.ids for piece in pieces]).to(device)
+        batch = Batch.from_ids([passage.ids for passage in passages]).to(device)
         starts = np.cumsum([0, *batch.lengths[:-1]])
-        rows = np.concatenate([piece.rows + start for piece, start in zip(pieces, starts, strict=True)])
-        targets = torch.from_numpy(np.concatenate([piece.targets for piece in pieces])).to(device)  # (M,)
-        half = nullcontext() if self.dtype == torch.float32 else torch.autocast(device.type, self.dtype)
-        found = []
-        with half:
+        rows = np.concatenate([passage.rows + start for passage, start in zip(passages, starts, strict=True)])
+        targets = torch.from_numpy(np.concatenate([passage.targets for passage in passages])).to(device)  # (M,)
+        autocast = nullcontext() if self.dtype == torch.float32 else torch.autocast(device.type, self.dtype)
+        results = []
+        with autocast:
             hidden = model.hidden(batch, self.head)[torch.from_numpy(rows).to(device)]  # (T, D) -> (M, D)
-            most = max(1, CELLS // model.config.vocab)
-            for some, wanted in zip(torch.split(hidden, most), torch.split(targets, most), strict=True):
-                logits = model.head(self.head)(some, batch, model.encoder.embeddings.words.weight).float()  # (m, V)
-                loss = F.cross_entropy(logits, wanted, reduction="none")
-                found.append(torch.stack((loss, (logits.argmax(-1) == wanted).float())))
-        return torch.cat(found, dim=1)
+            size = max(1, MAX_LOGITS // model.config.vocab)
+            for chunk, expected in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
+                logits = model.head(self.head)(chunk, batch, model.encoder.embeddings.words.weight).float()  # (m, V)
+                loss = F.cross_entropy(logits, expected, reduction="none")
+                results.append(torch.stack((loss, (logits.argmax(-1) == expected).float())))
+        return torch.cat(results, dim=1)
 
 
-def predict_labelled(
-    model: Model, held: HeldOutEvaluation, *, resamples: int = RESAMPLES, seed: int = 0
+def evaluate_with_intervals(
+    model: Model, held_out: HeldOutEvaluation, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """Loss, accuracy and perplexity with their intervals: documents are drawn anew, as their tokens hang together."""
-    sums = held.sums(model)
+    """Loss, accuracy and perplexity with bootstrap intervals; documents are resampled, as their tokens correlate."""
+    sums = held_out.sums(model)
     return bootstrap(from_sums(sums, _means), len(sums), resamples=resamples, seed=seed)
 
 
@@ -157,16 +157,16 @@ def _means(sums: FloatArray) -> dict[str, FloatArray]:
         return {"loss": loss, "accuracy": sums[:, 1] / sums[:, 2], "perplexity": np.exp(loss)}
 
 
-# --- words for masks ---
+# --- fill-mask samples ---
 
 
 @torch.no_grad()
-def samples(
+def fill_mask_samples(
     model: Model, tokenizer: Tokenizer, texts: Sequence[str] = SENTENCES, top: int = 5, *, head: str = "mlm"
 ) -> list[dict[str, Any]]:
-    """What the model would put for each mask of some texts, best first. [MASK] stands for the tokenizer's own mask.
+    """The model's best predictions for each [MASK] of some texts, with their probabilities.
 
-    >>> samples(model, tokenizer, ["Paris is the [MASK] of France."], top=2)         # doctest: +SKIP
+    >>> fill_mask_samples(model, tokenizer, ["Paris is the [MASK] of France."], top=2)         # doctest: +SKIP
     [{'text': 'Paris is the [MASK] of France.', 'masks': [{'capital': 0.9969, 'heart': 0.0006}]}]
     """
     if tokenizer.mask_token is None:
@@ -174,38 +174,38 @@ def samples(
     training = model.training
     model.eval()
     try:
-        return [_filled(model, tokenizer, text, top, head) for text in texts]
+        return [_fill(model, tokenizer, text, top, head) for text in texts]
     finally:
         model.train(training)
 
 
-def _filled(model: Model, tokenizer: Tokenizer, text: str, top: int, head: str) -> dict[str, Any]:
+def _fill(model: Model, tokenizer: Tokenizer, text: str, top: int, head: str) -> dict[str, Any]:
     assert tokenizer.mask_token is not None
     encoding = tokenizer.encode(text.replace("[MASK]", tokenizer.mask_token))
     at = np.flatnonzero(encoding.ids == tokenizer.mask_id)
     if not len(at):
         raise InputError(f"no [MASK] in the text: {text[:60]!r}")
     if len(encoding) > model.config.max_length:
-        raise InputError(f"{text[:60]!r} has {len(encoding)} tokens; the model reads {model.config.max_length} at once")
+        raise InputError(f"{text[:60]!r} has {len(encoding)} tokens; the model's limit is {model.config.max_length}")
     batch = Batch.from_encodings([encoding]).to(model.device)
     hidden = model.hidden(batch, head)[torch.from_numpy(at).to(model.device)]  # (T, D) -> (masks, D)
     logits = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)
-    chances = logits.float().softmax(-1).cpu()[:, : tokenizer.vocab_size]  # a table may have rows without a token
-    best = chances.topk(min(top, chances.shape[1]))
+    probabilities = logits.float().softmax(-1).cpu()[:, : tokenizer.vocab_size]  # the table may have unused rows
+    best = probabilities.topk(min(top, probabilities.shape[1]))
     return {
         "text": text,
         "masks": [
-            {tokenizer.token(i): finite_or_none(round(chance, 4)) for i, chance in zip(ids, found, strict=True)}
-            for ids, found in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            {tokenizer.token(i): finite_or_none(round(probability, 4)) for i, probability in zip(ids, row, strict=True)}
+            for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
     }
 
 
-def write_samples(folder: Path, step: int, found: Sequence[Mapping[str, Any]]) -> None:
-    """Add a line for each text to samples.jsonl. What an earlier try wrote for this step or later ones is dropped."""
+def write_samples(folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Append samples to samples.jsonl, replacing those of this step and later ones, from before a rollback."""
     path = folder / SAMPLES
     lines = path.read_text("utf-8").split("\n") if path.exists() else []
     lines = [line for line in lines if line and json.loads(line)["step"] < step]
-    lines += [json.dumps({"step": step, **one}, ensure_ascii=False) for one in found]
+    lines += [json.dumps({"step": step, **sample}, ensure_ascii=False) for sample in samples]
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))

@@ -1,4 +1,4 @@
-"""What a pretraining recipe says: every field checked, before any work is done."""
+"""Pretraining recipes: every field is checked before training starts."""
 
 from __future__ import annotations
 
@@ -14,153 +14,177 @@ from bertie.recipe import Recipe, refuse_unknown
 from bertie.tasks import registry
 from bertie.training.pretrain.masking import Masking
 
-TAUGHT = ("words", "vectors", "similarities", "neighbours", "mlm")
-MASKING = tuple(one.name for one in fields(Masking))
-# What each kind of objective may say.
-KINDS: dict[str, tuple[str, ...]] = {
-    "mlm": (*MASKING, "static", "pairs", "enhanced"),
-    "rtd": (*MASKING, "static", "generator", "sharing", "weight"),
-    "triple": (*MASKING, "static", "teacher", "temperature", "soft", "mlm", "cosine", "copy_layers"),
-    "relations": ("teacher", "relations", "heads", "layer", "student_layer"),
-    "taught": (*MASKING, "teacher", "teacher_corpus", "layers", *TAUGHT),
-} | dict.fromkeys(registry.trainable(with_head=True), ("name", "train", "dev", "batch_size", "columns"))
-COMMON = ("kind", "share", "corpus", "max_length", "batch_tokens")
-WHOLE = ("max_length", "batch_tokens", "batch_size", "layers", "heads")  # whole numbers of at least 1
-REAL = (*TAUGHT, "soft", "cosine", "temperature", "weight")  # numbers of at least 0
-NAMES = ("teacher", "name", "train", "dev", "pairs", "sharing", "tokenizer", "sentence")
-FOLDERS = ("corpus", "teacher_corpus")
-OWN = ("tokens", "steps", "batch_warmup", "evals", "save_steps")  # of [training], beside the fields of Recipe
-NOT_HERE = ("epochs", "batch_size", "evals_per_epoch", "patience", "dev_fraction", "metric", "abstain", "class_weights")
+MASKING_KEYS = tuple(item.name for item in fields(Masking))
+SENTENCE_TERMS = ("words", "embeddings", "similarities", "neighbours", "mlm")
+COMMON_KEYS = ("kind", "share", "corpus", "max_length", "batch_tokens")
+TASK_KEYS = ("name", "train", "dev", "batch_size", "columns")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveKeys:
+    """The keys of an [[objective]] table of one kind, besides the common ones."""
+
+    allowed: tuple[str, ...]
+    required: tuple[str, ...] = ()
+
+
+def objective_keys() -> dict[str, ObjectiveKeys]:
+    """The keys of all kinds of objective."""
+    masked = (*MASKING_KEYS, "static")
+    distillation = ("teacher", "temperature", "soft", "mlm", "cosine", "copy_layers")
+    sentence = ("teacher", "teacher_corpus", "layers", *SENTENCE_TERMS)
+    kinds = {
+        "mlm": ObjectiveKeys((*masked, "pairs", "enhanced_mask_decoder")),
+        "rtd": ObjectiveKeys((*masked, "generator", "sharing", "weight")),
+        "mlm_distillation": ObjectiveKeys((*masked, *distillation), ("teacher",)),
+        "relation_distillation": ObjectiveKeys(
+            ("teacher", "relations", "heads", "layer", "student_layer"), ("teacher",)
+        ),
+        "sentence_distillation": ObjectiveKeys((*MASKING_KEYS, *sentence), ("teacher", "teacher_corpus")),
+    }
+    for task in registry.trainable(with_head=True):
+        soft_labels = ("teacher", "temperature", "hard") if task in ("classify", "tag") else ()
+        kinds[task] = ObjectiveKeys((*TASK_KEYS, *soft_labels), ("name", "train"))
+    return kinds
+
+
+_POSITIVE_INTEGERS = ("max_length", "batch_tokens", "batch_size", "layers", "heads")
+_WEIGHTS = (*SENTENCE_TERMS, "soft", "cosine", "temperature", "weight", "hard")  # numbers of at least 0
+_STRINGS = ("teacher", "name", "train", "dev", "pairs", "sharing", "tokenizer")
+_FOLDERS = ("corpus", "teacher_corpus")
+RUN_KEYS = ("tokens", "steps", "batch_warmup", "evals", "save_steps")  # of [training], besides the fields of Recipe
+# Fields of Recipe that pretraining does not have.
+FINE_TUNING_KEYS = (
+    *("epochs", "batch_size", "evals_per_epoch", "patience", "dev_fraction", "metric", "abstain", "class_weights"),
+    *("loss", "matryoshka"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainRecipe:
-    """What is trained, on what, and how.
+    """The model, the corpus, the objectives and the hyperparameters of a pretraining run.
 
-    >>> plan = PretrainRecipe(model={"model_type": "bert"}, recipe=Recipe(batch_tokens=65536), tokens=10**9)
-    >>> plan.steps
+    >>> recipe = PretrainRecipe(model={"model_type": "bert"}, recipe=Recipe(batch_tokens=65536), tokens=10**9)
+    >>> recipe.steps
     15259
     """
 
-    model: Mapping[str, Any] | str  # config.json's keys for a fresh one, or the name of a checkpoint to go on with
+    model: Mapping[str, Any] | str  # keys of config.json for a new model, or the name of a checkpoint to continue from
     tokenizer: str | None = None
     corpus: str | Sequence[str] | None = None  # one folder, or several that are read as one
-    sentence: str | None = None  # pooling, for a model that is to be a sentence encoder
+    # With `pooling` the model is saved as a sentence encoder.
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=5e-4, batch_tokens=131_072))
     tokens: int | None = None
     steps: int = 0
-    batch_warmup: float = 0.0  # the share of all tokens in which the batch grows to its size
+    batch_warmup: float = 0.0  # the share of all tokens over which the batch size grows
     evals: int = 10
     save_steps: int | None = None
     objectives: Sequence[Mapping[str, Any]] = ({"kind": "mlm"},)
 
     def __post_init__(self) -> None:
-        _check_values("", {"corpus": self.corpus, "tokenizer": self.tokenizer, "sentence": self.sentence})
+        _check_values("", {"corpus": self.corpus, "tokenizer": self.tokenizer})
         for name, least in (("tokens", 1), ("steps", 0), ("evals", 0)):
             if name != "tokens" or self.tokens is not None:
-                _whole("", name, getattr(self, name), least)
+                _check_integer("", name, getattr(self, name), least)
         if (self.tokens is None) == (not self.steps):
-            raise ConfigError("[training] needs tokens, or steps, and not both")
+            raise ConfigError("[training] needs either tokens or steps")
         if self.recipe.batch_tokens is None:
-            raise ConfigError("[training] needs batch_tokens: the tokens of a step")
+            raise ConfigError("[training] needs batch_tokens: the tokens per step")
         if self.tokens is not None:
             object.__setattr__(self, "steps", max(1, math.ceil(self.tokens / self.recipe.batch_tokens)))
         if not isinstance(self.batch_warmup, int | float) or not 0 <= self.batch_warmup < 1:
             raise ConfigError(f"batch_warmup={self.batch_warmup!r} must be from 0 to below 1")
-        if not self.objectives or not all(isinstance(one, Mapping) for one in self.objectives):
-            raise ConfigError("objective must be one table or more: write [[objective]] above each")
-        for number, one in enumerate(self.objectives, 1):
-            _check(one, number)
+        if not self.objectives or not all(isinstance(objective, Mapping) for objective in self.objectives):
+            raise ConfigError("objective must be one or more tables: write [[objective]] above each")
+        for number, objective in enumerate(self.objectives, 1):
+            _check_objective(objective, number)
         if self.batch_warmup and len(self.objectives) > 1:
             raise ConfigError("batch_warmup is for a single objective")
 
     @classmethod
-    def read(cls, file: str | Path | None, **over: Any) -> PretrainRecipe:
-        """From a TOML file; `over` are values that come before it, those that are None left out."""
-        given: dict[str, Any] = {}
+    def read(cls, file: str | Path | None, **overrides: Any) -> PretrainRecipe:
+        """Read a TOML file; `overrides` that are not None take precedence."""
+        values: dict[str, Any] = {}
         if file is not None:
             try:
-                given = tomllib.loads(Path(file).read_text("utf-8"))
+                values = tomllib.loads(Path(file).read_text("utf-8"))
             except OSError as error:
                 raise NotFoundError(f"{file} cannot be read: {error.strerror}") from None
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{file}: {error}") from None
-        return cls.from_mapping(given, **over)
+        return cls.from_mapping(values, **overrides)
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any], **over: Any) -> PretrainRecipe:
-        """From what a file says."""
-        known = ("model", "tokenizer", "corpus", "sentence", "training", "objective")
-        refuse_unknown("the recipe", given, known)
-        top = {name: given.get(name) for name in known[:4]}
-        for name in ("training", "model"):
-            if not isinstance(given.get(name, {}), (Mapping, str) if name == "model" else Mapping):
-                raise ConfigError(f"{name}={given[name]!r:.80} must be a table: write [{name}] above its keys")
-        train = dict(given.get("training", {}))
-        over = {name: value for name, value in over.items() if value is not None}
-        for name, value in over.items():
-            if name in top:
-                top[name] = value
-            else:
-                train[name] = value
-                other = {"tokens": "steps", "steps": "tokens"}.get(name)  # one of them is asked for
-                if other is not None and other not in over:
-                    train.pop(other, None)
-        if not top["model"]:
-            raise ConfigError("the recipe has no [model]; pass a checkpoint to go on with, or config.json's keys")
-        allowed = [*OWN, *(one.name for one in fields(Recipe) if one.name not in NOT_HERE)]
-        refuse_unknown("[training]", train, allowed)
-        own = {name: train.pop(name) for name in OWN if name in train}
-        recipe = Recipe.from_mapping({"lr": 5e-4, "batch_tokens": 131_072} | train)
-        if "objective" in given:
-            own["objectives"] = given["objective"]
-        return cls(**{**top, **own}, recipe=recipe)
+    def from_mapping(cls, values: Mapping[str, Any], **overrides: Any) -> PretrainRecipe:
+        """Build a recipe from the tables of a TOML file."""
+        refuse_unknown("the recipe", values, ("title", "model", "data", "training", "objective"))
+        for name in ("model", "data", "training"):
+            if not isinstance(values.get(name, {}), (Mapping, str) if name == "model" else Mapping):
+                raise ConfigError(f"{name}={values[name]!r:.80} must be a table: write [{name}] above its keys")
+        data, training = dict(values.get("data", {})), dict(values.get("training", {}))
+        refuse_unknown("[data]", data, ("corpus", "tokenizer"))
+        overrides = {name: value for name, value in overrides.items() if value is not None}
+        model = overrides.pop("model", None) or values.get("model")
+        if not model:
+            raise ConfigError("the recipe has no model: name a checkpoint to continue from, or give config.json's keys")
+        for name, value in overrides.items():
+            (data if name in ("corpus", "tokenizer") else training)[name] = value
+            other = {"tokens": "steps", "steps": "tokens"}.get(name)  # one replaces the other
+            if other is not None and other not in overrides:
+                training.pop(other, None)
+        allowed = [*RUN_KEYS, *(item.name for item in fields(Recipe) if item.name not in FINE_TUNING_KEYS)]
+        refuse_unknown("[training]", training, allowed)
+        run = {name: training.pop(name) for name in RUN_KEYS if name in training}
+        recipe = Recipe.from_mapping({"lr": 5e-4, "batch_tokens": 131_072} | training)
+        if "objective" in values:
+            run["objectives"] = values["objective"]
+        return cls(model=model, **data, **run, recipe=recipe)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON holds it."""
-        own = {name: getattr(self, name) for name in ("tokenizer", "corpus", "sentence", "tokens", "steps")}
-        more = {"batch_warmup": self.batch_warmup, "objectives": [dict(one) for one in self.objectives]}
+        """All fields as JSON values."""
+        own = {name: getattr(self, name) for name in ("tokenizer", "corpus", "tokens", "steps", "batch_warmup")}
         model = self.model if isinstance(self.model, str) else dict(self.model)
-        return {"model": model, **own, **more, **self.recipe.as_dict()}
+        objectives = [dict(objective) for objective in self.objectives]
+        return {"model": model, **own, "objectives": objectives, **self.recipe.as_dict()}
 
 
-def _check(objective: Mapping[str, Any], number: int) -> None:
-    kind = objective.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"objective {number}: kind={kind!r} must be one of {', '.join(KINDS)}")
-    refuse_unknown(f"objective {number} ({kind})", objective, (*COMMON, *KINDS[kind]))
+def _check_objective(objective: Mapping[str, Any], number: int) -> None:
+    kind, kinds = objective.get("kind"), objective_keys()
+    if kind not in kinds:
+        raise ConfigError(f"objective {number}: kind={kind!r} must be one of {', '.join(kinds)}")
+    keys = kinds[kind]
+    refuse_unknown(f"objective {number} ({kind})", objective, (*COMMON_KEYS, *keys.allowed))
     share = objective.get("share", 1.0)
     if not isinstance(share, int | float) or share <= 0:
         raise ConfigError(f"objective {number}: share={share!r} must be a number above 0")
     _check_values(f"objective {number}: ", objective)
-    needed = {"triple": ("teacher",), "relations": ("teacher",), "taught": ("teacher", "teacher_corpus")}
-    for key in needed.get(kind, ("name", "train") if kind in registry.trainable(with_head=True) else ()):
+    for key in keys.required:
         if key not in objective:
             raise ConfigError(f"objective {number} ({kind}) needs {key}")
 
 
-def _check_values(where: str, given: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong kind, before any work is done."""
-    for name, value in given.items():
+def _check_values(prefix: str, values: Mapping[str, Any]) -> None:
+    """Raise for values of the wrong type."""
+    for name, value in values.items():
         if value is None:
             continue
-        if name in WHOLE:
-            _whole(where, name, value, 1)
-        elif name in REAL and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
-            raise ConfigError(f"{where}{name}={value!r} must be a number of at least 0")
-        elif name in NAMES and not isinstance(value, str):
-            raise ConfigError(f"{where}{name}={value!r} must be a text")
-        elif name in FOLDERS and not _folders(value):
-            raise ConfigError(f"{where}{name}={value!r} must be the name of a folder, or a list of them")
+        if name in _POSITIVE_INTEGERS:
+            _check_integer(prefix, name, value, 1)
+        elif name in _WEIGHTS and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+            raise ConfigError(f"{prefix}{name}={value!r} must be a number of at least 0")
+        elif name in _STRINGS and not isinstance(value, str):
+            raise ConfigError(f"{prefix}{name}={value!r} must be a string")
+        elif name in _FOLDERS and not _is_folders(value):
+            raise ConfigError(f"{prefix}{name}={value!r} must be the name of a folder, or a list of them")
         elif name == "generator" and not isinstance(value, Mapping):
-            raise ConfigError(f"{where}{name}={value!r} must be a table of config.json's keys")
+            raise ConfigError(f"{prefix}{name}={value!r} must be a table of config.json's keys")
 
 
-def _whole(where: str, name: str, value: Any, least: int) -> None:
+def _check_integer(prefix: str, name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{where}{name}={value!r} must be a whole number of at least {least}")
+        raise ConfigError(f"{prefix}{name}={value!r} must be a whole number of at least {least}")
 
 
-def _folders(value: Any) -> bool:
-    several = value if isinstance(value, list | tuple) and value else [value]
-    return all(isinstance(one, str) for one in several)
+def _is_folders(value: Any) -> bool:
+    names = value if isinstance(value, list | tuple) and value else [value]
+    return all(isinstance(name, str) for name in names)

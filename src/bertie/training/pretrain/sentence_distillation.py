@@ -1,8 +1,8 @@
-"""A sentence encoder as teacher of a student with words of its own: states word by word, and a vector a text.
+"""Distillation of a sentence encoder into a student with another vocabulary: word states and text embeddings.
 
-The two may cut words into other pieces, but must agree on what a word is (WordPieces of one normalization do). Each
-reads the same documents from a corpus of its own, made by `bertie corpus` with its tokenizer from the same sources;
-word k of a document is then the same word in both.
+The two tokenizers may split words differently, but must agree on word boundaries, as WordPiece vocabularies with the same
+normalization do. Each model reads the same documents from its own corpus, built by `bertie corpus` from the same sources
+with its own tokenizer; word k of a document is then the same word in both.
 """
 
 from __future__ import annotations
@@ -26,90 +26,90 @@ from bertie.training.embedding.losses import similarity_distillation
 from bertie.training.objectives import MicroBatch, ModelObjective, TrainingExample
 from bertie.training.pretrain.corpus import Corpus, Numbers
 from bertie.training.pretrain.masking import Masking, seeded
-from bertie.training.pretrain.mlm import items_of
 from bertie.training.pretrain.packing import SPECIAL, Packing, flat
+from bertie.training.pretrain.samplers import masked_examples
 from bertie.training.sampling import TrainingTask
 
 
-class Aligned:
-    """Two corpora of the same documents, cut into pieces of the same words, none longer than `max_length` in either.
+class AlignedCorpora:
+    """Two corpora of the same documents, split into passages of the same words, of at most `max_length` tokens in both.
 
-    Documents in which the two do not count as many words are left out, as are words that are longer than the max_length.
-    Memory: eight bytes a word, for each of the two.
+    Documents with different word counts in the two corpora are left out, and so are words longer than max_length.
+    Memory: eight bytes per word and corpus.
     """
 
-    def __init__(self, ours: Corpus, theirs: Corpus, max_length: int) -> None:
+    def __init__(self, student: Corpus, teacher: Corpus, max_length: int) -> None:
         if max_length <= SPECIAL:
+            raise InputError(f"max_length={max_length} must be above {SPECIAL}, the special tokens of a passage")
+        if len(student) != len(teacher):
             raise InputError(
-                f"max_length={max_length} must be above {SPECIAL}: that many special tokens stand around each piece"
+                f"{student.folder} has {len(student):,} documents and {teacher.folder} has {len(teacher):,}; make both "
+                "with `bertie corpus` from the same sources with the same settings"
             )
-        if len(ours) != len(theirs):
-            raise InputError(
-                f"{ours.folder} has {len(ours):,} documents and {theirs.folder} has {len(theirs):,}; make both with "
-                "`bertie corpus` from the same sources with the same settings"
-            )
-        self.ours, self.theirs, self.max_length = ours, theirs, max_length
-        both = (ours, theirs)
-        borders = [_word_borders(corpus) for corpus in both]  # (words + 1,) counted through all documents
-        firsts = [np.searchsorted(b, c.starts) for b, c in zip(borders, both, strict=True)]  # (documents + 1,)
+        self.student, self.teacher, self.max_length = student, teacher, max_length
+        corpora = (student, teacher)
+        boundaries = [_word_boundaries(corpus) for corpus in corpora]  # (words + 1,) over all documents
+        firsts = [np.searchsorted(b, c.starts) for b, c in zip(boundaries, corpora, strict=True)]  # (documents + 1,)
         counts = np.diff(firsts[0])
         same = counts == np.diff(firsts[1])
         self.left_out = int((~same).sum())
-        self.documents, word, end = _cut(borders, firsts, np.where(same, counts, 0), max_length - SPECIAL)
+        self.documents, first_word, end_word = _split_passages(
+            boundaries, firsts, np.where(same, counts, 0), max_length - SPECIAL
+        )
         if not len(self.documents):
-            raise InputError(f"{ours.folder} and {theirs.folder} have no document with the same words")
-        self.spans = []  # of each corpus: the first token of each piece in its document, and how many there are
-        for corpus, border, first in zip(both, borders, firsts, strict=True):
-            start, stop = (border[first[self.documents] + one] for one in (word, end))
+            raise InputError(f"{student.folder} and {teacher.folder} have no document with the same words")
+        self.spans = []  # per corpus: the first token of each passage in its document, and its number of tokens
+        for corpus, boundary, first in zip(corpora, boundaries, firsts, strict=True):
+            start, stop = (boundary[first[self.documents] + word] for word in (first_word, end_word))
             self.spans.append((start - corpus.starts[self.documents], (stop - start).astype(np.int32)))
 
     def __len__(self) -> int:
-        """How many pieces there are."""
+        """Number of passages."""
         return len(self.documents)
 
-    def read(self, pieces: Numbers) -> list[tuple[Any, Any, Any, Any]]:
-        """Pieces, flat as in `Packed.batch`: ours, then theirs."""
+    def read(self, passages: Numbers) -> list[tuple[Any, Any, Any, Any]]:
+        """Read passages, flat as in `Packed.batch`: the student's, then the teacher's."""
         return [
-            flat(corpus, self.documents[pieces], start[pieces], sizes[pieces])
-            for corpus, (start, sizes) in zip((self.ours, self.theirs), self.spans, strict=True)
+            flat(corpus, self.documents[passages], start[passages], sizes[passages])
+            for corpus, (start, sizes) in zip((self.student, self.teacher), self.spans, strict=True)
         ]
 
 
-def _word_borders(corpus: Corpus) -> Numbers:
-    """(words + 1,) where words begin, counted through all documents, and the end."""
-    found = [np.flatnonzero(bits) + base for bits, base in corpus.word_bits()]
-    return np.concatenate([*found, np.array([corpus.tokens])])
+def _word_boundaries(corpus: Corpus) -> Numbers:
+    """(words + 1,) the first token of each word over all documents, and the total number of tokens."""
+    starts = [np.flatnonzero(bits) + base for bits, base in corpus.word_bits()]
+    return np.concatenate([*starts, np.array([corpus.tokens])])
 
 
-def _cut(
-    borders: Sequence[Numbers], firsts: Sequence[Numbers], counts: Numbers, room: int
+def _split_passages(
+    boundaries: Sequence[Numbers], firsts: Sequence[Numbers], counts: Numbers, room: int
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Pieces of as many words as fit in both: document, first word in it, end. All documents are cut side by side."""
+    """Passages of as many words as fit in both corpora: document, first word, end. Splits all documents in parallel."""
     documents = np.flatnonzero(counts)
     at = np.zeros_like(documents)
-    found = []
+    rounds = []
     while len(documents):
         end = counts[documents]
-        for border, first in zip(borders, firsts, strict=True):
+        for boundary, first in zip(boundaries, firsts, strict=True):
             begin = first[documents]
-            end = np.minimum(end, np.searchsorted(border, border[begin + at] + room, "right") - 1 - begin)
-        fits = end > at  # else its first word is too long, and is left out
-        found.append(np.stack([documents, at, end])[:, fits])
+            end = np.minimum(end, np.searchsorted(boundary, boundary[begin + at] + room, "right") - 1 - begin)
+        fits = end > at  # else the first word is too long, and is left out
+        rounds.append(np.stack([documents, at, end])[:, fits])
         at = np.where(fits, end, at + 1)
         more = at < counts[documents]
         documents, at = documents[more], at[more]
-    pieces = np.concatenate([np.zeros((3, 0), np.int64), *found], axis=1)
-    return pieces[0], pieces[1], pieces[2]
+    passages = np.concatenate([np.zeros((3, 0), np.int64), *rounds], axis=1)
+    return passages[0], passages[1], passages[2]
 
 
 class SentenceDistillationSampler:
-    """Steps over aligned pieces: what the student reads, some of it hidden if asked, and what its teacher reads."""
+    """Samples aligned passages: the student's tokens, masked if there is a `masking`, and the teacher's tokens."""
 
     single_head = False
 
     def __init__(
         self,
-        aligned: Aligned,
+        corpora: AlignedCorpora,
         tokenizer: Tokenizer,
         steps: int,
         objective: SentenceDistillation,
@@ -121,72 +121,71 @@ class SentenceDistillationSampler:
         if steps < 1:
             raise ConfigError(f"steps={steps} must be at least 1")
         if tokenizer.mask_id is None and masking is not None:
-            raise InputError("the tokenizer has no mask token, and hiding needs one")
-        self.aligned, self.total_steps, self.masking, self.seed = aligned, steps, masking, seed
+            raise InputError("the tokenizer has no mask token, and masking needs one")
+        self.corpora, self.total_steps, self.masking, self.seed = corpora, steps, masking, seed
         self._mask_id, self._vocab = tokenizer.mask_id or 0, tokenizer.vocab_size
-        self._never = aligned.ours.about["tokenizer"]["special"]
-        self._source = TrainingTask("mlm", objective, ())
-        self._packing = Packing(aligned.spans[0][1] + SPECIAL, budget, seed)
+        self._special_ids = corpora.student.about["tokenizer"]["special"]
+        self._task = TrainingTask("mlm", objective, ())
+        self._packing = Packing(corpora.spans[0][1] + SPECIAL, budget, seed)
         self.heads, self.epoch_starts = ["mlm"] if masking is not None else [], [0, steps]
 
     def epoch_of(self, step: int) -> int:
-        """Nothing depends on it."""
+        """0: nothing depends on the epoch."""
         return 0
 
     def epochs_done(self, step: int) -> float:
-        """How many epochs are done after a number of steps."""
+        """The number of epochs completed after so many steps."""
         return self._packing.part(step)
 
     def schedule_position(self, step: int) -> float:
-        """Steps are alike."""
+        """All steps have the same size."""
         return step
 
     def fingerprint(self) -> Any:
-        """Which pieces, and what is hidden of them."""
+        """The passages and the masking."""
         masking = None if self.masking is None else [self.masking.rate, self.masking.mask, self.masking.unit]
-        return [self.total_steps, len(self.aligned), self.aligned.max_length, self._packing.budget, self.seed, masking]
+        max_length = self.corpora.max_length
+        return [self.total_steps, len(self.corpora), max_length, self._packing.budget, self.seed, masking]
 
     def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
-        """The pieces of a step."""
-        (ids, cu, special, words), (ids_t, cu_t, _, words_t) = self.aligned.read(self._packing.pieces(step))
-        places: Any = np.zeros(0, np.int64)
-        masked, targets = ids, places
+        """Read the passages of a step."""
+        (ids, cu, special, words), (ids_t, cu_t, _, words_t) = self.corpora.read(self._packing.pieces(step))
+        positions: Any = np.zeros(0, np.int64)
+        masked, targets = ids, positions
         if self.masking is not None:
             rng = seeded(self.seed, epoch=0, index=step)
-            places = self.masking.choose(special, words, cu, rng)
+            positions = self.masking.choose(special, words, cu, rng)
             masked, targets = self.masking.apply(
-                ids, places, rng, vocab=self._vocab, mask_id=self._mask_id, never=self._never
+                ids, positions, rng, vocab=self._vocab, mask_id=self._mask_id, never=self._special_ids
             )
-        ours, counts = _numbered(words, cu)
-        theirs, counts_t = _numbered(words_t, cu_t)
-        items = items_of(masked, cu, places, targets, {"words": ours})
-        out = []
-        for b, item in enumerate(items):
+        word_ids, counts = _number_words(words, cu)
+        word_ids_t, counts_t = _number_words(words_t, cu_t)
+        examples = []
+        for b, example in enumerate(masked_examples(masked, cu, positions, targets, {"words": word_ids})):
             low, high = int(cu_t[b]), int(cu_t[b + 1])
-            own = item.extras["words"]
-            more = {
-                "words": own,
+            extras = {
+                "words": example.extras["words"],
                 "teacher": ids_t[low:high],
-                "teacher_words": theirs[low:high],
-                # Two corpora may disagree where a text spells out special tokens: then only its vector is compared.
+                "teacher_words": word_ids_t[low:high],
+                # The corpora may disagree where a text contains special tokens: then only embeddings are compared.
                 "count": counts[b] if counts[b] == counts_t[b] else np.int64(0),
             }
-            out.append(replace(item, extras=more))
-        return self._source, out
+            examples.append(replace(example, extras=extras))
+        return self._task, examples
 
 
-def _numbered(words: NDArray[np.bool_], cu: NDArray[np.int32]) -> tuple[Numbers, Numbers]:
-    """(T,) the number of each token's word in its piece, −1 for the special ones around it; (B,) how many there are."""
+def _number_words(words: NDArray[np.bool_], cu: NDArray[np.int32]) -> tuple[Numbers, Numbers]:
+    """(T,) the index of each token's word in its passage, −1 for the special tokens around it; (B,) word counts."""
     inner = np.ones(len(words), np.bool_)
     inner[cu[:-1]] = inner[cu[1:] - 1] = False
     total = np.cumsum(words & inner)
-    before = total[cu[:-1]]  # the first token of a piece is no word
-    number = np.where(inner, total - np.repeat(before, np.diff(cu)) - 1, -1)
-    return number, total[cu[1:] - 1] - before
+    before = total[cu[:-1]]  # the first token of a passage is special
+    word_ids = np.where(inner, total - np.repeat(before, np.diff(cu)) - 1, -1)
+    return word_ids, total[cu[1:] - 1] - before
 
 
-class Basis(nn.Module):
-    """The directions in which a teacher's vectors vary most, as many as the student's vectors have."""
+class PrincipalComponents(nn.Module):
+    """Projects a teacher's embeddings to the student's dimension, onto their uncentred principal components."""
 
     basis: Tensor
 
@@ -195,40 +194,39 @@ class Basis(nn.Module):
         self.register_buffer("basis", basis)
 
     @classmethod
-    def of(cls, vectors: Tensor, width: int) -> Basis:
-        """From (N, D) vectors, uncentred: inner products are what is to be kept."""
-        wide = vectors.double()
+    def fit(cls, embeddings: Tensor, dimension: int) -> PrincipalComponents:
+        """Fit to (N, D) embeddings; uncentred, as inner products are to be preserved."""
+        wide = embeddings.double()
         _, directions = torch.linalg.eigh(wide.T @ wide)
-        return cls(directions[:, -width:].flip(1).float().contiguous())
+        return cls(directions[:, -dimension:].flip(1).float().contiguous())
 
-    def turned(self, vectors: Tensor, towards: Tensor) -> Basis:
-        """The same directions, turned so that (N, D) vectors come to lie as near as may be to (N, width) others.
+    def align(self, embeddings: Tensor, targets: Tensor) -> PrincipalComponents:
+        """Rotate the components so that (N, D) embeddings come as close as possible to (N, dimension) targets.
 
-        Inner products stay as they are. A student that has been taught before has its vectors in directions of its own:
-        those of a basis found anew are others, even if of the same teacher, and it would have to turn all of them.
+        Inner products do not change. A student that was distilled before has embeddings in directions of its own; the
+        components of another sample differ from them even for the same teacher, and it would have to learn all anew.
         """
         wide = self.basis.double()
-        product = F.normalize(vectors.double() @ wide, dim=-1).T @ F.normalize(towards.double(), dim=-1)
+        product = F.normalize(embeddings.double() @ wide, dim=-1).T @ F.normalize(targets.double(), dim=-1)
         left, _, right = torch.linalg.svd(product, full_matrices=False)  # orthogonal Procrustes (Schönemann, 1966)
-        return Basis((wide @ left @ right).float().contiguous())
+        return PrincipalComponents((wide @ left @ right).float().contiguous())
 
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(B, D) -> (B, width), of length 1."""
-        return F.normalize(vectors.float() @ self.basis, dim=-1)
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """(B, D) -> (B, dimension), normalized."""
+        return F.normalize(embeddings.float() @ self.basis, dim=-1)
 
 
 class SentenceDistillation(ModelObjective):
-    """What a sentence encoder makes of a text, to be made by the student; a weighted sum of means:
+    """A weighted sum of means over the student's and a sentence encoder's states:
 
         words           over words    1 − cos(P h, g)    h the student's state of a word, g the teacher's, P learned
-        vectors         over texts    1 − cos(s, t)      s the mean of the student's states, t the teacher's vector
-        similarities    over pairs    (cos(sᵢ, sⱼ) − cos(tᵢ, tⱼ))², of a micro-batch
-        neighbours      over texts    `losses.neighbours`: who is near to whom, of a micro-batch
-        mlm             over hidden tokens, the cross-entropy, where the plan hides any
+        embeddings      over texts    1 − cos(s, t)      s the mean of the student's states, t the teacher's embedding
+        similarities    over pairs    (cos(sᵢ, sⱼ) − cos(tᵢ, tⱼ))², within a micro-batch
+        neighbours      over texts    KL divergence of the softmax over similarities, within a micro-batch
+        mlm             over masked tokens, the cross-entropy, if the sampler masks any
 
-    A word's state is the mean over its tokens; the teacher's is the mean of its upper `layers`, each normalized. Where
-    the teacher's vectors are wider than the student's they are turned to the directions in which they vary most, and of
-    these to where the student's vectors are.
+    A word's state is the mean over its tokens; the teacher's is the mean of its upper `layers`, each normalized. If the
+    teacher's embeddings have another dimension, `components` projects them to the student's.
     """
 
     def __init__(
@@ -237,125 +235,126 @@ class SentenceDistillation(ModelObjective):
         teacher: Checkpoint,
         *,
         words: float = 1.0,
-        vectors: float = 1.0,
+        embeddings: float = 1.0,
         similarities: float = 0.0,
         neighbours: float = 0.0,
         mlm: float = 1.0,
         layers: int = 1,
-        basis: Basis | None = None,
+        components: PrincipalComponents | None = None,
     ) -> None:
         super().__init__()
-        of_texts = {"vectors": vectors, "similarities": similarities, "neighbours": neighbours}
-        for name, value in {"words": words, **of_texts, "mlm": mlm}.items():
+        text_weights = {"embeddings": embeddings, "similarities": similarities, "neighbours": neighbours}
+        for name, value in {"words": words, **text_weights, "mlm": mlm}.items():
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}={value} must be 0 or greater")
         if not 1 <= layers <= teacher.model.config.depth:
             raise ConfigError(f"layers={layers} must be from 1 to {teacher.model.config.depth}, the teacher's depth")
-        asks_texts = any(of_texts.values())
-        if asks_texts and teacher.sentence is None:
-            raise ConfigError(f"{teacher.source} is no sentence encoder: set {', '.join(of_texts)} to 0")
-        self.teacher, self.layers, self.asks_texts = teacher, layers, asks_texts
+        compares_texts = any(text_weights.values())
+        if compares_texts and teacher.sentence is None:
+            raise ConfigError(f"{teacher.source} is no sentence encoder: set {', '.join(text_weights)} to 0")
+        self.teacher, self.layers, self.compares_texts = teacher, layers, compares_texts
         self.words, self.mlm = words, mlm
-        self.vectors, self.similarities, self.neighbours = vectors, similarities, neighbours
-        ours, theirs = model.config.width, teacher.model.config.width
+        self.embeddings, self.similarities, self.neighbours = embeddings, similarities, neighbours
+        width, teacher_width = model.config.width, teacher.model.config.width
         if words and "words" not in model.auxiliary:
-            project = nn.Linear(ours, theirs, device=model.device)
+            project = nn.Linear(width, teacher_width, device=model.device)
             nn.init.normal_(project.weight, std=0.02, generator=torch.Generator(model.device).manual_seed(0))
             nn.init.zeros_(project.bias)
             model.auxiliary["words"] = project
-        if basis is not None:
-            model.auxiliary["basis"] = basis.to(model.device)
-        has = ours if teacher.sentence is None else teacher.sentence.dimension
-        if asks_texts and has != ours and "basis" not in model.auxiliary:
-            raise ConfigError(f"the teacher's vectors have {has} numbers, the student's {ours}")
+        if components is not None:
+            model.auxiliary["components"] = components.to(model.device)
+        dimension = width if teacher.sentence is None else teacher.sentence.dimension
+        if compares_texts and dimension != width and "components" not in model.auxiliary:
+            raise ConfigError(f"the teacher's embeddings have dimension {dimension}, the student's {width}")
 
-    def loss(self, model: Model, mini: MicroBatch) -> Tensor:
+    def loss(self, model: Model, micro_batch: MicroBatch) -> Tensor:
         """As `ModelObjective.loss`."""
-        batch, theirs = mini.batch, mini.extras["teacher"]
-        numbers, numbers_t = mini.extras["words"], mini.extras["teacher_words"]
-        assert isinstance(theirs, Batch)
-        assert isinstance(numbers, Tensor)
-        assert isinstance(numbers_t, Tensor)
-        states, vectors = self._asked(theirs)
+        batch, targets, extras = micro_batch.batch, micro_batch.targets, micro_batch.extras
+        teacher_batch = extras["teacher"]
+        assert isinstance(teacher_batch, Batch)
+        states, embeddings = self._run_teacher(teacher_batch)
         hidden = model.hidden(batch)
         total = hidden.new_zeros((), dtype=torch.float32)
-        rows = mini.targets.rows
-        if self.mlm and rows is not None and len(rows):
-            words = model.encoder.embeddings.words.weight
-            lost = model.head("mlm").fused_linear_cross_entropy(
-                hidden[rows], words, mini.targets.values, mini.targets.weights
+        if self.mlm and targets.rows is not None and len(targets.rows):
+            table = model.encoder.embeddings.words.weight
+            masked = model.head("mlm").fused_linear_cross_entropy(
+                hidden[targets.rows], table, targets.values, targets.weights
             )
-            total = total + self.mlm * self.mean(lost, "masked")
-        count = self._words_of(mini)
+            total = total + self.mlm * self.mean(masked, "masked")
+        word_total = extras["word_total"]
+        assert isinstance(word_total, Tensor)
+        count = word_total.shape[0]  # its size is the count: reading a value would synchronize the device
         if self.words and count:
-            project = model.auxiliary["words"]
-            ours = project(means(hidden, numbers, count)).float()
-            apart = 1 - F.cosine_similarity(ours, means(states, numbers_t, count), dim=-1)
-            total = total + self.words * self.mean(apart.sum(), "words")
-        if vectors is not None:
+            word_ids, teacher_word_ids = extras["words"], extras["teacher_words"]
+            assert isinstance(word_ids, Tensor)
+            assert isinstance(teacher_word_ids, Tensor)
+            ours = model.auxiliary["words"](segment_mean(hidden, word_ids, count)).float()
+            distance = 1 - F.cosine_similarity(ours, segment_mean(states, teacher_word_ids, count), dim=-1)
+            total = total + self.words * self.mean(distance.sum(), "words")
+        if embeddings is not None:
             with torch.autocast(hidden.device.type, enabled=False):
-                owner = batch.text_of_token()
-                s = F.normalize(means(hidden, owner, len(batch)), dim=-1)
-                t = (
-                    model.auxiliary["basis"](vectors)
-                    if "basis" in model.auxiliary
-                    else F.normalize(vectors.float(), dim=-1)
-                )
-                total = total + self.vectors * self.mean((1 - (s * t).sum(-1)).sum(), "texts")
-                if self.similarities:
-                    apart = ((s @ s.T - t @ t.T) ** 2).mean() * len(batch)
-                    total = total + self.similarities * self.mean(apart, "texts")
-                if self.neighbours and len(batch) > 1:
-                    total = total + self.neighbours * self.mean(similarity_distillation(s, t) * len(batch), "texts")
+                pooled = segment_mean(hidden, batch.text_of_token(), len(batch))
+                total = self._add_text_terms(total, model, pooled, embeddings)
+        return total
+
+    def _add_text_terms(self, total: Tensor, model: Model, student: Tensor, teacher: Tensor) -> Tensor:
+        """Add the terms that compare embeddings of texts, (B, D) and (B, Dt)."""
+        s = F.normalize(student, dim=-1)
+        if "components" in model.auxiliary:
+            t = model.auxiliary["components"](teacher)
+        else:
+            t = F.normalize(teacher.float(), dim=-1)
+        total = total + self.embeddings * self.mean((1 - (s * t).sum(-1)).sum(), "texts")
+        if self.similarities:
+            squares = ((s @ s.T - t @ t.T) ** 2).mean() * len(s)
+            total = total + self.similarities * self.mean(squares, "texts")
+        if self.neighbours and len(s) > 1:
+            total = total + self.neighbours * self.mean(similarity_distillation(s, t) * len(s), "texts")
         return total
 
     @torch.no_grad()
-    def _asked(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The teacher's states (T, Dt), and its vectors (B, Dt) if they are wanted."""
+    def _run_teacher(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The teacher's hidden states (T, Dt), and its embeddings (B, Dt) if they are compared."""
         model = self.teacher.model.eval()
         depth = model.config.depth
-        kept: Tensor | None = None
+        summed: Tensor | None = None
         last = None
         for layer, hidden in enumerate(model.encoder.hidden_states(batch)):
             last = hidden
             if self.words and layer > depth - self.layers:
-                one = F.layer_norm(hidden.float(), hidden.shape[-1:])
-                kept = one if kept is None else kept + one
+                normalized = F.layer_norm(hidden.float(), hidden.shape[-1:])
+                summed = normalized if summed is None else summed + normalized
         assert last is not None
-        vectors = None
-        if self.asks_texts and self.teacher.sentence is not None:
-            vectors = self.teacher.sentence(last, batch)
-        return last if kept is None else kept, vectors
+        embeddings = None
+        if self.compares_texts and self.teacher.sentence is not None:
+            embeddings = self.teacher.sentence(last, batch)
+        return last if summed is None else summed, embeddings
 
-    @staticmethod
-    def _words_of(mini: MicroBatch) -> int:
-        total = mini.extras["word_total"]
-        assert isinstance(total, Tensor)
-        return total.shape[0]  # its size is the number: the device is not asked
+    def count(self, example: TrainingExample) -> dict[str, float]:
+        """Count words too."""
+        return {**super().count(example), "words": float(example.extras["count"])}
 
-    def count(self, item: TrainingExample) -> dict[str, float]:
-        """Words too."""
-        return {**super().count(item), "words": float(item.extras["count"])}
-
-    def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
-        """Lay items end to end, for both."""
-        mini = super().collate(items)
-        counts = np.array([int(item.extras["count"]) for item in items])
+    def collate(self, examples: Sequence[TrainingExample]) -> MicroBatch:
+        """Concatenate examples for student and teacher, and number words over the micro-batch."""
+        micro_batch = super().collate(examples)
+        counts = np.array([int(example.extras["count"]) for example in examples])
         offsets = np.cumsum(counts) - counts
         total = int(counts.sum())
-        numbers: dict[str, Tensor | Batch] = {}
+        numbered: dict[str, Tensor | Batch] = {}
         for name in ("words", "teacher_words"):
-            own = [item.extras[name].astype(np.int64) for item in items]
-            counted = np.repeat(counts, [len(one) for one in own]) > 0  # (T,)
-            number = np.concatenate(own)
-            moved = number + np.repeat(offsets, [len(one) for one in own])
-            numbers[name] = torch.from_numpy(np.where(counted & (number >= 0), moved, total))
-        teacher = Batch.from_ids([item.extras["teacher"] for item in items])
-        return replace(mini, extras={**numbers, "teacher": teacher, "word_total": torch.zeros(total, dtype=torch.bool)})
+            own = [example.extras[name].astype(np.int64) for example in examples]
+            lengths = [len(word_ids) for word_ids in own]
+            counted = np.repeat(counts, lengths) > 0  # (T,)
+            word_ids = np.concatenate(own)
+            shifted = word_ids + np.repeat(offsets, lengths)
+            numbered[name] = torch.from_numpy(np.where(counted & (word_ids >= 0), shifted, total))
+        teacher = Batch.from_ids([example.extras["teacher"] for example in examples])
+        extras = {**numbered, "teacher": teacher, "word_total": torch.zeros(total, dtype=torch.bool)}
+        return replace(micro_batch, extras=extras)
 
 
-def means(values: Tensor, index: Tensor, count: int) -> Tensor:
-    """(T, D) -> (count, D), the mean over the rows of each index; those of `count` itself belong to none."""
+def segment_mean(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """(T, D) -> (count, D) the mean over the rows of each index; rows with index `count` are ignored."""
     sums = torch.zeros(count + 1, values.shape[1], dtype=torch.float32, device=values.device)
     sums = sums.index_add(0, index, values.float())
     ones = torch.zeros(count + 1, dtype=torch.float32, device=values.device)

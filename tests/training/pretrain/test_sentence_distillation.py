@@ -25,15 +25,15 @@ from bertie.text.tokenizer_training import train
 from bertie.training.objectives import TrainingExample
 from bertie.training.prefetch import split_micro_batches
 from bertie.training.pretrain.corpus import Corpus, build_corpus
-from bertie.training.pretrain.initialization import fresh
+from bertie.training.pretrain.initialization import new_model
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.sentence_distillation import (
-    Aligned,
-    Basis,
+    AlignedCorpora,
+    PrincipalComponents,
     SentenceDistillation,
     SentenceDistillationSampler,
 )
-from tests.training.overmodel import gradients
+from tests.training.pretrain.objective_runs import gradients
 
 SYLLABLES = [a + b for a in "bdgklmnprstvz" for b in "aeiou"]
 ODD = ["É", "naïve", "Ünal", "日本語", "😀", "don't", "a-b-c", "3.14", "[MASK]", "ﬁn", "İ", "ⅷ", "e\u0301t\u00e9", "§§"]
@@ -89,7 +89,7 @@ def corpora(documents: list[str], tokenizers: Any, tmp_path_factory: pytest.Temp
 
 def checkpoint(tokenizer: Tokenizer, width: int = 16, seed: int = 0, depth: int = 2) -> Checkpoint:
     shape = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": 2, "intermediate_size": 24}
-    made = fresh(
+    made = new_model(
         {"model_type": "bert", **shape, "max_position_embeddings": 128, "initializer_range": 0.3}, tokenizer, seed=seed
     )
     made.sentence = SentenceModules.create(width, "mean", max_seq_length=128)
@@ -120,7 +120,7 @@ def agree(one: str, other: str) -> bool:
 def test_pieces_are_of_the_same_words(
     corpora: tuple[Corpus, Corpus], tokenizers: tuple[Tokenizer, Tokenizer], max_length: int
 ) -> None:
-    aligned = Aligned(*corpora, max_length)
+    aligned = AlignedCorpora(*corpora, max_length)
     assert aligned.left_out == 0
     taken: list[set[int]] = [set() for _ in range(len(corpora[0]))]
     known = 0
@@ -154,7 +154,7 @@ def test_pieces_are_of_the_same_words(
 
 def test_pieces_take_all_that_fits(corpora: tuple[Corpus, Corpus]) -> None:
     """One word more would be too long for one of the two."""
-    aligned = Aligned(*corpora, 40)
+    aligned = AlignedCorpora(*corpora, 40)
     for piece in range(len(aligned)):
         d = int(aligned.documents[piece])
         more = []
@@ -167,7 +167,7 @@ def test_pieces_take_all_that_fits(corpora: tuple[Corpus, Corpus]) -> None:
 
 
 def test_what_is_read_of_a_piece(corpora: tuple[Corpus, Corpus]) -> None:
-    aligned = Aligned(*corpora, 40)
+    aligned = AlignedCorpora(*corpora, 40)
     chosen = np.array([3, 0, 11])
     for (ids, cu, special, words), corpus, (starts, sizes) in zip(
         aligned.read(chosen), corpora, aligned.spans, strict=True
@@ -190,20 +190,20 @@ def test_documents_with_other_words_are_left_out(tmp_path: Path) -> None:
     pieces = train(every * 5, vocab=60, lowercase=True)
     pairs = train(every * 5, kind="bpe", vocab=300)
     ours, theirs = corpus_of(tmp_path / "a", every, pieces), corpus_of(tmp_path / "b", every, pairs)
-    aligned = Aligned(ours, theirs, 32)
+    aligned = AlignedCorpora(ours, theirs, 32)
     assert aligned.left_out == 2
     assert aligned.documents.tolist() == [0, 2, 4]
     only = [corpus_of(tmp_path / name, odd, one) for name, one in (("c", pieces), ("d", pairs))]
     with pytest.raises(InputError, match="have no document with the same words"):
-        Aligned(*only, 32)
+        AlignedCorpora(*only, 32)
 
 
 def test_corpora_that_do_not_belong_together(corpora: tuple[Corpus, Corpus], tokenizers: Any, tmp_path: Path) -> None:
     other = corpus_of(tmp_path / "c", texts(7, 3), tokenizers[1])
     with pytest.raises(InputError, match=r"has 60 documents and .* has 7; make both with `bertie corpus`"):
-        Aligned(corpora[0], other, 40)
+        AlignedCorpora(corpora[0], other, 40)
     with pytest.raises(InputError, match=r"^max_length=2 must be above 2"):
-        Aligned(*corpora, 2)
+        AlignedCorpora(*corpora, 2)
 
 
 # --- steps ---
@@ -211,7 +211,7 @@ def test_corpora_that_do_not_belong_together(corpora: tuple[Corpus, Corpus], tok
 
 def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) -> SentenceDistillationSampler:
     return SentenceDistillationSampler(
-        Aligned(*corpora, options.pop("max_length", 40)),
+        AlignedCorpora(*corpora, options.pop("max_length", 40)),
         tokenizers[0],
         options.pop("steps", 30),
         objective,
@@ -238,7 +238,7 @@ def test_steps(corpora: Any, tokenizers: Any) -> None:
             assert len(own.rows)
             ids = np.array(own.ids)
             ids[own.rows] = own.values
-            (wanted, *_), (theirs, *_) = plan.aligned.read(np.array([piece]))
+            (wanted, *_), (theirs, *_) = plan.corpora.read(np.array([piece]))
             assert ids.tolist() == wanted.tolist()
             assert item.extras["teacher"].tolist() == theirs.tolist()  # reads all of it
             for name in ("words", "teacher_words"):
@@ -248,7 +248,7 @@ def test_steps(corpora: Any, tokenizers: Any) -> None:
                 assert numbers[1] == 0
                 assert numbers[-2] + 1 == int(item.extras["count"])
         step += 1
-    assert sorted(seen) == list(range(len(plan.aligned)))
+    assert sorted(seen) == list(range(len(plan.corpora)))
     assert plan.fingerprint() != steps(corpora, tokenizers).fingerprint()
 
 
@@ -290,8 +290,8 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
     """Word by word and text by text, in plain loops."""
     teacher, student = checkpoint(tokenizers[1], 12, 1, depth=3), checkpoint(tokenizers[0], 16, 2).model
     basis = torch.randn(12, 16, generator=torch.Generator().manual_seed(0))  # any map to the student's width
-    weights = {"words": 1.3, "vectors": 0.7, "similarities": 2.1, "neighbours": 0.4, "mlm": 0.9}
-    objective = SentenceDistillation(student, teacher, layers=2, basis=Basis(basis), **weights)
+    weights = {"words": 1.3, "embeddings": 0.7, "similarities": 2.1, "neighbours": 0.4, "mlm": 0.9}
+    objective = SentenceDistillation(student, teacher, layers=2, components=PrincipalComponents(basis), **weights)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
     loss, found = gradients(student, objective, [items])
 
@@ -339,7 +339,7 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
 @pytest.mark.parametrize("budget", [1, 90])
 def test_a_step_in_parts_has_the_gradient_of_the_whole(corpora: Any, tokenizers: Any, budget: int) -> None:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
-    objective = SentenceDistillation(student, teacher, words=1.5, vectors=0.5, mlm=2.0, layers=2)
+    objective = SentenceDistillation(student, teacher, words=1.5, embeddings=0.5, mlm=2.0, layers=2)
     items = asked(corpora, tokenizers, Masking(rate=0.2))
     loss, whole = gradients(student, objective, [items])
     parts = split_micro_batches(items, budget)
@@ -370,42 +370,42 @@ def test_where_gradients_go(corpora: Any, tokenizers: Any) -> None:
 def test_words_that_do_not_agree_are_not_compared(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
     items = asked(corpora, tokenizers)
-    objective = SentenceDistillation(student, teacher, vectors=0.0)
+    objective = SentenceDistillation(student, teacher, embeddings=0.0)
     without = [replace(items[0], extras={**items[0].extras, "count": np.array(0)}), *items[1:]]
     some = gradients(student, objective, [without])[0]
     assert some == pytest.approx(gradients(student, objective, [items[1:]])[0], rel=1e-5)
     assert some != pytest.approx(gradients(student, objective, [items])[0], rel=1e-4)
     none = [replace(item, extras={**item.extras, "count": np.array(0)}) for item in items]
-    objective = SentenceDistillation(student, teacher, words=1.0, vectors=0.5)
-    vectors = SentenceDistillation(student, teacher, words=0.0, vectors=0.5)
+    objective = SentenceDistillation(student, teacher, words=1.0, embeddings=0.5)
+    vectors = SentenceDistillation(student, teacher, words=0.0, embeddings=0.5)
     assert gradients(student, objective, [none])[0] == pytest.approx(gradients(student, vectors, [items])[0], rel=1e-5)
 
 
 def test_several_objectives_share_what_lies_aside(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], 12, 1), checkpoint(tokenizers[0], 16, 2).model
-    SentenceDistillation(student, teacher, basis=Basis(torch.eye(12, 16)))
+    SentenceDistillation(student, teacher, components=PrincipalComponents(torch.eye(12, 16)))
     first = student.auxiliary["words"]
     with torch.no_grad():
         first.weight.add_(1.0)  # type: ignore[operator, union-attr]
     SentenceDistillation(student, teacher, words=2.0)
     assert student.auxiliary["words"] is first
-    assert list(student.auxiliary) == ["words", "basis"]
+    assert list(student.auxiliary) == ["words", "components"]
 
 
 def test_what_taught_refuses(tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], 12), checkpoint(tokenizers[0], 16).model
-    for name in ("words", "vectors", "similarities", "neighbours", "mlm"):
+    for name in ("words", "embeddings", "similarities", "neighbours", "mlm"):
         for value in (-1.0, float("inf"), float("nan")):
             with pytest.raises(ConfigError, match=f"^{name}={value} must be 0 or greater$"):
                 SentenceDistillation(student, teacher, **{name: value})
     for layers in (0, 3):
         with pytest.raises(ConfigError, match=f"^layers={layers} must be from 1 to 2, the teacher's depth$"):
             SentenceDistillation(student, teacher, layers=layers)
-    with pytest.raises(ConfigError, match=r"^the teacher's vectors have 12 numbers, the student's 16$"):
+    with pytest.raises(ConfigError, match=r"^the teacher's embeddings have dimension 12, the student's 16$"):
         SentenceDistillation(student, teacher)
-    assert SentenceDistillation(student, teacher, vectors=0.0).words == 1.0
+    assert SentenceDistillation(student, teacher, embeddings=0.0).words == 1.0
     teacher.sentence = None
-    with pytest.raises(ConfigError, match="is no sentence encoder: set vectors, similarities, neighbours to 0"):
+    with pytest.raises(ConfigError, match="is no sentence encoder: set embeddings, similarities, neighbours to 0"):
         SentenceDistillation(student, teacher)
 
 
@@ -420,19 +420,19 @@ def test_directions_keep_inner_products() -> None:
     held, seen = vectors[:100], vectors[100:]
     wanted = held @ held.T
 
-    def lost(directions: Basis) -> float:
+    def lost(directions: PrincipalComponents) -> float:
         made = directions(held)
         assert made.shape == (100, 8)
         torch.testing.assert_close(made.norm(dim=-1), torch.ones(100))
         return float(((made @ made.T - wanted) ** 2).mean())
 
-    found = Basis.of(seen, 8)
+    found = PrincipalComponents.fit(seen, 8)
     torch.testing.assert_close(found.basis.T @ found.basis, torch.eye(8), atol=1e-5, rtol=0)
-    random_ones = [lost(Basis(torch.linalg.qr(torch.randn(32, 8, generator=draw))[0])) for _ in range(20)]
+    random_ones = [lost(PrincipalComponents(torch.linalg.qr(torch.randn(32, 8, generator=draw))[0])) for _ in range(20)]
     assert lost(found) < 0.2 * min(random_ones)
     singular = torch.linalg.svd(seen, full_matrices=False)[2][:8].T  # the same space
     torch.testing.assert_close(found.basis @ found.basis.T, singular @ singular.T, atol=1e-4, rtol=0)
-    whole = Basis.of(seen, 32)
+    whole = PrincipalComponents.fit(seen, 32)
     assert lost_all(whole, held) < 1e-10
 
 
@@ -441,12 +441,12 @@ def test_directions_turned_to_the_student() -> None:
     draw = torch.Generator().manual_seed(0)
     scales = 0.8 ** torch.arange(32.0)
     vectors = F.normalize(torch.randn(600, 32, generator=draw) * scales + 0.1, dim=-1)
-    student = Basis.of(vectors[:200], 8)(vectors) + 0.05 * torch.randn(600, 8, generator=draw)
+    student = PrincipalComponents.fit(vectors[:200], 8)(vectors) + 0.05 * torch.randn(600, 8, generator=draw)
     seen, held = slice(200, 500), slice(500, 600)
-    anew = Basis.of(vectors[seen], 8)
-    turned = anew.turned(vectors[seen], student[seen])
+    anew = PrincipalComponents.fit(vectors[seen], 8)
+    turned = anew.align(vectors[seen], student[seen])
 
-    def near(directions: Basis) -> float:
+    def near(directions: PrincipalComponents) -> float:
         return float(F.cosine_similarity(directions(vectors[held]), student[held], dim=-1).mean())
 
     assert near(turned) > 0.95
@@ -455,6 +455,6 @@ def test_directions_turned_to_the_student() -> None:
     torch.testing.assert_close(turned.basis @ turned.basis.T, anew.basis @ anew.basis.T, atol=1e-5, rtol=0)
 
 
-def lost_all(directions: Basis, vectors: Tensor) -> float:
+def lost_all(directions: PrincipalComponents, vectors: Tensor) -> float:
     made = directions(vectors)
     return float(((made @ made.T - vectors @ vectors.T) ** 2).mean())

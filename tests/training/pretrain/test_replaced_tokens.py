@@ -14,14 +14,10 @@ from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Lear
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
+from bertie.training.pretrain.masked_lm import MaskedLMLoss
 from bertie.training.pretrain.masking import Masking, seeded
-from bertie.training.pretrain.pretraining_objectives import (
-    MaskedLoss,
-    NextSentence,
-    ReplacedTokens,
-    SentenceOrder,
-    sample,
-)
+from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, sample
+from bertie.training.pretrain.sentence_pairs import NextSentence, SentenceOrder
 
 VOCAB, MASK = 60, 4
 SPECIAL = (0, 1, 2, 3, 4)
@@ -74,7 +70,7 @@ def test_loss_is_that_of_all_logits(tied: bool) -> None:
     """Written plainly: logits everywhere, a probability for each token, and a sum over the hidden ones."""
     model = built({"mlm": replace(MLM, tied=tied)})
     batch, rows, targets, _ = step()
-    loss = MaskedLoss().loss(model, batch, rows, targets)
+    loss = MaskedLMLoss().loss(model, batch, rows, targets)
     chances = model(batch, "mlm").double().softmax(-1)  # (T, V)
     plain = -sum(torch.log(chances[row, target]) for row, target in zip(rows, targets, strict=True))
     assert_close(loss.double(), plain, atol=1e-4, rtol=0)
@@ -88,7 +84,7 @@ def test_only_hidden_rows_have_a_gradient() -> None:
     model = built({"mlm": MLM})
     batch, rows, targets, _ = step()
     hidden = model.hidden(batch).detach().requires_grad_()
-    MaskedLoss().loss(model, batch, rows, targets, hidden).backward()
+    MaskedLMLoss().loss(model, batch, rows, targets, hidden).backward()
     assert hidden.grad is not None
     moved = hidden.grad.abs().sum(-1) > 0
     assert moved.nonzero()[:, 0].tolist() == rows.tolist()
@@ -97,7 +93,7 @@ def test_only_hidden_rows_have_a_gradient() -> None:
 def test_words_that_occur_nowhere_have_no_gradient() -> None:
     model = built({"mlm": replace(MLM, tied=False), "nsp": OF_TEXT})
     batch, rows, targets, _ = step(below=30)
-    loss = MaskedLoss().loss(model, batch, rows, targets) + NextSentence().loss(
+    loss = MaskedLMLoss().loss(model, batch, rows, targets) + NextSentence().loss(
         model, batch, torch.tensor([0, 1, 1, 0])
     )
     loss.backward()
@@ -110,18 +106,18 @@ def test_words_that_occur_nowhere_have_no_gradient() -> None:
 def test_parts_of_a_step_add_up() -> None:
     model = built({"mlm": MLM})
     batch, rows, targets, _ = step(lengths=(9, 30))
-    whole = MaskedLoss().loss(model, batch, rows, targets)
+    whole = MaskedLMLoss().loss(model, batch, rows, targets)
     parts = []
     for ids, inside, start in ((batch.ids[:9], rows < 9, 0), (batch.ids[9:], rows >= 9, 9)):
         part = Batch.from_ids([ids.numpy()])
-        parts.append(MaskedLoss().loss(model, part, rows[inside] - start, targets[inside]))
+        parts.append(MaskedLMLoss().loss(model, part, rows[inside] - start, targets[inside]))
     assert_close(sum(parts), whole, atol=1e-4, rtol=0)
 
 
 def test_nothing_hidden_is_nothing_to_learn() -> None:
     model = built({"mlm": MLM})
     batch, rows, targets, _ = step()
-    loss = MaskedLoss().loss(model, batch, rows[:0], targets[:0])
+    loss = MaskedLMLoss().loss(model, batch, rows[:0], targets[:0])
     loss.backward()
     assert loss.item() == 0
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
@@ -130,7 +126,7 @@ def test_nothing_hidden_is_nothing_to_learn() -> None:
 def test_a_head_that_is_not_there() -> None:
     batch, rows, targets, _ = step()
     with pytest.raises(NotFoundError, match="'mlm'"):
-        MaskedLoss().loss(built({"rtd": RTD}), batch, rows, targets)
+        MaskedLMLoss().loss(built({"rtd": RTD}), batch, rows, targets)
 
 
 # --- pairs ---
@@ -233,9 +229,9 @@ def test_documents_that_make_no_pairs() -> None:
 # --- replaced tokens ---
 
 
-def two(sharing: Any = "tied") -> ReplacedTokens:
+def two(sharing: Any = "tied") -> ReplacedTokenDetection:
     generator = built({"mlm": MLM}, width=8, depth=1)
-    return ReplacedTokens(generator, built({"rtd": RTD}, seed=1), sharing)
+    return ReplacedTokenDetection(generator, built({"rtd": RTD}, seed=1), sharing)
 
 
 def test_guesses_are_drawn_by_their_probability() -> None:
@@ -279,12 +275,12 @@ def test_special_tokens_have_no_gradient() -> None:
         kept.append(args[0])
 
     both.discriminator.head("rtd").register_forward_pre_hook(keep)
-    both(batch, rows, targets, special).found.backward()
+    both(batch, rows, targets, special).discriminator.backward()
     assert kept[0].grad is not None
     assert torch.equal(kept[0].grad.abs().sum(-1) > 0, ~special)
 
 
-def gradients(both: ReplacedTokens, loss: str) -> dict[str, float]:
+def gradients(both: ReplacedTokenDetection, loss: str) -> dict[str, float]:
     """How far each of the two tables of words is moved by one of the two losses."""
     batch, rows, targets, special = step()
     both.zero_grad()
@@ -304,7 +300,7 @@ def test_sharing() -> None:
     """Which loss moves which table."""
     for sharing in ("none", "gdes"):
         both = two(sharing)
-        masked, found = gradients(both, "masked"), gradients(both, "found")
+        masked, found = gradients(both, "generator"), gradients(both, "discriminator")
         assert masked["generator"] > 0
         assert masked["own"] == 0
         assert found["generator"] == 0
@@ -312,8 +308,8 @@ def test_sharing() -> None:
     both = two("tied")
     assert both.discriminator.encoder.embeddings.words is both.generator.encoder.embeddings.words
     assert both.discriminator.encoder.embeddings.positions is both.generator.encoder.embeddings.positions
-    assert gradients(both, "masked")["own"] > 0
-    assert gradients(both, "found")["generator"] > 0
+    assert gradients(both, "generator")["own"] > 0
+    assert gradients(both, "discriminator")["generator"] > 0
     names = [name for name, _ in both.named_parameters()]
     assert not any("discriminator.encoder.embeddings.words" in name for name in names), "counted twice"
 
@@ -360,21 +356,21 @@ def test_a_state_can_be_saved_and_restored() -> None:
     batch, rows, targets, special = step()
     draws = [torch.Generator().manual_seed(0) for _ in range(2)]
     a, b = (both(batch, rows, targets, special, draw) for both, draw in zip((one, other), draws, strict=True))
-    assert torch.equal(a.found, b.found)
-    assert torch.equal(a.masked, b.masked)
+    assert torch.equal(a.discriminator, b.discriminator)
+    assert torch.equal(a.generator, b.generator)
 
 
 def test_models_that_cannot_share() -> None:
     generator = built({"mlm": replace(MLM, dense=8)}, width=8, embedding=8)
     for sharing in ("tied", "gdes"):
         with pytest.raises(ConfigError, match=r"words of the generator has \(60, 8\)"):
-            ReplacedTokens(generator, built({"rtd": RTD}), sharing)  # type: ignore[arg-type]
+            ReplacedTokenDetection(generator, built({"rtd": RTD}), sharing)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="sharing='some'"):
-        ReplacedTokens(generator, built({"rtd": RTD}), "some")  # type: ignore[arg-type]
+        ReplacedTokenDetection(generator, built({"rtd": RTD}), "some")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weight=0"):
-        ReplacedTokens(generator, built({"rtd": RTD}), "none", weight=0)
+        ReplacedTokenDetection(generator, built({"rtd": RTD}), "none", weight=0)
     with pytest.raises(NotFoundError, match="'rtd'"):
-        ReplacedTokens(generator, generator)
+        ReplacedTokenDetection(generator, generator)
     small = Model(replace(config(), vocab=50), {"rtd": RTD})
     with pytest.raises(ConfigError, match="vocab=60"):
-        ReplacedTokens(generator, small, "none")
+        ReplacedTokenDetection(generator, small, "none")

@@ -42,7 +42,7 @@ def _killed(folder: Path, cases: list[str]) -> None:
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root / "src"), str(root)])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.killed", str(folder), *cases],
+        [sys.executable, "-m", "tests.training.kill_points", str(folder), *cases],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,

@@ -32,25 +32,25 @@ from bertie.training.objectives import (
 )
 from bertie.training.prefetch import split_micro_batches
 from bertie.training.pretrain.corpus import Corpus, build_corpus
-from bertie.training.pretrain.distillation import Related, Relations, Triple, TripleLoss
+from bertie.training.pretrain.masked_lm import EnhancedMaskDecoder, EnhancedMaskObjective, MaskedLMLoss
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedLMSampler
+from bertie.training.pretrain.mlm_distillation import DistilBertLoss, MaskedLMDistillation
 from bertie.training.pretrain.packing import Packed, Packing
-from bertie.training.pretrain.plans import DUPLICATES, SECTION, BatchSizeWarmup, MixtureSampler, SentencePairSampler
-from bertie.training.pretrain.pretraining_objectives import (
-    EnhancedDecoder,
-    EnhancedMasked,
-    MaskedLoss,
-    MaskedPairs,
+from bertie.training.pretrain.relation_distillation import RelationDistillation, RelationLoss
+from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, ReplacedTokenObjective
+from bertie.training.pretrain.samplers import BatchSizeWarmup, MaskedLMSampler, MixtureSampler
+from bertie.training.pretrain.sentence_pairs import (
+    SECTION,
+    STATIC_COPIES,
     NextSentence,
-    ReplacedTokens,
-    Replacement,
     SentenceOrder,
+    SentencePairObjective,
+    SentencePairSampler,
 )
 from bertie.training.sampling import TrainingTask
 from bertie.training.schedule import Schedule
 from bertie.training.step import ObjectiveModule
-from tests.training.overmodel import gradients
+from tests.training.pretrain.objective_runs import gradients
 from tests.training.test_corpus import SPECIALS, tokenizer_of
 
 REACH = 32
@@ -222,14 +222,14 @@ def test_pairs_repeat_after_ten_epochs_and_only_then(tokenizer: Tokenizer, tmp_p
     corpus = made(tmp_path, tokenizer, numbered([30, 40, 55, 60, 25, 90]))
     plan = pair_steps(corpus, tokenizer, static=static, steps=1000, budget=100)
     ends = [0]
-    for epoch in range(2 * DUPLICATES + 1):
+    for epoch in range(2 * STATIC_COPIES + 1):
         ends.append(next(step for step in range(ends[-1], 10**4) if plan.epochs_done(step) >= epoch + 1))
-    cycle = ends[DUPLICATES]
+    cycle = ends[STATIC_COPIES]
     first = [plan.read(step)[1] for step in range(cycle)]
     assert all(same_items(first[step], plan.read(step)[1]) for step in range(0, cycle, 7))  # asked twice
     again = [same_items(first[step], plan.read(step + cycle)[1]) for step in range(cycle)]
     assert all(again) if static else not any(again)
-    for one, other in pairwise(ends[:DUPLICATES]):
+    for one, other in pairwise(ends[:STATIC_COPIES]):
         assert not any(same_items(first[one], items) for items in first[other : other + 3])
     assert len({str([item.windows[0].ids.tolist() for item in items]) for items in first}) == cycle
 
@@ -250,7 +250,7 @@ def test_pairs_that_cannot_be_made(corpus: Corpus, tokenizer: Tokenizer, tmp_pat
         pair_steps(corpus, tokenizer, max_length=4)
     assert pair_steps(corpus, tokenizer, max_length=5).read(0)[1]
     bare = tokenizer_of([*[word for word in SPECIALS if word != "[MASK]"], "w1"])
-    with pytest.raises(InputError, match="need a tokenizer with tokens for opening, closing and masking"):
+    with pytest.raises(InputError, match="need a tokenizer with CLS, SEP and mask tokens"):
         pair_steps(corpus, bare)
     with pytest.raises(InputError, match="has a single text; pairs need at least 2"):
         pair_steps(made(tmp_path, tokenizer, numbered([30])), tokenizer)
@@ -340,7 +340,7 @@ def test_plans_in_turn() -> None:
 
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 0.0], [1.0, -1.0]])
 def test_mixed_refuses(shares: list[float]) -> None:
-    with pytest.raises(ConfigError, match="must be 2 numbers above 0, one a plan"):
+    with pytest.raises(ConfigError, match="must be 2 numbers above 0, one per sampler"):
         MixtureSampler([Counted(5), Counted(5)], shares, 5, 0)
     with pytest.raises(ConfigError, match="must be 0 numbers"):
         MixtureSampler([], [], 5, 0)
@@ -413,25 +413,23 @@ def items(count: int = 9, seed: int = 0) -> list[TrainingExample]:
 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The likeliest guesses instead of random ones: the same however a step is cut."""
-    monkeypatch.setattr(
-        "bertie.training.pretrain.pretraining_objectives.sample", lambda logits, draw=None: logits.argmax(-1)
-    )
+    monkeypatch.setattr("bertie.training.pretrain.replaced_tokens.sample", lambda logits, draw=None: logits.argmax(-1))
 
 
 def case(name: str) -> tuple[Model, ModelObjective]:
     if name in ("nsp", "sop"):
         kind = {"nsp": NextSentence, "sop": SentenceOrder}[name]()
-        return model({"mlm": MLM, name: PAIR}), MaskedPairs(kind)
+        return model({"mlm": MLM, name: PAIR}), SentencePairObjective(kind)
     if name in ("tied", "gdes", "none"):
         student = model({"rtd": RTD}, 1)
-        both = ReplacedTokens(model({"mlm": MLM}, 2, width=8, depth=1), student, name, weight=7.0)  # type: ignore[arg-type]
-        return student, Replacement(both)
+        both = ReplacedTokenDetection(model({"mlm": MLM}, 2, width=8, depth=1), student, name, weight=7.0)  # type: ignore[arg-type]
+        return student, ReplacedTokenObjective(both)
     student = model({"mlm": MLM}, 3)
     if name == "triple":
-        return student, Triple(TripleLoss(model({"mlm": MLM}, 4, depth=3)))
+        return student, MaskedLMDistillation(DistilBertLoss(model({"mlm": MLM}, 4, depth=3)))
     if name == "related":
-        return student, Related(Relations(model({}, 5, depth=3), heads=4))
-    return student, EnhancedMasked(student, seed=6)
+        return student, RelationDistillation(RelationLoss(model({}, 5, depth=3), heads=4))
+    return student, EnhancedMaskObjective(student, seed=6)
 
 
 CASES = ("nsp", "sop", "tied", "gdes", "none", "triple", "related", "enhanced")
@@ -482,7 +480,7 @@ def plain(name: str, of: Model, objective: Any, mini: MicroBatch, items: Sequenc
         found = F.binary_cross_entropy_with_logits(predictions[~special], (ids != text)[~special].float())
         return F.cross_entropy(logits, targets) + 7.0 * found
     if name == "triple":
-        loss = objective.triple
+        loss = objective.distillation
         theirs = loss.teacher(batch, "mlm")[rows].detach()
         ours = of(batch, "mlm")[rows]
         soft = F.kl_div((ours / 2).log_softmax(-1), (theirs / 2).softmax(-1), reduction="batchmean") * 4
@@ -492,7 +490,7 @@ def plain(name: str, of: Model, objective: Any, mini: MicroBatch, items: Sequenc
         total: Tensor = objective.relations.loss(of, batch) / len(batch.ids)
         return total
     decoder = of.auxiliary["decoder"]
-    assert isinstance(decoder, EnhancedDecoder)
+    assert isinstance(decoder, EnhancedMaskDecoder)
     logits = of.head("mlm")(decoder(of.encoder, batch)[rows], batch, words)
     return F.cross_entropy(logits, targets)
 
@@ -547,7 +545,7 @@ def test_hidden_tokens_alone_are_still_plain(corpus: Corpus, tokenizer: Tokenize
     for item in found:
         ids = ids_of(item)
         assert np.array_equal(item.extras["special"], np.isin(ids, range(5)))
-    assert of.auxiliary["generator"] is objective.both.generator  # type: ignore[attr-defined]
+    assert of.auxiliary["generator"] is objective.detection.generator  # type: ignore[attr-defined]
 
 
 def test_masked_loss_is_that_of_the_objective_for_pairs() -> None:
@@ -557,7 +555,7 @@ def test_masked_loss_is_that_of_the_objective_for_pairs() -> None:
     mini = objective.collate(all_items)
     assert mini.targets.rows is not None
     loss, _ = gradients(of, objective, [all_items])
-    masked = MaskedLoss().loss(of, mini.batch, mini.targets.rows, mini.targets.values) / len(mini.targets.rows)
+    masked = MaskedLMLoss().loss(of, mini.batch, mini.targets.rows, mini.targets.values) / len(mini.targets.rows)
     said = SentenceOrder().loss(of, mini.batch, mini.extras["labels"]) / len(all_items)  # type: ignore[arg-type]
     assert loss == pytest.approx((masked + said).item(), rel=1e-5)
 

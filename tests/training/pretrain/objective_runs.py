@@ -1,6 +1,6 @@
-"""Runs over a corpus in processes that tests start: `python -m tests.training.overmodel killed|ranks FOLDER CASE:HOW …`.
+"""Runs over a corpus in processes that tests start: `python -m tests.training.pretrain.objective_runs killed|ranks FOLDER CASE:HOW …`.
 
-`killed`: as tests.training.killed has it, with other cases. `ranks`: one of several processes, as in tests.training.ranks.
+`killed`: as tests.training.kill_points has it, with other cases. `ranks`: one of several processes, as in tests.training.distributed_worker.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
 from bertie.training.objectives import ModelObjective, SingleLabelObjective, Targets, TrainingExample
-from bertie.training.pretrain import pretraining_objectives as pretraining
+from bertie.training.pretrain import replaced_tokens
 from bertie.training.pretrain.corpus import Corpus, build_corpus
-from bertie.training.pretrain.initialization import fresh
+from bertie.training.pretrain.initialization import new_model
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
-from bertie.training.pretrain.plans import BatchSizeWarmup, MixtureSampler, SentencePairSampler
-from bertie.training.pretrain.pretraining_objectives import NextSentence, ReplacedTokens, Replacement
-from bertie.training.pretrain.sentence_distillation import Aligned, SentenceDistillation, SentenceDistillationSampler
+from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, ReplacedTokenObjective
+from bertie.training.pretrain.samplers import BatchSizeWarmup, MaskedLMSampler, MixtureSampler
+from bertie.training.pretrain.sentence_distillation import (
+    AlignedCorpora,
+    SentenceDistillation,
+    SentenceDistillationSampler,
+)
+from bertie.training.pretrain.sentence_pairs import NextSentence, SentencePairSampler
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.step import ObjectiveModule
-from tests.training import killed, tiny
+from tests.training import kill_points, tiny
 from tests.training.test_corpus import PIECES, SPECIALS, texts, tokenizer_of
 
 REACH, BUDGET = 32, 160
@@ -65,7 +69,7 @@ def checkpoint(tokenizer: Tokenizer, width: int = 16, seed: int = 0, **options: 
     dropout = {"hidden_dropout_prob": options.pop("dropout", 0.0), "attention_probs_dropout_prob": 0.0}
     shape = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     config = {"model_type": "bert", **shape, **dropout, "max_position_embeddings": 64, "initializer_range": 0.2}
-    return fresh(config, tokenizer, seed=seed, **options)
+    return new_model(config, tokenizer, seed=seed, **options)
 
 
 class Times(SingleLabelObjective):
@@ -122,7 +126,7 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
         )
     elif case in ("tied", "gdes"):
         generator = checkpoint(tokenizer, 16, seed=1, dropout=dropout).model
-        objective = Replacement(ReplacedTokens(generator, model, case))  # type: ignore[arg-type]
+        objective = ReplacedTokenObjective(ReplacedTokenDetection(generator, model, case))  # type: ignore[arg-type]
         plan = MaskedLMSampler(packed, tokenizer, STEPS, objective=objective, heads=("rtd",))
     elif case == "growing":
         plan = BatchSizeWarmup(MaskedLMSampler(packed, tokenizer, 3 * STEPS), 4, 0.5)
@@ -131,7 +135,7 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
     else:
         teacher = checkpoint(other, 16, seed=2)
         teacher.sentence = SentenceModules.create(16, "mean", max_seq_length=64)
-        aligned, how = Aligned(ours, theirs, REACH), {"budget": BUDGET, "seed": 5}
+        aligned, how = AlignedCorpora(ours, theirs, REACH), {"budget": BUDGET, "seed": 5}
         taught: Any = SentenceDistillationSampler(
             aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, layers=2), masking=Masking(), **how
         )
@@ -187,12 +191,12 @@ if __name__ == "__main__":
     top = Path(sys.argv[2])
     DATA = top / "data"
     if sys.argv[1] == "killed":
-        killed.train = train
+        kill_points.train = train
         corpora(DATA)
         for asked in sys.argv[3:]:
-            print(asked, killed.main(*asked.split(":"), top / asked), flush=True)
+            print(asked, kill_points.main(*asked.split(":"), top / asked), flush=True)
     else:
-        pretraining.sample = likeliest
+        replaced_tokens.sample = likeliest
         for asked in sys.argv[3:]:
             case, strategy = asked.split(":")
             torch.save(kept(made(case, DATA, strategy=strategy)), top / f"{asked}-{os.environ['RANK']}")

@@ -25,17 +25,16 @@ from bertie.nn.model import Model
 from bertie.ops.reference import _times
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.mfu import ceiling, flops_per_token
-from bertie.training.pretrain import curves
-from bertie.training.pretrain import monitoring as watch
+from bertie.training.mfu import flops_per_token, peak_flops
+from bertie.training.pretrain import curves, monitoring
 from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.curves import Curves
 from bertie.training.pretrain.masking import Masking, seeded
 from bertie.training.pretrain.monitoring import (
     SENTENCES,
     HeldOutEvaluation,
-    predict_labelled,
-    samples,
+    evaluate_with_intervals,
+    fill_mask_samples,
     write_samples,
 )
 from bertie.training.pretrain.packing import Packed
@@ -125,7 +124,7 @@ def test_held_out_loss_does_not_depend_on_how_it_is_read(
     assert held_out(corpus, tokenizer, seed=6)(of)["loss"] != before["loss"]
     for other in (held_out(corpus, tokenizer, budget=1), held_out(corpus, tokenizer, step=90, budget=10_000)):
         assert other(of) == pytest.approx(before, rel=1e-6)
-    monkeypatch.setattr(watch, "CELLS", 3 * tokenizer.vocab_size)
+    monkeypatch.setattr(monitoring, "MAX_LOGITS", 3 * tokenizer.vocab_size)
     assert whole(of) == pytest.approx(before, rel=1e-6)
 
 
@@ -137,19 +136,19 @@ def test_a_model_that_knows_nothing(corpus: Corpus, tokenizer: Tokenizer) -> Non
 
 def test_no_more_tokens_are_read_than_asked_for(corpus: Corpus, tokenizer: Tokenizer) -> None:
     of = model(tokenizer.vocab_size)
-    masking = Masking(rate=1.0)  # all but the two around a piece are predictions
+    masking = Masking(rate=1.0)  # all but the two around a piece are predicted
     whole = held_out(corpus, tokenizer, masking=masking)(of)["tokens"]
     assert whole == corpus.tokens
-    part = held_out(corpus, tokenizer, masking=masking, most=300)(of)["tokens"]
+    part = held_out(corpus, tokenizer, masking=masking, limit=300)(of)["tokens"]
     assert 300 - REACH - 2 * 300 / 4 < part < 300
-    assert 0 < held_out(corpus, tokenizer, masking=masking, most=1)(of)["tokens"] <= REACH - 2
+    assert 0 < held_out(corpus, tokenizer, masking=masking, limit=1)(of)["tokens"] <= REACH - 2
 
 
 def test_intervals_draw_documents(corpus: Corpus, tokenizer: Tokenizer) -> None:
     of = model(tokenizer.vocab_size)
     slow = np.array(list(each_document(of.eval(), corpus, tokenizer, Masking()).values()))
     held = held_out(corpus, tokenizer)
-    found = predict_labelled(of, held, resamples=300, seed=1)
+    found = evaluate_with_intervals(of, held, resamples=300, seed=1)
     rng = np.random.default_rng(1)
     drawn = np.array([slow[rng.integers(0, len(slow), len(slow))].sum(0) for _ in range(300)])
     losses = drawn[:, 0] / drawn[:, 2]
@@ -164,8 +163,8 @@ def test_intervals_draw_documents(corpus: Corpus, tokenizer: Tokenizer) -> None:
 def test_held_out_refuses(corpus: Corpus, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="budget=0"):
         held_out(corpus, tokenizer, budget=0)
-    with pytest.raises(ConfigError, match="most=0"):
-        held_out(corpus, tokenizer, most=0)
+    with pytest.raises(ConfigError, match="limit=0"):
+        held_out(corpus, tokenizer, limit=0)
     bare = tokenizer_of([*SPECIALS[:4], ".", *PIECES])
     with pytest.raises(InputError, match="no mask token"):
         held_out(corpus, bare)
@@ -181,7 +180,7 @@ def test_samples_are_the_likeliest_tokens(tokenizer: Tokenizer) -> None:
     of = model(tokenizer.vocab_size + 3)  # rows of the table that no token has
     of.train()
     texts = ["ba [MASK] de", "[MASK] gi ko [MASK]."]
-    found = samples(of, tokenizer, texts, top=4)
+    found = fill_mask_samples(of, tokenizer, texts, top=4)
     assert of.training
     assert [one["text"] for one in found] == texts
     of.eval()
@@ -204,7 +203,7 @@ def test_sentences_for_a_tokenizer_with_another_mask() -> None:
     )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     backend.add_special_tokens(words[:5])
-    found = samples(model(len(words)), Tokenizer(backend))
+    found = fill_mask_samples(model(len(words)), Tokenizer(backend))
     assert len(found) == len(SENTENCES)
     assert [len(one["masks"]) for one in found] == [text.count("[MASK]") for text in SENTENCES]
 
@@ -212,11 +211,11 @@ def test_sentences_for_a_tokenizer_with_another_mask() -> None:
 def test_samples_refuse(tokenizer: Tokenizer) -> None:
     of = model(tokenizer.vocab_size)
     with pytest.raises(InputError, match=r"no \[MASK\]"):
-        samples(of, tokenizer, ["ba de"])
-    with pytest.raises(InputError, match="the model reads 24"):
-        samples(of, tokenizer, ["ba " * 30 + "[MASK]"])
+        fill_mask_samples(of, tokenizer, ["ba de"])
+    with pytest.raises(InputError, match="the model's limit is 24"):
+        fill_mask_samples(of, tokenizer, ["ba " * 30 + "[MASK]"])
     with pytest.raises(InputError, match="no mask token"):
-        samples(of, tokenizer_of([*SPECIALS[:4], *PIECES]))
+        fill_mask_samples(of, tokenizer_of([*SPECIALS[:4], *PIECES]))
 
 
 def test_samples_of_a_step_that_is_done_again(tmp_path: Path) -> None:
@@ -244,7 +243,7 @@ def rows(count: int) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
             "lr": 1e-4 * i,
             "tokens": 4_000_003.0 * i,
             "tokens_per_second": 9e5 + i,
-            "share_of_ceiling": 0.41,
+            "mfu": 0.41,
         }
         for i in range(1, count + 1)
     ]
@@ -264,7 +263,7 @@ def fed(folder: Path, count: int, known: int = 0, **options: Any) -> Curves:
         found.log(row)
         for one in predictions:
             if one["step"] == row["step"]:
-                found.evaluated(one)
+                found.log_evaluation(one)
     found.close()
     return found
 
@@ -283,7 +282,7 @@ def test_files_are_a_function_of_the_rows(tmp_path: Path) -> None:
 
 def test_csv_holds_what_was_logged(tmp_path: Path) -> None:
     logged, predictions = rows(400)
-    del logged[3]["share_of_ceiling"]
+    del logged[3]["mfu"]
     found = Curves(tmp_path, logged, predictions)
     found.write()
     for name, wanted in (("curve.csv", logged), ("evaluations.csv", predictions)):
@@ -312,7 +311,7 @@ def test_the_page_draws_losses_against_tokens(tmp_path: Path, monkeypatch: pytes
     assert len(held.points) == 200
     assert held.points[0] == pytest.approx(
         (0.020000015, 2 + 8 / 5 + 0.1)
-    )  # by what was read, not by what was predictions
+    )  # by what was read, not by what was predicted
     for line, whole in zip(drawn["Loss in the second half"][0], (training, held), strict=True):
         assert line.points == [point for point in whole.points if point[0] >= 2.0000015]
         assert 100 < len(line.points) < 170
@@ -342,7 +341,7 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
         points = found.Scalars(tag)
         assert [one.step for one in points] == [int(one["step"]) for one in wanted]
         assert [one.value for one in points] == pytest.approx([one["loss"] for one in wanted])
-    assert "train/share_of_ceiling" in found.Tags()["scalars"]
+    assert "train/mfu" in found.Tags()["scalars"]
 
 
 def test_tensorboard_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,12 +424,12 @@ def test_work_refuses() -> None:
 
 
 def test_the_ceiling_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ceiling("cpu", torch.float32, seconds=0.02)
+    found = peak_flops("cpu", torch.float32, seconds=0.02)
     assert 1e8 < found < 1e15
     monkeypatch.setattr(torch, "mm", None)
-    assert ceiling("cpu", torch.float32, seconds=0.02) == found
+    assert peak_flops("cpu", torch.float32, seconds=0.02) == found
     with pytest.raises(ConfigError, match="seconds=0"):
-        ceiling("cpu", torch.float32, seconds=0)
+        peak_flops("cpu", torch.float32, seconds=0)
 
 
 # --- alarms ---

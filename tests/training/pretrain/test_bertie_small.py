@@ -1,4 +1,4 @@
-"""A small version of the making of bertie-small, from tokenizer to tour: its own recipes, with all sizes tiny."""
+"""All stages of bertie-small at tiny sizes, with its own recipes: from the tokenizer to `bertie tour`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.cli import main, tour
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.pretrain.initialization import fresh
+from bertie.training.pretrain.initialization import new_model
 from tests.cli.test_tour import STOPS
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "bertie-small").glob("*.toml"))
+RECIPES = sorted((Path(__file__).parents[3] / "recipes" / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-STEPS = {"1-language": 30, "2-teacher": 12, "3-heads": 48, "4-again": 48}
+STEPS = {"1-mlm": 30, "2-distillation": 12, "3-heads": 48, "4-multitask": 48}
 
 
 def shrunk(file: Path) -> str:
@@ -32,16 +32,16 @@ def shrunk(file: Path) -> str:
     given = tomllib.loads(file.read_text("utf-8"))
     if isinstance(given["model"], dict):
         given["model"] |= SHAPE
-    given["train"].pop("tokens", None)
-    given["train"] |= {"steps": STEPS[file.stem], "batch_tokens": 512, "micro_tokens": 512, "evals": 2}
-    given["train"] |= {"max_length": 64} if "max_length" in given["train"] else {}
+    given["training"].pop("tokens", None)
+    given["training"] |= {"steps": STEPS[file.stem], "batch_tokens": 512, "micro_tokens": 512, "evals": 2}
+    given["training"] |= {"max_length": 64} if "max_length" in given["training"] else {}
     for one in given["objective"]:
         for name, value in (("batch_tokens", 512), ("max_length", 64), ("layers", 2), ("batch_size", 8)):
             if name in one:
                 one[name] = value
     top = [f"{name} = {json.dumps(value)}" for name, value in given.items() if isinstance(value, str | list)]
     top = [line for line in top if not line.startswith("objective")]
-    tables = [(f"[{name}]", given[name]) for name in ("model", "train") if isinstance(given.get(name), dict)]
+    tables = [(f"[{name}]", given[name]) for name in ("data", "model", "training") if isinstance(given.get(name), dict)]
     tables += [("[[objective]]", one) for one in given["objective"]]
     for title, values in tables:
         top += [title, *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
@@ -116,7 +116,7 @@ def test_from_the_tokenizer_to_the_tour(
         run("corpus", f"{name}.txt", "--tokenizer", "theirs", "-o", f"corpus-teacher/{name}", "--held-out", "0.1")
     # A teacher that is wider than the student, as all-mpnet-base-v2 is.
     wide = SHAPE | {"hidden_size": 24, "max_position_embeddings": 128}
-    teacher = fresh({"model_type": "bert", **wide}, Tokenizer.from_folder("theirs"), seed=1)
+    teacher = new_model({"model_type": "bert", **wide}, Tokenizer.from_folder("theirs"), seed=1)
     teacher.sentence = SentenceModules.create(24, "mean", max_seq_length=128)
     teacher.save("teacher")
     write_heads(tmp_path / "heads", say, draw)
@@ -124,10 +124,10 @@ def test_from_the_tokenizer_to_the_tour(
     assert [file.stem for file in RECIPES] == list(STEPS)
     scores: dict[str, Any] = {}
     for file in RECIPES:
-        out = re.search(r"--out WORK/(\S+)", file.read_text("utf-8"))
+        out = re.search(r"-o WORK/(\S+)", file.read_text("utf-8"))
         assert out is not None
         Path(file.name).write_text(shrunk(file))
-        run("pretrain", file.name, "--out", out[1], "--device", "cpu")
+        run("pretrain", file.name, "-o", out[1], "--device", "cpu")
         done = json.loads(Path(out[1], "training", "run.json").read_text())
         assert done["steps"] == STEPS[file.stem]
         assert done["rolled_back"] == []
@@ -140,12 +140,12 @@ def test_from_the_tokenizer_to_the_tour(
     assert made.max_length == 2048
     assert list(made.heads["sentiment"].labels.values()) == ["negative", "neutral", "positive"]
     assert not list(tmp_path.glob("*.training"))
-    language = Checkpoint.load("language").model.state_dict()
-    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(language.get(name, tensor))]
+    first = Checkpoint.load("stage-1").model.state_dict()
+    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(first.get(name, tensor))]
     assert any("blocks.0" in name for name in moved)
-    config_with_head = Checkpoint.load("config_with_head").model.state_dict()  # the last step goes on with all of it
-    assert config_with_head.keys() == made.model.state_dict().keys()
-    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(config_with_head[name])]
+    third = Checkpoint.load("stage-3").model.state_dict()  # the last stage continues with all heads
+    assert third.keys() == made.model.state_dict().keys()
+    moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(third[name])]
     assert {name.split(".")[1] for name in moved if name.startswith("heads.")} == set(made.heads)
 
     run("weight-tokens", "sentences.txt", "-m", "bertie-small", "-o", "weighted")

@@ -15,8 +15,8 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
 from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.mlm import MaskedLMSampler
 from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.samplers import MaskedLMSampler
 from tests.training import tiny
 from tests.training.test_corpus import SPECIALS, tokenizer_of
 

@@ -13,14 +13,17 @@ from bertie.errors import TrainingError
 from bertie.training.objectives import TrainingExample
 from bertie.training.prefetch import Prefetcher, prepare_step
 from bertie.training.sampling import ExampleSampler, TrainingTask
-from tests.training import overmodel, tiny
+from tests.training import tiny
+from tests.training.pretrain import objective_runs
 
 CASES = ["mlm", "growing", "pairs", "tied", "taught", "mixed"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_the_same_whoever_reads(case: str, tmp_path: Path) -> None:
-    alone, helped = (overmodel.kept(overmodel.made(case, tmp_path, dropout=0.1, prefetch_workers=n)) for n in (0, 2))
+    alone, helped = (
+        objective_runs.kept(objective_runs.made(case, tmp_path, dropout=0.1, prefetch_workers=n)) for n in (0, 2)
+    )
     assert alone["curve"] == helped["curve"]
     assert alone["weights"].keys() == helped["weights"].keys()
     assert all(torch.equal(alone["weights"][name], helped["weights"][name]) for name in alone["weights"])

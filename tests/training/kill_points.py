@@ -1,4 +1,4 @@
-"""Runs that are killed and go on, in forks of one process: `python -m tests.training.killed FOLDER CASE:HOW …`.
+"""Runs that are killed and go on, in forks of one process: `python -m tests.training.kill_points FOLDER CASE:HOW …`.
 
 HOW is the number of kills, at random times; or "points": at the points of writing files, one after the other. Each case
 is trained once without kills, and then with them until it ends. The script prints what differs, or "same" and how many

@@ -22,11 +22,11 @@ from bertie.errors import ConfigError
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.text.tokenizer_training import extend, train
-from bertie.training.pretrain.distillation import TripleLoss, copy_layers
-from bertie.training.pretrain.initialization import extend_vocabulary, fresh
+from bertie.training.pretrain.initialization import extend_vocabulary, new_model
 from bertie.training.pretrain.masking import Masking
+from bertie.training.pretrain.mlm_distillation import DistilBertLoss, copy_layers
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
-from bertie.training.pretrain.pretraining_objectives import ReplacedTokens
+from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection
 
 TEXTS = ["The cat sat on the mat, and a dog looked at it.", "A river runs to the sea; the sea is never full."] * 3
 PAIR = ("the cat looked at the sea", "a dog sat on it")
@@ -49,7 +49,7 @@ TINY: dict[str, dict[str, Any]] = {
     "mpnet": SMALL,
 }
 ANGLES = ("roberta", "mpnet")  # positions count from the padding id, which must be 1
-RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "pretrain").glob("*.toml"))
+RECIPES = sorted((Path(__file__).parents[3] / "recipes" / "pretrain").glob("*.toml"))
 
 
 @cache
@@ -96,7 +96,7 @@ def both(checkpoint: Checkpoint, folder: Path, name: str, text: str, pair: str |
 
 @pytest.mark.parametrize("model_type", TINY)
 def test_transformers_loads_what_is_saved(model_type: str, tmp_path: Path) -> None:
-    checkpoint = fresh(config(model_type, initializer_range=0.3), tokenizer_of(model_type))
+    checkpoint = new_model(config(model_type, initializer_range=0.3), tokenizer_of(model_type))
     (name,) = checkpoint.config["architectures"]
     assert name.endswith("ForMaskedLM")
     assert checkpoint.config["vocab_size"] == tokenizer_of(model_type).vocab_size
@@ -122,7 +122,7 @@ def test_transformers_loads_what_is_saved(model_type: str, tmp_path: Path) -> No
     ],
 )
 def test_other_heads(model_type: str, head: Any, name: str, output: str, tmp_path: Path) -> None:
-    checkpoint = fresh(config(model_type, initializer_range=0.3), tokenizer_of(model_type), head=head)
+    checkpoint = new_model(config(model_type, initializer_range=0.3), tokenizer_of(model_type), head=head)
     assert checkpoint.config["architectures"] == [name]
     assert list(checkpoint.model.heads) == list(checkpoint.heads) == ([head] if head == "rtd" else ["mlm", head])
     checkpoint.save(tmp_path / "model")
@@ -134,7 +134,7 @@ def test_other_heads(model_type: str, head: Any, name: str, output: str, tmp_pat
 
 def test_a_borrowed_head_is_not_saved(tmp_path: Path) -> None:
     """DeBERTa has no class with a head that finds replaced tokens: others load the encoder."""
-    checkpoint = fresh(config("deberta-v2"), tokenizer_of("deberta-v2"), head="rtd")
+    checkpoint = new_model(config("deberta-v2"), tokenizer_of("deberta-v2"), head="rtd")
     assert checkpoint.config["architectures"] == ["DebertaV2Model"]
     head = checkpoint.model.head("rtd")
     assert head.dense is not None
@@ -152,21 +152,23 @@ def test_a_borrowed_head_is_not_saved(tmp_path: Path) -> None:
 
 def test_the_seed_alone_decides() -> None:
     tokenizer = tokenizer_of("bert")
-    first = fresh(config("bert"), tokenizer, seed=7)
+    first = new_model(config("bert"), tokenizer, seed=7)
     torch.manual_seed(1234)
     before = torch.get_rng_state()
-    again = fresh(config("bert"), tokenizer, seed=7)
+    again = new_model(config("bert"), tokenizer, seed=7)
     assert torch.equal(torch.get_rng_state(), before), "the global generator was moved"
     assert_same(weights(first), weights(again))
-    other = fresh(config("bert"), tokenizer, seed=8)
+    other = new_model(config("bert"), tokenizer, seed=8)
     table = "encoder.embeddings.words.weight"
     assert not torch.equal(weights(first)[table], weights(other)[table])
-    paired = fresh(config("bert"), tokenizer, head="nsp", seed=7)
+    paired = new_model(config("bert"), tokenizer, head="nsp", seed=7)
     assert torch.equal(weights(first)[table], weights(paired)[table])
 
 
 def test_weights_and_dropout_are_those_of_the_config() -> None:
-    made = fresh(config("bert", hidden_size=64, initializer_range=0.05, hidden_dropout_prob=0.3), tokenizer_of("bert"))
+    made = new_model(
+        config("bert", hidden_size=64, initializer_range=0.05, hidden_dropout_prob=0.3), tokenizer_of("bert")
+    )
     for name, x in weights(made).items():
         if x.ndim > 1:
             assert abs(float(x.std()) - 0.05) < 0.005, name
@@ -179,12 +181,12 @@ def test_weights_and_dropout_are_those_of_the_config() -> None:
 def test_vocabulary_sizes() -> None:
     tokenizer = tokenizer_of("bert")
     size = tokenizer.vocab_size
-    rounded = fresh(config("bert", vocab_size=320), tokenizer)
+    rounded = new_model(config("bert", vocab_size=320), tokenizer)
     assert rounded.model.config.vocab == rounded.config["vocab_size"] == 320
     with pytest.raises(ConfigError, match=rf"vocab_size={size - 1} must be at least {size}"):
-        fresh(config("bert", vocab_size=size - 1), tokenizer)
+        new_model(config("bert", vocab_size=size - 1), tokenizer)
     with pytest.raises(ConfigError, match="vocab_size='many'"):
-        fresh(config("bert", vocab_size="many"), tokenizer)
+        new_model(config("bert", vocab_size="many"), tokenizer)
 
 
 def test_ids_with_gaps() -> None:
@@ -193,19 +195,21 @@ def test_ids_with_gaps() -> None:
     last = max(state["model"]["vocab"].values())
     state["model"]["vocab"]["zebra"] = last + 10
     backend = type(tokenizer_of("bert")._backend).from_str(json.dumps(state))
-    assert fresh(config("bert"), Tokenizer(backend)).config["vocab_size"] == last + 11
+    assert new_model(config("bert"), Tokenizer(backend)).config["vocab_size"] == last + 11
 
 
 def test_what_contradicts_the_tokenizer_is_refused() -> None:
     tokenizer = tokenizer_of("bert")
-    with pytest.raises(ConfigError, match="pad_token_id=3 must be 0, as in the tokenizer, or left out"):
-        fresh(config("bert", pad_token_id=3), tokenizer)
-    assert fresh(config("bert", pad_token_id=0), tokenizer).config["pad_token_id"] == 0
+    with pytest.raises(ConfigError, match="pad_token_id=3 must be 0, as in the tokenizer, or absent"):
+        new_model(config("bert", pad_token_id=3), tokenizer)
+    assert new_model(config("bert", pad_token_id=0), tokenizer).config["pad_token_id"] == 0
     with pytest.raises(ConfigError, match="pad_token_id=0 is not supported; allowed: 1"):
-        fresh(config("mpnet"), tokenizer)
+        new_model(config("mpnet"), tokenizer)
     with pytest.raises(ConfigError, match="type_vocab_size=1 must be at least 2"):
-        fresh(config("bert", type_vocab_size=1), tokenizer)
-    assert fresh(config("roberta", type_vocab_size=1), tokenizer_of("roberta")).model.config.embeddings.segments == 1
+        new_model(config("bert", type_vocab_size=1), tokenizer)
+    assert (
+        new_model(config("roberta", type_vocab_size=1), tokenizer_of("roberta")).model.config.embeddings.segments == 1
+    )
 
 
 def test_a_tokenizer_without_padding() -> None:
@@ -214,23 +218,23 @@ def test_a_tokenizer_without_padding() -> None:
     bare = Tokenizer(type(tokenizer_of("bert")._backend).from_str(json.dumps(state)))
     assert bare.pad_id is None
     for model_type in ("bert", "modernbert"):  # which has an id of its own for it, beyond this vocabulary
-        assert fresh(config(model_type), bare).model.config.pad_id is None
+        assert new_model(config(model_type), bare).model.config.pad_id is None
     with pytest.raises(ConfigError, match="pad_token_id=None"):
-        fresh(config("roberta"), bare)
+        new_model(config("roberta"), bare)
 
 
 def test_unknown_families_heads_and_keys() -> None:
     tokenizer = tokenizer_of("bert")
-    with pytest.raises(ConfigError, match="head='sop' cannot be made for bert, only for albert"):
-        fresh(config("bert"), tokenizer, head="sop")
+    with pytest.raises(ConfigError, match="head='sop' is not available for bert, only for albert"):
+        new_model(config("bert"), tokenizer, head="sop")
     with pytest.raises(ConfigError, match="head='classify' must be one of mlm, nsp, sop, rtd"):
-        fresh(config("bert"), tokenizer, head="classify")
+        new_model(config("bert"), tokenizer, head="classify")
     with pytest.raises(ConfigError, match="model_type='gpt2'"):
-        fresh(SMALL | {"model_type": "gpt2"}, tokenizer)
+        new_model(SMALL | {"model_type": "gpt2"}, tokenizer)
     with pytest.raises(ConfigError, match="hiden_size=32"):
-        fresh(config("bert", hiden_size=32), tokenizer)
-    with pytest.raises(ConfigError, match="cannot hold"):
-        fresh(config("bert", hidden_size=2**31 - 2), tokenizer)
+        new_model(config("bert", hiden_size=32), tokenizer)
+    with pytest.raises(ConfigError, match="does not fit in memory"):
+        new_model(config("bert", hidden_size=2**31 - 2), tokenizer)
 
 
 # --- extend_vocabulary ---
@@ -247,7 +251,7 @@ def longer(old: Tokenizer, folder: Path) -> Tokenizer:
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"vocab_size": 400}])
 def test_new_rows_are_means_of_old_ones(changes: dict[str, Any], tmp_path: Path) -> None:
     old = train([*TEXTS, "hypogymnosperm scope"], vocab=70, min_count=1)  # which has the letters of the new words
-    before = fresh(config("bert", initializer_range=0.3, **changes), old)
+    before = new_model(config("bert", initializer_range=0.3, **changes), old)
     for part in before.model.head("mlm").parameters():
         part.normal_()
     before.add_head("topics", HeadInfo("classify", {0: "a", 1: "b"}))
@@ -302,7 +306,7 @@ def test_new_rows_are_means_of_old_ones(changes: dict[str, Any], tmp_path: Path)
 def test_other_families_and_added_tokens(model_type: str, tmp_path: Path) -> None:
     """A token that was added by hand, to tokenizers that cannot be extended by words."""
     old = tokenizer_of(model_type)
-    before = fresh(config(model_type, initializer_range=0.3), old)
+    before = new_model(config(model_type, initializer_range=0.3), old)
     backend = type(old._backend).from_str(old._backend.to_str())
     backend.add_tokens([AddedToken("zebrafish", normalized=False), AddedToken("\u2028", normalized=False)])
     new = extend_vocabulary(before, Tokenizer(backend, settings=old._settings))
@@ -320,7 +324,7 @@ def test_gaps_and_other_precisions() -> None:
     state = json.loads(old.files()["tokenizer.json"])
     state["model"]["vocab"]["zebra"] = old.vocab_size + 3
     words = Tokenizer(type(old._backend).from_str(json.dumps(state)))
-    before = fresh(config("bert"), old)
+    before = new_model(config("bert"), old)
     before.model.to(torch.bfloat16).train()
     new = extend_vocabulary(before, words)
     assert new.model.dtype == torch.bfloat16
@@ -333,7 +337,7 @@ def test_gaps_and_other_precisions() -> None:
 
 
 def test_old_tokens_must_keep_their_ids() -> None:
-    checkpoint = fresh(config("bert"), tokenizer_of("bert"))
+    checkpoint = new_model(config("bert"), tokenizer_of("bert"))
     state = json.loads(tokenizer_of("bert").files()["tokenizer.json"])
     vocab = state["model"]["vocab"]
     vocab["cat"], vocab["the"] = vocab["the"], vocab["cat"]
@@ -381,9 +385,9 @@ def test_recipes(path: Path) -> None:
     """Every field is one that its part takes, and the model is one that can be made."""
     asked = PretrainRecipe.read(path)  # which refuses what it does not know
     recipe = tomllib.loads(path.read_text())
-    assert recipe.keys() == {"corpus", "tokenizer", "model", "train", "objective"}
+    assert recipe.keys() == {"data", "model", "training", "objective"}
     assert asked.steps > 10_000
-    assert ("decay" in recipe["train"]) == (asked.recipe.schedule == "wsd")
+    assert ("decay" in recipe["training"]) == (asked.recipe.schedule == "wsd")
 
     (objective,) = recipe["objective"]
     kind, pairs = objective.pop("kind"), objective.pop("pairs", None)
@@ -393,8 +397,8 @@ def test_recipes(path: Path) -> None:
 
     tokenizer = tokenizer_of(recipe["model"]["model_type"])
     model = shrunk(recipe["model"])
-    checkpoint = fresh(model, tokenizer, head=pairs or ("rtd" if kind == "rtd" else "mlm"))
-    assert checkpoint.model.config.max_length >= recipe["train"]["max_length"]
+    checkpoint = new_model(model, tokenizer, head=pairs or ("rtd" if kind == "rtd" else "mlm"))
+    assert checkpoint.model.config.max_length >= recipe["training"]["max_length"]
     if kind == "mlm":
         assert not objective
     elif kind == "rtd":
@@ -403,13 +407,13 @@ def test_recipes(path: Path) -> None:
         half = {key: recipe["model"][key] // value for key, value in smaller.items()}
         assert all(share in (2, 4) for share in half.values())
         small = model | {key: max(1, model[key] // share) for key, share in half.items()}
-        ReplacedTokens(fresh(small, tokenizer, seed=1).model, checkpoint.model, **objective)
+        ReplacedTokenDetection(new_model(small, tokenizer, seed=1).model, checkpoint.model, **objective)
     else:
         objective.pop("teacher")
         assert objective.pop("copy_layers")
-        teacher = fresh(config("bert", num_hidden_layers=4, max_position_embeddings=512), tokenizer)
+        teacher = new_model(config("bert", num_hidden_layers=4, max_position_embeddings=512), tokenizer)
         assert copy_layers(teacher.model, checkpoint.model) == []
-        TripleLoss(teacher.model, **objective)
+        DistilBertLoss(teacher.model, **objective)
 
 
 def test_full_sizes() -> None:

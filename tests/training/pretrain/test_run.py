@@ -24,18 +24,19 @@ from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import train as learn
 from bertie.training.loop import MAX_ROLLBACKS, Trainer
-from bertie.training.pretrain import pretraining_objectives as pretraining
+from bertie.training.pretrain import replaced_tokens
 from bertie.training.pretrain.corpus import CorpusSettings, build_corpus
-from bertie.training.pretrain.initialization import fresh
-from bertie.training.pretrain.plans import MixtureSampler
-from bertie.training.pretrain.pretrain_recipe import NOT_HERE, PretrainRecipe
+from bertie.training.pretrain.initialization import new_model
+from bertie.training.pretrain.pretrain_recipe import FINE_TUNING_KEYS, PretrainRecipe
 from bertie.training.pretrain.run import pretrain
-from tests.training import overmodel, tiny
-from tests.training.overmodel import Poisoned
+from bertie.training.pretrain.samplers import MixtureSampler
+from tests.training import tiny
+from tests.training.pretrain import objective_runs
+from tests.training.pretrain.objective_runs import Poisoned
 from tests.training.test_corpus import texts
 
 NAN = float("nan")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes" / "pretrain").glob("*.toml"))
 
 
@@ -44,17 +45,19 @@ RECIPES = sorted((ROOT / "recipes" / "pretrain").glob("*.toml"))
 FRESH = {"model": {"model_type": "bert"}}
 
 
-def asked(train: Mapping[str, Any] | None = None, *objectives: Mapping[str, Any], **top: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {**FRESH, "training": {"steps": 5} | dict(train or {}), **top}
+def asked(train: Mapping[str, Any] | None = None, *objectives: Mapping[str, Any], **data: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {**FRESH, "training": {"steps": 5} | dict(train or {})} | ({"data": data} if data else {})
     return given | ({"objective": list(objectives)} if objectives else {})
 
 
-KINDS = "mlm, rtd, triple, relations, taught, classify, regress, tag, answer, rerank"
+KINDS = (
+    "mlm, rtd, mlm_distillation, relation_distillation, sentence_distillation, classify, regress, tag, answer, rerank"
+)
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, "the recipe has no [model]; pass a checkpoint to go on with, or config.json's keys"),
-    ({"model": {"model_type": "bert"}}, "[training] needs tokens, or steps, and not both"),
-    (asked({"tokens": 10}), "[training] needs tokens, or steps, and not both"),
-    (asked(modle={}), "the recipe has no field 'modle'; did you mean 'model'?"),
+    ({}, "the recipe has no model: name a checkpoint to continue from, or give config.json's keys"),
+    ({"model": {"model_type": "bert"}}, "[training] needs either tokens or steps"),
+    (asked({"tokens": 10}), "[training] needs either tokens or steps"),
+    (asked() | {"modle": {}}, "the recipe has no field 'modle'; did you mean 'model'?"),
     (asked({"stpes": 3}), "[training] has no field 'stpes'; did you mean 'steps'?"),
     (asked({"epochs": 3}), "[training] has no field 'epochs'"),
     (asked({"steps": -1}), "steps=-1 must be a whole number of at least 0"),
@@ -71,12 +74,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (asked({"batch_tokens": 0}), "batch_tokens=0 must be a whole number of at least 1"),
     (asked() | {"training": 3}, "training=3 must be a table: write [training] above its keys"),
     (asked() | {"model": 3}, "model=3 must be a table: write [model] above its keys"),
-    (asked() | {"objective": {"kind": "mlm"}}, "objective must be one table or more: write [[objective]] above each"),
-    (asked() | {"objective": []}, "objective must be one table or more: write [[objective]] above each"),
+    (asked() | {"objective": {"kind": "mlm"}}, "objective must be one or more tables: write [[objective]] above each"),
+    (asked() | {"objective": []}, "objective must be one or more tables: write [[objective]] above each"),
     (asked(corpus=7), "corpus=7 must be the name of a folder, or a list of them"),
     (asked(corpus=["a", 7]), "corpus=['a', 7] must be the name of a folder, or a list of them"),
-    (asked(tokenizer=7), "tokenizer=7 must be a text"),
-    (asked(sentence=7), "sentence=7 must be a text"),
+    (asked(tokenizer=7), "tokenizer=7 must be a string"),
+    (asked(corpora="x"), "[data] has no field 'corpora'; did you mean 'corpus'?"),
+    (asked({"pooling": 7}), "pooling=7 must be one of cls, mean, max, last, weighted-mean"),
     (asked(None, {}), f"objective 1: kind=None must be one of {KINDS}"),
     (asked(None, {"kind": "mlm"}, {"kind": "clm"}), f"objective 2: kind='clm' must be one of {KINDS}"),
     (asked(None, {"kind": "mlm", "rates": 1}), "objective 1 (mlm) has no field 'rates'; did you mean 'rate'?"),
@@ -92,11 +96,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (asked(None, {"kind": "rtd", "weight": -1}), "objective 1: weight=-1 must be a number of at least 0"),
     (asked(None, {"kind": "rtd", "weight": NAN}), "objective 1: weight=nan must be a number of at least 0"),
     (asked(None, {"kind": "rtd", "generator": 2}), "objective 1: generator=2 must be a table of config.json's keys"),
-    (asked(None, {"kind": "triple"}), "objective 1 (triple) needs teacher"),
-    (asked(None, {"kind": "triple", "teacher": 3}), "objective 1: teacher=3 must be a text"),
-    (asked(None, {"kind": "relations"}), "objective 1 (relations) needs teacher"),
-    (asked(None, {"kind": "taught", "teacher": "x"}), "objective 1 (taught) needs teacher_corpus"),
-    (asked(None, {"kind": "taught", "teacher_corpus": "x"}), "objective 1 (taught) needs teacher"),
+    (asked(None, {"kind": "mlm_distillation"}), "objective 1 (mlm_distillation) needs teacher"),
+    (asked(None, {"kind": "mlm_distillation", "teacher": 3}), "objective 1: teacher=3 must be a string"),
+    (asked(None, {"kind": "relation_distillation"}), "objective 1 (relation_distillation) needs teacher"),
+    (
+        asked(None, {"kind": "sentence_distillation", "teacher": "x"}),
+        "objective 1 (sentence_distillation) needs teacher_corpus",
+    ),
+    (
+        asked(None, {"kind": "sentence_distillation", "teacher_corpus": "x"}),
+        "objective 1 (sentence_distillation) needs teacher",
+    ),
     (asked(None, {"kind": "tag", "train": "x"}), "objective 1 (tag) needs name"),
     (asked(None, {"kind": "tag", "name": "x"}), "objective 1 (tag) needs train"),
     (
@@ -119,7 +129,7 @@ def test_what_a_recipe_may_not_say(given: dict[str, Any], said: str) -> None:
 def test_a_recipe_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(
-        'corpus = "c"\n[model]\nmodel_type = "bert"\n[training]\ntokens = 1000\nbatch_tokens = 300\nlr = 1e-3\n'
+        '[data]\ncorpus = "c"\n[model]\nmodel_type = "bert"\n[training]\ntokens = 1000\nbatch_tokens = 300\nlr = 1e-3\n'
     )
     read = PretrainRecipe.read(file)
     assert (read.steps, read.tokens, read.corpus, read.recipe.lr, read.evals) == (4, 1000, "c", 1e-3, 10)
@@ -127,7 +137,7 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
     over = PretrainRecipe.read(file, steps=7, corpus="d", seed=3, lr=None)
     assert (over.steps, over.tokens, over.corpus, over.recipe.seed, over.recipe.lr) == (7, None, "d", 3, 1e-3)
     assert PretrainRecipe.read(file, tokens=10**6).steps == math.ceil(10**6 / 300)
-    with pytest.raises(ConfigError, match="needs tokens, or steps, and not both"):
+    with pytest.raises(ConfigError, match="needs either tokens or steps"):
         PretrainRecipe.read(file, tokens=5, steps=5)
     assert json.loads(json.dumps(over.as_dict()))["model"] == {"model_type": "bert"}
     assert PretrainRecipe.read(None, model="folder", steps=1).recipe.batch_tokens == 131_072
@@ -202,8 +212,8 @@ def test_a_poisoned_step_is_skipped(tmp_path: Path, factors: dict[int, float], s
         assert trainer.state.tokens == other.state.tokens
     else:
         state = poisoned(tmp_path / "c", {60: 1.0}, 80)
-        read = state.steps.read
-        state.steps.read = lambda step: read(step) if step < 60 else (_ for _ in ()).throw(Stop())  # type: ignore[method-assign, assignment]
+        read = state.sampler.read
+        state.sampler.read = lambda step: read(step) if step < 60 else (_ for _ in ()).throw(Stop())  # type: ignore[method-assign, assignment]
         with pytest.raises(Stop):
             state.run()
         saved = torch.load(tmp_path / "c" / "state.pt", weights_only=True)["model"]
@@ -232,7 +242,7 @@ def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     bad = dict.fromkeys(range(21, 80), NAN)
     trainer = poisoned(tmp_path, bad, progress=True)
     with pytest.raises(
-        TrainingError, match=rf"the loss is nan at step 27, after {MAX_ROLLBACKS} spikes before it: the learning"
+        TrainingError, match=rf"the loss is nan at step 27, after {MAX_ROLLBACKS} rollbacks: the learning"
     ):
         trainer.run()
     assert capsys.readouterr().err.count("back to the weights of step") == MAX_ROLLBACKS
@@ -267,7 +277,7 @@ def test_a_large_loss_is_no_spike_without_rollback(tmp_path: Path) -> None:
 def started(argv: list[str], **env: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.training.overmodel", *argv],
+        [sys.executable, "-m", "tests.training.pretrain.objective_runs", *argv],
         env=os.environ | {"PYTHONPATH": path} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -288,7 +298,7 @@ def test_runs_that_are_killed_go_on_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_runs_that_are_killed_ten_times_go_on_to_the_bit(tmp_path: Path) -> None:
-    killed(tmp_path, overmodel.CASES, 10)
+    killed(tmp_path, objective_runs.CASES, 10)
 
 
 SPREAD = ("mlm:ddp", "mlm:fsdp", "tied:ddp", "gdes:ddp", "taught:ddp", "taught:fsdp", "mixed:ddp")
@@ -298,7 +308,7 @@ SPREAD = ("mlm:ddp", "mlm:fsdp", "tied:ddp", "gdes:ddp", "taught:ddp", "taught:f
 def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes made of each case."""
     folder = tmp_path_factory.mktemp("spread")
-    overmodel.corpora(folder / "data")
+    objective_runs.corpora(folder / "data")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -315,13 +325,13 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("asked", SPREAD)
 def test_two_processes_train_as_one(spread: Path, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretraining, "sample", overmodel.likeliest)
-    alone = overmodel.kept(overmodel.made(asked.split(":")[0], spread / "data"))
+    monkeypatch.setattr(replaced_tokens, "sample", objective_runs.likeliest)
+    alone = objective_runs.kept(objective_runs.made(asked.split(":")[0], spread / "data"))
     found = [torch.load(spread / f"{asked}-{rank}", weights_only=True) for rank in range(2)]
     tiny.assert_same(found[0]["weights"], found[1]["weights"])
     for ours, theirs in zip(found[0]["curve"], alone["curve"], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
-    begun = tiny.weights(overmodel.made(asked.split(":")[0], spread / "data").model)
+    begun = tiny.weights(objective_runs.made(asked.split(":")[0], spread / "data").model)
     moved = {name for name in begun if (begun[name] - alone["weights"][name]).abs().max() > 1e-3}
     assert any(name.startswith("encoder.blocks.0.") for name in moved)
     auxiliary = {name for name in begun if name.startswith("auxiliary.") and name.endswith("weight")}
@@ -374,7 +384,7 @@ def shrunk(given: dict[str, Any], steps: int = 3) -> dict[str, Any]:
             tiny_ones = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 16, "num_hidden_layers": 1}
             one = one | {"generator": {name: tiny_ones[name] for name in one["generator"]}}
         objectives.append(one)
-    return given | {"model": model, "train": train, "objective": objectives}
+    return given | {"model": model, "training": train, "objective": objectives}
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +406,7 @@ def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
         if "teacher" in one:
             shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
             config = {"model_type": "bert", **shape, "max_position_embeddings": 66}
-            fresh(config, tokenizer, seed=4).save(tmp_path / "teacher")
+            new_model(config, tokenizer, seed=4).save(tmp_path / "teacher")
             one["teacher"] = "teacher"
     run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
     assert run["tokens"] > 3 * (1 if "batch_warmup" in given["training"] else 150)
@@ -443,7 +453,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
         wanted = theirs(input_ids=torch.from_numpy(ids)[None]).logits[0]
         found = ours.model.eval()(Batch.from_ids([ids]), "rtd")[:, 0]
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=0)
-    begun = fresh(given["model"], tokenizer, head="rtd", seed=0).model
+    begun = new_model(given["model"], tokenizer, head="rtd", seed=0).model
     words = begun.encoder.embeddings.words.weight, ours.model.encoder.embeddings.words.weight
     assert not torch.allclose(*words, atol=1e-4)
 
@@ -452,7 +462,7 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
     build_corpus([str(text)], tokenizer, tmp_path / "corpus")
-    checkpoint = overmodel.checkpoint(tokenizer)
+    checkpoint = objective_runs.checkpoint(tokenizer)
     checkpoint.save(tmp_path / "model")
 
     def refused(kind: type[Exception], said: str, given: dict[str, Any], **options: Any) -> None:
@@ -463,19 +473,17 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
 
     model = {"model_type": "bert", **{k: SMALL[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads")}}
     model |= {"intermediate_size": 24, "max_position_embeddings": 66}
-    there = {"model": model, "tokenizer": "tokenizer", "corpus": "corpus"}
+    there = {"model": model, "data": {"tokenizer": "tokenizer", "corpus": "corpus"}}
     small = {"batch_tokens": 256}
-    refused(ConfigError, "a fresh model needs a tokenizer", asked(small) | {"model": model})
-    refused(ConfigError, "the recipe names no corpus", asked(small) | {"model": model, "tokenizer": "tokenizer"})
-    refused(NotFoundError, "holds no corpus", asked(small) | there | {"corpus": "none"})
-    refused(
-        ConfigError, "max_length=65 must be at most 64, which is the model's", asked(small | {"max_length": 65}) | there
-    )
+    refused(ConfigError, "a new model needs a tokenizer", asked(small) | {"model": model})
+    refused(ConfigError, "the recipe names no corpus", asked(small, tokenizer="tokenizer") | {"model": model})
+    refused(NotFoundError, "holds no corpus", asked(small, tokenizer="tokenizer", corpus="none") | {"model": model})
+    refused(ConfigError, "max_length=65 must be at most 64, the model's", asked(small | {"max_length": 65}) | there)
     refused(InputError, "budget=32 must be at least max_length=64", asked({"batch_tokens": 32}) | there)
     two = [{"kind": "rtd"}, {"kind": "mlm"}]
     refused(ConfigError, "an objective of kind rtd must be the only one", asked(small, *two) | there)
     going_on = asked(small, {"kind": "rtd"}) | there | {"model": "model"}
-    refused(ConfigError, "kind='rtd' is for fresh models", going_on)
+    refused(ConfigError, "kind='rtd' is for new models", going_on)
     refused(
         ConfigError, "strategy='fsdp' cannot train kind='rtd'", asked(small, {"kind": "rtd"}) | there, strategy="fsdp"
     )
@@ -484,8 +492,12 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     refused(ConfigError, "Masking.rate=2 must be", asked(small, {"kind": "mlm", "rate": 2}) | there)
     other = learn(texts(30, seed=9), vocab=150, max_length=64)
     other.save(tmp_path / "other")
-    refused(ConfigError, "was made with another tokenizer", asked(small) | there | {"tokenizer": "other"})
-    taught = {"kind": "taught", "teacher": "model", "teacher_corpus": "corpus", "words": 1.0}
+    refused(
+        ConfigError,
+        "was made with another tokenizer",
+        asked(small, tokenizer="other", corpus="corpus") | {"model": model},
+    )
+    taught = {"kind": "sentence_distillation", "teacher": "model", "teacher_corpus": "corpus", "words": 1.0}
     refused(ConfigError, "is no sentence encoder", asked(small, taught) | there | {"model": "model"})
     missing = taught | {"teacher": "nowhere"}
     refused(NotFoundError, "nowhere", asked(small, missing) | there | {"model": "model"})
@@ -497,7 +509,7 @@ def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
 
     tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
     build_corpus([str(text)], tokenizer, tmp_path / "corpus", CorpusSettings(held_out=0.2))
-    overmodel.checkpoint(tokenizer, 16, seed=1).save(tmp_path / "teacher")
+    objective_runs.checkpoint(tokenizer, 16, seed=1).save(tmp_path / "teacher")
     shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)
     bare = BertModel(
@@ -506,7 +518,7 @@ def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
     bare.save_pretrained(tmp_path / "bare")
     tokenizer.save(tmp_path / "bare")
     assert not Checkpoint.load(tmp_path / "bare").model.heads
-    objective = {"kind": "relations", "teacher": "teacher", "heads": 4}
+    objective = {"kind": "relation_distillation", "teacher": "teacher", "heads": 4}
     given = asked({"batch_tokens": 512, "steps": 30, "lr": 3e-3}, objective, corpus="corpus") | {"model": "bare"}
     run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
     rows = (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")[1:]
@@ -535,10 +547,10 @@ def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
 def test_what_recipe_fields_there_are() -> None:
     """Every field of a recipe is either taken or known to mean nothing here."""
     names = {field.name for field in fields(Recipe)}
-    assert set(NOT_HERE) <= names
-    for name in names - set(NOT_HERE):
+    assert set(FINE_TUNING_KEYS) <= names
+    for name in names - set(FINE_TUNING_KEYS):
         value = {"steps": 5, name: getattr(Recipe(lr=5e-4, batch_tokens=100), name)}
-        PretrainRecipe.from_mapping({**FRESH, "train": {key: one for key, one in value.items() if one is not None}})
-    for name in NOT_HERE:
-        with pytest.raises(ConfigError, match=rf"\[train\] has no field '{name}'"):
+        PretrainRecipe.from_mapping({**FRESH, "training": {key: one for key, one in value.items() if one is not None}})
+    for name in FINE_TUNING_KEYS:
+        with pytest.raises(ConfigError, match=rf"\[training\] has no field '{name}'"):
             PretrainRecipe.from_mapping({**FRESH, "training": {"steps": 5, name: 1}})
