@@ -99,47 +99,58 @@ def measure(
         raise InputError(f"seconds={seconds} must be greater than 0")
     if texts is not None and not texts:
         raise InputError("there are no texts to measure with")
-    device = model.device
-    precision = precision_of(model.encoder)
-    gemm = GemmBenchmark(device, GEMM_DTYPES[precision])
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    gemm = GemmBenchmark(model.device, GEMM_DTYPES[precision_of(model.encoder)])
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
     max_length = model.config.max_length if embedder is None else embedder.checkpoint.max_length
-    calls: dict[int | str, Callable[[], object]] = {}
     with torch.inference_mode():
         ids = _choose_ids(model, embedder, texts, max_length, seconds)
-        lengths = np.array([len(text) for text in ids])
-        tokens = text_tokens = int(lengths.sum())
-        budgets = BUDGETS.get(device.type, BUDGETS["cuda"])
-        for budget in budgets:
-            calls[budget] = forward_all(model, flat_batches(ids, budget, device))
+        calls: dict[int | str, Callable[[], object]] = {
+            budget: forward_all(model, flat_batches(ids, budget, model.device))
+            for budget in BUDGETS.get(model.device.type, BUDGETS["cuda"])
+        }
+        tokens = text_tokens = sum(map(len, ids))
         if embedder is not None:
             read = list(texts) if texts is not None else [embedder.tokenizer.decode(text) for text in ids]
             text_tokens = int(embedder.tokenizer.encode_flat(read).lengths.sum())
             calls["text"] = lambda: embedder.embed(read)
-        times, ceilings = _time_with_ceiling(calls, gemm, device, seconds)
-        dispatch = model.dispatch_report()
+        times, ceilings = _time_with_ceiling(calls, gemm, model.device, seconds)
     spent = {name: statistics.median(values) for name, values in times.items()}
-    best = min(budgets, key=lambda budget: spent[budget])
+    best = min((key for key in spent if isinstance(key, int)), key=lambda budget: spent[budget])
+    counts: dict[int | str, int] = {best: tokens} | ({} if embedder is None else {"text": text_tokens})
+    return _summarize(
+        model, ids, best, {key: (spent[key], count) for key, count in counts.items()}, ceilings, gemm, price
+    )
+
+
+def _summarize(
+    model: Model,
+    ids: Sequence[IntArray],
+    budget: int,
+    measured: Mapping[int | str, tuple[float, int]],  # seconds and tokens
+    ceilings: Sequence[float],
+    gemm: GemmBenchmark,
+    price: float | None,
+) -> BenchmarkResult:
+    device, lengths = model.device, np.array([len(text) for text in ids])
+    tokens, top = int(lengths.sum()), max(ceilings)
     flops = 2.0 * encoder_weights(model.config)
-    rates = {best: flops * tokens / spent[best]} | {
-        key: flops * text_tokens / spent[key] for key in calls if key == "text"
+    shares = {key: flops * count / seconds / top for key, (seconds, count) in measured.items()}
+    throughputs = {
+        key: Throughput(len(ids) / seconds, count / seconds, min(1.0, shares[key]))
+        for key, (seconds, count) in measured.items()
     }
-    top = max(ceilings)
-
-    def throughput(key: int | str, count: int) -> Throughput:
-        return Throughput(len(ids) / spent[key], count / spent[key], min(1.0, rates[key] / top))
-
-    from_ids = throughput(best, tokens)
-    from_text = None if embedder is None else throughput("text", text_tokens)
+    from_ids, from_text = throughputs[budget], throughputs.get("text")
+    with torch.inference_mode():
+        dispatch = model.dispatch_report()
     return BenchmarkResult(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        precision=precision,
+        precision=precision_of(model.encoder),
         ceiling=top,
-        machine_busy=max(rates.values()) > top or statistics.median(ceilings) < (1 - BUSY_SPREAD) * top,
+        machine_busy=max(shares.values()) > 1 or statistics.median(ceilings) < (1 - BUSY_SPREAD) * top,
         texts=len(ids),
         tokens=tokens,
-        budget=best,
+        budget=budget,
         from_ids=from_ids,
         from_text=from_text,
         padding=padded_tokens(lengths, PADDED_BATCH) / tokens - 1,

@@ -1,7 +1,7 @@
-"""What an encoder and its heads look like: plain frozen facts, checked when they are written down.
+"""Configuration of an encoder and its heads: frozen dataclasses, validated when they are created.
 
-A variant of the transformer is a value of these fields, never a name: `layer_map=(0,) * 12` shares one block over
-twelve layers, `patterns=(Full(), Sliding(64), Sliding(64))` looks far in every third layer only.
+A variant of the transformer is a value of these fields, never a model name: `layer_map=(0,) * 12` shares one block
+between twelve layers, `patterns=(Full(), Sliding(64), Sliding(64))` has global attention in every third layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bertie.errors import ConfigError
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "identity")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "identity"]
 
-# int8: linear layers in int8, the rest in fp32 (CPU inference). fp8: linear layers in e4m3, the rest in bf16 (GPU inference).
+# int8: linear layers in int8, the rest in fp32, on CPUs. fp8: linear layers in e4m3, the rest in bf16, on GPUs.
 Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "int8", "fp8")
 
@@ -29,7 +29,7 @@ def _positive(owner: object, *fields: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NormConfig:
-    """A normalization over the width: layer norm, or root mean square without a mean."""
+    """LayerNorm or RMSNorm."""
 
     kind: Literal["layer", "rms"] = "layer"
     eps: float = 1e-12
@@ -39,19 +39,19 @@ class NormConfig:
         if not 0 < self.eps < 1:
             raise ConfigError(f"NormConfig.eps={self.eps} must lie between 0 and 1")
         if self.kind == "rms" and self.bias:
-            raise ConfigError("NormConfig(kind='rms', bias=True): an rms norm has no bias")
+            raise ConfigError("NormConfig(kind='rms', bias=True): RMSNorm has no bias")
 
 
-# --- positions: each scheme fills some of the hooks embed, rotate, bias (nn/positions.py) ---
+# --- positions: added to the embeddings, applied to queries and keys, or added to attention scores ---
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A learned vector for each absolute position, added to the embedding (hook: embed)."""
+    """Learned absolute position embeddings, added to the token embeddings."""
 
     size: int
-    # Positions count from `skip_id + 1`, and tokens with this id take no position: fairseq's convention, where the
-    # padding id reserved the first rows. None: positions count from 0.
+    # Positions count from `skip_id + 1`, and tokens with this id have none: fairseq's convention, where rows up to the
+    # padding id are reserved. None: positions count from 0.
     skip_id: int | None = None
 
     def __post_init__(self) -> None:
@@ -61,13 +61,13 @@ class Learned:
 
     @property
     def max_length(self) -> int:
-        """How many tokens fit."""
+        """The longest text, in tokens."""
         return self.size if self.skip_id is None else self.size - self.skip_id - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotation of queries and keys by position (hook: rotate); one base frequency a layer."""
+    """Rotary embeddings, applied to queries and keys; one base frequency per layer."""
 
     bases: tuple[float, ...]
 
@@ -78,7 +78,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class Bucketed:
-    """A learned score for each head and bucket of relative distance, shared by all layers (hook: bias)."""
+    """A learned bias per head and bucket of relative distance (T5), shared by all layers."""
 
     buckets: int
     max_distance: int = 128
@@ -91,14 +91,14 @@ class Bucketed:
 
 @dataclass(frozen=True, slots=True)
 class Disentangled:
-    """Scores of content against relative position and the reverse (hook: bias); the table is shared by all layers."""
+    """DeBERTa's disentangled attention: content-to-position and position-to-content; all layers share the table."""
 
     terms: tuple[Literal["c2p", "p2c"], ...]
     max_distance: int
-    buckets: int | None = None  # logarithmic buckets; None: one row a distance
-    shared: bool = False  # positions pass through the content's own query and key projections
-    key_bias: bool = True  # the position's own key projection has a bias
-    norm: NormConfig | None = None  # over the table
+    buckets: int | None = None  # logarithmic buckets; None: one row per distance
+    shared: bool = False  # positions use the content's query and key projections
+    key_bias: bool = True  # whether the position's key projection has a bias
+    norm: NormConfig | None = None  # of the table
 
     def __post_init__(self) -> None:
         _positive(self, "max_distance")
@@ -109,24 +109,24 @@ class Disentangled:
 
     @property
     def span(self) -> int:
-        """Rows of the table on each side of distance 0."""
+        """Rows of the table on either side of distance 0."""
         return self.buckets or self.max_distance
 
 
 Position = Learned | Rotary | Bucketed | Disentangled
 
 
-# --- attention patterns: which keys a query sees ---
+# --- attention patterns: which keys a query attends to ---
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Every token sees every token of its text."""
+    """Every token attends to every token of its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """A token sees those at most `window` away on each side, and global tokens where a batch has them."""
+    """A token attends to those at most `window` tokens away on either side, and to global tokens."""
 
     window: int
 
@@ -136,10 +136,11 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class BlockSparse:
-    """A block sees its neighbours and the first and last block, which see all; short texts are seen in full.
+    """BigBird: a block attends to its neighbours and to the first and last block, which attend to all.
 
-    `random` is how many random blocks the original saw in training. Its inference puts the first block in their
-    place, so that each key of the first block counts `1 + random` times; Bertie does the same, always.
+    `random` is the number of random blocks in the original's training. Its inference replaces them by the first block,
+    so that each key of the first block counts `1 + random` times; Bertie always does the same. Short texts have
+    full attention.
     """
 
     block: int
@@ -152,7 +153,7 @@ class BlockSparse:
 
     @property
     def full_below(self) -> int:
-        """Texts of up to this many tokens are seen in full."""
+        """Texts of up to this many tokens have full attention."""
         return (5 + 2 * self.random) * self.block
 
 
@@ -164,14 +165,14 @@ Pattern = Full | Sliding | BlockSparse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingConfig:
-    """What is summed for a token before the first block."""
+    """Token embeddings: the sum of several tables, normalized."""
 
     width: int
     segments: int = 0  # rows of the segment table; 0: none
-    tasks: int = 0  # rows of a task table whose first row is added to every token; 0: none
-    scale: float = 1.0  # of the word vectors
+    tasks: int = 0  # rows of the task table, whose first row is added to every token; 0: none
+    scale: float = 1.0  # factor of the word embeddings
     norm: bool = True
-    # From the embedding's width to the encoder's, before or after the norm; None: there is no projection.
+    # Projection from the embedding width to the encoder's, before or after the norm; None: none.
     project: Literal["before_norm", "after_norm"] | None = None
     project_bias: bool = True
 
@@ -181,7 +182,7 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """A convolution over neighbouring tokens of the embedding, added to the first block's output."""
+    """A convolution over the token embeddings, added to the first block's output."""
 
     kernel: int
     groups: int
@@ -190,12 +191,12 @@ class Convolution:
     def __post_init__(self) -> None:
         _positive(self, "kernel", "groups")
         if self.kernel % 2 == 0:
-            raise ConfigError(f"Convolution.kernel={self.kernel} must be odd, to be centred on a token")
+            raise ConfigError(f"Convolution.kernel={self.kernel} must be odd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """Everything that shapes an encoder. `depth` layers run `blocks` distinct blocks, in the order of `layer_map`."""
+    """The architecture of an encoder. `depth` layers run `blocks` distinct blocks, in the order of `layer_map`."""
 
     vocab: int
     width: int
@@ -205,19 +206,19 @@ class EncoderConfig:
     kv_heads: int
     ff_width: int
     activation: Activation
-    gated: bool = False  # the first half of the up-projection passes the activation and multiplies the second
-    qkv_bias: Literal["qkv", "qv", ""] = "qkv"  # which of query, key and value have a bias
+    gated: bool = False  # the activated first half of the up-projection multiplies the second (GLU)
+    qkv_bias: Literal["qkv", "qv", ""] = "qkv"  # which projections have a bias
     out_bias: bool = True
     ff_bias: bool = True
     norm: NormConfig = NormConfig()
-    pre_norm: bool = False  # norms before attention and feed-forward, and a last one; else after each residual sum
-    first_norm: bool = True  # with pre_norm: whether the first block's attention has its norm
+    pre_norm: bool = False  # norms before attention and feed-forward, and a final one; else after each residual
+    first_norm: bool = True  # with pre_norm: whether the first block's attention has a norm
     embeddings: EmbeddingConfig
     positions: tuple[Position, ...]
-    patterns: tuple[Pattern, ...]  # one a layer
+    patterns: tuple[Pattern, ...]  # one per layer
     global_tokens: bool = False  # separate projections for global tokens
     conv: Convolution | None = None
-    max_length: int  # how many tokens the model was made for
+    max_length: int  # the longest text, in tokens
     dropout: float = 0.0
     attention_dropout: float = 0.0
     pad_id: int | None = None
@@ -244,7 +245,7 @@ class EncoderConfig:
             raise ConfigError(f"conv.groups={self.conv.groups} must divide width={self.width}")
         for kind in (Learned, Rotary, Bucketed | Disentangled):
             if sum(isinstance(p, kind) for p in self.positions) > 1:
-                raise ConfigError(f"positions={self.positions} has two schemes for one hook")
+                raise ConfigError(f"positions={self.positions} has two schemes of one kind")
         for position in self.positions:
             if isinstance(position, Rotary):
                 if len(position.bases) != self.depth:
@@ -258,12 +259,12 @@ class EncoderConfig:
 
     @property
     def depth(self) -> int:
-        """How many layers a token passes."""
+        """The number of layers."""
         return len(self.layer_map)
 
     @property
     def blocks(self) -> int:
-        """How many of them have weights of their own."""
+        """The number of blocks with weights of their own."""
         return max(self.layer_map) + 1
 
 
@@ -278,24 +279,24 @@ Globals = Literal["none", "first", "before_separator", "after_separator"]
 class HeadConfig:
     """A head: pool (or not), transform (or not), project.
 
-    `kind` says what comes out: "vocabulary" and "token" give a row a token, "text" a row a text.
+    Heads of kind "vocabulary" and "token" have one output row per token, those of kind "text" one per text.
     """
 
     kind: Literal["vocabulary", "token", "text"]
-    outputs: int | None  # None: the transformed state itself is the output
-    # of a text: the first token, the mean over tokens, or the mean over tokens of the outputs ("late")
+    outputs: int | None  # None: the transformed hidden state is the output
+    # For kind "text": the first token, the mean over tokens, or the mean over the tokens' outputs ("late").
     pooling: Literal["first", "mean", "late"] = "first"
-    dense: int | None = None  # the transform's width: dense, activation, norm; None: no transform
+    dense: int | None = None  # width of the transform (dense, activation, norm); None: no transform
     dense_bias: bool = True
     activation: Activation = "identity"
     norm: NormConfig | None = None
-    residual: int | None = None  # instead: a feed-forward of this width with residual and norm
+    residual: int | None = None  # instead: a feed-forward layer of this width with residual and norm
     output_bias: bool = True
-    tied: bool = False  # of a vocabulary: the output matrix is that of the word embeddings
+    tied: bool = False  # for kind "vocabulary": the output matrix is the word embedding table
     dropout: float = 0.0  # before the output
     dense_dropout: float = 0.0  # before the transform
-    globals: Globals = "none"  # which tokens are global, in models that have such tokens
-    # of texts that come without any: all 0 as they are given, or 1 past the first separator
+    globals: Globals = "none"  # which tokens are global, in models with global tokens
+    # Segment ids of texts without any: as given (0), or 1 after the first separator.
     segments: Literal["given", "after_separator"] = "given"
     separator_id: int | None = None
 
@@ -307,7 +308,7 @@ class HeadConfig:
             if not 0 <= getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)} must lie in [0, 1)")
         if self.norm and not (self.dense or self.residual):
-            raise ConfigError("HeadConfig.norm comes after dense or residual, and there is neither")
+            raise ConfigError("HeadConfig.norm needs dense or residual")
         if self.tied and self.kind != "vocabulary":
             raise ConfigError(f"tied=True is for kind='vocabulary', not {self.kind!r}")
         for field in ("globals", "segments"):
@@ -317,12 +318,12 @@ class HeadConfig:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How a head's scores are to be read, as found out on data that it was not trained on."""
+    """Calibration of a head's scores, fitted on held-out data."""
 
     temperature: float = 1.0  # logits are divided by it
-    threshold: float | None = None  # multi-label: the probability from which a label is given; None: 0.5
-    abstain_below: float | None = None  # the confidence under which the model had better not answer
-    precision: float | None = None  # that was wanted of the answers above it
+    threshold: float | None = None  # multi-label: lowest probability of an assigned label; None: 0.5
+    abstain_below: float | None = None  # confidence below which the model should abstain
+    precision: float | None = None  # target precision of the predictions above it
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
@@ -335,19 +336,17 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class HeadInfo:
-    """What a head of a checkpoint is for.
+    """The task of a checkpoint's head.
 
     >>> HeadInfo("classify", {0: "bad", 1: "good"}, "single_label_classification").calibration.temperature
     1.0
     """
 
     kind: HeadName
-    labels: dict[int, str] = dataclasses.field(
-        default_factory=dict
-    )  # names of the classes; empty where a head has none
-    problem: str | None = None  # of kind "classify": what the classes mean, one of PROBLEMS
+    labels: dict[int, str] = dataclasses.field(default_factory=dict)  # class names; empty for heads without classes
+    problem: str | None = None  # for kind "classify": one of PROBLEMS
     calibration: Calibration = Calibration()
-    task: str | None = None  # where the kind does not tell: "rerank", "regress", …
+    task: str | None = None  # where the kind does not determine it: "rerank", "regress", …
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(HeadName):

@@ -17,7 +17,7 @@ import bertie
 from bertie.checkpoints.model_spec import model_spec
 from bertie.config import Full
 from bertie.errors import ConfigError
-from bertie.nn.heads import mean
+from bertie.nn.heads import pool_mean
 from bertie.ops import Relative
 from bertie.ops.torch import grouped_attention as grouped
 from bertie.text.batch import Batch
@@ -106,7 +106,7 @@ def test_transformers_5_feeds_no_segments_with_its_generic_tokenizer(tmp_path: P
 def test_half_precision_adds_up_a_long_text() -> None:
     """The sum of 4000 twenties is more than float16 holds; their mean is not."""
     batch = Batch.from_ids([[1] * 4000, [2] * 3])
-    assert_close(mean(torch.full((4003, 2), 20.0).half(), batch), torch.full((2, 2), 20.0).half())
+    assert_close(pool_mean(torch.full((4003, 2), 20.0).half(), batch), torch.full((2, 2), 20.0).half())
 
 
 def test_half_precision_scales_before_it_multiplies() -> None:

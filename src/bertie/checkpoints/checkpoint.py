@@ -23,7 +23,7 @@ from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.nn.heads import Head
 from bertie.nn.linear import check_fp8, precision_of, to_fp8, to_int8
-from bertie.nn.model import Model, Unfilled, with_memory
+from bertie.nn.model import Model, SkipInit, allocate
 from bertie.text.tokenizer import Tokenizer
 
 # The dtype of the weights that are not quantized.
@@ -341,7 +341,7 @@ def _read(
     spec.weight_map.check(model, shapes, [*spec.family.dropped, *ignored])
     if device is not None:
         try:
-            model = with_memory(model.to(dtype), device)
+            model = allocate(model.to(dtype), device)
         except RuntimeError as error:
             raise CheckpointError(f"not enough memory for the model on {device}: {error}") from None
         spec.weight_map.load(model, weights)
@@ -364,7 +364,7 @@ def _read(
 def build(spec: ModelSpec) -> Model:
     """Build the model of a spec on the meta device, without allocating weights."""
     try:
-        with torch.device("meta"), Unfilled():
+        with torch.device("meta"), SkipInit():
             return Model(spec.encoder, spec.heads)
     except RuntimeError as error:
         raise ConfigError(f"config.json describes a model that is too large to build: {error}") from None

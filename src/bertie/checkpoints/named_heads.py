@@ -31,7 +31,7 @@ from bertie.checkpoints.convert import WeightMap, same
 from bertie.config import Calibration, HeadConfig, HeadInfo, HeadName
 from bertie.errors import CheckpointError, ConfigError
 from bertie.nn.heads import Head
-from bertie.nn.model import Model, Unfilled, with_memory
+from bertie.nn.model import Model, SkipInit, allocate
 
 KEY, FILE = "bertie", "heads.safetensors"
 
@@ -44,7 +44,7 @@ Parsed = TypeVar("Parsed")
 def empty(cfg: HeadConfig, model: Model) -> Head:
     """Build a head for this model on the meta device, without allocating weights."""
     try:
-        with torch.device("meta"), Unfilled():
+        with torch.device("meta"), SkipInit():
             return Head(cfg, model.config, torch.empty_like(model.encoder.embeddings.words.weight, device="meta"))
     except RuntimeError as error:
         raise ConfigError(f"{cfg} describes a head that is too large to build: {error}") from None
@@ -56,7 +56,7 @@ def initialize(cfg: HeadConfig, model: Model, seed: int) -> Head:
 
     They depend on `seed` alone: the global generator is not used, and every device gets the same numbers.
     """
-    head = with_memory(empty(cfg, model).to(model.dtype), model.device)
+    head = allocate(empty(cfg, model).to(model.dtype), model.device)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in head.named_parameters():
         if parameter.ndim > 1:
@@ -127,7 +127,7 @@ def load(model: Model, named: Mapping[str, HeadConfig], folder: Path, *, int8: b
         source = weight_files.Int8Source(file) if int8 else file
         weight_map.check(added, source.shapes(), ())
         if model.device.type != "meta":
-            added = with_memory(added.to(model.dtype), model.device)
+            added = allocate(added.to(model.dtype), model.device)
             weight_map.load(added, source)
     except CheckpointError as error:
         raise CheckpointError(f"{FILE}: {error}") from None

@@ -1,1 +1,1 @@
-"""The parts of an encoder: one config-driven encoder over flat tokens, its heads and its pooling."""
+"""Model parts: one config-driven encoder over flat batches, heads and pooling."""

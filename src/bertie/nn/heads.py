@@ -1,4 +1,4 @@
-"""Heads over hidden states: a row a token, or a row a text."""
+"""Heads over hidden states: one output row per token, or per text."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bertie.ops.torch.eager import activation_function
 from bertie.text.batch import Batch
 
 
-class Residual(nn.Module):
-    """A feed-forward with residual and norm, as one more half block."""
+class ResidualTransform(nn.Module):
+    """A feed-forward layer with residual and norm, like the second half of a block."""
 
     def __init__(self, cfg: HeadConfig, width: int) -> None:
         super().__init__()
         if cfg.residual is None or cfg.norm is None:
-            raise ConfigError("a residual transform needs its width and its norm")
+            raise ConfigError("a residual transform needs HeadConfig.residual (its width) and HeadConfig.norm")
         self.up = nn.Linear(width, cfg.residual)
         self.down = nn.Linear(cfg.residual, width)
         self.norm = build_norm(cfg.norm, width)
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 
 
 class Head(nn.Module):
-    """Pool (of a text), transform, project: each step only where the config has it."""
+    """Pool (heads over texts), transform, project: each step only where the config has it."""
 
     def __init__(self, cfg: HeadConfig, encoder: EncoderConfig, words: Tensor) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Head(nn.Module):
         self.dense = nn.Linear(width, cfg.dense, bias=cfg.dense_bias) if cfg.dense else None
         self.norm = build_norm(cfg.norm, cfg.dense) if cfg.norm and cfg.dense else None
         self.activation = activation_function(cfg.activation)
-        self.residual = Residual(cfg, width) if cfg.residual else None
+        self.residual = ResidualTransform(cfg, width) if cfg.residual else None
         self.out = self.bias = None
         width = cfg.dense or width
         if cfg.tied:
@@ -58,20 +58,20 @@ class Head(nn.Module):
             self.out = nn.Linear(width, cfg.outputs, bias=cfg.output_bias)
 
     def forward(self, hidden: Tensor, batch: Batch, words: Tensor) -> Tensor:
-        """(T, D) -> (T, outputs), or (B, outputs) if the head reads texts. `words` (V, E) serve a tied head."""
+        """(T, D) -> (T, outputs), or (B, outputs) for a head over texts. Tied heads use the embeddings `words` (V, E)."""
         cfg = self.cfg
         x = hidden
         if cfg.kind == "text" and cfg.pooling != "late":
-            x = first(x, batch) if cfg.pooling == "first" else mean(x, batch)
+            x = take_first(x, batch) if cfg.pooling == "first" else pool_mean(x, batch)
         x = self._transform(x)
         if cfg.tied:
             x = F.linear(x, words, self.bias)
         elif self.out is not None:
             x = self.out(x)
-        return mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
+        return pool_mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
 
     def _transform(self, x: Tensor) -> Tensor:
-        """(N, D) -> (N, E) what the outputs are made of."""
+        """(N, D) -> (N, E), the input of the output projection."""
         cfg = self.cfg
         if self.dense is not None:
             x = self.activation(self.dense(F.dropout(x, cfg.dense_dropout, self.training)))
@@ -82,9 +82,9 @@ class Head(nn.Module):
         return x if self.out is None else F.dropout(x, cfg.dropout, self.training)
 
     def fused_linear_cross_entropy(self, hidden: Tensor, words: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """() the sum of weight · cross-entropy of `targets` (N,) over the outputs for `hidden` (N, D).
+        """The weighted sum () of cross-entropies of `targets` (N,) under the logits of `hidden` (N, D).
 
-        As of the outputs that `forward` gives; but these, which are large over a vocabulary, need not be kept.
+        The logits, which are large over a vocabulary, need not be stored.
         """
         matrix, bias = (words, self.bias) if self.out is None else (self.out.weight, self.out.bias)
         x = self._transform(hidden)
@@ -93,47 +93,50 @@ class Head(nn.Module):
         out: Tensor = run(x, matrix, bias, targets, weights)
         return out
 
-    def segmented(self, batch: Batch) -> Batch:
-        """The batch with the segments that this head makes for texts that have none."""
+    def add_segments(self, batch: Batch) -> Batch:
+        """The batch with the segment ids that this head derives for texts that have none."""
         if self.cfg.segments == "given":
             return batch
-        owner = batch.text_of_token()
-        named = batch.segments.new_zeros(len(batch)).scatter_reduce(0, owner, batch.segments, "amax")  # (B,) 0: none
-        at = self._first_separators(batch)
-        at = torch.where(at == batch.max_len, 0, at)  # without a separator, the original takes the first token for it
-        made = (batch.positions > at[owner]).long()
-        return replace(batch, segments=torch.where(named[owner] == 0, made, batch.segments))
+        text = batch.text_of_token()
+        largest = batch.segments.new_zeros(len(batch)).scatter_reduce(0, text, batch.segments, "amax")  # (B,) 0: none
+        separator = self._first_separators(batch)
+        # Without a separator, the original takes the first token for it.
+        separator = torch.where(separator == batch.max_len, 0, separator)
+        derived = (batch.positions > separator[text]).long()
+        return replace(batch, segments=torch.where(largest[text] == 0, derived, batch.segments))
 
     def _first_separators(self, batch: Batch) -> Tensor:
-        """(B,) the place of each text's first separator; `max_len` where there is none."""
-        found = batch.ids == self.cfg.separator_id
+        """(B,) the position of each text's first separator; `max_len` where there is none."""
+        is_separator = batch.ids == self.cfg.separator_id
         nowhere = torch.full((len(batch),), batch.max_len, device=batch.ids.device)
-        return nowhere.scatter_reduce(0, batch.text_of_token()[found], batch.positions[found], "amin")
+        text = batch.text_of_token()[is_separator]
+        return nowhere.scatter_reduce(0, text, batch.positions[is_separator], "amin")
 
     def global_tokens(self, batch: Batch) -> Tensor | None:
-        """(T,) which tokens this head wants to be global, in models that have such tokens."""
+        """(T,) which tokens are global for this head, in models that have global tokens."""
         cfg = self.cfg
         if cfg.globals == "none":
             return None
         if cfg.globals == "first":
             return batch.positions == 0
-        at = self._first_separators(batch)
-        if int(at.max()) == batch.max_len:
+        separator = self._first_separators(batch)
+        if int(separator.max()) == batch.max_len:
+            text = int(separator.argmax())
             raise InputError(
-                f"text {int(at.argmax())} of the batch has no separator (id {cfg.separator_id}); this head needs pairs"
+                f"text {text} of the batch has no separator (id {cfg.separator_id}); this head needs pairs"
             )
-        place = batch.positions - at[batch.text_of_token()]
-        # Past the first separator comes a second one, then the second text.
-        return place < 0 if cfg.globals == "before_separator" else place > 1
+        distance = batch.positions - separator[batch.text_of_token()]
+        # The first separator is followed by a second one, then by the second text.
+        return distance < 0 if cfg.globals == "before_separator" else distance > 1
 
 
-def first(x: Tensor, batch: Batch) -> Tensor:
+def take_first(x: Tensor, batch: Batch) -> Tensor:
     """(T, D) -> (B, D) each text's first token."""
-    # A text of no tokens, which only a batch with spare room has, may begin where all have ended.
+    # An empty text, which only a batch with spare room has, may start past the last token.
     return x[batch.cu_seqlens[:-1].long().clamp(max=len(x) - 1)]
 
 
-def mean(x: Tensor, batch: Batch) -> Tensor:
+def pool_mean(x: Tensor, batch: Batch) -> Tensor:
     """(T, D) -> (B, D) the mean over each text's tokens."""
     out: Tensor = Pooling("mean")(x, batch)
     return out

@@ -1,7 +1,7 @@
-"""Linear layers in eight bits, for inference: weights with a scale a row, activations with a scale a token.
+"""Quantized linear layers for inference: weights with one scale per row, activations with one scale per token.
 
-On a CPU they are bytes (`to_int8`); products of bytes are exact, so what is lost is lost in rounding the two to 8 bits
-each. On a GPU they are floats of eight bits (`to_fp8`, ops/triton/fp8.py), whose products are summed in higher precision.
+int8 (`to_int8`) runs on a CPU. Its matrix multiplications are exact; the error is that of rounding weights and
+activations to 8 bits. fp8 (`to_fp8`, ops/triton/fp8.py) runs on a GPU and accumulates in higher precision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bertie.ops.triton.fused import Coded
 
 
 class Int8Linear(nn.Module):
-    """What a linear layer is once `to_int8` has seen it.
+    """A linear layer with int8 weights and activations.
 
     >>> layer = nn.Linear(2, 1)
     >>> _ = layer.weight.data.copy_(torch.tensor([[127.0, -63.6]])), layer.bias.data.fill_(1.0)
@@ -41,19 +41,19 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, K) -> (T, N)."""
-        # A row's own least and greatest number, and 0, lie on its scale of 256 steps: x = by · (code − zero).
+        # Asymmetric: 256 levels between a row's minimum and maximum, 0 included: x = scale · (code − zero_point).
         low = x.amin(dim=-1, keepdim=True).clamp(max=0)  # (T, 1)
-        by = (x.amax(dim=-1, keepdim=True).clamp(min=0) - low) / 255
-        steps = torch.where(by > 0, 1 / by, 0.0)
-        zero = (-low * steps).round()
-        codes = (x * steps + zero).round().clamp(max=255) - 128
+        scale = (x.amax(dim=-1, keepdim=True).clamp(min=0) - low) / 255
+        inverse = torch.where(scale > 0, 1 / scale, 0.0)
+        zero_point = (-low * inverse).round()
+        codes = (x * inverse + zero_point).round().clamp(max=255) - 128
         y = torch._int_mm(codes.to(torch.int8), self.weight.T).float()
-        y = (y - (zero - 128) * self.weight.sum(1, dtype=torch.float32)) * (by * self.scale)
+        y = (y - (zero_point - 128) * self.weight.sum(1, dtype=torch.float32)) * (scale * self.scale)
         return y if self.bias is None else y + self.bias
 
 
 class Int8QKV(Int8Linear):
-    """The same for query, key and value."""
+    """Query, key and value projections in int8."""
 
     def __init__(self, qkv: QKV) -> None:
         super().__init__(qkv.weight, qkv.full_bias())
@@ -65,20 +65,20 @@ class Int8QKV(Int8Linear):
 
 
 def to_int8(encoder: nn.Module) -> None:
-    """The products of an encoder's blocks in bytes from now on: it can be neither trained nor saved any more."""
+    """Quantize the linear layers of an encoder's blocks to int8, in place. It can then be neither trained nor saved."""
     for module in encoder.modules():
         if isinstance(module, SelfAttention):
             for name in ("qkv", "global_qkv"):
                 if isinstance(qkv := getattr(module, name), QKV):
                     setattr(module, name, Int8QKV(qkv))
-            module.out = _bytes(module.out)
+            module.out = _to_int8(module.out)
         elif isinstance(module, FeedForward):
-            module.up, module.down = _bytes(module.up), _bytes(module.down)
+            module.up, module.down = _to_int8(module.up), _to_int8(module.down)
         elif isinstance(module, Encoder):
             module.reset_dispatch()
 
 
-def _bytes(layer: nn.Module) -> nn.Module:
+def _to_int8(layer: nn.Module) -> nn.Module:
     return Int8Linear(layer.weight, layer.bias) if isinstance(layer, nn.Linear) else layer
 
 
@@ -86,7 +86,7 @@ def _bytes(layer: nn.Module) -> nn.Module:
 
 
 class Fp8Linear(nn.Module):
-    """What a linear layer is once `to_fp8` has seen it.
+    """A linear layer with fp8 (e4m3) weights and activations.
 
     >>> layer = nn.Linear(16, 16)
     >>> _ = nn.init.constant_(layer.weight, 3.0), nn.init.ones_(layer.bias)
@@ -97,22 +97,22 @@ class Fp8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         codes, scales = fp8.rounded(weight.detach())
-        self.dtype = weight.dtype  # of what it returns
+        self.dtype = weight.dtype  # of the outputs
         self.weight = nn.Parameter(codes, requires_grad=False)  # (N, K) e4m3
         self.scale = nn.Parameter(scales[:, 0], requires_grad=False)  # (N,)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
 
-    def product(self, x: Tensor | Coded, bias: Tensor | None = None) -> Tensor:
-        """(T, K) -> (T, N), with a bias or without one."""
+    def multiply(self, x: Tensor | Coded, bias: Tensor | None = None) -> Tensor:
+        """(T, K) -> (T, N), plus `bias`, which may differ from the layer's."""
         return fp8.product(fp8.coded(x), self.weight, self.scale, bias, self.dtype)
 
     def forward(self, x: Tensor | Coded) -> Tensor:
         """(T, K) -> (T, N)."""
-        return self.product(x, self.bias)
+        return self.multiply(x, self.bias)
 
 
 class Fp8QKV(Fp8Linear):
-    """The same for query, key and value."""
+    """Query, key and value projections in fp8."""
 
     def __init__(self, qkv: QKV) -> None:
         super().__init__(qkv.weight, qkv.full_bias())
@@ -124,7 +124,7 @@ class Fp8QKV(Fp8Linear):
 
 
 class Fp8FeedForward(FeedForward):
-    """The same for a feed-forward: between its products only codes are written."""
+    """A feed-forward layer in fp8: between its two matrix multiplications only quantized values are written."""
 
     up: Fp8Linear
     down: Fp8Linear
@@ -136,15 +136,15 @@ class Fp8FeedForward(FeedForward):
 
     def forward(self, x: Tensor, ops: DispatchTable) -> Tensor:
         """(T, D) -> (T, D)."""
-        out: Tensor = self.down(fp8.activate(self.up.product(x), self.up.bias, self.activation, self.gated))
+        out: Tensor = self.down(fp8.activate(self.up.multiply(x), self.up.bias, self.activation, self.gated))
         return out
 
 
 def to_fp8(encoder: Encoder) -> None:
-    """The products of an encoder's blocks in floats of eight bits from now on: it can be neither trained nor saved.
+    """Quantize the linear layers of an encoder's blocks to fp8, in place. It can then be neither trained nor saved.
 
-    On a GPU it must be in half precision, as all else stays. Layers with a side that is no multiple of 16 stay, too. On
-    a CPU the same numbers come out, slowly.
+    On a GPU the encoder must be in half precision, as everything else stays. Layers with a side that is no multiple of
+    16 are left as they are. On a CPU the same numbers are computed slowly.
     """
     words = encoder.embeddings.words.weight
     if words.is_cuda:
@@ -160,12 +160,12 @@ def to_fp8(encoder: Encoder) -> None:
         ff.up, ff.down = up, down = _fp8(ff.up), _fp8(ff.down)
         if isinstance(up, Fp8Linear) and isinstance(down, Fp8Linear):
             block.ff = Fp8FeedForward(ff, up, down)
-    _announce(encoder)
+    _quantize_norm_outputs(encoder)
     encoder.reset_dispatch()
 
 
-def _announce(encoder: Encoder) -> None:
-    """Has norms that products read from write codes, too. What follows the last block is no product of these."""
+def _quantize_norm_outputs(encoder: Encoder) -> None:
+    """Make norms whose output is read by an fp8 layer write it quantized as well; the last block's is not."""
     blocks, order = cast("list[Block]", list(encoder.blocks)), encoder.cfg.layer_map
     norms = [norm for block in blocks for norm in (block.pre_attention, block.post_attention, block.pre_ff)]
     norms += [blocks[number].post_ff for number in set(order[:-1])]
@@ -177,7 +177,7 @@ def _announce(encoder: Encoder) -> None:
 
 
 def check_fp8(device: torch.device | str) -> None:
-    """Refuse a device that cannot do it."""
+    """Raise an error for a device without fp8 matrix multiplication."""
     if not fp8.can(torch.device(device)):
         least = ".".join(map(str, fp8.CAPABILITY))
         raise ConfigError(
@@ -194,16 +194,16 @@ def _fp8(layer: nn.Module) -> nn.Module:
     return Fp8Linear(layer.weight, layer.bias) if isinstance(layer, nn.Linear) and _fits(layer.weight) else layer
 
 
-# --- what has been done ---
+# --- precision of an encoder ---
 
 
 def is_int8(encoder: nn.Module) -> bool:
-    """Whether `to_int8` has seen it."""
+    """Whether any layer is quantized to int8."""
     return any(isinstance(module, Int8Linear) for module in encoder.modules())
 
 
 def is_fp8(encoder: nn.Module) -> bool:
-    """Whether `to_fp8` has seen it."""
+    """Whether any layer is quantized to fp8."""
     return any(isinstance(module, Fp8Linear) for module in encoder.modules())
 
 

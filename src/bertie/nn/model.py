@@ -59,12 +59,12 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.encoder.embeddings.words.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' precision."""
+        """The dtype of the weights."""
         return self.encoder.embeddings.words.weight.dtype
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -124,7 +124,7 @@ class Model(nn.Module):
 
     def _hidden(self, batch: Batch, head: str | None) -> Tensor:
         if head is not None:
-            batch = self.head(head).segmented(batch)
+            batch = self.head(head).add_segments(batch)
         if self.config.global_tokens and head is not None and batch.global_tokens is None:
             batch = batch.with_globals(self.head(head).global_tokens(batch))
         out: Tensor = self.encoder(batch)
@@ -138,8 +138,8 @@ def forward_graphs(cfg: EncoderConfig) -> ForwardGraphs:
     return ForwardGraphs(max_tokens=max(MIN_TOKENS, min(MAX_TOKENS, LAUNCH_BOUND // layer)))
 
 
-class Unfilled(TorchFunctionMode):
-    """Leaves out the first filling of weights: there is no memory to fill, and torch would load its compiler for it."""
+class SkipInit(TorchFunctionMode):
+    """Skips weight initialization: on the meta device there is nothing to fill, and torch would import its compiler."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -150,7 +150,7 @@ class Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def with_memory(module: M, device: torch.device | str) -> M:
-    """A module of shapes gets memory, not filled: torch's `to_empty` would load its compiler for it (0.9 s)."""
-    module._apply(lambda one: torch.empty(one.shape, dtype=one.dtype, device=device))  # type: ignore[no-untyped-call]
+def allocate(module: M, device: torch.device | str) -> M:
+    """Give a module on the meta device uninitialized memory. (torch's `to_empty` imports its compiler: 0.9 s.)"""
+    module._apply(lambda x: torch.empty(x.shape, dtype=x.dtype, device=device))  # type: ignore[no-untyped-call]
     return module

@@ -9,7 +9,7 @@ from bertie.config import NormConfig
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight, computed in fp32."""
+    """x / rms(x) · weight, computed in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

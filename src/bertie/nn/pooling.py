@@ -1,4 +1,4 @@
-"""From one vector a token to one vector a text: the pooling modes of sentence-transformers on flat batches."""
+"""Pooling of hidden states into one embedding per text: the modes of sentence-transformers, on flat batches."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bertie.ops import dispatch
 from bertie.ops.triton.fused import POOLS
 from bertie.text.batch import Batch, send
 
-# In the order in which sentence-transformers concatenates modes that its older configs switch on by flags.
+# In the order in which sentence-transformers concatenates the modes that its older configs enable by flags.
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-LEAST = 1e-9  # smallest sum of token weights to divide by
+MIN_WEIGHT = 1e-9  # smallest sum of token weights to divide by
 
 
 class Pooling(nn.Module):
-    """Pool (T, D) hidden states into (B, D) text vectors; several modes are concatenated to (B, modes * D).
+    """Pool (T, D) hidden states into (B, D) embeddings; several modes are concatenated to (B, modes * D).
 
-    `cls` and `lasttoken` take a text's first and last token; `max` and `mean` go over its tokens;
-    `mean_sqrt_len_tokens` is the sum divided by the root of the length; `weightedmean` weights a text's n-th
+    `cls` and `lasttoken` take a text's first and last token; `max` and `mean` are over its tokens;
+    `mean_sqrt_len_tokens` is the sum divided by the square root of the length; `weightedmean` weights a text's n-th
     token by n. With `include_prompt=False` a text's first tokens, as many as its prompt has, are left out. With
     `token_weights`, one weight per token of the vocabulary (SIF or IDF), states are multiplied by them first, and means
     divide by their sum; a weight that training has driven below 0 counts as 0.
@@ -53,7 +53,7 @@ class Pooling(nn.Module):
         return f"modes={self.modes}, include_prompt={self.include_prompt}{weights}"
 
     def forward(self, hidden: Tensor, batch: Batch, prompt_lengths: Sequence[int] | None = None) -> Tensor:
-        """Pool each text by itself.
+        """(T, D) -> (B, modes * D).
 
         `prompt_lengths` counts a prompt's tokens as sentence-transformers does: the prompt tokenized alone, with the
         special tokens before it ([CLS]) and without the one after it ([SEP]). It matters with `include_prompt=False`
@@ -61,8 +61,8 @@ class Pooling(nn.Module):
         """
         if hidden.ndim != 2 or len(hidden) != len(batch.ids):
             raise InputError(f"hidden has shape {tuple(hidden.shape)}; the batch needs ({len(batch.ids)}, D)")
-        learns = hidden.requires_grad or (self.token_weights is not None and torch.is_grad_enabled())
-        if self.modes == ("mean",) and not hidden.is_cuda and not learns and self.include_prompt:
+        needs_grad = hidden.requires_grad or (self.token_weights is not None and torch.is_grad_enabled())
+        if self.modes == ("mean",) and not hidden.is_cuda and not needs_grad and self.include_prompt:
             return torch.from_numpy(self.means(hidden, batch)).to(hidden.dtype)
         prompts = None if self.include_prompt else prompt_lengths
         if self.token_weights is None and prompts is None and all(mode in POOLS for mode in self.modes):
@@ -79,20 +79,20 @@ class Pooling(nn.Module):
         if self.token_weights is not None:
             of_tokens = self.token_weights[batch.ids].clamp(min=0)[:, None]  # (T, 1)
             hidden = hidden * of_tokens  # in float32 at least
-            # Of all tokens, the prompt's too even when they are left out: so sentence-transformers has it.
-            weight = _sum(of_tokens, text, lengths).clamp(min=LEAST)  # (B, 1)
+            # Over all tokens, the prompt included even where it is left out, as in sentence-transformers.
+            weight = _sum(of_tokens, text, lengths).clamp(min=MIN_WEIGHT)  # (B, 1)
         if prompts is not None:
             skip = self._skip(batch, prompts)  # (B,)
-            # Written over, not cut out: how many tokens remain is not for the host to ask a GPU.
+            # Masked, not removed: the number of remaining tokens would have to be read from the device.
             left_out = (batch.positions < skip[text])[:, None]  # (T, 1)
             counts, starts = lengths - skip, starts + skip
         kept = hidden if left_out is None else hidden.masked_fill(left_out, 0)
 
-        # Half precision has too few digits to add up a long text.
+        # Half precision has too few digits for the sum over a long text.
         wide = kept.float() if kept.dtype in (torch.float16, torch.bfloat16) else kept
         pooled: list[Tensor] = []
         for mode in self.modes:
-            # A text of no tokens, which only a batch with spare room has, must become a number like any other.
+            # An empty text, which only a batch with spare room has, must give finite numbers.
             if mode == "cls":
                 pooled.append(hidden[starts.clamp(max=len(hidden) - 1)])
             elif mode == "lasttoken":
@@ -103,7 +103,7 @@ class Pooling(nn.Module):
                 at = text[:, None].expand_as(seen)
                 pooled.append(nothing.scatter_reduce(0, at, seen, "amax", include_self=False))
             elif mode == "weightedmean":
-                # The prompt's tokens keep their numbers even when they are left out.
+                # Tokens keep their numbers even when the prompt is left out.
                 weights = (batch.positions + 1).to(wide.dtype)[:, None]  # (T, 1)
                 total = weights if left_out is None else weights.masked_fill(left_out, 0)
                 whole = _sum(total, text, lengths).clamp(min=1) if weight is None else weight
@@ -111,10 +111,10 @@ class Pooling(nn.Module):
             else:
                 count = counts.clamp(min=1).to(wide.dtype)[:, None] if weight is None else weight  # (B, 1)
                 pooled.append(_sum(wide, text, lengths) / (count if mode == "mean" else count.sqrt()))
-        return torch.cat([one.to(dtype) for one in pooled], dim=1)  # (B, modes * D)
+        return torch.cat([column.to(dtype) for column in pooled], dim=1)  # (B, modes * D)
 
     def means(self, hidden: Tensor, batch: Batch) -> NDArray[Any]:
-        """The usual, on a CPU: the same sums in the same order, in a tenth of the time for a short text."""
+        """Mean pooling on a CPU in numpy: the same sums in the same order, in a tenth of the time for a short text."""
         rows = hidden.float().numpy() if hidden.dtype == torch.bfloat16 else hidden.numpy()
         weights = None
         if self.token_weights is not None:
@@ -124,13 +124,13 @@ class Pooling(nn.Module):
         ends = batch.cu_seqlens.tolist()
         for b, (start, end) in enumerate(pairwise(ends)):
             rows[start:end].sum(0, dtype=out.dtype, out=out[b])
-            out[b] /= max(1, end - start) if weights is None else max(LEAST, weights[start:end].sum())
+            out[b] /= max(1, end - start) if weights is None else max(MIN_WEIGHT, weights[start:end].sum())
         return out
 
     @staticmethod
     def _skip(batch: Batch, prompt_lengths: Sequence[int]) -> Tensor:
         if len(prompt_lengths) != len(batch):
-            raise InputError(f"{len(prompt_lengths)} prompt_lengths for {len(batch)} texts; give one a text")
+            raise InputError(f"{len(prompt_lengths)} prompt_lengths for {len(batch)} texts; pass one per text")
         for b, (prompt, length) in enumerate(zip(prompt_lengths, batch.lengths, strict=True)):
             if not 0 <= prompt < length:
                 raise InputError(
@@ -157,9 +157,9 @@ def splade_pool(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _sum(values: Tensor, text: Tensor, lengths: Tensor) -> Tensor:
-    """(T, D) -> (B, D), each text's rows added in their order."""
+    """(T, D) -> (B, D), each text's rows added in order."""
     if values.is_cuda:
-        # index_add adds in whatever order the threads arrive there, so that a text's sum would vary from run to run.
+        # index_add adds in no fixed order, so that a text's sum would vary from run to run.
         return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
-    # The same sum, and ten times as fast as segment_reduce on a CPU.
+    # The same sum, ten times as fast as segment_reduce on a CPU.
     return values.new_zeros(len(lengths), values.shape[1]).index_add(0, text, values)

@@ -1,6 +1,6 @@
-"""Positions inside attention: rotation of queries and keys, and scores that depend on relative distance.
+"""Relative positions: the learned table and the row that each distance looks up.
 
-(Learned absolute positions are rows of a table, added in `embeddings.py`.)
+(Learned absolute positions are added in embeddings.py; rotary embeddings are in ops/torch/eager.py.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bertie.nn.norms import build_norm
 
 
 class RelativeTable(nn.Module):
-    """The learned rows that relative distances look up; shared by all layers."""
+    """The learned table of relative positions, shared by all layers."""
 
     def __init__(self, cfg: EncoderConfig, scheme: Bucketed | Disentangled) -> None:
         super().__init__()
@@ -29,22 +29,22 @@ class RelativeTable(nn.Module):
             self.norm = build_norm(scheme.norm, cfg.width) if scheme.norm else None
 
     def forward(self) -> Tensor:
-        """-> (R, H) scores, or (R, D) vectors."""
+        """-> (R, H) scores, or (R, D) embeddings."""
         rows: Tensor = self.rows.weight
         return rows if self.norm is None else self.norm(rows)
 
 
 def relative_rows(scheme: Bucketed | Disentangled, max_len: int, device: torch.device) -> Tensor:
     """(2 · max_len − 1,) the table's row for each distance i − j of query i from key j, from −(max_len − 1) up."""
-    # Built once for the next power of two and cut, so that serving many lengths keeps few tables.
+    # Built for the next power of two and sliced, so that few tables serve all lengths.
     size = 1 << max(0, max_len - 1).bit_length()
-    return _on(device, scheme, size)[size - max_len : size + max_len - 1]
+    return _cached_rows(device, scheme, size)[size - max_len : size + max_len - 1]
 
 
 @lru_cache(maxsize=64)
-def _on(device: torch.device, scheme: Bucketed | Disentangled, max_len: int) -> Tensor:
-    # Kept where it is used: sending it anew would make the host wait for the device in every pass.
-    with torch.inference_mode(False):  # a later pass may need a gradient
+def _cached_rows(device: torch.device, scheme: Bucketed | Disentangled, max_len: int) -> Tensor:
+    # Kept on the device: copying it there would synchronize in every pass.
+    with torch.inference_mode(False):  # a later pass may record gradients
         return _rows(scheme, max_len).to(device)
 
 
@@ -59,17 +59,17 @@ def _rows(scheme: Bucketed | Disentangled, max_len: int) -> Tensor:
 
 
 def _t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """T5's bidirectional buckets: near distances one by one, far ones by their logarithm."""
+    """T5's bidirectional buckets: one per small distance, logarithmic for large ones."""
     half = buckets // 2
     exact = half // 2
     far = distance.abs()
-    # fp32 throughout: which bucket a far distance falls in depends on the rounding of the original.
+    # In float32 throughout: the bucket of a large distance depends on the rounding of the original.
     log = exact + (torch.log(far.float() / exact) / math.log(max_distance / exact) * (half - exact)).long()
     return (distance < 0).long() * half + torch.where(far < exact, far, log.clamp(max=half - 1))
 
 
 def _log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """DeBERTa's signed buckets: distances up to buckets / 2 one by one, farther ones by their logarithm."""
+    """DeBERTa's signed buckets: one per distance up to buckets / 2, logarithmic beyond."""
     middle = buckets // 2
     near = (distance < middle) & (distance > -middle)
     far = torch.where(near, torch.tensor(middle - 1), distance.abs())

@@ -190,7 +190,7 @@ class ForwardGraphs:
             return None
         # Weights are no inference tensors, and neither are the static inputs, which are written to later.
         with torch.inference_mode(False), torch.no_grad():
-            static = allocate(key[1], batch.ids.device)
+            static = static_batch(key[1], batch.ids.device)
             try:
                 copy_into(batch, static)
                 recording = _Recording(static, *self._record(run, static), self._passes)
@@ -224,7 +224,7 @@ def _copy_and_replay(recording: _Recording, batch: Batch, count: int) -> Tensor:
     return recording.out[:count].clone()
 
 
-def allocate(size: GraphSize, device: torch.device) -> Batch:
+def static_batch(size: GraphSize, device: torch.device) -> Batch:
     """A static batch to copy others into. Its lengths on the host are upper bounds; `cu_seqlens` is exact."""
     ids = torch.zeros(size.tokens, dtype=torch.long)
     ends = torch.zeros(size.texts + 1, dtype=torch.int32)
