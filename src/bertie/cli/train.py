@@ -100,7 +100,15 @@ def run(args: argparse.Namespace) -> None:
         if is_main:
             raise
         raise SystemExit(isinstance(error, BertieError)) from None  # the main process prints the reason
-    _train(args, settings, job)
+    runs = _open_runs(args, job)
+    with warnings.catch_warnings():
+        for text in job.recipe.warnings():  # printed once, with the plan
+            warnings.filterwarnings("ignore", message=re.escape(text))
+        for seed in job.seeds:
+            runs.train(seed, save_steps=args.save_steps, strategy=args.strategy)
+    runs.close()
+    if is_main:
+        _finish(args, settings, job, runs)
 
 
 def _settings(args: argparse.Namespace) -> RecipeFile:
@@ -187,7 +195,8 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
     )
 
 
-def _train(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob) -> None:
+def _open_runs(args: argparse.Namespace, job: FineTuningJob) -> SeedRuns:
+    """The runs of a job, with those that are done already; prints the plan."""
     import torch
 
     from bertie.training.distributed import World, local_device
@@ -197,15 +206,7 @@ def _train(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob) -
     runs = SeedRuns(Path(args.output), job, world, resume=args.resume)
     if world.is_main:
         _print_plan(job, runs)
-    with warnings.catch_warnings():
-        for text in job.recipe.warnings():  # printed once by the plan
-            warnings.filterwarnings("ignore", message=re.escape(text))
-        for seed in job.seeds:
-            runs.train(seed, save_steps=args.save_steps, strategy=args.strategy)
-    if world.size > 1:
-        torch.distributed.destroy_process_group()
-    if world.is_main:
-        _finish(args, settings, job, runs)
+    return runs
 
 
 def _print_plan(job: FineTuningJob, runs: SeedRuns) -> None:

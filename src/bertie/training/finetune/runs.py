@@ -219,6 +219,11 @@ class SeedRuns:
         # A seed that was finished by an earlier process has no predictions yet.
         return BestRun(self.results[seed], task, self._predictions.get(seed) or self._predict(task))
 
+    def close(self) -> None:
+        """Leave the process group: the rest is done by the main process."""
+        if self.world.size > 1:
+            dist.destroy_process_group()
+
     def finish(self, write: Callable[[Path], None]) -> None:
         """Let `write` add a report to the best model, then move it to the output folder."""
         model = self._model(self.best_seed())

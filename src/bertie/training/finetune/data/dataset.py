@@ -1,4 +1,28 @@
-"""Labelled datasets: reading, splitting and fingerprints."""
+"""Labelled datasets: reading, splitting and fingerprints.
+
+Columns are found by these names, the first that exist; `columns={"text": "review"}` renames one.
+
+- classify: `text`, or a pair (`text_a` and `text_b`, `premise` and `hypothesis`, `sentence1` and `sentence2`,
+  `question1` and `question2`, `question` and `sentence`), or `sentence`; with `label` or `labels`
+- regress: the same, with `score` or `label`
+- tag: `tokens`, with `tags` or `ner_tags`
+- answer: `question` and `context`, with `answers`
+- rerank: `query` and `passage` (or `document`, or `text`), with `label` or `score`, from 0 to 1
+- embed: matching texts, `anchor` and `positive`, or `query` and `positive` (or `passage`, `document`,
+  `text`), with or without negatives: `negative`, `negative_1`, …, or lists of `negatives`. Or a pair of
+  texts with `score`, or with `label`: a class, but a score for queries and passages. Or `query`, lists
+  of `passages` and lists of their `scores`. Lists of pairs or triplets need no `y`
+
+Values:
+
+- A label is a str, int or bool; a Hugging Face ClassLabel is replaced by its names. A list of labels makes the data
+  multi-label, and so do texts like `sad|angry` in a column `labels`.
+- Words and tags are lists, or texts with spaces between them.
+- Answers are SQuAD's `{"text": [...], "answer_start": [...]}`, a list of `{"text", "answer_start"}` (or `start`), a
+  list of (start, end), or texts alone, which are located at their first occurrence. `[]` means that the context has
+  no answer.
+- Instead of a list, its JSON is accepted, since CSV has no lists.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +36,7 @@ from typing import Any
 
 from bertie.errors import InputError
 from bertie.training.finetune.data.examples import Example, ExampleReader, Inputs
-from bertie.training.finetune.data.tables import INPUTS, Kind, row_sources
+from bertie.training.finetune.data.tables import INPUTS, Kind, RowSource, row_sources
 
 _MAX_PROBLEMS = 5  # named in one error
 
@@ -46,29 +70,7 @@ def read_dataset(
     pandas or polars DataFrame, a Hugging Face Dataset, a dict of columns or a list of dicts. Or `X` holds
     the texts (pairs; lists of words for `tag`) and `y` their labels, as lists, arrays or columns.
 
-    Columns are found by these names, the first that exist; `columns={"text": "review"}` renames one.
-
-    - classify: `text`, or a pair (`text_a` and `text_b`, `premise` and `hypothesis`, `sentence1` and `sentence2`,
-      `question1` and `question2`, `question` and `sentence`), or `sentence`; with `label` or `labels`
-    - regress: the same, with `score` or `label`
-    - tag: `tokens`, with `tags` or `ner_tags`
-    - answer: `question` and `context`, with `answers`
-    - rerank: `query` and `passage` (or `document`, or `text`), with `label` or `score`, from 0 to 1
-    - embed: matching texts, `anchor` and `positive`, or `query` and `positive` (or `passage`, `document`,
-      `text`), with or without negatives: `negative`, `negative_1`, …, or lists of `negatives`. Or a pair of
-      texts with `score`, or with `label`: a class, but a score for queries and passages. Or `query`, lists
-      of `passages` and lists of their `scores`. Lists of pairs or triplets need no `y`
-
-    Values:
-
-    - A label is a str, int or bool; a Hugging Face ClassLabel is replaced by its names. A list of labels makes the data
-      multi-label, and so do texts like `sad|angry` in a column `labels`.
-    - Words and tags are lists, or texts with spaces between them.
-    - Answers are SQuAD's `{"text": [...], "answer_start": [...]}`, a list of `{"text", "answer_start"}` (or `start`), a
-      list of (start, end), or texts alone, which are located at their first occurrence. `[]` means that the context has
-      no answer.
-    - Instead of a list, its JSON is accepted, since CSV has no lists.
-
+    The names of columns and the forms of values are listed at the top of this module.
     `name` is used in error messages for data that is not a file. `known` are the labels of a model: others are refused.
     `training` requires data to learn from: at least two labels, for example.
 
@@ -85,11 +87,20 @@ def read_dataset(
     if kind not in INPUTS:
         raise InputError(f"kind={kind!r} must be one of {', '.join(INPUTS)}")
     reader = ExampleReader(kind, known)
+    name, examples = _read_rows(reader, row_sources(kind, X, y, columns or {}, name))
+    if training:
+        _check_trainable(kind, examples, name)
+    labels = tuple(known) if known is not None else _sort_labels(reader.original)
+    return LabelledDataset(name, kind, examples, bool(reader.multi), labels, reader.original, reader.inputs)
+
+
+def _read_rows(reader: ExampleReader, sources: Iterable[RowSource]) -> tuple[str, list[Example]]:
+    """The name of the data and its examples; one error names the first rows that cannot be used."""
     examples: list[Example] = []
     names: list[str] = []
     problems: list[str] = []
     row = bad = 0
-    for source in row_sources(kind, X, y, columns or {}, name):
+    for source in sources:
         names.append(source.name)
         for number, (inputs, target) in enumerate(source.rows, 1):
             row += 1
@@ -99,17 +110,14 @@ def read_dataset(
                 bad += 1
                 if bad <= _MAX_PROBLEMS:
                     problems.append(f"{source.name}, row {number}: {error}")
-    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     if bad > _MAX_PROBLEMS:
         problems.append(f"and {bad - _MAX_PROBLEMS:,} more rows")
     if problems:
         raise InputError("\n".join(problems))
+    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     if not examples:
         raise InputError(f"{name} is empty: there is nothing to learn from")
-    if training:
-        _check_trainable(kind, examples, name)
-    labels = tuple(known) if known is not None else _sort_labels(reader.original)
-    return LabelledDataset(name, kind, examples, bool(reader.multi), labels, reader.original, reader.inputs)
+    return name, examples
 
 
 def split(data: LabelledDataset, fraction: float, seed: int) -> tuple[LabelledDataset, LabelledDataset]:
