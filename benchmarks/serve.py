@@ -6,17 +6,21 @@
     python -m benchmarks.serve saturate --servers bertie --device cuda --serve-args "--workers 8" --per-request 1,32 \\
         --generator python --processes 6 --connections 256 --texts TEXTS.json
 
-saturate: a closed loop of 64 connections with one text per request, against each server in turn, and the same texts
-through `Embedder.embed` offline. The CPU time of the load generator (a few percent of a core for wrk) counts against
-the server. The peer's batch sizes are tuned first and the best are used, also with one process per core. CPU time per
-text is reported as well: it is the better measure on a machine with other load.
+saturate: a closed loop of 64 connections with one text per request, against each server in turn,
+and the same texts through `Embedder.embed` offline. The CPU time of the load generator (a few
+percent of a core for wrk) counts against the server. The peer's batch sizes are tuned first and the
+best are used, also with one process per core. CPU time per text is reported as well: it is the
+better measure on a machine with other load.
 
-latency: an open loop (Poisson arrivals) at 25, 50, 75, 100 and 200% of the capacity, measured or given by --rate.
+latency: an open loop (Poisson arrivals) at 25, 50, 75, 100 and 200% of the capacity, measured or
+given by --rate.
 
-start: seconds from starting the process to the first response, of /classify with the built-in model.
+start: seconds from starting the process to the first response, of /classify with the built-in
+model.
 
-The texts are real and of mixed lengths: questions, captions, news, paragraphs; none is longer than the model's maximum
-length, since sentence-transformers would truncate it. Without --data they are excerpts of a novel, or those in --texts.
+The texts are real and of mixed lengths: questions, captions, news, paragraphs; none is longer than
+the model's maximum length, since sentence-transformers would truncate it. Without --data they are
+excerpts of a novel, or those in --texts.
 """
 
 from __future__ import annotations

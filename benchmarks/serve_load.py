@@ -1,8 +1,8 @@
 """Load generators for HTTP servers: wrk, and one in Python for open-loop load or where wrk is missing.
 
-Closed loop: each connection sends its next request when it has received the response to the last. Open loop: requests
-arrive as a Poisson process whatever the server does, and latency counts from when a request was due, so that a server
-that stalls cannot hide it (no coordinated omission).
+Closed loop: each connection sends its next request when it has received the response to the last.
+Open loop: requests arrive as a Poisson process whatever the server does, and latency counts from
+when a request was due, so that a server that stalls cannot hide it (no coordinated omission).
 """
 
 from __future__ import annotations

@@ -4,12 +4,15 @@
     python -m benchmarks.serve_peers async --model FOLDER --port 9001
     python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --max-texts 64 --batch 8 [--processes 2]
 
-plain: as both documentations suggest. A blocking function is declared with `def`, FastAPI calls it in a thread, and it
-calls `encode` on the request's texts.
+plain: as both documentations suggest. A blocking function is declared with `def`, FastAPI calls it
+in a thread, and it calls `encode` on the request's texts.
+
 async: the same with `async def`, a common mistake: one `encode` after the other, on the event loop.
-batched: queued texts are encoded together in one thread, up to a maximum; sentence-transformers sorts them by length
-and pads them in batches. Responses are serialized by orjson from numpy. POST /tune sets both sizes and the time to wait
-for more texts. With --processes, several processes share the port and the cores.
+
+batched: queued texts are encoded together in one thread, up to a maximum; sentence-transformers
+sorts them by length and pads them in batches. Responses are serialized by orjson from numpy. POST
+/tune sets both sizes and the time to wait for more texts. With --processes, several processes share
+the port and the cores.
 
 All accept text-embeddings-inference's POST /embed with one or several texts.
 """

@@ -2,9 +2,9 @@
 
     python -m benchmarks.soak --minutes 30 [--model FOLDER] [--json OUT.json]
 
-Well-behaved clients use every task of the model, and every response is compared with that of the local task object. At
-the same time others disconnect, send slowly, send garbage, send too much, and send pathological texts; workers are
-killed and models reloaded at intervals. The test checks that
+Well-behaved clients use every task of the model, and every response is compared with that of the
+local task object. At the same time others disconnect, send slowly, send garbage, send too much, and
+send pathological texts; workers are killed and models reloaded at intervals. The test checks that
 
 - every accepted request is answered once, and correctly; clients of a killed worker retry;
 - refusals have status 429 or 503 and a Retry-After header; there is no other 5xx;

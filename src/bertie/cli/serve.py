@@ -1,9 +1,10 @@
 """Serve models over HTTP: embeddings, classification, token classification, question answering, fill-mask, reranking
 and search.
 
-The server speaks the APIs of OpenAI (/v1/embeddings), text-embeddings-inference (/embed, /rerank, …), Cohere and Jina
-(/v1/rerank) and its own (/fill, /classify, /tag, /answer, /search). The playground is at /, the API reference at /docs.
-It listens on the loopback interface only; another --host requires API keys.
+The server speaks the APIs of OpenAI (/v1/embeddings), text-embeddings-inference (/embed, /rerank,
+…), Cohere and Jina (/v1/rerank) and its own (/fill, /classify, /tag, /answer, /search). The
+playground is at /, the API reference at /docs. It listens on the loopback interface only; another
+--host requires API keys.
 
 SIGTERM stops the server after requests in flight are answered; SIGHUP reloads the models without downtime. With
 --workers, workers that die are restarted.

@@ -112,10 +112,11 @@ def _parse(response: Any, request: Request[T]) -> list[T]:
 class Client(_BaseClient):
     """A client with the methods of the local task objects. It is thread-safe.
 
-    `model`: one of the served models; by default each method uses the first one with a suitable head. `timeout`:
-    seconds per request. `retries`: how often a request is repeated if there is no connection or the server is
-    overloaded; the pauses grow from 0.25 to 8 seconds, and are at least as long as Retry-After says. `in_flight`:
-    concurrent requests, and so connections, which are kept alive.
+    `model`: one of the served models; by default each method uses the first one with a suitable
+    head. `timeout`: seconds per request. `retries`: how often a request is repeated if there is no
+    connection or the server is overloaded; the pauses grow from 0.25 to 8 seconds, and are at least
+    as long as Retry-After says. `in_flight`: concurrent requests, and so connections, which are
+    kept alive.
 
     >>> with Client("http://127.0.0.1:8080") as client:                               # doctest: +SKIP
     ...     client.embed(["A cat sat on the mat.", "The feline rested."]).shape

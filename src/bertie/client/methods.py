@@ -82,7 +82,8 @@ class ClientMethods:
     def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> Call[Vectors, Vectors]:
         """(N, M) similarities of each text of `a` to each of `b`, or to `a` itself, as `Embedder.similarity`.
 
-        This is a single request. For more texts than one request takes, use `embed` and compare locally.
+        This is a single request. For more texts than one request takes, use `embed` and compare
+        locally.
         """
         rows = [text for text, _ in requests.check_texts(a, "similarity")]
         columns = None if b is None else [text for text, _ in requests.check_texts(b, "similarity")]

@@ -17,7 +17,8 @@ MAX_RETRY_AFTER = 60.0  # seconds: a server that asks for a longer pause is not 
 class ServerError(BertieError):
     """A server that cannot be reached, refuses a valid request, or sends a response that cannot be parsed.
 
-    `status` is that of the last response, None without one; `request_id` identifies the request in the server's log.
+    `status` is that of the last response, None without one; `request_id` identifies the request in
+    the server's log.
     """
 
     def __init__(self, message: str, status: int | None = None, request_id: str | None = None) -> None:

@@ -1,8 +1,9 @@
 """The server as an ASGI application: authentication, limits, threads, and errors in the format of each API.
 
-There is no web framework. All requests take one path through `App._respond`. Bodies are parsed in the request's own
-thread rather than on the event loop, where a large one would delay all others. Four APIs with three error formats leave
-little for a framework to do, and the OpenAPI description comes from the classes that validate requests.
+There is no web framework. All requests take one path through `App._respond`. Bodies are parsed in
+the request's own thread rather than on the event loop, where a large one would delay all others.
+Four APIs with three error formats leave little for a framework to do, and the OpenAPI description
+comes from the classes that validate requests.
 """
 
 from __future__ import annotations

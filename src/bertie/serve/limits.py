@@ -1,7 +1,8 @@
 """Limits on what one request may send, and how slowly.
 
-uvicorn limits neither the time that request headers may take to arrive nor, with its fast parser, their size;
-`LimitedProtocol` does both. It also tells a running request that its client has disconnected.
+uvicorn limits neither the time that request headers may take to arrive nor, with its fast parser,
+their size; `LimitedProtocol` does both. It also tells a running request that its client has
+disconnected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Counters, gauges and histograms in the Prometheus text format.
 
-Each worker process has its own. With several workers behind one port, each writes its values to a file every second,
-and the worker that is scraped adds up all files, including those of dead workers: counters must not decrease.
+Each worker process has its own. With several workers behind one port, each writes its values to a
+file every second, and the worker that is scraped adds up all files, including those of dead
+workers: counters must not decrease.
 """
 
 from __future__ import annotations

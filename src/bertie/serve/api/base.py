@@ -1,7 +1,7 @@
 """What the request and response models of all APIs share.
 
-Requests are validated by these classes. Responses are only described by them, for OpenAPI: the handlers build them, and
-the tests check them against the description.
+Requests are validated by these classes. Responses are only described by them, for OpenAPI: the
+handlers build them, and the tests check them against the description.
 """
 
 from __future__ import annotations
