@@ -20,7 +20,7 @@ import torch
 
 from bertie import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger
 from bertie.errors import InputError
-from bertie.tasks.base import Overflow
+from bertie.pipeline.pipeline import Overflow
 
 REACH = 32
 PLACES = (0, 25, 50, 75, 100)  # percent

@@ -45,9 +45,8 @@ from bertie.evaluation.retrieval import Qrels, Run
 from bertie.search import beir
 from bertie.search.beir import RetrievalDataset
 from bertie.tasks import Embedder, Reranker
-from bertie.tasks.embed import Embedding
 from bertie.tasks.mteb import MTEBEmbedder
-from bertie.tasks.rerank import Scored
+from bertie.tasks.results import EmbeddingResult, RelevanceResult
 
 FOLDERS = {"Cranfield": "cranfield", "CACM": "cacm", "NPL": "npl_vaswani", "CoSQA": "cosqa", "WikiQA": "wikiqa"}
 KINDS = (("Cranfield", "CACM", "NPL"), ("CoSQA", "WikiQA"))  # abstracts; what people ask the web
@@ -121,10 +120,10 @@ class KeptEmbedder(Embedder):
         read = super().embed
         return read(texts, prompt=prompt) if self.kept is None or prompt is not None else self.kept(list(texts), read)
 
-    def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
+    def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[EmbeddingResult]:
         if self.kept is None or prompt is not None:
             return super().embed_each(texts, prompt=prompt)
-        return (Embedding(vector, 0, 0, 0) for vector in self.embed(texts))
+        return (EmbeddingResult(vector, 0, 0, 0) for vector in self.embed(texts))
 
 
 class KeptReranker(Reranker):
@@ -132,7 +131,7 @@ class KeptReranker(Reranker):
 
     kept: Kept | None = None
 
-    def predict_each(self, X: Iterable[tuple[str, str]]) -> Iterator[Scored]:
+    def predict_each(self, X: Iterable[tuple[str, str]]) -> Iterator[RelevanceResult]:
         if self.kept is None:
             return super().predict_each(X)
         read = super().predict_each
@@ -140,7 +139,7 @@ class KeptReranker(Reranker):
         def score(some: list[str]) -> np.ndarray:  # (n, 1)
             return np.array([[one.score] for one in read([tuple(two.split("\0")) for two in some])])
 
-        return (Scored(float(one), 0, 0, 0) for (one,) in self.kept(["\0".join(pair) for pair in X], score))
+        return (RelevanceResult(float(one), 0, 0, 0) for (one,) in self.kept(["\0".join(pair) for pair in X], score))
 
 
 def embedder(name: str, folder: Path | None, device: str, overflow: Any) -> KeptEmbedder:

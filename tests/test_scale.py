@@ -182,7 +182,7 @@ def test_the_same_chunks_as_the_command_line() -> None:
 
 def test_command_line(alone: None, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("".join(text + "\n" for text in sentences(50)))
-    same = [str(tmp_path / "a.txt"), "-m", str(model), "--dimensions", "8"]
+    same = [str(tmp_path / "a.txt"), "-m", str(model), "--dimension", "8"]
     out = str(tmp_path / "out")
     assert main(["embed", *same, "-o", str(tmp_path / "local.npy")]) == 0
     assert main(["embed", *same, "-o", out, "--ray", "local", "--threads", "1", "--json"]) == 0
@@ -379,7 +379,7 @@ def test_the_folder_keeps_to_what_was_asked(alone: None, model: Path, tmp_path: 
     texts, out = sentences(20), tmp_path / "out"
     done = scale.embed(texts, out, model, threads=1)
     assert scale.embed(texts, out, model, threads=1, resume=True) == done
-    for changed in ({"normalize": True}, {"rows": 7}, {"dimensions": 3}):
+    for changed in ({"normalize": True}, {"rows": 7}, {"dimension": 3}):
         with pytest.raises(InputError, match=f"was made with {next(iter(changed))}=.*, and now it is"):
             scale.embed(texts, out, model, threads=1, resume=True, **changed)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="was made with input="):
@@ -453,7 +453,7 @@ def test_wrong_input(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ([Path("/dev/null")], {"format": "text"}, InputError, "empty|no plain file"),
         (["a"], {"workers": 0}, InputError, "workers=0"),
         (["a"], {"device": "cuda:1"}, InputError, "Ray assigns GPUs"),
-        (["a"], {"dimensions": 99}, InputError, "dimensions=99"),
+        (["a"], {"dimension": 99}, InputError, "dimension=99"),
         (["a"], {"prompt": "q"}, InputError, "prompt='q'"),
     ]
     for texts, options, kind, said in cases:

@@ -12,11 +12,11 @@ from benchmarks.serve_load import Connection
 from benchmarks.soak import MIN_GROWTH, WARM_UP, Soak
 from benchmarks.soak_cases import Case, is_close
 
-from bertie.tasks.tag import Span, Tagged
+from bertie.tasks.results import TaggedSpan, TaggingResult
 
 
-def spans(score: float, label: str = "PER") -> list[Tagged]:
-    return [Tagged((Span(label, 0, 3, "Ada", score),), 5, 5, 1)]
+def spans(score: float, label: str = "PER") -> list[TaggingResult]:
+    return [TaggingResult((TaggedSpan(label, 0, 3, "Ada", score),), 5, 5, 1)]
 
 
 def test_is_close() -> None:

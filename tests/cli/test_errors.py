@@ -130,7 +130,7 @@ def test_a_model_without_that_head(
     ("argv", "status", "said"),
     [
         (["embed", "a cat", "--prompt", "nonsense"], 1, "prompt='nonsense'"),
-        (["embed", "a cat", "--dimensions", "99"], 1, "dimensions=99"),
+        (["embed", "a cat", "--dimension", "99"], 1, "dimension=99"),
         (["embed", "a cat", "--device", "nonsense"], 1, "--device nonsense"),
         (["embed", "a cat", "--format", "csv"], 2, "--format csv is for a file"),
         (["fill", "a [MASK]", "--top-k", "0"], 1, "top_k=0"),

@@ -42,9 +42,9 @@ def test_embed(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_embed_takes_its_options(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--pooling", "cls", "--normalize", "--dimensions", "4", "--overflow", "truncate"]
+    options = ["--pooling", "cls", "--normalize", "--dimension", "4", "--overflow", "truncate"]
     found = lines(capsys, "embed", LONG, "-m", models["embed"], *options)[0]
-    ours = _embedder(models, pooling="cls", normalize=True, dimensions=4, overflow="truncate").embed([LONG])
+    ours = _embedder(models, pooling="cls", normalize=True, dimension=4, overflow="truncate").embed([LONG])
     assert np.array_equal(np.array([found["vector"]], np.float32), ours)
     assert np.isclose(np.linalg.norm(found["vector"]), 1)
     assert found["tokens_read"] == 38

@@ -74,7 +74,7 @@ def test_embed(call: Callable[..., Any], registry: Registry, model: str) -> None
     found = call(model, "embed", TEXTS)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, local.embed(TEXTS), atol=1e-5)
-    short = Embedder(registry[model].checkpoint, dimensions=7)
+    short = Embedder(registry[model].checkpoint, dimension=7)
     np.testing.assert_allclose(call(model, "embed", TEXTS[:3], dimension=7), short.embed(TEXTS[:3]), atol=1e-5)
     assert call(model, "embed", []).shape == (0, local.dimension)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bertie import Classifier, Embedder
-from bertie.tasks import base
+from bertie.pipeline import pipeline
 from tests.checkpoints.tiny_sentence import save_bert
 from tests.tasks.test_embed import many
 
@@ -21,13 +21,13 @@ def test_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Embedder.load(folder).embed(texts)
     embedder = Embedder.load(folder, device="cuda")
     for items, tokens in ((1024, 1 << 16), (20, 64), (7, 40)):
-        monkeypatch.setattr(base, "ITEMS_AT_ONCE", items)
-        monkeypatch.setattr(base, "TOKENS_ON_GPU", tokens)
+        monkeypatch.setattr(pipeline, "CHUNK_ITEMS", items)
+        monkeypatch.setattr(pipeline, "GPU_BATCH_TOKENS", tokens)
         np.testing.assert_allclose(embedder.embed(texts), wanted, atol=2e-5)
 
 
 def test_other_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, folder = many(100), save_bert(tmp_path, labels=3, limit=10)
     wanted = Classifier.load(folder).predict_proba(texts)
-    monkeypatch.setattr(base, "TOKENS_ON_GPU", 64)
+    monkeypatch.setattr(pipeline, "GPU_BATCH_TOKENS", 64)
     np.testing.assert_allclose(Classifier.load(folder, device="cuda").predict_proba(texts), wanted, atol=2e-5)

@@ -287,7 +287,7 @@ def test_another_model_is_refused(tmp_path: Path, model: Path, index: Index) -> 
     with torch.no_grad():
         next(iter(other.model.parameters())).view(-1)[3] += 1e-3
     place = tmp_path / "index"
-    for wrong in (other, Embedder.load(model, pooling="cls"), Embedder.load(model, dimensions=8)):
+    for wrong in (other, Embedder.load(model, pooling="cls"), Embedder.load(model, dimension=8)):
         with pytest.raises(InputError, match="is another model"):
             Index.open(place, wrong)
     copy = tmp_path / "copy"

@@ -23,12 +23,11 @@ from bertie.checkpoints.model_spec import model_spec
 from bertie.config import HeadConfig, HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
-from bertie.serve.engine import Engine, Ran
+from bertie.serve.engine import BatchStats, Engine
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, current_ticket
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger
-from bertie.tasks.base import TaskInput
 from bertie.text.batch import Batch
-from bertie.text.windows import windows
+from bertie.text.encoding import Encodings
 from tests.parity.tiny import TINY
 from tests.tasks.tiny import LABELS, document, save, sentences
 
@@ -116,10 +115,10 @@ def test_all_tasks_in_shared_batches_say_what_each_says_alone(
             lambda text=text: filler.fill([f"{text} the [MASK] of", "a [MASK]"], top_k=4),
         ]
     alone = [call() for call in calls]
-    ran: list[Ran] = []
-    with running(checkpoint.model, watch=ran.append) as engine:
+    ran: list[BatchStats] = []
+    with running(checkpoint.model, on_batch=ran.append) as engine:
         for task in (embedder, mood, names, spans, rank, filler):
-            task.compute = engine.compute
+            task.pipeline.executor = engine.compute
         found = together(engine, Gate(checkpoint.model, monkeypatch), calls)
         stats = engine.stats()
     for one, expected in zip(found, alone, strict=True):
@@ -153,10 +152,13 @@ def assert_same(found: Any, expected: Any) -> None:
 
 def test_an_error_of_one_task_reaches_its_request_only(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fussy(Classifier):
-        def outputs(self, hidden: Any, batch: Any, asks: Any, group: Any) -> Any:
-            if any("poison" in ask.texts[0] for ask in asks):
+        def parameters(self, chunk: Any) -> Any:
+            return ["poison" in text.input.texts[0] for text in chunk for _ in text.windows]
+
+        def outputs(self, model: Any, hidden: Any, batch: Any, parameters: Any) -> Any:
+            if any(parameters):
                 raise ValueError("poisoned")
-            return super().outputs(hidden, batch, asks, group)
+            return super().outputs(model, hidden, batch, parameters)
 
     several = texts(12)
     several[7] = "the poison of Jane"
@@ -165,7 +167,7 @@ def test_an_error_of_one_task_reaches_its_request_only(checkpoint: Checkpoint, m
     plain = Classifier(checkpoint, head="mood").classify(several)
     vectors = embedder.embed(several)
     with running(checkpoint.model) as engine:
-        fussy.compute = embedder.compute = engine.compute
+        fussy.pipeline.executor = embedder.pipeline.executor = engine.compute
         calls = [lambda text=text: fussy.classify([text])[0] for text in several]
         calls += [lambda text=text: embedder.embed([text])[0] for text in several]
         found = together(engine, Gate(checkpoint.model, monkeypatch), calls)
@@ -196,7 +198,7 @@ def test_what_has_no_room_is_tried_in_halves(checkpoint: Checkpoint, monkeypatch
     expected = embedder.embed(several)
     monkeypatch.setattr(checkpoint.model, "hidden", small)
     with running(checkpoint.model) as engine:
-        embedder.compute = engine.compute
+        embedder.pipeline.executor = engine.compute
         found = together(
             engine,
             Gate(checkpoint.model, monkeypatch),
@@ -223,7 +225,7 @@ def test_numbers_that_are_not_finite_stay_with_their_text(
         with torch.no_grad():
             checkpoint.model.encoder.embeddings.words.weight[sorted(bad)] = value
         with running(checkpoint.model) as engine, monkeypatch.context() as patch:
-            embedder.compute = names.compute = engine.compute
+            embedder.pipeline.executor = names.pipeline.executor = engine.compute
             calls = [lambda text=text: embedder.embed([text])[0] for text in several]
             calls += [lambda text=text: names.tag([text], words="none")[0] for text in several]
             found = together(engine, Gate(checkpoint.model, patch), calls)
@@ -233,39 +235,31 @@ def test_numbers_that_are_not_finite_stay_with_their_text(
                 assert_same(found[len(several) + i], tags[i])
             else:
                 assert isinstance(found[i], InputError)
-                assert "text 0: the model's numbers are not finite" in str(found[i])
+                assert "text 0: the model's outputs are not finite" in str(found[i])
 
 
 def test_ids_that_the_model_does_not_know(checkpoint: Checkpoint) -> None:
     embedder = Embedder(checkpoint)
-    encoding = embedder.tokenizer.encode("a river")
-    good = [(TaskInput("good", ("a river",), embedder_options()), one) for one in windows(encoding, ("a river",), 48)]
-    wrong = windows(embedder.tokenizer.encode("a novel"), ("a novel",), 48)
-    wrong[0].encoding.ids[1] = 10**6
+    good, wrong = (embedder.tokenizer.encode_flat([text]) for text in ("a river", "a novel"))
+    wrong.ids[1] = 10**6
     with running(checkpoint.model) as engine:
         with pytest.raises(InputError):
-            engine.compute(embedder, [(TaskInput("wrong", ("a novel",), embedder_options()), wrong[0])])
+            engine.compute(embedder, wrong)
         assert len(engine.compute(embedder, good)) == 1
-
-
-def embedder_options() -> Any:
-    from bertie.tasks.embed import _Options
-
-    return _Options(0)
 
 
 def test_the_worker_outlives_anything(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     expected = embedder.embed(["the river"])
     with running(checkpoint.model) as engine:
-        embedder.compute = engine.compute
+        embedder.pipeline.executor = engine.compute
         for error in (KeyboardInterrupt, SystemExit, RuntimeError, MemoryError):
             with monkeypatch.context() as patch:
                 patch.setattr(checkpoint.model, "hidden", raising(error))
                 with pytest.raises(error):
                     embedder.embed(["the river", "a novel"])
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "watch", raising(ZeroDivisionError))
+            patch.setattr(engine, "on_batch", raising(ZeroDivisionError))
             assert_allclose(embedder.embed(["the river"]), expected, atol=1e-5)
         assert engine.ready
         assert_allclose(embedder.embed(["the river"]), expected, atol=1e-5)
@@ -281,7 +275,7 @@ def raising(error: type[BaseException]) -> Callable[..., Any]:
 def test_tickets(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     with running(checkpoint.model) as engine:
-        embedder.compute = engine.compute
+        embedder.pipeline.executor = engine.compute
         mine = Ticket("mine")
         token = current_ticket.set(mine)
         found = list(embedder.embed_each([document(12), "the river"]))
@@ -320,7 +314,7 @@ def test_full(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = embedder.embed(sentences(40))
     with running(checkpoint.model, max_wait=1.0) as engine:
         engine.queue.rate, engine.queue.least = 100.0, 0
-        embedder.compute = engine.compute
+        embedder.pipeline.executor = engine.compute
         gate = Gate(checkpoint.model, monkeypatch)
         with ThreadPoolExecutor(41) as pool:
             pool.submit(embedder.embed, ["the river"])
@@ -344,7 +338,7 @@ def test_full(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
     embedder = Embedder(checkpoint)
     engine = Engine(checkpoint.model, budget=16, workers=1)
-    embedder.compute = engine.compute
+    embedder.pipeline.executor = engine.compute
     gate = Gate(checkpoint.model, monkeypatch)
     with ThreadPoolExecutor(6) as pool:
         rest = [pool.submit(embedder.embed, [text]) for text in sentences(5)]
@@ -369,7 +363,7 @@ def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain:
 def test_a_device_that_hangs_is_not_waited_for(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     engine = Engine(checkpoint.model, budget=512, workers=1)
-    embedder.compute = engine.compute
+    embedder.pipeline.executor = engine.compute
     gate = Gate(checkpoint.model, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(embedder.embed, ["the river"])
@@ -391,7 +385,7 @@ def test_replicas(checkpoint: Checkpoint, folder: Path) -> None:
     expected = names.tag(several, words="none")
     used.clear()
     with running(checkpoint.model, replicas=[replica.model], budget=32) as engine:
-        names.compute = engine.compute
+        names.pipeline.executor = engine.compute
         with ThreadPoolExecutor(16) as pool:
             found = list(pool.map(lambda text: names.tag([text], words="none")[0], several))
     assert used == {id(checkpoint.model.encoder), id(replica.model.encoder)}
@@ -404,7 +398,7 @@ def test_several_workers(checkpoint: Checkpoint) -> None:
     several = [document(40, seed) for seed in range(6)] + sentences(30)
     vectors, tags = embedder.embed(several), names.tag(several, words="none")
     with running(checkpoint.model, workers=4, budget=64) as engine:
-        embedder.compute = names.compute = engine.compute
+        embedder.pipeline.executor = names.pipeline.executor = engine.compute
         with ThreadPoolExecutor(12) as pool:
             found = list(
                 pool.map(lambda text: (embedder.embed([text])[0], names.tag([text], words="none")[0]), several)
@@ -420,10 +414,10 @@ class _Bare:
     def __init__(self, model: Model, head: str | None) -> None:
         self.model, self.head = model, head
 
-    def outputs(self, hidden: torch.Tensor, batch: Batch, asks: Any, group: Any) -> Any:
+    def outputs(self, model: Model, hidden: torch.Tensor, batch: Batch, parameters: Any) -> Any:
         if self.head is None:
             return [one.numpy() for one in hidden.split(list(batch.lengths))]
-        rows = self.model.head(self.head)(hidden, batch, self.model.encoder.embeddings.words.weight)
+        rows = model.head(self.head)(hidden, batch, model.encoder.embeddings.words.weight)
         return list(rows.numpy())
 
 
@@ -442,19 +436,15 @@ def test_heads_with_wishes_of_their_own_have_their_own_pass(monkeypatch: pytest.
     draw = np.random.default_rng(0)
     read = [Batch.from_ids([draw.integers(3, 60, size=n)]) for n in (5, 20, 31, 12)]
 
-    def item(batch: Batch) -> Any:
-        from bertie.text.encoding import Encoding
-        from bertie.text.windows import Window
-
-        ids, n = batch.ids.numpy(), len(batch.ids)
-        whole = Encoding(ids, 0 * ids, np.zeros((n, 2), dtype=np.int64), ids, np.zeros(n, dtype=bool), 0 * ids)
-        return TaskInput("text", ("",), None), Window(whole, np.arange(n), np.ones(n, dtype=bool), 1.0)
+    def flat(batch: Batch) -> Encodings:
+        ids = batch.ids.numpy()
+        return Encodings(ids, 0 * ids, np.array([len(ids)]))
 
     with torch.inference_mode():
-        expected = [[task.outputs(model.hidden(one, task.head), one, None, None)[0] for one in read] for task in tasks]
-        shared = tasks[0].outputs(model.hidden(read[1]), read[1], None, None)[0]
+        expected = [[task.outputs(model, model.hidden(one, task.head), one, None)[0] for one in read] for task in tasks]
+        shared = tasks[0].outputs(model, model.hidden(read[1]), read[1], None)[0]
     with running(model) as engine:
-        calls = [lambda task=task, one=one: engine.compute(task, [item(one)])[0] for task in tasks for one in read]
+        calls = [lambda task=task, one=one: engine.compute(task, flat(one))[0] for task in tasks for one in read]
         found = together(engine, Gate(model, monkeypatch), calls)
     for one, wanted in zip(found, [row for rows in expected for row in rows], strict=True):
         assert_allclose(one, wanted, atol=1e-5)
@@ -469,11 +459,11 @@ def test_the_budget_is_measured(checkpoint: Checkpoint, monkeypatch: pytest.Monk
         passes.append(tokens)
         return took[tokens]
 
-    monkeypatch.setattr(Engine, "_pass", fake)
+    monkeypatch.setattr(Engine, "_time_pass", fake)
     with running(checkpoint.model, budget=None) as engine:
-        assert engine.measured is not None
+        assert engine.measurement is not None
         # 2048 tokens max_length 68,267 a second, 4096 max_length 70,621: within 5 %, so that the smaller one is taken.
-        assert engine.budget == engine.measured.budget == 2048
+        assert engine.budget == engine.measurement.budget == 2048
         assert max(passes) == 8192, "and when it gets worse, no more are tried"
         assert engine.queue.rate == pytest.approx(2048 / 0.030 * engine.workers)
         assert engine.queue.room == pytest.approx(60 * engine.queue.rate)
@@ -484,8 +474,8 @@ def test_the_budget_is_measured(checkpoint: Checkpoint, monkeypatch: pytest.Monk
 
 def test_the_real_measure(checkpoint: Checkpoint) -> None:
     with running(checkpoint.model, budget=None) as engine:
-        assert engine.measured is not None
-        assert engine.budget in engine.measured.rates
+        assert engine.measurement is not None
+        assert engine.budget in engine.measurement.rates
         assert engine.queue.rate > 0
         assert engine.queue.room >= engine.queue.least > 0
 
@@ -495,7 +485,7 @@ def test_the_rate_is_that_of_full_batches_while_others_wait(
 ) -> None:
     embedder = Embedder(checkpoint)
     with running(checkpoint.model, budget=64) as engine:
-        embedder.compute = engine.compute
+        embedder.pipeline.executor = engine.compute
         for text in sentences(5):
             embedder.embed([text])
         assert engine.queue.rate == 0.0, "small ones say nothing"
@@ -508,11 +498,11 @@ def test_nothing_is_held_when_all_is_done(checkpoint: Checkpoint) -> None:
     """No request's windows or outputs outlive it."""
     embedder = Embedder(checkpoint)
     with running(checkpoint.model) as engine:
-        embedder.compute = engine.compute
+        embedder.pipeline.executor = engine.compute
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda text: embedder.embed([text]), sentences(40)))
         time.sleep(0.05)
         gc.collect()
-        from bertie.serve.queue import Job
+        from bertie.serve.queue import QueuedJob
 
-        assert not [one for one in gc.get_objects() if isinstance(one, Job)]
+        assert not [one for one in gc.get_objects() if isinstance(one, QueuedJob)]

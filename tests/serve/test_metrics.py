@@ -80,7 +80,7 @@ def test_workers_are_summed_and_dead_ones_keep_their_counters(tmp_path: Path) ->
 def test_metrics_of_a_server(start: Start, small_folder: Path) -> None:
     metrics = Metrics()
     registry = Registry(
-        {"small": small_folder / "bertie-small"}, devices=["cpu"], watch=metrics.count_batch, budget=2048
+        {"small": small_folder / "bertie-small"}, devices=["cpu"], on_batch=metrics.count_batch, budget=2048
     )
     server = start(over=registry, metrics=metrics)
     for _ in range(3):

@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertie.errors import ConfigError
-from bertie.serve.queue import TURN, Cancelled, Closed, Expired, Job, Part, Queue, Refused, Ticket, TokenLimitExceeded
+from bertie.serve.queue import (
+    TURN,
+    Cancelled,
+    Closed,
+    Expired,
+    JobSlice,
+    Queue,
+    QueuedJob,
+    Refused,
+    Ticket,
+    TokenLimitExceeded,
+)
 
 
 class Clock:
@@ -19,19 +30,19 @@ class Clock:
         return self.now
 
 
-def job(*lengths: int, name: str = "", deadline: float | None = None) -> Job:
-    return Job(Ticket(name, deadline), None, [None] * len(lengths), lengths)
+def job(*lengths: int, name: str = "", deadline: float | None = None) -> QueuedJob:
+    return QueuedJob(Ticket(name, deadline), None, lengths)
 
 
-def tokens(parts: list[Part]) -> int:
+def tokens(parts: list[JobSlice]) -> int:
     return sum(sum(part.job.lengths[part.first : part.last]) for part in parts)
 
 
-def answer(queue: Queue, parts: list[Part]) -> None:
+def answer(queue: Queue, parts: list[JobSlice]) -> None:
     queue.answer((part.job, i, i) for part in parts for i in range(part.first, part.last))
 
 
-def done(one: Job) -> bool:
+def done(one: QueuedJob) -> bool:
     return one.wait(0)
 
 
@@ -131,10 +142,10 @@ def test_whoever_left_is_in_nobodys_way() -> None:
 
 def test_all_jobs_of_a_request_count_towards_its_token_limit() -> None:
     queue, ticket = Queue(), Ticket(max_tokens=100)
-    queue.put(Job(ticket, None, [None], [60]))
-    queue.put(Job(ticket, None, [None], [40]))
+    queue.put(QueuedJob(ticket, None, [60]))
+    queue.put(QueuedJob(ticket, None, [40]))
     with pytest.raises(TokenLimitExceeded, match="at most 100 tokens"):
-        queue.put(Job(ticket, None, [None], [1]))
+        queue.put(QueuedJob(ticket, None, [1]))
     assert (len(queue), ticket.submitted_tokens) == (2, 101)
 
 
@@ -148,7 +159,7 @@ def test_deadlines() -> None:
     assert [part.job for part in queue.take(1000)] == [soon]
     assert isinstance(late.error, Expired)
     assert soon.ticket.queue_s == pytest.approx(6.0)
-    with pytest.raises(Expired, match="before the model was asked"):
+    with pytest.raises(Expired, match="before the request was queued"):
         queue.put(job(10, deadline=6.0))
 
 
@@ -196,7 +207,7 @@ def test_closing() -> None:
 
 
 def test_a_worker_waits_until_there_is_something() -> None:
-    queue, got = Queue(), list[list[Part]]()
+    queue, got = Queue(), list[list[JobSlice]]()
     worker = threading.Thread(target=lambda: got.extend((queue.take(100), queue.take(100))))
     worker.start()
     one = job(10)
@@ -226,9 +237,9 @@ def test_everybody_is_answered_once(data: st.DataObject) -> None:
     queue = Queue(data.draw(st.floats(0.1, 10)), clock=clock)
     queue.rate = data.draw(st.sampled_from([0.0, 50.0, 5000.0]))
     queue.least = data.draw(st.integers(0, 1000))
-    accepted: list[Job] = []
-    running: list[list[Part]] = []
-    handed: dict[Job, list[int]] = {}
+    accepted: list[QueuedJob] = []
+    running: list[list[JobSlice]] = []
+    handed: dict[QueuedJob, list[int]] = {}
     for _ in range(data.draw(st.integers(1, 40))):
         step = data.draw(st.sampled_from(["put", "put", "put", "take", "answer", "cancel", "fail", "later"]))
         if step == "put":

@@ -17,7 +17,7 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import CheckpointError, ConfigError, InputError, NotFoundError
 from bertie.serve.queue import Closed
-from bertie.serve.registry import Registry, named
+from bertie.serve.registry import Registry, name_models
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Regressor, Reranker, Tagger, ZeroShot
 from tests.tasks.tiny import LABELS, save, sentences
 
@@ -61,7 +61,7 @@ def test_tasks_are_found_by_their_heads(folder: Path) -> None:
             assert served.task(Classifier).head == "mood", "the plain one, as everywhere"
             assert served.task(Tagger) is served.task(Tagger)
             assert served.task(Tagger, overflow="truncate") is not served.task(Tagger)
-            assert served.task(Embedder, dimensions=8).embed(["the river"]).shape == (1, 8)
+            assert served.task(Embedder, dimension=8).embed(["the river"]).shape == (1, 8)
             with pytest.raises(NotFoundError, match="no head 'poems'"):
                 served.task(Tagger, head="poems")
             before = served.engine.stats().requests
@@ -90,17 +90,17 @@ def test_a_bare_encoder_embeds(tmp_path: Path) -> None:
 
 
 def test_names(folder: Path) -> None:
-    assert named([folder, f"other={folder}", "owner/model"]) == {
+    assert name_models([folder, f"other={folder}", "owner/model"]) == {
         "my-model": str(folder),
         "other": str(folder),
         "owner/model": "owner/model",
     }
     with pytest.raises(ConfigError, match="two models have the name 'my-model'"):
-        named([folder, folder])
+        name_models([folder, folder])
     with pytest.raises(ConfigError, match="'=x' must be a folder"):
-        named(["=x"])
+        name_models(["=x"])
     with pytest.raises(InputError, match="put a single one into a list"):
-        named(str(folder))
+        name_models(str(folder))
     with pytest.raises(ConfigError, match="at least one"):
         Registry({})
 

@@ -36,7 +36,7 @@ def read(folder: Path, tokens: int) -> dict[str, Any]:
         "rerank": Reranker.load(folder / "relevance").rerank("who", [text])[0],
     }
     if tokens <= SCORED:
-        results["score"] = filler.score([text])[0]
+        results["score"] = filler.pseudo_log_likelihood([text])[0]
     assert len(results["fill"].masks) == text.count("[MASK]")
     return {name: [one.tokens_total, one.tokens_read] for name, one in results.items()}
 

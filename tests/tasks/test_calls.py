@@ -13,7 +13,7 @@ import bertie
 from bertie import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
-from bertie.tasks import base
+from bertie.pipeline import pipeline
 from tests.tasks.tiny import LABELS, document, sentences
 
 Made = Callable[..., Path]
@@ -63,8 +63,8 @@ def test_a_text_alone_and_among_others_and_in_order(made: Made, monkeypatch: pyt
         together = [numbers(one) for one in task(TEXTS)]
         alone = [numbers(task([text])[0]) for text in TEXTS]
         with monkeypatch.context() as patch:
-            patch.setattr(base, "ITEMS_AT_ONCE", 3)
-            patch.setattr(base, "TOKENS_A_BATCH", 100)
+            patch.setattr(pipeline, "CHUNK_ITEMS", 3)
+            patch.setattr(pipeline, "CPU_BATCH_TOKENS", 100)
             chunks = [numbers(one) for one in task(text for text in TEXTS)]
         for a, b, c in zip(together, alone, chunks, strict=True):
             assert len(a) > 0
@@ -84,8 +84,7 @@ def test_deterministic_is_to_the_last_bit(made: Made, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Model, "hidden", hidden)
     list(every(made)["embed"](TEXTS))
     assert max(sizes) > 1
-    monkeypatch.setattr(base.Task, "deterministic", True)
-    for name, task in every(made).items():
+    for name, task in every(made, deterministic=True).items():
         sizes.clear()
         together = [numbers(one) for one in task(TEXTS)]
         assert set(sizes) == {1}, name
@@ -120,7 +119,7 @@ def test_long_texts_are_read_whole_or_refused_or_cut(made: Made) -> None:
 
 
 def test_mistakes_are_named_by_number(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 2)
+    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 2)
     for name, task in every(made).items():
         what = {"answer": "question", "rerank": "pair"}.get(name, "text")
         for wrong in (None, float("nan"), 7, b"bytes", "a\ud800"):
@@ -218,7 +217,7 @@ def test_calls_do_not_disturb_each_other(made: Made) -> None:
 
 
 def test_few_are_read_ahead(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 4)
+    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 4)
     taken = []
 
     def endless() -> Iterator[str]:
@@ -284,7 +283,7 @@ def test_what_a_checkpoint_lacks(made: Made, tmp_path: Path) -> None:
 def test_a_likelihood_is_a_mask_at_a_time(made: Made) -> None:
     model = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
     tokenizer, text = model.tokenizer, "the river was beautiful"
-    (got,) = model.score([text])
+    (got,) = model.pseudo_log_likelihood([text])
     assert got.log_likelihood == pytest.approx(sum(got.token_log_likelihoods), abs=1e-4)
     encoding = tokenizer.encode(text)
     assert len(got.token_log_likelihoods) == len(encoding) - 2 == got.tokens_read
@@ -296,6 +295,6 @@ def test_a_likelihood_is_a_mask_at_a_time(made: Made) -> None:
         with torch.no_grad():
             logits = model.model(bertie.Batch.from_ids([ids]), "mlm")[at]
         assert score == pytest.approx(float(logits.log_softmax(-1)[encoding.ids[at]]), abs=1e-5)
-    (long,) = model.score([LONG[:600]])
+    (long,) = model.pseudo_log_likelihood([LONG[:600]])
     assert long.windows > 1
     assert len(long.token_log_likelihoods) == long.tokens_read == long.tokens_total

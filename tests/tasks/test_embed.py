@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,6 @@ import torch
 
 from bertie import Embedder
 from bertie.errors import InputError
-from bertie.tasks import base, embed
-from bertie.tasks.base import TaskInput
-from bertie.tasks.embed import _Options
 from tests.checkpoints.tiny_sentence import WORDS, old_folder, save_bert
 
 TEXTS = ["the cat sat", "a dog ran on the mat", "", "dog", "a " * 30, "find the dog"]
@@ -92,80 +88,9 @@ def test_similarity_by_every_measure(folder: Path, how: str) -> None:
 
 
 def many(count: int) -> list[str]:
-    """Of all lengths up to twice the max_length, in no order."""
+    """Texts of all lengths up to twice the maximum length, in random order."""
     draw = np.random.default_rng(0)
     return [" ".join(draw.choice(WORDS[5:], n)) for n in draw.integers(0, 20, count)]
-
-
-def forced(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """Small chunks and batches, and so many threads, as if there were a GPU."""
-    true = Embedder._in_flight
-    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 7)
-    monkeypatch.setattr(base, "TOKENS_A_BATCH", 40)
-
-    def in_flight(self: Embedder, chunks: Any, how: Any, *_: Any) -> Any:
-        return true(self, chunks, how, threads, late=True)
-
-    monkeypatch.setattr(Embedder, "_in_flight", in_flight)
-
-
-@pytest.mark.parametrize("threads", [0, 1, 2, 3])
-@pytest.mark.parametrize("prompt", [None, "query"])
-def test_many_at_a_time_as_all_tasks_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int, prompt: str | None
-) -> None:
-    texts, embedder = many(60), Embedder.load(folder)
-    before = {None: "", "query": "find : "}[prompt]
-    options = _Options(embedder._tokens(before))
-    wanted = list(embedder.run(TaskInput(f"text {i}", (before + text,), options) for i, text in enumerate(texts)))
-    assert {one.windows for one in wanted} > {1, 2}
-    forced(monkeypatch, threads)
-    found = list(embedder.embed_each(texts, prompt=prompt))
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
-        assert (one.tokens_total, one.tokens_read, one.windows) == (
-            other.tokens_total,
-            other.tokens_read,
-            other.windows,
-        )
-    np.testing.assert_array_equal(embedder.embed(texts, prompt=prompt), [one.vector for one in found])
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-def test_what_is_wrong_comes_after_what_was_right(folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    embedder = Embedder.load(folder)
-    forced(monkeypatch, threads)
-    texts = [*many(18), "a\ud800", *many(30)]
-    found, before = [], threading.active_count()
-    with pytest.raises(InputError, match="text 18: character 1 is the lone surrogate"):
-        found.extend(embedder.embed_each(texts))
-    assert len(found) >= 7
-    assert threading.active_count() == before
-
-
-def test_what_is_given_up_leaves_no_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forced(monkeypatch, 2)
-    before = threading.active_count()
-    results = Embedder.load(folder).embed_each(many(60))
-    next(results)
-    assert threading.active_count() > before
-    del results
-    assert threading.active_count() == before
-
-
-def test_threads_are_for_slow_tokenizers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU: who tokenizes, and whether a block may land late."""
-    seen: list[tuple[int, bool]] = []
-    monkeypatch.setattr(base, "ITEMS_AT_ONCE", 3)
-    monkeypatch.setattr(Embedder, "_in_flight", lambda self, chunks, how, threads, late: seen.append((threads, late)))
-    embedder = Embedder.load(folder)
-    texts = many(10)
-    for device, quick in (("cpu", True), ("meta", True), ("meta", False)):
-        monkeypatch.setattr(type(embedder.model), "device", torch.device(device))
-        monkeypatch.setattr(type(embedder.tokenizer), "is_compiled", lambda self, some, quick=quick: quick)
-        embedder._blocks(texts, None)
-        embedder._blocks(texts[:2], None)
-    assert seen == [(0, False)] * 2 + [(0, True), (0, False)] + [(embed.THREADS, True), (0, False)]
 
 
 def test_weigh_by_how_rare_words_are(folder: Path, tmp_path: Path) -> None:
@@ -218,27 +143,21 @@ def test_weights_of_words_are_trained(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(again.embed(TEXTS), trained.embed(TEXTS), atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"normalize": True}, {"dimensions": 3}, {"pooling": "max"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"normalize": True}, {"dimension": 3}, {"pooling": "max"}], ids=str)
 @pytest.mark.parametrize("kind", ["sentence", "plain", "weighted"])
-def test_a_few_at_once_as_among_many(
-    folder: Path, tmp_path: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The short way for a query says what the way for many says, whichever texts and settings it takes."""
+def test_one_text_alone_and_in_any_batch(folder: Path, tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    """The embedding of a text is the same to the bit, alone, with a few others, and as one of many."""
     embedder = Embedder.load(folder if kind == "sentence" else save_bert(tmp_path, limit=10), **options)
     if kind == "weighted" and "pooling" not in options:
         embedder.weight_tokens(TEXTS)
     texts = [*TEXTS[:3], "a " * 30]
-    prompt = "query" if kind == "sentence" else None
-    for few in ([texts[0]], texts[:3], texts):
-        found = embedder.embed(few)
-        with monkeypatch.context() as slow:
-            slow.setattr(embedder, "_at_once", lambda texts, prompt: None)
-            np.testing.assert_array_equal(found, embedder.embed(few), strict=True)
-    taken = [embedder._at_once(some, None) is not None for some in (texts[:1], texts[:3], texts, TEXTS)]
-    usual = options.keys() <= {"normalize"}
-    assert taken == [usual, usual, False, False]  # one is too long; too many
-    assert embedder._at_once((texts[0],), None) is None
-    assert embedder._at_once(texts[:1], prompt) is None or kind != "sentence"  # pooling leaves the prompt out
+    prompts = (None, "query") if kind == "sentence" else (None,)
+    for prompt in prompts:
+        together = embedder.embed([*texts, *many(40)], prompt=prompt)
+        for i, text in enumerate(texts):
+            np.testing.assert_array_equal(embedder.embed([text], prompt=prompt)[0], together[i], strict=True)
+            (each,) = embedder.embed_each((text,), prompt=prompt)
+            np.testing.assert_array_equal(each.vector, together[i], strict=True)
     for wrong in ([3], ["\ud800"], [None]):
         with pytest.raises(InputError, match="text 0"):
             embedder.embed(wrong)  # type: ignore[arg-type]

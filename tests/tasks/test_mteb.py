@@ -71,8 +71,8 @@ def test_reranking_is_that_of_sentence_transformers(cross: str) -> None:
     import sentence_transformers
 
     candidates = {query: [f"d{d}" for d in RNG.permutation(60)[:20]] for query in COLLECTION.queries}
-    for query, predictions in COLLECTION.predictions.items():
-        candidates[query] = list(dict.fromkeys([*candidates[query], *predictions]))
+    for query, relevant in COLLECTION.qrels.items():
+        candidates[query] = list(dict.fromkeys([*candidates[query], *relevant]))
     candidates = {query: [d for d in some if d != "d60"] for query, some in candidates.items()}
     ours, theirs = MTEBReranker(cross), sentence_transformers.CrossEncoder(cross, device="cpu")
     task = retrieval_task("TinyRerank", COLLECTION, candidates)
@@ -127,5 +127,5 @@ def test_the_package_imports_without_mteb() -> None:
     """The adapter's own file has the package's name."""
     import bertie.tasks.mteb as adapter
 
-    assert Path(adapter.__file__).parent.name == "evaluate"
+    assert Path(adapter.__file__).parent.name == "tasks"
     assert sys.modules["mteb"].__name__ == "mteb"

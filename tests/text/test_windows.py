@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from bertie.errors import InputError
 from bertie.text.encoding import Encoding
 from bertie.text.tokenizer import Tokenizer
-from bertie.text.windows import LINE, PARAGRAPH, SENTENCE, WORD, Window, beginning, strengths, windows, word_starts
+from bertie.text.windows import (
+    LINE,
+    PARAGRAPH,
+    SENTENCE,
+    WORD,
+    Window,
+    boundary_strengths,
+    truncate,
+    windows,
+    word_starts,
+)
 from tests.tasks.tiny import document, tokenizer
 
 KINDS = ("wordpiece", "bpe")
@@ -33,21 +43,21 @@ def test_windows(kind: str, several: tuple[str, ...], max_length: int) -> None:
     found = windows(whole, several, max_length)
     if len(whole) <= max_length:
         (one,) = found
-        assert one.places.tolist() == list(range(len(whole)))
+        assert one.indices.tolist() == list(range(len(whole)))
         assert one.owned.all()
         return
     times = np.zeros(len(whole), dtype=int)
     for window in found:
-        times[window.places[window.owned]] += 1
+        times[window.indices[window.owned]] += 1
         assert len(window) <= max_length
-        assert (np.diff(window.places) > 0).all()
-        assert window.encoding.ids.tolist() == whole.ids[window.places].tolist()
+        assert (np.diff(window.indices) > 0).all()
+        assert window.encoding.ids.tolist() == whole.ids[window.indices].tolist()
         # [CLS] a [SEP] b [SEP]: the special tokens are all there, and the stretches lie between the same ones as ever.
         kept = window.encoding.sequence_ids
         assert kept[kept < 0].size == (whole.sequence_ids < 0).sum()
         assert collapsed(kept) == collapsed(whole.sequence_ids)
         for source in range(len(several)):
-            stretch = window.places[kept == source]
+            stretch = window.indices[kept == source]
             assert (np.diff(stretch) == 1).all()
             assert stretch.size or source not in whole.sequence_ids
     assert (times == 1).all(), "each token is answered for by exactly one window"
@@ -67,15 +77,15 @@ def check_stretches(whole: Encoding, source: int, found: list[Window]) -> None:
     if not part.size:
         return
     spans = sorted(
-        {(int(p[0]), int(p[-1]) + 1) for w in found if (p := w.places[w.encoding.sequence_ids == source]).size}
+        {(int(p[0]), int(p[-1]) + 1) for w in found if (p := w.indices[w.encoding.sequence_ids == source]).size}
     )
     assert (spans[0][0], spans[-1][1]) == (part[0], part[-1] + 1)
     for (low, high), (next_low, next_high) in pairwise(spans):
         assert low < next_low < high <= next_high, "onward, and with something in common"
     owner = {}
     for window in found:
-        stretch = window.places[window.encoding.sequence_ids == source]
-        for place in window.places[window.owned & (window.encoding.sequence_ids == source)]:
+        stretch = window.indices[window.encoding.sequence_ids == source]
+        for place in window.indices[window.owned & (window.encoding.sequence_ids == source)]:
             owner[int(place)] = (int(stretch[0]), int(stretch[-1]) + 1)
     for place in part.tolist():
         contexts = {}
@@ -92,7 +102,7 @@ def check_stretches(whole: Encoding, source: int, found: list[Window]) -> None:
 @given(texts, st.integers(8, 60))
 def test_the_beginning_is_what_transformers_keeps(kind: str, several: tuple[str, ...], max_length: int) -> None:
     whole = encode(kind, several)
-    (window,) = beginning(whole, several, max_length)
+    (window,) = truncate(whole, several, max_length)
     lists = [[one] for one in several]  # an empty second text by itself would be taken for none
     (want,) = tokenizer(kind)(*lists, truncation=True, max_length=max_length)["input_ids"]
     assert window.encoding.ids.tolist() == want
@@ -109,7 +119,7 @@ def test_nothing_fits(kind: str) -> None:
             windows(whole, several, least - 1)
         for max_length in (0, 1, 2):
             with pytest.raises(InputError, match=f"a max_length of {max_length} tokens leaves 0 for the text"):
-                beginning(whole, several, max_length)
+                truncate(whole, several, max_length)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,8 +130,8 @@ def test_cuts_are_between_sentences_or_else_words(kind: str, max_length: int) ->
         content = content.replace("!", "").replace("?", "") if wanted == WORD else content
         whole = encode(kind, (content,))
         places = np.flatnonzero(whole.sequence_ids == 0)
-        cuts = strengths(whole, places, content)
-        ends = [int(w.places[-2]) for w in windows(whole, (content,), max_length)][
+        cuts = boundary_strengths(whole, places, content)
+        ends = [int(w.indices[-2]) for w in windows(whole, (content,), max_length)][
             :-1
         ]  # tokens, counted from 1 after CLS
         assert np.mean([cuts[end] >= wanted for end in ends]) > (0.75 if wanted == SENTENCE else 0.99)
@@ -133,7 +143,7 @@ def test_strengths(kind: str) -> None:
     whole = encode(kind, (content,))
     places = np.flatnonzero(whole.sequence_ids == 0)
     got: dict[int, int] = {}
-    for start, strength in zip(whole.offsets[places, 0].tolist(), strengths(whole, places, content), strict=True):
+    for start, strength in zip(whole.offsets[places, 0].tolist(), boundary_strengths(whole, places, content), strict=True):
         got.setdefault(start, int(strength))  # a space may be a token of its own, with nothing in it
     at = content.index
     assert [got[at(word)] for word in ("wrote", "(", "She", "letters", "in London", "and", "北")] == [

@@ -21,7 +21,7 @@ class Points(Embedder):
     """An embedder whose texts are their own vectors, on a circle: `12.5°`."""
 
     def __init__(self) -> None:
-        self.dimensions = None
+        self.truncate_dim = None
         self.calls: list[int] = []
 
     class modules:

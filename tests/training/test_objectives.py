@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from bertie.config import HeadConfig
 from bertie.nn.model import Model
-from bertie.tasks.base import log_softmax, pooled, softmax
+from bertie.tasks.decoding import average_windows, log_softmax, softmax
 from bertie.text.batch import Batch
 from bertie.training.objectives import (
     AnswerSpanObjective,
@@ -262,7 +262,7 @@ def test_windows_are_pooled_as_the_classifier_pools_them() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, K)).astype(np.float32) * 2
     found: Any = [_Window(w) for w in (5.0, 2.5, 7.0)]
-    probabilities = softmax(pooled(found, [log_softmax(row) for row in logits]))
+    probabilities = softmax(average_windows(found, [log_softmax(row) for row in logits]))
     pieces = tuple(TrainingWindow(np.array([1, 2]), np.array([0, 0]), w.weight / 14.5) for w in found)
     for label in range(K):
         objective = SingleLabelObjective()

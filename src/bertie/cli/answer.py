@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     stream = Stream(args, table, columns)
 
     from bertie.tasks import Reader
-    from bertie.tasks.answer import Answers
+    from bertie.tasks.results import AnswerResult
 
     task = load(Reader, args)
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(Answers),
+        schema_of(AnswerResult),
         ("row", "answer", "score", "no answer", "document", "characters", *READ, "question"),
         lambda record, item: [
             (

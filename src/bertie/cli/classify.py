@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     stream = Stream(args, table, columns)
 
     from bertie.tasks import Classifier, ZeroShot
-    from bertie.tasks.classify import Classification
+    from bertie.tasks.results import ClassificationResult
 
     if args.labels is None:
         task = load(Classifier, args)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(Classification, scores=dict.fromkeys(labels, float)),
+        schema_of(ClassificationResult, scores=dict.fromkeys(labels, float)),
         ("row", "label", "score", *READ, "text"),
         lambda record, item: [
             (
@@ -95,9 +95,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _for_pairs(task: Classifier, *, built_in: bool) -> Classifier:
     """Of several heads, the one that is known to be for pairs: that of natural language inference."""
-    from bertie.tasks.classify import entailing
+    from bertie.tasks.zero_shot import entailment_label
 
-    able = [name for name, info in task.checkpoint.heads.items() if entailing(info) is not None]
+    able = [name for name, info in task.checkpoint.heads.items() if entailment_label(info) is not None]
     if built_in and not able:
         raise InputError("the built-in model classifies single texts, and these are pairs; name another with -m")
     if task.head in able or not able:

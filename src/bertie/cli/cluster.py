@@ -43,4 +43,4 @@ def on_cluster() -> Iterator[None]:
 
 def _to_flags(text: str) -> str:
     text = re.sub(r"\b(resume|overwrite)=True", r"--\1", text)
-    return re.sub(r"\b(column|device|workers|threads|dimensions?|prompt|overflow|precision)=", r"--\1 ", text)
+    return re.sub(r"\b(column|device|workers|threads|dimension|prompt|overflow|precision)=", r"--\1 ", text)

@@ -34,7 +34,7 @@ def add(verbs: Verbs) -> None:
     pooling = ("cls", "mean", "max", "last", "weighted-mean")
     parser.add_argument("--pooling", choices=pooling, help="how tokens become one vector (as the checkpoint says)")
     parser.add_argument("--normalize", action="store_true", default=None, help="scale vectors to length 1")
-    parser.add_argument("--dimensions", type=int, metavar="N", help="keep the first N numbers of each vector")
+    parser.add_argument("--dimension", type=int, metavar="N", help="keep the first N components of each embedding")
     parser.add_argument("--prompt", metavar="NAME", help="one of the checkpoint's prompts, put before each text")
     add_output(parser, vectors=True)
     add_ray(parser, "read any number of files into OUT, a folder of Parquet files")
@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> None:
     import numpy as np
 
     from bertie.tasks import Embedder
-    from bertie.tasks.embed import Embedding
+    from bertie.tasks.results import EmbeddingResult
 
-    task = load(Embedder, args, pooling=args.pooling, normalize=args.normalize, dimensions=args.dimensions)
+    task = load(Embedder, args, pooling=args.pooling, normalize=args.normalize, dimension=args.dimension)
 
     def work(texts: list[str]) -> Iterator[dict[str, Any]]:
         for one in task.embed_each(texts, prompt=args.prompt):
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(Embedding, vector=[np.float32]),
-        ("row", "vector", "dimensions", *READ, "text"),
+        schema_of(EmbeddingResult, vector=[np.float32]),
+        ("row", "vector", "dimension", *READ, "text"),
         lambda record, text: [
             (
                 record["row"],
@@ -89,7 +89,7 @@ def run_ray(args: argparse.Namespace) -> None:
 
     from bertie import cluster as scale
 
-    given = {"pooling": args.pooling, "normalize": args.normalize, "dimensions": args.dimensions}
+    given = {"pooling": args.pooling, "normalize": args.normalize, "dimension": args.dimension}
     options = {key: value for key, value in given.items() if value is not None}
     with on_cluster():
         done = scale.embed(

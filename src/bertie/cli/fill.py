@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
     from bertie.tasks import MaskedLM
-    from bertie.tasks.fill_mask import Filled, Likelihood
+    from bertie.tasks.results import FillMaskResult, PseudoLikelihood
 
     task = load(MaskedLM, args)
     candidates = None if args.candidates is None else [one for one in args.candidates.split(",") if one]
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> None:
         return map(asdict, task.fill_each(texts, top_k=args.top_k, candidates=candidates))
 
     def score(texts: list[str]) -> Iterator[dict[str, Any]]:
-        return map(asdict, task.score(texts))
+        return map(asdict, task.pseudo_log_likelihood(texts))
 
     if args.score:
         stream.write(
             stream.results(score),
-            schema_of(Likelihood),
+            schema_of(PseudoLikelihood),
             ("row", "log-likelihood", "a token", *READ, "text"),
             lambda record, text: [
                 (
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         return
     stream.write(
         stream.results(fill),
-        schema_of(Filled),
+        schema_of(FillMaskResult),
         ("row", "characters", "token", "score", *READ, "text"),
         lambda record, text: [
             (record["row"], f"{mask['start']}-{mask['end']}", one["text"], one["score"], *read_cells(record), text)

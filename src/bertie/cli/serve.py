@@ -198,7 +198,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     import torch
 
     from bertie.checkpoints.hub import default_model, resolve
-    from bertie.serve.registry import Registry, named
+    from bertie.serve.registry import Registry, name_models
 
     disable(*args.disable)
     device = device_of(args.device)
@@ -206,7 +206,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         device = f"cuda:{worker.number % torch.cuda.device_count()}"
     if worker.count > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // worker.count))
-    models = named(args.models or [default_model()])
+    models = name_models(args.models or [default_model()])
     index = None
     if args.index is not None:
         from bertie.search.index import Index
@@ -214,8 +214,8 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         opened = Index.open(args.index)
         source = opened.config["model"]
         names = {resolve(model).resolve(): name for name, model in models.items()}
-        name = names.get(resolve(source).resolve()) or next(iter(named([source])))
+        name = names.get(resolve(source).resolve()) or next(iter(name_models([source])))
         models.setdefault(name, source)
         index = opened, name
     options = {"budget": args.batch_tokens, "max_wait": args.max_wait}
-    return Registry(models, devices=[device], precision=args.precision, watch=metrics.count_batch, **options), index
+    return Registry(models, devices=[device], precision=args.precision, on_batch=metrics.count_batch, **options), index

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
     from bertie.tasks import Tagger
-    from bertie.tasks.tag import Tagged
+    from bertie.tasks.results import TaggingResult
 
     task = load(Tagger, args)
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(Tagged),
+        schema_of(TaggingResult),
         ("row", "label", "score", "characters", *READ, "span"),
         lambda record, text: [
             (

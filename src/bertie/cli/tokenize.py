@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     stream = Stream(args, table, pair_or_text(args, table))
 
     from bertie.checkpoints.checkpoint import Checkpoint
-    from bertie.tasks.base import reading
+    from bertie.tasks.decoding import read_counts
     from bertie.text.windows import windows
 
     checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
                 "ids": one.ids.tolist(),
                 "tokens": [tokenizer.token(int(i)) for i in one.ids],
                 "offsets": one.offsets.tolist(),
-            } | reading(found)
+            } | read_counts(found)
 
     stream.write(
         stream.results(work),

@@ -109,11 +109,11 @@ def run(args: argparse.Namespace) -> None:
 
 def stops(checkpoint: Checkpoint) -> Iterator[Stop]:
     """Every task that the model has a head for."""
-    from bertie.tasks.classify import entailing
+    from bertie.tasks.zero_shot import entailment_label
 
     yield _timed("fill", "words for masked places", lambda: _fill(checkpoint))
     yield _timed("classify", "a label for each text", lambda: _classify(checkpoint))
-    if any(entailing(info) is not None for info in checkpoint.heads.values()):
+    if any(entailment_label(info) is not None for info in checkpoint.heads.values()):
         about = f"any labels: {', '.join(TOPICS)}"
         yield _timed("classify --labels", about, lambda: _any_labels(checkpoint))
     yield _timed("tag", "names in a text", lambda: _tag(checkpoint))

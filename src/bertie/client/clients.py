@@ -22,7 +22,7 @@ from bertie.client.retries import RetryState, ServerError
 from bertie.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
-    from bertie.tasks.embed import Embedding
+    from bertie.tasks.results import EmbeddingResult
 
 URL = "http://127.0.0.1:8080"
 IN_FLIGHT = 4
@@ -143,7 +143,7 @@ class Client(_BaseClient):
 
     def embed_each(
         self, texts: Iterable[str], *, prompt: str | None = None, dimension: int | None = None
-    ) -> Iterator[Embedding]:
+    ) -> Iterator[EmbeddingResult]:
         """Iterate over embeddings, each with how much of its text was read; only requests in flight are held."""
         items = requests.check_texts(texts, "embed")
         return self._send_all(
@@ -221,7 +221,7 @@ class AsyncClient(_BaseClient):
 
     def embed_each(
         self, texts: Iterable[str], *, prompt: str | None = None, dimension: int | None = None
-    ) -> AsyncIterator[Embedding]:
+    ) -> AsyncIterator[EmbeddingResult]:
         """Iterate over embeddings, as `Client.embed_each`."""
         items = requests.check_texts(texts, "embed")
         return self._send_all(

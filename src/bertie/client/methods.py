@@ -19,11 +19,14 @@ from bertie.text.tokenizer import checked_text
 if TYPE_CHECKING:
     from bertie.client.clients import AsyncClient, Client
     from bertie.search.index import SearchResults
-    from bertie.tasks.answer import Answers
-    from bertie.tasks.classify import Classification, ZeroShotClassification
-    from bertie.tasks.fill_mask import Filled
-    from bertie.tasks.rerank import Ranked
-    from bertie.tasks.tag import Tagged
+    from bertie.tasks.results import (
+        AnswerResult,
+        ClassificationResult,
+        FillMaskResult,
+        RankedDocument,
+        TaggingResult,
+        ZeroShotResult,
+    )
 
 MAX_PAIRS = 1024  # of a text and a label per request, the server's default limit
 
@@ -93,7 +96,7 @@ class ClientMethods:
         return Call([Request("/compare", lambda response: [parse(response)], body)], itemgetter(0))
 
     @ClientMethod
-    def classify(self, texts: Iterable[Text], *, head: str | None = None) -> ListCall[Classification]:
+    def classify(self, texts: Iterable[Text], *, head: str | None = None) -> ListCall[ClassificationResult]:
         """Classify texts or pairs, as `Classifier.classify`."""
         items = requests.check_texts_or_pairs(texts, "classify")
         return self._list_call("/classify", "texts", items, responses.parse_classifications, head=head)
@@ -107,7 +110,7 @@ class ClientMethods:
         template: str | None = None,
         multi: bool = False,
         head: str | None = None,
-    ) -> ListCall[ZeroShotClassification]:
+    ) -> ListCall[ZeroShotResult]:
         """Zero-shot classification with the given labels, as `ZeroShot.classify`."""
         names = [text for text, _ in requests.check_texts(labels, "labels=", "label")]
         if not names:
@@ -125,7 +128,7 @@ class ClientMethods:
         words: Words = "average",
         outside: Iterable[str] = ("O",),
         head: str | None = None,
-    ) -> ListCall[Tagged]:
+    ) -> ListCall[TaggingResult]:
         """Find the labelled spans of each text, as `Tagger.tag`."""
         items, labels = requests.check_texts(texts, "tag"), list(requests.check_list(outside, "outside=", "labels"))
         return self._list_call("/tag", "texts", items, responses.parse_tags, head=head, words=words, outside=labels)
@@ -139,7 +142,7 @@ class ClientMethods:
         longest: int = 30,
         threshold: float | None = None,
         head: str | None = None,
-    ) -> ListCall[Answers]:
+    ) -> ListCall[AnswerResult]:
         """Answer each question from its document or documents, as `Reader.answer`."""
         items = requests.check_questions(questions)
         options = {"top_k": top_k, "longest": longest, "threshold": threshold}
@@ -148,7 +151,7 @@ class ClientMethods:
     @ClientMethod
     def rerank(
         self, query: str, documents: Iterable[str], *, top_k: int | None = None, head: str | None = None
-    ) -> Call[tuple[float, dict[str, int]], list[Ranked]]:
+    ) -> Call[tuple[float, dict[str, int]], list[RankedDocument]]:
         """Rank documents by relevance to a query, as `Reranker.rerank`; only the best `top_k` if given."""
         if top_k is not None and top_k < 1:
             raise InputError(f"top_k={top_k} must be at least 1")
@@ -166,7 +169,7 @@ class ClientMethods:
         top_k: int = 5,
         candidates: Sequence[str] | None = None,
         head: str | None = None,
-    ) -> ListCall[Filled]:
+    ) -> ListCall[FillMaskResult]:
         """Predict tokens for each mask of each text, as `MaskedLM.fill`."""
         words = None if candidates is None else list(requests.check_list(candidates, "candidates=", "words"))
         items = requests.check_texts(texts, "fill")

@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from bertie.search.index import SearchResults
-    from bertie.tasks.answer import Answers
-    from bertie.tasks.classify import Classification, ZeroShotClassification
-    from bertie.tasks.embed import Embedding
-    from bertie.tasks.fill_mask import Filled
-    from bertie.tasks.rerank import Ranked
-    from bertie.tasks.tag import Tagged
+    from bertie.tasks.results import (
+        AnswerResult,
+        ClassificationResult,
+        EmbeddingResult,
+        FillMaskResult,
+        RankedDocument,
+        TaggingResult,
+        ZeroShotResult,
+    )
 
 Vectors = NDArray[np.float32]
 
@@ -36,55 +39,60 @@ def parse_vectors(response: Any) -> list[Vectors]:
     return [_parse_vector(item) for item in response["data"]]
 
 
-def parse_embeddings(response: Any) -> list[Embedding]:
+def parse_embeddings(response: Any) -> list[EmbeddingResult]:
     """Parse the response of `embed_each`."""
-    from bertie.tasks.embed import Embedding
+    from bertie.tasks.results import EmbeddingResult
 
-    return [Embedding(_parse_vector(item), **read_counts(item)) for item in response["data"]]
+    return [EmbeddingResult(_parse_vector(item), **read_counts(item)) for item in response["data"]]
 
 
-def parse_classifications(response: Any) -> list[Classification]:
+def parse_classifications(response: Any) -> list[ClassificationResult]:
     """Parse the response of `classify`."""
-    from bertie.tasks.classify import Classification
+    from bertie.tasks.results import ClassificationResult
 
-    return [Classification(**item) for item in response["results"]]
+    return [ClassificationResult(**item) for item in response["results"]]
 
 
-def parse_zero_shot(response: Any) -> list[ZeroShotClassification]:
+def parse_zero_shot(response: Any) -> list[ZeroShotResult]:
     """Parse the response of `zero_shot`."""
-    from bertie.tasks.classify import ZeroShotClassification
+    from bertie.tasks.results import ZeroShotResult
 
     return [
-        ZeroShotClassification(item["label"], item["score"], item["scores"], **read_counts(item))
+        ZeroShotResult(item["label"], item["score"], item["scores"], **read_counts(item))
         for item in response["results"]
     ]
 
 
-def parse_tags(response: Any) -> list[Tagged]:
+def parse_tags(response: Any) -> list[TaggingResult]:
     """Parse the response of `tag`."""
-    from bertie.tasks.tag import Span, Tagged
-
-    return [Tagged(tuple(Span(**span) for span in item["spans"]), **read_counts(item)) for item in response["results"]]
-
-
-def parse_answers(response: Any) -> list[Answers]:
-    """Parse the response of `answer`."""
-    from bertie.tasks.answer import Answer, Answers
+    from bertie.tasks.results import TaggedSpan, TaggingResult
 
     return [
-        Answers(tuple(Answer(**answer) for answer in item["answers"]), item["no_answer"], **read_counts(item))
+        TaggingResult(tuple(TaggedSpan(**span) for span in item["spans"]), **read_counts(item))
         for item in response["results"]
     ]
 
 
-def parse_masks(response: Any) -> list[Filled]:
-    """Parse the response of `fill`."""
-    from bertie.tasks.fill_mask import Candidate, Filled, Mask
+def parse_answers(response: Any) -> list[AnswerResult]:
+    """Parse the response of `answer`."""
+    from bertie.tasks.results import AnswerResult, AnswerSpan
 
     return [
-        Filled(
+        AnswerResult(tuple(AnswerSpan(**answer) for answer in item["answers"]), item["no_answer"], **read_counts(item))
+        for item in response["results"]
+    ]
+
+
+def parse_masks(response: Any) -> list[FillMaskResult]:
+    """Parse the response of `fill`."""
+    from bertie.tasks.results import FillMaskResult, MaskPrediction, TokenCandidate
+
+    return [
+        FillMaskResult(
             tuple(
-                Mask(mask["start"], mask["end"], tuple(Candidate(**candidate) for candidate in mask["candidates"]))
+                MaskPrediction(
+                    mask["start"], mask["end"], tuple(TokenCandidate(**candidate) for candidate in mask["candidates"])
+                )
                 for mask in item["masks"]
             ),
             **read_counts(item),
@@ -101,11 +109,11 @@ def parse_scores(response: Any) -> list[tuple[float, dict[str, int]]]:
 
 def rank_documents(
     scores: Iterable[tuple[float, dict[str, int]]], texts: Sequence[str], top_k: int | None
-) -> list[Ranked]:
+) -> list[RankedDocument]:
     """Sort documents by their scores, best first."""
-    from bertie.tasks.rerank import Ranked
+    from bertie.tasks.results import RankedDocument
 
-    documents = [Ranked(i, score, texts[i], **counts) for i, (score, counts) in enumerate(scores)]
+    documents = [RankedDocument(i, score, texts[i], **counts) for i, (score, counts) in enumerate(scores)]
     return sorted(documents, key=lambda document: (-document.score, document.index))[:top_k]
 
 

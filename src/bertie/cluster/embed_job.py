@@ -19,10 +19,10 @@ from bertie.data.readers import Format, Row, chunk_rows
 from bertie.errors import InputError
 
 if TYPE_CHECKING:
-    from bertie.tasks.embed import Embedding
+    from bertie.tasks.results import EmbeddingResult
 
 RESOURCES = ("address", "device", "workers", "threads")
-EMBEDDER_OPTIONS = ("overflow", "pooling", "normalize", "dimensions")
+EMBEDDER_OPTIONS = ("overflow", "pooling", "normalize", "dimension")
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model")
 
 
@@ -50,7 +50,7 @@ def embed(
 
     `resume` continues an interrupted job with the same settings: complete shards are kept.
     """
-    from bertie.tasks.base import CHARACTERS_AT_ONCE, ITEMS_AT_ONCE
+    from bertie.pipeline.pipeline import CHUNK_CHARACTERS, CHUNK_ITEMS
 
     resources = RayResources(**{name: options.pop(name) for name in RESOURCES if name in options})
     resources.check(rows=rows)
@@ -76,7 +76,7 @@ def embed(
                 prompt=prompt,
                 folder=str(folder.path),
                 rows=rows,
-                chunk=(ITEMS_AT_ONCE, CHARACTERS_AT_ONCE),
+                chunk=(CHUNK_ITEMS, CHUNK_CHARACTERS),
             )
             reports = ray_job.run_job(ray, files, read_shards, EmbedActor, config, actors)
             return folder.finish(reports, [file.size for file in files])
@@ -96,7 +96,7 @@ class EmbedActor(ray_job.EmbedderActor[EmbedJobConfig]):
         import pyarrow as pa
         from pyarrow import parquet
 
-        results: list[Embedding] = []
+        results: list[EmbeddingResult] = []
         rows: Iterator[tuple[int, Row, str]] = (
             (number, {}, text) for number, text in enumerate(shard.texts, shard.first)
         )

@@ -51,7 +51,7 @@ def index(
         model_options = {
             "overflow": embedder.overflow,
             "normalize": embedder.normalize,
-            "dimensions": embedder.dimensions,
+            "dimension": embedder.truncate_dim,
             "precision": embedder.checkpoint.precision,
         }
     with connection.connect(address) as ray:

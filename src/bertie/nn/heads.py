@@ -12,6 +12,7 @@ from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
 from bertie.nn.norms import build_norm
 from bertie.nn.pooling import Pooling
+from bertie.nn.row_blocks import in_row_blocks
 from bertie.ops import dispatch
 from bertie.ops.torch.eager import activation_function
 from bertie.text.batch import Batch
@@ -63,12 +64,15 @@ class Head(nn.Module):
         x = hidden
         if cfg.kind == "text" and cfg.pooling != "late":
             x = take_first(x, batch) if cfg.pooling == "first" else pool_mean(x, batch)
-        x = self._transform(x)
-        if cfg.tied:
-            x = F.linear(x, words, self.bias)
-        elif self.out is not None:
-            x = self.out(x)
+        x = in_row_blocks(lambda rows: self._project(rows, words), x)
         return pool_mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
+
+    def _project(self, x: Tensor, words: Tensor) -> Tensor:
+        """(N, D) -> (N, outputs), row by row."""
+        x = self._transform(x)
+        if self.cfg.tied:
+            return F.linear(x, words, self.bias)
+        return x if self.out is None else self.out(x)
 
     def _transform(self, x: Tensor) -> Tensor:
         """(N, D) -> (N, E), the input of the output projection."""

@@ -153,7 +153,8 @@ def splade_pool(logits: Tensor, batch: Batch) -> Tensor:
         raise InputError(f"logits have shape {tuple(logits.shape)}; the batch needs ({len(batch.ids)}, V)")
     # log(1 + relu(x)) is monotonic: taking the maximum first applies it to B rows instead of T.
     texts = torch.split(logits, list(batch.lengths))
-    return torch.cat([logits[:0], *(text.amax(0)[None] for text in texts)]).relu().log1p()
+    # Text by text: the last elements of a tensor take another code path, with other last bits.
+    return torch.cat([logits[:0], *(text.amax(0)[None].relu().log1p() for text in texts)])
 
 
 def _sum(values: Tensor, text: Tensor, lengths: Tensor) -> Tensor:

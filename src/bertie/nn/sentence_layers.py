@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.errors import ConfigError
+from bertie.nn.row_blocks import in_row_blocks
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     module.__name__: module
@@ -37,6 +38,9 @@ class Dense(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(B, width) -> (B, out)."""
+        return in_row_blocks(self._project, vectors)
+
+    def _project(self, vectors: Tensor) -> Tensor:
         out: Tensor = self.activation(self.linear(vectors))
         if self.add_input:
             out = out + (vectors if self.residual is None else self.residual(vectors))

@@ -19,8 +19,8 @@ from bertie.nn.blocks import Block
 from bertie.nn.model import Model
 from bertie.ops.contracts import additive_mask
 from bertie.ops.torch.eager import rotate
-from bertie.tasks.base import single
 from bertie.text.batch import Batch
+from bertie.text.tokenizer import checked_text
 
 MOST = 128  # tokens: what can still be drawn and looked at
 DIGITS = 5  # of a weight, on their way to a screen
@@ -69,7 +69,7 @@ def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, he
     for name, value, count in (("layer", layer, cfg.depth), ("head", head, cfg.heads)):
         if value is not None and not 0 <= value < count:
             raise InputError(f"{name}={value} must lie between 0 and {count - 1}")
-    encoding = tokenizer.encode(*single(text, "text"))
+    encoding = tokenizer.encode(checked_text(text, "text"))
     most = min(MOST, checkpoint.max_length)
     if len(encoding) > most:
         raise InputError(f"text has {len(encoding)} tokens, and attention is shown for at most {most}; shorten it")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertie.serve.queue import Ticket
 
 if TYPE_CHECKING:
-    from bertie.serve.registry import Served
+    from bertie.serve.registry import ServedModel
 
 READ_COUNTS = ("tokens_total", "tokens_read", "windows")
 
@@ -22,7 +22,7 @@ class RequestContext:
     ticket: Ticket
     model: str = ""  # the name of the model that answers
     read: dict[str, int] = field(default_factory=lambda: dict.fromkeys(READ_COUNTS, 0))
-    models: dict[str, Served] = field(default_factory=dict)  # by name, in use until the request ends
+    models: dict[str, ServedModel] = field(default_factory=dict)  # by name, in use until the request ends
     stack: ExitStack = field(default_factory=ExitStack)  # which releases them
     # For the log:
     known_path: bool = False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 if TYPE_CHECKING:
-    from bertie.serve.engine import Ran
+    from bertie.serve.engine import BatchStats
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKENS = (16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0)
@@ -89,12 +89,12 @@ class Metrics:
         self._folder = folder
         self._collectors: list[Callable[[], None]] = []
 
-    def count_batch(self, model: str, ran: Ran) -> None:
+    def count_batch(self, model: str, batch: BatchStats) -> None:
         """Count a batch; called by the engines."""
         self.batches.add(1)
-        self.batch_tokens.add(ran.tokens)
-        self.padding.add(ran.padding_avoided)
-        for task, (tokens, seconds) in ran.tasks.items():
+        self.batch_tokens.add(batch.tokens)
+        self.padding.add(batch.padding_avoided)
+        for task, (tokens, seconds) in batch.tasks.items():
             self.tokens.add(tokens, task)
             self.device_seconds.add(seconds, task)
 

@@ -1,13 +1,14 @@
-"""What waits for the model: windows of many requests, bounded in time, handed out by turns.
+"""The request queue: windows of many requests, with bounded waiting times, scheduled round-robin.
 
-Requests stand in a ring. Whoever is first gives windows for one turn (`TURN` tokens, at least one window) and goes to
-the back if it has more. So a request of one window waits for one turn of each that came before it, however long those
-are, and a long one gets its turn in every round, however many short ones come.
+Jobs stand in a ring. The first one gives windows for one turn (`TURN` tokens, at least one window) and moves to the
+back if it has more. So a job of one window waits for one turn of each job before it, however long those are, and a long
+job gets its turn in every round, however many short ones arrive.
 
-How long a newcomer would wait for its first turn is known: one turn of each, at the rate that is measured all the time.
-Where that is too long it is refused at once. So the bound follows the device, and those who are let in keep their pace.
+The waiting time of a new job until its first turn is known: one turn of each job, at the throughput that is measured
+all the time. If that is too long, the job is refused at once. So the limit adapts to the device, and accepted jobs keep
+their pace.
 
-There is no torch here, and no thread: workers call `take`, those who ask call `put` and `Job.wait`.
+This module uses no torch and starts no threads: workers call `take`, callers call `put` and `QueuedJob.wait`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import Any
 
 from bertie.errors import BertieError, ConfigError
 
-TURN = 512  # tokens that a request may give before the next one's turn
-WAIT = 1.0  # seconds that a request may have to wait for its first turn
+TURN = 512  # tokens that a job may give before the next job's turn
+WAIT = 1.0  # seconds that a job may have to wait for its first turn
 
 
 class Refused(BertieError):
-    """There is too much before it. Nothing was done; asking again after `retry_after` seconds may do."""
+    """The queue is full. Nothing was done; a retry after `retry_after` seconds may succeed."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -35,35 +36,35 @@ class Refused(BertieError):
 
 
 class Expired(BertieError, TimeoutError):
-    """The deadline passed before there was an answer."""
+    """The deadline passed before the result was ready."""
+
+
+class Cancelled(BertieError):
+    """The request was cancelled by its caller."""
+
+
+class Closed(BertieError):
+    """The engine is stopping or has stopped. Another one, or this one after a restart, may accept the request."""
 
 
 class TokenLimitExceeded(BertieError):
     """The windows of a request have more tokens together than one request may have."""
 
 
-class Cancelled(BertieError):
-    """Whoever asked has left."""
-
-
-class Closed(BertieError):
-    """The engine stops, or has stopped. Another one, or this one once it is started again, may answer."""
-
-
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request on its way through the engine; what it needed is added up here by the workers.
+    """One request on its way through the engine; the workers add up what it used.
 
-    `cancelled.set()` takes its windows out of the queue. `deadline` is a time of `time.monotonic()`.
+    `cancelled.set()` removes its windows from the queue. `deadline` is a time of `time.monotonic()`.
     """
 
     id: str = ""
     deadline: float | None = None
-    cancelled: Event = field(default_factory=Event)
     max_tokens: int | None = None  # that the windows of the request may have together
+    cancelled: Event = field(default_factory=Event)
     submitted_tokens: int = 0  # in all windows that were put into a queue
-    queue_s: float = 0.0  # from coming in until its first window was taken
-    device_s: float = 0.0  # its part, by tokens, of the time that its batches took
+    queue_s: float = 0.0  # from arrival until its first window was taken
+    device_s: float = 0.0  # its share, by tokens, of the time of its batches
     tokens: int = 0  # that the model read for it
     batch_tokens: int = 0  # of the largest batch that it was part of
 
@@ -71,54 +72,63 @@ class Ticket:
 current_ticket: ContextVar[Ticket | None] = ContextVar("current_ticket", default=None)
 
 
-class Job:
-    """What one call to the engine asks for: windows of `lengths` tokens each, to be answered together."""
+class QueuedJob:
+    """One call of the engine: windows with so many tokens each, whose outputs are returned together."""
 
     __slots__ = (
         "_answered",
         "arrived",
         "backlog",
         "error",
-        "items",
         "lengths",
         "outputs",
+        "parameters",
         "taken",
         "task",
         "ticket",
         "unanswered",
+        "windows",
     )
 
-    def __init__(self, ticket: Ticket, task: Any, items: Sequence[Any], lengths: Sequence[int]) -> None:
-        self.ticket, self.task, self.items, self.lengths = ticket, task, items, lengths
-        self.outputs: list[Any] = [None] * len(items)
+    def __init__(
+        self,
+        ticket: Ticket,
+        task: Any,
+        lengths: Sequence[int],
+        windows: Any = None,
+        parameters: Sequence[Any] | None = None,
+    ) -> None:
+        self.ticket, self.task, self.lengths = ticket, task, lengths
+        self.windows, self.parameters = windows, parameters  # for the engine
+        self.outputs: list[Any] = [None] * len(lengths)
         self.error: BaseException | None = None
         self.arrived = 0.0
-        self.taken = 0  # windows that were handed out
+        self.taken = 0  # windows that were taken
         self.backlog = sum(lengths)  # tokens that were not
-        self.unanswered = len(items)  # windows; 0: done, or given up
+        self.unanswered = len(lengths)  # windows without output; 0: done, or failed
         self._answered = Lock()
         self._answered.acquire()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether the answer, or an error, came in time."""
+        """Wait for the outputs or an error; False if neither came in time."""
         return self._answered.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
 
 
 @dataclass(slots=True)
-class Part:
-    """Windows of one job in a batch."""
+class JobSlice:
+    """The windows `first` to `last` of a job in a batch."""
 
-    job: Job
+    job: QueuedJob
     first: int
-    last: int  # one past
+    last: int  # exclusive
 
 
 class Queue:
-    """Jobs in a ring: a newcomer waits `wait` seconds at most, or is refused.
+    """Jobs in a ring. A new job waits at most `wait` seconds for its first turn, or is refused.
 
     >>> queue = Queue()
     >>> for name in "a", "b":
-    ...     queue.put(Job(Ticket(name), None, range(3), [300] * 3))
+    ...     queue.put(QueuedJob(Ticket(name), None, [300] * 3))
     >>> [(part.job.ticket.id, part.first, part.last) for part in queue.take(600)]
     [('a', 0, 1), ('b', 0, 1)]
     """
@@ -127,37 +137,37 @@ class Queue:
         if not wait > 0:
             raise ConfigError(f"wait={wait} must be above 0 seconds")
         self.wait, self.clock = wait, clock
-        self.rate = 0.0  # tokens a second, as its owner measures it; 0: not known yet, and all may wait
-        self.least = 0  # tokens that may wait at any rate: without full batches the rate could not be measured
-        self._ring: deque[Job] = deque()
+        self.rate = 0.0  # throughput in tokens per second, set by the engine; 0: not known yet, nothing is refused
+        self.least = 0  # tokens that may wait at any rate: the rate can only be measured with full batches
+        self._ring: deque[QueuedJob] = deque()
         self._waiting = 0  # tokens
         self._closed = False
         self._lock = Lock()
         self._filled = Condition(self._lock)
 
     def __len__(self) -> int:
-        """How many jobs wait."""
+        """Number of waiting jobs."""
         return len(self._ring)
 
     @property
     def waiting(self) -> int:
-        """The tokens that come before a newcomer: the next turn of each job."""
+        """Tokens ahead of a new job: the next turn of each waiting job."""
         return self._waiting
 
     @property
     def room(self) -> float:
-        """The tokens that may wait."""
+        """Tokens that may wait."""
         return max(self.least, self.wait * self.rate) if self.rate else float("inf")
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is taken in."""
+        """Whether no more jobs are accepted."""
         return self._closed
 
     # --- in ---
 
-    def put(self, job: Job) -> None:
-        """Let a job wait, or refuse it at once: if it would wait too long, or if its deadline cannot be met."""
+    def put(self, job: QueuedJob) -> None:
+        """Enqueue a job, or refuse it at once if it would wait too long or its deadline cannot be met."""
         ticket = job.ticket
         ticket.submitted_tokens += job.backlog
         if ticket.max_tokens is not None and ticket.submitted_tokens > ticket.max_tokens:
@@ -167,10 +177,10 @@ class Queue:
                 raise Closed("the engine takes no more requests: it is shutting down")
             job.arrived = now = self.clock()
             if self._waiting > self.room:
-                self._sweep(now)  # those who left are in nobody's way
+                self._sweep(now)  # cancelled and expired jobs need not be waited for
             self.check()
             self._check_deadline(job, now)
-            if not job.items:
+            if not job.lengths:
                 job._answered.release()
                 return
             self._ring.append(job)
@@ -178,7 +188,7 @@ class Queue:
             self._filled.notify()
 
     def check(self) -> None:
-        """Refuse a newcomer, if it would wait too long; asked by whoever wants to know before there is a job."""
+        """Raise `Refused` if a new job would wait too long. May be called before there is a job."""
         waiting, room = self._waiting, self.room
         if waiting > room:
             raise Refused(
@@ -186,15 +196,15 @@ class Queue:
                 self._seconds(waiting - room),
             )
 
-    def _check_deadline(self, job: Job, now: float) -> None:
+    def _check_deadline(self, job: QueuedJob, now: float) -> None:
         if job.ticket.deadline is None:
             return
         left = job.ticket.deadline - now
         if left <= 0:
-            raise Expired("the deadline had passed before the model was asked")
-        # While it takes its turns, every other job takes as many: that is how much comes before its last window.
-        mine = job.backlog
-        needed = self._seconds(mine + sum(min(one.backlog, max(mine, TURN)) for one in self._ring))
+            raise Expired("the deadline had passed before the request was queued")
+        # While it takes its turns, every other job takes as many: that is what comes before its last window.
+        own = job.backlog
+        needed = self._seconds(own + sum(min(other.backlog, max(own, TURN)) for other in self._ring))
         if needed > left and self._ring:
             raise Refused(
                 f"the work before it takes about {needed:.1f} s, and the deadline is in {left:.1f} s", needed - left
@@ -205,27 +215,27 @@ class Queue:
 
     # --- out ---
 
-    def take(self, budget: int, *, wait: bool = True) -> list[Part]:
-        """Windows of at most `budget` tokens, or a single one; with `wait`, as soon as there are any.
+    def take(self, budget: int, *, wait: bool = True) -> list[JobSlice]:
+        """Take windows of at most `budget` tokens, or a single longer one; with `wait`, block until there are any.
 
-        An empty list: nothing waits; with `wait`, nothing ever will.
+        An empty list means that nothing waits; with `wait`, that the queue is closed and empty.
         """
         with self._lock:
             while True:
-                if found := self._formed(budget):
-                    return found
+                if slices := self._take(budget):
+                    return slices
                 if not wait or self._closed:
                     return []
                 self._filled.wait()
 
-    def _formed(self, budget: int) -> list[Part]:
+    def _take(self, budget: int) -> list[JobSlice]:
         now = self.clock()
-        found: dict[Job, Part] = {}
+        slices: dict[QueuedJob, JobSlice] = {}
         used = 0
         while self._ring and used < budget:
             job = self._ring.popleft()
             self._waiting -= _turn(job)
-            if self._gone(job, now):
+            if self._is_over(job, now):
                 continue
             first, turn = job.taken, 0
             while job.taken < len(job.lengths):
@@ -238,56 +248,55 @@ class Queue:
             if job.taken > first:
                 if not first:
                     job.ticket.queue_s += now - job.arrived
-                part = found.setdefault(job, Part(job, first, first))
-                part.last = job.taken
-            if job.taken == first:  # its window does not fit: it is the first one of the next batch
+                slices.setdefault(job, JobSlice(job, first, first)).last = job.taken
+            if job.taken == first:  # its window does not fit: it begins the next batch
                 self._ring.appendleft(job)
                 break
             if job.taken < len(job.lengths):
                 self._ring.append(job)
-        return list(found.values())
+        return list(slices.values())
 
     def _sweep(self, now: float) -> None:
-        """Give up the jobs that nobody waits for."""
-        kept = [job for job in self._ring if not self._gone(job, now)]
+        """Drop jobs that are cancelled, expired or failed."""
+        kept = [job for job in self._ring if not self._is_over(job, now)]
         self._ring = deque(kept)
         self._waiting = sum(map(_turn, kept))
 
-    def _gone(self, job: Job, now: float) -> bool:
-        """Whether a job need not be done; if so, it is answered."""
+    def _is_over(self, job: QueuedJob, now: float) -> bool:
+        """Whether a job need not be run any more; one that is cancelled or expired is ended here."""
         ticket = job.ticket
-        if not job.unanswered:  # one of its windows failed, or it gave up
+        if not job.unanswered:  # one of its windows failed, or its caller gave up
             return True
         if ticket.cancelled.is_set():
-            self._end(job, Cancelled("whoever asked has left"))
+            self._end(job, Cancelled("the request was cancelled"))
         elif ticket.deadline is not None and ticket.deadline <= now:
             self._end(job, Expired("the deadline passed while the request waited"))
         return not job.unanswered
 
-    # --- answers ---
+    # --- results ---
 
-    def answer(self, answers: Iterable[tuple[Job, int, Any]]) -> None:
-        """Outputs of windows: a job and the number of its window. A job is done with its last one."""
+    def answer(self, answers: Iterable[tuple[QueuedJob, int, Any]]) -> None:
+        """Store outputs of windows, given by job and index. A job is done with its last one."""
         with self._lock:
-            for job, number, output in answers:
+            for job, index, output in answers:
                 if job.unanswered:
-                    job.outputs[number] = output
+                    job.outputs[index] = output
                     job.unanswered -= 1
                     if not job.unanswered:
                         job._answered.release()
 
-    def fail(self, job: Job, error: BaseException) -> None:
-        """An error for a whole job, if it is not done: what of it waits is dropped when its turn comes."""
+    def fail(self, job: QueuedJob, error: BaseException) -> None:
+        """End a job with an error unless it is done; its waiting windows are dropped when their turn comes."""
         with self._lock:
             self._end(job, error)
 
-    def _end(self, job: Job, error: BaseException) -> None:
+    def _end(self, job: QueuedJob, error: BaseException) -> None:
         if job.unanswered:
             job.error, job.unanswered = error, 0
             job._answered.release()
 
     def close(self, *, drain: bool = True) -> None:
-        """Take nothing more in. What waits is still handed out with `drain`, and answered with `Closed` without."""
+        """Accept no more jobs. With `drain` those that wait are still run; without, they fail with `Closed`."""
         with self._lock:
             self._closed = True
             if not drain:
@@ -298,6 +307,6 @@ class Queue:
             self._filled.notify_all()
 
 
-def _turn(job: Job) -> int:
-    """The tokens of a job's next turn, at most."""
+def _turn(job: QueuedJob) -> int:
+    """Tokens of a job's next turn, at most."""
     return max(min(job.backlog, TURN), job.lengths[job.taken]) if job.backlog else 0

@@ -1,4 +1,4 @@
-"""The models that are served, by name: each loaded once, with an engine of its own and a task for each of its heads."""
+"""The served models by name: each is loaded once, with an engine of its own and a task for each of its heads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.config import Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
-from bertie.serve.engine import Engine, Ran, Stats
+from bertie.serve.engine import BatchStats, Engine, EngineStats
 from bertie.tasks import Embedder, MaskedLM, Reranker, ZeroShot, registry
 from bertie.tasks.base import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any, Any] | ZeroShot)
-VARIANTS = 256  # tasks with options of their own (such as dimensions) that are kept; then they are made anew
+VARIANTS = 256  # cached tasks with options of their own, such as a dimension
 
 
-class Served:
-    """One model that is served. What it makes are ordinary tasks whose windows go through its engine.
+class ServedModel:
+    """A served model. Its tasks are ordinary ones whose forward pass runs in its engine.
 
     >>> with registry.use("bertie-small") as served:                                      # doctest: +SKIP
     ...     served.task(Tagger).tag(["Ada Lovelace was born in London."])
@@ -37,7 +37,7 @@ class Served:
         self._lock = Lock()
         self._users = 0
         self._idle = Condition(Lock())
-        # By the name of the head; what needs none is "embed", and "zero-shot" uses one of them in its own way.
+        # By name of the head; "embed" needs none, and "zero-shot" uses one of them in its own way.
         self.tasks: dict[str, Task[Any, Any, Any] | ZeroShot] = {}
         if checkpoint.tokenizer is None:
             raise NotFoundError(f"the model {name!r} has no tokenizer, and reading texts needs one")
@@ -48,28 +48,25 @@ class Served:
             elif info.kind == "mlm" and checkpoint.tokenizer.mask_id is not None:
                 self.tasks[head] = self.task(MaskedLM, head=head)
         self.tasks["embed"] = self.task(Embedder)
-        with suppress(BertieError):  # no head for it, or several: then a request names one
+        with suppress(BertieError):  # no NLI head, or several: then a request names one
             self.tasks["zero-shot"] = self.task(ZeroShot)
 
     def task(self, kind: type[AnyTask], **options: Any) -> AnyTask:
-        """The model as a task of some kind; `options` are those of its constructor (head, long, dimensions, …).
-
-        Without a head it is the one that fits, as everywhere; an error says so where there is none or are several.
-        """
+        """The model as a task; `options` are those of the task's constructor (head, overflow, dimension, …)."""
         key = (kind, *sorted(options.items()))
         with self._lock:
-            found: AnyTask | None = self._variants.get(key)
-            if found is None:
-                found = kind(self.checkpoint, **options)
-                (found._logits if isinstance(found, ZeroShot) else found).compute = self.engine.compute
+            task: AnyTask | None = self._variants.get(key)
+            if task is None:
+                task = kind(self.checkpoint, **options)
+                task.pipeline.executor = self.engine.compute
                 if len(self._variants) >= VARIANTS:
                     self._variants.clear()
-                self._variants[key] = found
-            return found
+                self._variants[key] = task
+            return task
 
     @contextmanager
-    def use(self) -> Iterator[Served]:
-        """While a request is at it, the engine is not closed, even if another model has taken the name."""
+    def use(self) -> Iterator[ServedModel]:
+        """Keep the engine open during a request, even if the model is replaced meanwhile."""
         with self._idle:
             self._users += 1
         try:
@@ -80,7 +77,7 @@ class Served:
                 self._idle.notify_all()
 
     def retire(self) -> None:
-        """Close the engine once nobody uses it."""
+        """Close the engine once no request uses it."""
         with self._idle:
             self._idle.wait_for(lambda: not self._users)
         self.engine.close()
@@ -89,9 +86,9 @@ class Served:
 class Registry:
     """Served models by name.
 
-    `models`: names with what to load for each, or a list of folders, built-in names and hub ids, each as it is or as
-    name=what; nothing else is ever served. The first one answers where none is named. `devices`: where to; several are
-    replicas of one another. `settings` go to `Engine`.
+    `models`: a mapping from names to folders, built-in names or hub ids, or a list of these, each plain or as
+    name=source; nothing else is ever served. The first one is the default. `devices`: one replica per device.
+    `on_batch` is called with the model's name and the statistics of each batch; `settings` are options of `Engine`.
 
     >>> registry = Registry(["bertie-small", "minilm=path/to/all-MiniLM-L6-v2"])           # doctest: +SKIP
     >>> list(registry)                                                                     # doctest: +SKIP
@@ -104,17 +101,17 @@ class Registry:
         *,
         devices: Sequence[str | torch.device] = (),
         precision: Precision = "fp32",
-        watch: Callable[[str, Ran], None] | None = None,
+        on_batch: Callable[[str, BatchStats], None] | None = None,
         **settings: Any,
     ) -> None:
-        self._sources = dict(models) if isinstance(models, Mapping) else named(models or [default_model()])
+        self._sources = dict(models) if isinstance(models, Mapping) else name_models(models or [default_model()])
         if not self._sources:
             raise ConfigError("models={} must name at least one model")
-        self._devices = [torch.device(one) for one in devices] or [torch.device(_usual_device())]
-        self._precision, self._watch, self._settings = precision, watch, settings
+        self._devices = [torch.device(device) for device in devices or [_default_device()]]
+        self._precision, self._on_batch, self._settings = precision, on_batch, settings
         self._lock, self._reloading = Lock(), Lock()
         self._retiring: list[Thread] = []
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, ServedModel] = {}
         try:
             for name in self._sources:
                 self._served[name] = self._load(name)
@@ -133,35 +130,35 @@ class Registry:
 
     @property
     def default(self) -> str:
-        """The name of the model that answers where none is named."""
+        """The name of the default model."""
         return next(iter(self._sources))
 
-    def _load(self, name: str) -> Served:
+    def _load(self, name: str) -> ServedModel:
         source = self._sources[name]
-        several = [Checkpoint.load(source, device=device, precision=self._precision) for device in self._devices]
-        watch = self._watch
+        checkpoints = [Checkpoint.load(source, device=device, precision=self._precision) for device in self._devices]
+        on_batch = self._on_batch
         engine = Engine(
-            several[0].model,
-            replicas=[one.model for one in several[1:]],
-            watch=None if watch is None else lambda ran: watch(name, ran),
+            checkpoints[0].model,
+            replicas=[checkpoint.model for checkpoint in checkpoints[1:]],
+            on_batch=None if on_batch is None else lambda batch: on_batch(name, batch),
             **self._settings,
         )
         try:
-            return Served(name, several[0], engine)
+            return ServedModel(name, checkpoints[0], engine)
         except BaseException:
             engine.close(drain=False)
             raise
 
-    def __getitem__(self, name: str) -> Served:
-        """A model as it is now. Requests go through `use`, which keeps it from being closed under them."""
+    def __getitem__(self, name: str) -> ServedModel:
+        """The current model of that name. Requests go through `use`, which keeps it open."""
         if name not in self._served:
             raise NotFoundError(f"model={name!r:.100} is not served here; there are: {', '.join(self._sources)}")
         return self._served[name]
 
     @contextmanager
-    def use(self, name: str | None = None) -> Iterator[Served]:
-        """A model for one request, to its end: if it is reloaded meanwhile, the request keeps the old one."""
-        with self._lock:  # between finding it and counting this request, nobody may retire it
+    def use(self, name: str | None = None) -> Iterator[ServedModel]:
+        """A model for one request: if it is reloaded meanwhile, the request keeps the old one."""
+        with self._lock:  # it must not be retired before this request is counted
             held = self[self.default if name is None else name].use()
             served = held.__enter__()
         try:
@@ -169,38 +166,38 @@ class Registry:
         finally:
             held.__exit__(None, None, None)
 
-    def reload(self, name: str) -> Served:
-        """Load a model anew from where it came from, and let it take over; requests under way keep the old one.
+    def reload(self, name: str) -> ServedModel:
+        """Load a model again from its source and replace it; requests in progress keep the old one.
 
-        If it cannot be loaded, the error is raised and the old one stays.
+        If loading fails, the error is raised and the old model stays.
         """
-        with self._reloading:  # one at a time: there must be room for both
+        with self._reloading:  # one at a time: both must fit into memory
             old = self[name]
             new = self._load(name)
             with self._lock:
                 self._served[name] = new
             thread = Thread(target=old.retire, name=f"retire-{name}", daemon=True)
             thread.start()
-            self._retiring = [one for one in self._retiring if one.is_alive()] + [thread]
+            self._retiring = [other for other in self._retiring if other.is_alive()] + [thread]
             return new
 
     def check(self) -> None:
-        """Refuse a request before anything is done for it, if every model would."""
-        queues = [one.engine.queue for one in list(self._served.values())]
+        """Refuse a request early, if every model would."""
+        queues = [served.engine.queue for served in list(self._served.values())]
         if all(queue.waiting > queue.room for queue in queues):
             queues[0].check()
 
-    def stats(self) -> dict[str, Stats]:
-        """Of each model's engine."""
+    def stats(self) -> dict[str, EngineStats]:
+        """Statistics of each model's engine."""
         return {name: served.engine.stats() for name, served in list(self._served.items())}
 
     @property
     def ready(self) -> bool:
-        """Whether every model takes requests."""
-        return len(self._served) == len(self._sources) and all(one.engine.ready for one in self._served.values())
+        """Whether every model accepts requests."""
+        return len(self._served) == len(self._sources) and all(served.engine.ready for served in self._served.values())
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
-        """Close all engines; with `drain`, what waits is answered first, for `timeout` seconds at most."""
+        """Close all engines; with `drain`, waiting requests are finished first, within `timeout` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         for served in self._served.values():
             served.engine.close(drain=drain, timeout=None if until is None else max(0.0, until - time.monotonic()))
@@ -208,33 +205,33 @@ class Registry:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 
-def named(models: Sequence[str | Path]) -> dict[str, str | Path]:
-    """Names for models: of a folder its own, without the way to it, which is nobody's business.
+def name_models(models: Sequence[str | Path]) -> dict[str, str | Path]:
+    """Names for models. A folder has its own name, without the path, which is not to be disclosed.
 
-    >>> named(["bertie-small", "owner/model", "mine=owner/other"])
+    >>> name_models(["bertie-small", "owner/model", "mine=owner/other"])
     {'bertie-small': 'bertie-small', 'owner/model': 'owner/model', 'mine': 'owner/other'}
     """
     if isinstance(models, str | Path):
         raise InputError(f"models={models!r:.100} must be a list; put a single one into a list")
-    found: dict[str, str | Path] = {}
-    for one in models:
-        name, equals, source = str(one).partition("=")
-        if not equals or Path(one).is_dir():
-            folder = Path(one).expanduser()
-            name, source = (folder.resolve().name if folder.is_dir() else str(one)), str(one)
+    sources: dict[str, str | Path] = {}
+    for model in models:
+        name, equals, source = str(model).partition("=")
+        if not equals or Path(model).is_dir():
+            folder = Path(model).expanduser()
+            name, source = (folder.resolve().name if folder.is_dir() else str(model)), str(model)
         if not name or not source:
-            raise ConfigError(f"model {one!r} must be a folder, a built-in name or a hub id, or name=one of these")
-        if name in found:
+            raise ConfigError(f"model {model!r} must be a folder, a built-in name or a hub id, or name=one of these")
+        if name in sources:
             raise ConfigError(f"two models have the name {name!r}; give one of them another: other={source}")
-        found[name] = source
-    return found
+        sources[name] = source
+    return sources
 
 
 def _reranking(checkpoint: Checkpoint, head: str) -> type[Task[Any, Any, Any]] | None:
-    """Cross-encoders with one score rerank, as `bertie.load` has it."""
-    lone = head in checkpoint.spec.heads and len(checkpoint.heads[head].labels) == 1
-    return Reranker if lone and checkpoint.cross_encoder is not None else None
+    """`Reranker` for a cross-encoder with one score, as in `bertie.load`."""
+    single = head in checkpoint.spec.heads and len(checkpoint.heads[head].labels) == 1
+    return Reranker if single and checkpoint.cross_encoder is not None else None
 
 
-def _usual_device() -> str:
+def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from bertie.pipeline.outputs import FloatArray
+from bertie.pipeline.pipeline import Overflow
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
 from bertie.serve.limits import Limits
-from bertie.tasks.base import FloatArray, Overflow, Task
-from bertie.tasks.classify import ZeroShot, entailing
+from bertie.tasks.base import Task
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
+from bertie.tasks.zero_shot import ZeroShot, entailment_label
 
 if TYPE_CHECKING:
     from bertie.search.index import Index
-    from bertie.serve.registry import Registry, Served
+    from bertie.serve.registry import Registry, ServedModel
     from bertie.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=Task[Any, Any, Any])
@@ -49,7 +51,7 @@ class Service:
         """The names of the models, in the order given at startup."""
         return list(self.registry)
 
-    def use_model(self, name: str, context: RequestContext) -> Served:
+    def use_model(self, name: str, context: RequestContext) -> ServedModel:
         """A model by name, kept until the request ends even if it is reloaded meanwhile."""
         if name not in context.models:
             context.models[name] = context.stack.enter_context(self.registry.use(name))
@@ -94,12 +96,24 @@ class Service:
         subject = f"the model {names[0]!r} lacks" if len(names) == 1 else "none of the served models has"
         raise ApiError("unsupported_by_model", f"this needs {needed}, which {subject}")
 
+    def embedder(
+        self, model: str | None, context: RequestContext, *, dimensions: int | None = None, **options: Any
+    ) -> Embedder:
+        """An embedder whose embeddings have their first `dimensions` components; all if None."""
+        task = self.task(Embedder, model, context, **options)
+        if dimensions is None:
+            return task
+        if dimensions > task.dimension:
+            message = f"dimensions={dimensions} must be at most {task.dimension}"
+            raise ApiError("invalid_input", message, field="dimensions")
+        return self.task(Embedder, context.model, context, dimension=dimensions, **options)
+
     def zero_shot(
         self, model: str | None, context: RequestContext, *, head: str | None, overflow: Overflow
     ) -> ZeroShot:
         """A zero-shot classifier over the first model with a head for natural language inference."""
         for name in self.candidates(model):
-            if any(entailing(info) is not None for info in self.registry[name].checkpoint.heads.values()):
+            if any(entailment_label(info) is not None for info in self.registry[name].checkpoint.heads.values()):
                 context.model = name
                 return self.use_model(name, context).task(ZeroShot, overflow=overflow, head=head)
         raise ApiError(
@@ -123,7 +137,7 @@ class Service:
         context.model = self._index[1]
         return self._open_index(self.use_model(context.model, context))
 
-    def _open_index(self, served: Served) -> Index:
+    def _open_index(self, served: ServedModel) -> Index:
         """The index over its model as it is now: a reload may have replaced it."""
         from bertie.search.index import Index
 
@@ -187,16 +201,3 @@ def check_finite(arrays: Iterable[FloatArray]) -> None:
     """Refuse to answer with NaN or infinity, which JSON does not have."""
     if not all(np.isfinite(array).all() for array in arrays):
         raise ApiError("inference_failed", "the model returned values that are not finite")
-
-
-def normalize(vector: FloatArray) -> FloatArray:
-    """Scale a vector to length 1."""
-    out: FloatArray = vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12))
-    return out
-
-
-def shorten(vector: FloatArray, dimensions: int | None) -> FloatArray:
-    """The first `dimensions` components of an embedding, all if None."""
-    if dimensions is not None and dimensions > len(vector):
-        raise ApiError("invalid_input", f"dimensions={dimensions} must be at most {len(vector)}", field="dimensions")
-    return vector[:dimensions]

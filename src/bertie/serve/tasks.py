@@ -1,4 +1,4 @@
-"""Tasks as only a server needs them: numbers before our own reading of them, a vector a token, sparse vectors."""
+"""Tasks that only the server offers: raw logits, token embeddings, sparse embeddings."""
 
 from __future__ import annotations
 
@@ -8,37 +8,42 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from bertie.nn.model import Model
 from bertie.nn.pooling import splade_pool
-from bertie.tasks.base import FloatArray, Task, TaskInput, pooled, reading
-from bertie.tasks.classify import Classification, Classifier
+from bertie.pipeline.chunk import WindowedText
+from bertie.pipeline.outputs import FloatArray, PendingCopy
+from bertie.tasks.base import Task
+from bertie.tasks.classify import Classifier
+from bertie.tasks.decoding import average_windows
 from bertie.tasks.rerank import Reranker
+from bertie.tasks.results import ClassificationResult
 from bertie.text.batch import Batch
-from bertie.text.windows import Window
 
 
 class RawReranker(Reranker):
-    """Scores as they come out of the head: each API has its own idea of what follows."""
+    """Scores without activation: each API applies its own."""
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
     ) -> Sequence[FloatArray]:
         """(1,) logit of each window."""
-        return self.by_text(self.rows(hidden, batch))
+        return PendingCopy.per_text(self.head_outputs(model, hidden, batch))
 
 
 class RawClassifier(Classifier):
     """Logits instead of probabilities, averaged over windows."""
 
-    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Classification:
-        """Pool the windows."""
-        named = {label: float(pooled(found, outputs)[i]) for i, label in self.info.labels.items()}
-        best = max(named, key=lambda label: named[label])
-        return Classification(best, named[best], named, True, **reading(found))
+    def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> ClassificationResult:
+        """Average the windows."""
+        logits = average_windows(text.windows, outputs)
+        by_label = {label: float(logits[i]) for i, label in self.info.labels.items()}
+        best = max(by_label, key=lambda label: by_label[label])
+        return ClassificationResult(best, by_label[best], by_label, True, **text.counts())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenVectors:
-    """(n, D) the state of each token of a text, special ones included."""
+class TokenEmbeddingsResult:
+    """(n, D) the last hidden state of each token of a text, special tokens included."""
 
     vectors: FloatArray
     tokens_total: int
@@ -46,25 +51,26 @@ class TokenVectors:
     windows: int
 
 
-class States(Task[None, FloatArray, TokenVectors]):
-    """The encoder's last states. Each token is taken from the window that answers for it."""
+class TokenEmbedder(Task[None, FloatArray, TokenEmbeddingsResult]):
+    """The encoder's last hidden states, each token's from the window that owns it."""
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
     ) -> Sequence[FloatArray]:
         """(n, D) of each window."""
-        return self.by_token(hidden.float(), batch)
+        return PendingCopy.per_token(hidden.float(), batch)
 
-    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> TokenVectors:
+    def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> TokenEmbeddingsResult:
         """All tokens in order."""
-        places = np.concatenate([window.places[window.owned] for window in found])
-        rows = np.concatenate([output[window.owned] for window, output in zip(found, outputs, strict=True)])
-        return TokenVectors(rows[np.argsort(places, kind="stable")], **reading(found))
+        windows = text.windows
+        indices = np.concatenate([window.indices[window.owned] for window in windows])
+        rows = np.concatenate([output[window.owned] for window, output in zip(windows, outputs, strict=True)])
+        return TokenEmbeddingsResult(rows[np.argsort(indices, kind="stable")], **text.counts())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SparseEmbedding:
-    """(V,) the weight of each word of the vocabulary in a text; most are 0."""
+class SparseEmbeddingResult:
+    """(V,) the weight of each vocabulary term in a text; most are 0."""
 
     weights: FloatArray
     tokens_total: int
@@ -72,18 +78,18 @@ class SparseEmbedding:
     windows: int
 
 
-class Sparse(Task[None, FloatArray, SparseEmbedding]):
-    """SPLADE's vectors, by the head for masked words. A weight is the greatest of a text's tokens, in any window."""
+class SparseEmbedder(Task[None, FloatArray, SparseEmbeddingResult]):
+    """SPLADE embeddings from the masked-language-modelling head. A term's weight is the maximum over all windows."""
 
     kind = "mlm"
-    needs = "a head for masked words"
+    needs = "a masked-language-modelling head"
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[None]], group: Sequence[Window]
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
     ) -> Sequence[FloatArray]:
-        """(V,) of each window."""
-        return self.by_text(splade_pool(self.rows(hidden, batch), batch))
+        """(V,) term weights of each window."""
+        return PendingCopy.per_text(splade_pool(self.head_outputs(model, hidden, batch), batch))
 
-    def decode(self, ask: TaskInput[None], found: Sequence[Window], outputs: Sequence[FloatArray]) -> SparseEmbedding:
-        """The greatest of all windows."""
-        return SparseEmbedding(np.max(outputs, axis=0), **reading(found))
+    def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> SparseEmbeddingResult:
+        """The maximum over windows."""
+        return SparseEmbeddingResult(np.max(outputs, axis=0), **text.counts())

@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertie.tasks.answer import Reader
-    from bertie.tasks.classify import Classifier, Regressor, ZeroShot
+    from bertie.tasks.classify import Classifier, Regressor
     from bertie.tasks.embed import Embedder
     from bertie.tasks.fill_mask import MaskedLM
     from bertie.tasks.loading import load
     from bertie.tasks.multi_task import MultiTask
     from bertie.tasks.rerank import Reranker
     from bertie.tasks.tag import Tagger
+    from bertie.tasks.zero_shot import ZeroShot
 
 __all__ = [
     "Classifier",
@@ -35,7 +36,7 @@ _MODULES = {
     "Regressor": "classify",
     "Reranker": "rerank",
     "Tagger": "tag",
-    "ZeroShot": "classify",
+    "ZeroShot": "zero_shot",
     "load": "loading",
 }
 

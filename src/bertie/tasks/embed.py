@@ -1,19 +1,20 @@
-"""Texts to vectors.
+"""Sentence embeddings.
 
-Over several windows, the pooled vectors are averaged with the tokens that each window answers for as weights, before
-whatever follows the pooling (a dense layer, the scaling to length 1). Training reads long texts in the same way.
+A text in several windows has the mean of their pooled embeddings, weighted by the tokens that each window owns; the
+modules after the pooling (dense layers, normalization) are applied to that mean. Training reads long texts in the same
+way.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from math import inf
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, NamedTuple, Self, Unpack
 
 import numpy as np
 import torch
@@ -24,85 +25,68 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.errors import InputError
-from bertie.nn.sentence_layers import Normalize, normalize, normalize_array
+from bertie.nn.model import Model
+from bertie.nn.sentence_layers import Normalize, normalize
+from bertie.pipeline.chunk import Chunk, WindowedText
+from bertie.pipeline.inputs import TaskInput, text_inputs
+from bertie.pipeline.outputs import FloatArray, Outputs, PendingCopy
+from bertie.pipeline.pipeline import Overflow, split_chunks
 from bertie.recipe import POOLINGS, Recipe
-from bertie.tasks import base
-from bertie.tasks.base import (
-    FloatArray,
-    Overflow,
-    PendingCopy,
-    Task,
-    TaskInput,
-    ahead,
-    chunked,
-    listed,
-    pooled,
-    reading,
-)
+from bertie.tasks.base import Task
+from bertie.tasks.decoding import average_windows
+from bertie.tasks.results import EmbeddingResult
 from bertie.tasks.trainable import Hyperparameters, Trainable
-from bertie.text.batch import Batch, pack
-from bertie.text.encoding import Encodings
-from bertie.text.tokenizer import checked_text
+from bertie.text.batch import Batch
 from bertie.text.windows import Window
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
-FEW = 4  # texts that are read at once, without looking for those of like length
-THREADS = 2  # that tokenize: one calls the library, which uses all cores, while the other makes arrays of what it said
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Embedding:
-    """A text's vector."""
+class _EmbeddingBlock:
+    """The embeddings of a chunk of texts."""
 
-    vector: NDArray[np.float32]
-    tokens_total: int
-    tokens_read: int
-    windows: int
+    vectors: NDArray[np.float32]  # (N, dimension)
+    counts: Sequence[tuple[int, int, int]]  # tokens, tokens read, windows
+
+    def __iter__(self) -> Iterator[EmbeddingResult]:
+        return (EmbeddingResult(row, *counts) for row, counts in zip(self.vectors, self.counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    prompt_tokens: int  # that pooling may be told to leave out, with the special one before them
+    prompt_tokens: int  # that pooling may have to skip, with the special token before them
     prompt: str = ""
 
 
-_Chunk = list[tuple[int, str]]  # texts with their numbers
+class _WindowPooling(NamedTuple):
+    """How a window is pooled."""
+
+    skip: int = 0  # tokens of the prompt to leave out
+    partial: bool = False  # one of several windows: the modules after the pooling are applied to their mean
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """The results of some texts."""
+class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
+    """Embeds texts with the checkpoint's sentence-transformers modules.
 
-    vectors: NDArray[np.float32]  # (N, dimension)
-    counts: NDArray[np.int64]  # (N, 3) tokens in all, tokens read, windows
-
-    def __iter__(self) -> Iterator[Embedding]:
-        for vector, counts in zip(self.vectors, self.counts.tolist(), strict=True):
-            yield Embedding(vector, *counts)
-
-
-class Embedder(Trainable[_Options, FloatArray, Embedding]):
-    """Turns each text into one vector, as the checkpoint's sentence-transformers modules say.
-
-    A checkpoint without such modules is pooled by the mean over tokens, unless `pooling` says otherwise: cls, mean,
-    max, last or weighted-mean. `normalize` scales vectors to length 1; `dimensions` keeps their first numbers, as
-    models trained for it allow, before the scaling.
+    A checkpoint without such modules is mean-pooled, unless `pooling` says otherwise: cls, mean, max, last or
+    weighted-mean. `normalize` scales embeddings to unit length; `dimension` keeps their first components before that,
+    for models trained with Matryoshka losses.
 
     >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")       # doctest: +SKIP
     >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape    # doctest: +SKIP
     (2, 384)
 
-    Or trains one, with the hyperparameters of `bertie.Recipe`:
+    To train one, pass data; hyperparameters are those of `bertie.Recipe`:
 
     >>> embedder = Embedder("path/to/any/encoder", batch_size=256)                              # doctest: +SKIP
     >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …], dev=pairs).save("my-model")  # doctest: +SKIP
 
-    The data says what is learnt. Pairs that belong together, with texts that do not if there are any: each text is to
-    find its own among all of its step (`InfoNCELoss`), and no step has a text twice. Pairs with scores: their order
-    (`CoSENTLoss`). Pairs with classes: Sentence-BERT's `SoftmaxLoss`. Queries with passages and a teacher's scores: their
-    distribution (`KL`). `loss` names another (infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse, kl,
-    with settings as in "triplet:margin=0.2,distance=cosine"), or is one of `bertie.training.embedding.losses`; `matryoshka` lists
-    shorter lengths that vectors shall serve at, too.
+    The loss follows from the data: positive pairs, with or without hard negatives, use in-batch negatives (`InfoNCELoss`);
+    pairs with scores use `CoSENTLoss`; pairs with classes Sentence-BERT's `SoftmaxLoss`; queries with passages and a teacher's
+    scores `KL`. `loss` names another one (infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse, kl, with
+    settings as in "triplet:margin=0.2,distance=cosine"), or is an object of `bertie.training.embedding.losses`.
+    `matryoshka` lists smaller dimensions to train for as well.
     """
 
     def __init__(
@@ -110,9 +94,10 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         model: Checkpoint | str | Path | None = None,
         *,
         overflow: Overflow = "window",
+        deterministic: bool = False,
         pooling: Literal["cls", "mean", "max", "last", "weighted-mean"] | None = None,
         normalize: bool | None = None,
-        dimensions: int | None = None,
+        dimension: int | None = None,
         loss: Any = None,
         matryoshka: Sequence[int] | None = None,
         device: str | torch.device | None = None,
@@ -120,33 +105,34 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
     ) -> None:
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"pooling={pooling!r} must be one of {', '.join(POOLINGS)}")
-        self.pooling, self.normalize, self.dimensions = pooling, normalize, dimensions
+        self.pooling, self.normalize, self.truncate_dim = pooling, normalize, dimension
         self.loss = loss  # a name, or a `bertie.training.embedding.losses.EmbeddingLoss`
         self.matryoshka = matryoshka
-        super().__init__(model, overflow=overflow, device=device, **hyperparameters)
-        named = loss if loss is None or isinstance(loss, str) else None
-        self.recipe = self.recipe.replace(pooling=pooling, loss=named, matryoshka=matryoshka)
+        self._replicas: dict[torch.device, tuple[SentenceModules, SentenceModules]] = {}  # see `_modules_on`
+        super().__init__(model, overflow=overflow, deterministic=deterministic, device=device, **hyperparameters)
+        loss_name = loss if loss is None or isinstance(loss, str) else None
+        self.recipe = self.recipe.replace(pooling=pooling, loss=loss_name, matryoshka=matryoshka)
 
     def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
         Task._use(self, checkpoint, None)
         self.modules = self.modules_for(checkpoint, normalize=False)  # which `_finish` does
-        if self.dimensions is not None and not 1 <= self.dimensions <= self.modules.dimension:
-            raise InputError(f"dimensions={self.dimensions} must lie between 1 and {self.modules.dimension}")
+        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.modules.dimension:
+            raise InputError(f"dimension={self.truncate_dim} must lie between 1 and {self.modules.dimension}")
 
     def modules_for(self, checkpoint: Checkpoint, *, normalize: bool) -> SentenceModules:
-        """What follows the encoder."""
-        width, pooling, given = checkpoint.model.config.width, self.pooling, checkpoint.sentence
+        """The modules after the encoder."""
+        width, pooling, saved = checkpoint.model.config.width, self.pooling, checkpoint.sentence
         if pooling is None:
-            return given or SentenceModules.create(width, normalize=normalize)
+            return saved or SentenceModules.create(width, normalize=normalize)
         modules = SentenceModules.create(width, pooling=POOLING[pooling], normalize=normalize)
-        if given is not None:
-            modules.prompts, modules.default_prompt = given.prompts, given.default_prompt
-            modules.lower_case = given.lower_case
+        if saved is not None:
+            modules.prompts, modules.default_prompt = saved.prompts, saved.default_prompt
+            modules.lower_case = saved.lower_case
         return modules
 
     def __getattr__(self, name: str) -> Any:
-        """A checkpoint given by name is loaded when it is first needed."""
-        lazy = ("checkpoint", "model", "tokenizer", "head", "modules")
+        """Load a model given by name when it is first needed."""
+        lazy = ("checkpoint", "model", "tokenizer", "head", "modules", "pipeline")
         if name not in lazy or "_model_argument" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self._use(self._load_model(), None)
@@ -160,12 +146,20 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         overflow: Overflow = "window",
         pooling: Literal["cls", "mean", "max", "last", "weighted-mean"] | None = None,
         normalize: bool | None = None,
-        dimensions: int | None = None,
+        dimension: int | None = None,
+        deterministic: bool = False,
         **options: Any,
     ) -> Self:
         """Load a model, the built-in one if no name is given; `options` are those of `Checkpoint.load`."""
         checkpoint = Checkpoint.load(default_model() if name is None else name, **options)
-        return cls(checkpoint, overflow=overflow, pooling=pooling, normalize=normalize, dimensions=dimensions)
+        return cls(
+            checkpoint,
+            overflow=overflow,
+            deterministic=deterministic,
+            pooling=pooling,
+            normalize=normalize,
+            dimension=dimension,
+        )
 
     @classmethod
     def from_recipe(cls, model: Checkpoint | str | Path | None, recipe: Recipe, **options: Any) -> Self:
@@ -174,127 +168,43 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments."""
-        own = ("pooling", "normalize", "dimensions", "loss", "matryoshka")
+        own = {name: getattr(self, name) for name in ("pooling", "normalize", "loss", "matryoshka")}
         params = {key: value for key, value in super().get_params(deep).items() if key != "head"}
-        return params | {name: getattr(self, name) for name in own}
+        return params | own | {"dimension": self.truncate_dim}
 
     @property
     def dimension(self) -> int:
-        """The length of a vector."""
-        return self.dimensions or self.modules.dimension
+        """The number of components of an embedding."""
+        return self.truncate_dim or self.modules.dimension
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
-        """(N, dimension) one vector a text, in order. `prompt` names one of the checkpoint's prompts."""
-        at_once = self._at_once(texts, prompt)
-        if at_once is not None:
-            return at_once
-        found = [block.vectors for block in self._blocks(texts, prompt)]
-        return np.concatenate(found) if found else np.empty((0, self.dimension), dtype=np.float32)
+        """(N, dimension) the embeddings of the texts, in order. `prompt` names one of the checkpoint's prompts."""
+        vectors = [block.vectors for block in self._blocks(texts, prompt)]
+        if len(vectors) == 1:
+            return vectors[0]
+        return np.concatenate(vectors) if vectors else np.empty((0, self.dimension), dtype=np.float32)
 
-    def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[Embedding]:
-        """As `embed`, one by one, each with how much of its text was read."""
+    def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[EmbeddingResult]:
+        """As `embed`, one by one, with how much of each text was read."""
         return chain.from_iterable(self._blocks(texts, prompt))
 
-    def _at_once(self, texts: Iterable[str], prompt: str | None) -> NDArray[np.float32] | None:
-        """A few short texts on a CPU in one pass, without what many need. A query waits for Python, too."""
-        if type(texts) is not list or not 0 < len(texts) <= FEW or not all(type(text) is str for text in texts):
-            return None
-        model, modules = self.model, self.modules
-        if self.deterministic or self.compute is not None or self.dimensions is not None or not modules.plain:
-            return None
-        if model.device.type != "cpu" or model.dtype != torch.float32:
-            return None
-        before = self._prompt(prompt)
-        if before and not modules.pooling.include_prompt:
-            return None
-        flat = self._tokenized(list(enumerate(texts)), _Options(0, before))
-        if flat.lengths.max() > self.checkpoint.max_length or len(flat.ids) > self.budget:
-            return None
-        batch = Batch.select(flat, None)
-        with torch.inference_mode():
-            rows: NDArray[np.float32] = modules.pooling.means(model.hidden(batch), batch)
-        return normalize_array(rows) if self.normalize or len(modules.layers) else rows
+    def _blocks(self, texts: Iterable[str], prompt: str | None) -> Iterator[_EmbeddingBlock]:
+        return self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts)  # type: ignore[return-value]
 
-    def _blocks(self, texts: Iterable[str], prompt: str | None) -> Iterator[_Block]:
-        """Results by many at a time, so that there is little to do for each text by itself.
-
-        On a GPU, vectors of texts in memory come back while the next block runs. Where tokenizing takes long, threads
-        do it ahead; where it does not, they would only keep the interpreter from launching what the GPU waits for.
-        """
-        options = self.options(prompt)
-        numbered = enumerate(listed(texts, "embed"))
-        checked = ((i, text if type(text) is str else checked_text(text, f"text {i}")) for i, text in numbered)
-        chunks = chunked(checked, lambda one: len(one[1]))
-        if self.compute is not None:  # whoever computes packs the batches, too
-            return (self._apart(chunk, options) for chunk in chunks)
-        late = self.model.device.type != "cpu" and isinstance(texts, Sized) and len(texts) > base.ITEMS_AT_ONCE
-        some = list(islice(texts, base.ITEMS_AT_ONCE)) if late and isinstance(texts, Sequence) else []
-        threads = 0 if not late or self.tokenizer.is_compiled(some) else THREADS
-        return self._in_flight(chunks, options, threads, late)
-
-    def _in_flight(
-        self, chunks: Iterable[_Chunk], options: _Options, threads: int, late: bool = False
-    ) -> Iterator[_Block]:
-        """The blocks in order; with threads, or if that may be `late`, each is fetched when the next is on its way."""
-        flying: deque[Callable[[], _Block]] = deque()
-        for chunk, flat in ahead(lambda chunk: self._tokenized(chunk, options), chunks, threads):
-            flying.append(self._launched(chunk, flat, options))
-            if len(flying) > (1 if threads or late else 0):
-                yield flying.popleft()()
-        for land in flying:
-            yield land()
-
-    def _tokenized(self, chunk: _Chunk, options: _Options) -> Encodings:
-        try:
-            return self.tokenizer.encode_flat([self.prepare_text(options.prompt + text) for _, text in chunk])
-        except InputError:
-            for i, text in chunk:
-                checked_text(text, f"text {i}")
-            raise
-
-    @torch.inference_mode()
-    def _launched(self, chunk: _Chunk, flat: Encodings, options: _Options) -> Callable[[], _Block]:
-        """Start the texts that fit into the model's max_length. What is returned waits for them, and sees to the others."""
-        fit = flat.lengths <= self.checkpoint.max_length
-        fits, far = np.flatnonzero(fit), np.flatnonzero(~fit)
-        said: list[tuple[NDArray[np.int64], PendingCopy]] = []
-        for group in pack(flat.lengths[fits].tolist(), self.budget):
-            mine = fits[group]
-            batch = Batch.select(flat, mine).to(self.model.device)
-            skips = None
-            if options.prompt_tokens:
-                skips = np.where(flat.lengths[mine] > options.prompt_tokens, options.prompt_tokens, 0).tolist()
-            rows = self._pooled(self.model.hidden(batch), batch, skips)
-            said.append((mine, self._finish(rows)))
-
-        def land() -> _Block:
-            vectors = np.empty((len(chunk), self.dimension), dtype=np.float32)
-            counts = np.ones((len(chunk), 3), np.int64)
-            counts[:, :2] = (flat.lengths - self.tokenizer.special_count)[:, None]
-            for mine, rows in said:
-                vectors[mine] = rows.host
-            if len(far):
-                block = self._apart([chunk[i] for i in far], options)
-                vectors[far], counts[far] = block.vectors, block.counts
-            return _Block(vectors, counts)
-
-        return land
-
-    def _apart(self, chunk: _Chunk, options: _Options) -> _Block:
-        """As all tasks run."""
-        texts = ((f"text {i}", checked_text(text, f"text {i}")) for i, text in chunk)
-        asks = (TaskInput(name, (self.prepare_text(options.prompt + text),), options) for name, text in texts)
-        found = list(self.run(asks))
-        counts = np.array([(one.tokens_total, one.tokens_read, one.windows) for one in found])
-        return _Block(np.stack([one.vector for one in found]), counts)
+    def inputs(self, texts: Iterable[str], options: _Options) -> Iterator[TaskInput[_Options]]:
+        """Texts with the prompt before them, lower-cased if the checkpoint says so."""
+        inputs = text_inputs(texts, "embed", options)
+        if not options.prompt and not self.modules.lower_case:
+            return inputs
+        return (i._replace(texts=(self.prepare_text(options.prompt + i.texts[0]),)) for i in inputs)
 
     def options(self, prompt: str | None = None) -> _Options:
         """The prompt of that name, or the default one, with its length in tokens."""
-        text = self._prompt(prompt)
-        return _Options(self._tokens(text), text)
+        text = self.prompt_text(prompt)
+        return _Options(self._prompt_tokens(text), text)
 
-    def _prompt(self, name: str | None) -> str:
-        """What goes before each text."""
+    def prompt_text(self, name: str | None) -> str:
+        """The text of a prompt, or of the default one; empty if there is none."""
         name = name if name is not None else self.modules.default_prompt
         if name is not None and name not in self.modules.prompts:
             known = ", ".join(self.modules.prompts) or "none"
@@ -305,67 +215,95 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
         """Lower-case a text if the checkpoint says so."""
         return text.lower() if self.modules.lower_case else text
 
-    def _tokens(self, prompt: str) -> int:
-        """How many tokens a prompt has, with the special one before it and without the one after it."""
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Number of tokens of a prompt, with the special token before it and without the one after it."""
         if not prompt:
             return 0
         encoding = self.tokenizer.encode(self.prepare_text(prompt))
         return len(encoding) - int(encoding.special[-1])
 
     def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> NDArray[np.float32]:
-        """(N, M) how alike each of `a` is to each of `b`, or of `a` itself: by cosine, or as the checkpoint says."""
-        one = self.embed(a)
-        return self.compare(one, one if b is None else self.embed(b))
+        """(N, M) similarities of the texts `a` to the texts `b`, or to each other; see `compare`."""
+        first = self.embed(a)
+        return self.compare(first, first if b is None else self.embed(b))
 
-    def compare(self, one: NDArray[np.float32], two: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(N, D), (M, D) -> (N, M) as `similarity`, of vectors that are there already."""
+    def compare(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(N, D), (M, D) -> (N, M) similarities by the checkpoint's similarity function, cosine by default."""
         name = self.modules.similarity or "cosine"
         if name in ("euclidean", "manhattan"):
-            distance = torch.cdist(torch.from_numpy(one), torch.from_numpy(two), p=2.0 if name == "euclidean" else 1.0)
-            found: NDArray[np.float32] = -distance.numpy()
-            return found
+            distances = torch.cdist(torch.from_numpy(a), torch.from_numpy(b), p=2.0 if name == "euclidean" else 1.0)
+            similarities: NDArray[np.float32] = -distances.numpy()
+            return similarities
         if name == "cosine":
-            one, two = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (one, two))
-        return one @ two.T
+            a, b = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (a, b))
+        return a @ b.T
+
+    # --- stages of the pipeline ---
+
+    def parameters(self, chunk: Chunk[_Options]) -> Sequence[_WindowPooling] | None:
+        """How each window is pooled; None: all tokens of a whole text."""
+        prompt = 0 if self.modules.pooling.include_prompt else chunk.inputs[0].options.prompt_tokens
+        if not prompt and not chunk.has_long:
+            return None
+        return [
+            _WindowPooling(prompt_tokens_in(window, prompt), len(windows) > 1)
+            for windows in (text.windows for text in chunk)
+            for window in windows
+        ]
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[_WindowPooling | None] | None
     ) -> Sequence[FloatArray]:
-        """(width,) the pooled state of each window."""
-        skips = [prompt_tokens_in(window, ask.options.prompt_tokens) for ask, window in zip(asks, group, strict=True)]
-        return self.by_text(self._pooled(hidden, batch, skips))
+        """The embeddings of whole texts, and the pooled hidden states of windows that are parts of a text."""
+        modules = self._modules_on(hidden.device)
+        each = [window or _WindowPooling() for window in parameters or ()]
+        skips = [window.skip for window in each] if any(window.skip for window in each) else None
+        rows: Tensor = modules.pooling(hidden, batch, skips).float()  # (B, pooled width)
+        partial = [i for i, window in enumerate(each) if window.partial]
+        if not partial:
+            return PendingCopy.per_text(self._finish(modules, rows))
+        if len(partial) == len(rows):
+            return PendingCopy.per_text(rows)
+        whole = [i for i, window in enumerate(each) if not window.partial]
+        parts = (PendingCopy.per_text(rows[partial]), PendingCopy.per_text(self._finish(modules, rows[whole])))
+        by_index = dict(zip([*partial, *whole], chain(*parts), strict=True))
+        return [by_index[i] for i in range(len(rows))]
 
-    def _pooled(self, hidden: Tensor, batch: Batch, skips: Sequence[int] | None) -> Tensor:
-        """(T, D) -> (B, pooled width)."""
-        rows: Tensor = self._placed(hidden).pooling(hidden, batch, skips)
-        return rows.float()
+    def _modules_on(self, device: torch.device) -> SentenceModules:
+        """The modules after the encoder, on a device: a copy of their own for replicas of the model."""
+        modules = self.modules
+        if all(parameter.device == device for parameter in modules.parameters()):
+            return modules
+        with torch.inference_mode(False):  # parameters created in inference mode could not be trained later
+            if device == self.model.device:
+                return modules.to(device)
+            if device not in self._replicas or self._replicas[device][0] is not modules:
+                self._replicas[device] = (modules, deepcopy(modules).to(device))
+            return self._replicas[device][1]
 
-    def _placed(self, states: Tensor) -> SentenceModules:
-        """What follows the encoder, where these are."""
-        if any(one.device != states.device for one in self.modules.parameters()):
-            with torch.inference_mode(False):  # weights that were made under it could not be trained later
-                self.modules.to(states.device)
-        return self.modules
+    def _finish(self, modules: SentenceModules, rows: Tensor) -> Tensor:
+        """(B, pooled width) -> (B, dimension): dense layers and normalization."""
+        rows = modules.project(rows)
+        rows = rows if self.truncate_dim is None else rows[:, : self.truncate_dim]
+        whole = self.truncate_dim is None and modules.truncate_dim is None
+        normalized = whole and len(modules.layers) > 0 and isinstance(modules.layers[-1], Normalize)
+        return normalize(rows) if self.normalize and not normalized else rows
 
-    def decode(self, ask: TaskInput[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Embedding:
-        """Average the windows; what follows the pooling is done for many at once, in `run`."""
-        return Embedding(pooled(found, outputs), **reading(found))
-
-    def run(self, asks: Iterable[TaskInput[_Options]]) -> Iterator[Embedding]:
-        """As all tasks run, with what follows the pooling at the end."""
-        found = super().run(asks)
-        while some := list(islice(found, 1 if self.deterministic else 256)):
-            rows = torch.from_numpy(np.stack([one.vector for one in some])).to(self.model.device)
-            for one, vector in zip(some, self._finish(rows), strict=True):
-                yield replace(one, vector=vector)
+    def decode_chunk(self, chunk: Chunk[_Options], outputs: Outputs[FloatArray]) -> Iterable[EmbeddingResult]:
+        """All embeddings in one array."""
+        vectors = None if chunk.has_long else outputs.stack(self.dimension)
+        if vectors is None:
+            vectors = np.stack([result.vector for result in super().decode_chunk(chunk, outputs)])
+        return _EmbeddingBlock(vectors, chunk.counts)
 
     @torch.inference_mode()
-    def _finish(self, rows: Tensor) -> PendingCopy:
-        rows = self._placed(rows).project(rows)
-        rows = rows if self.dimensions is None else rows[:, : self.dimensions]
-        whole = self.dimensions is None and self.modules.truncate_dim is None
-        done = whole and len(self.modules.layers) > 0 and isinstance(self.modules.layers[-1], Normalize)
-        return self.by_text(normalize(rows) if self.normalize and not done else rows)
+    def decode(self, text: WindowedText[_Options], outputs: Sequence[FloatArray]) -> EmbeddingResult:
+        """Average the windows before the modules that follow the pooling."""
+        vector = outputs[0]
+        if len(outputs) > 1:
+            pooled = torch.from_numpy(average_windows(text.windows, outputs)[None]).to(self.model.device)
+            vector = self._finish(self._modules_on(pooled.device), pooled)[0].cpu().numpy()
+        return EmbeddingResult(vector, **text.counts())
 
     # --- token weights ---
 
@@ -387,12 +325,11 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
             raise InputError(f"token weights need mean pooling; this model's is {' + '.join(modes)}")
         size, count = self.model.config.vocab, 0
         frequencies = np.zeros(size, np.int64)  # number of texts with each token
-        numbered = ((i, checked_text(text, f"text {i}")) for i, text in enumerate(listed(texts, "weight_tokens")))
-        for chunk in chunked(numbered, lambda pair: len(pair[1])):
-            flat = self._tokenized(chunk, _Options(0))
-            number = np.repeat(np.arange(len(chunk)), flat.lengths)
-            frequencies += np.bincount(np.unique(number * size + flat.ids) % size, minlength=size)
-            count += len(chunk)
+        for inputs in split_chunks(text_inputs(texts, "weight_tokens", _Options(0))):
+            encodings = self.tokenizer.encode_flat([self.prepare_text(i.texts[0]) for i in inputs])
+            text = np.repeat(np.arange(len(inputs)), encodings.lengths)
+            frequencies += np.bincount(np.unique(text * size + encodings.ids) % size, minlength=size)
+            count += len(inputs)
         if not count:
             raise InputError("weight_tokens needs at least one text")
         vocabulary = self.tokenizer.vocabulary
@@ -403,5 +340,5 @@ class Embedder(Trainable[_Options, FloatArray, Embedding]):
 
 
 def prompt_tokens_in(window: Window, prompt: int) -> int:
-    """How many of a window's tokens are the prompt's: of several windows only the first begins with it."""
-    return prompt if 0 < prompt < len(window) and window.places[prompt - 1] == prompt - 1 else 0
+    """Number of a window's tokens that belong to the prompt: of several windows only the first begins with it."""
+    return prompt if 0 < prompt < len(window) and window.indices[prompt - 1] == prompt - 1 else 0

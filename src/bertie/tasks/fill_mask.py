@@ -1,74 +1,57 @@
-"""Words for masked places, and how likely a text is.
+"""Fill-mask, and the pseudo-log-likelihood of texts, with a masked language model.
 
-Each mask is answered by the window where it has most context on both sides. Several masks are filled each by itself,
-with the others still masked. To score a text, each token is masked in turn in the window that answers for it.
+Each mask is predicted in the window where it has the most context on both sides. Several masks are predicted
+independently, with the others still masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.tasks.base import TOKENS_A_BATCH, FloatArray, Task, TaskInput, at_least_one, listed, owned, reading, singles
+from bertie.nn.model import Model
+from bertie.pipeline.chunk import Chunk, WindowedText
+from bertie.pipeline.inputs import check_list, check_positive, text_inputs
+from bertie.pipeline.outputs import FloatArray
+from bertie.pipeline.pipeline import CPU_BATCH_TOKENS
+from bertie.tasks.base import Task
+from bertie.tasks.decoding import owned_rows, read_counts
+from bertie.tasks.results import FillMaskResult, MaskPrediction, PseudoLikelihood, TokenCandidate
 from bertie.text.batch import Batch
-from bertie.text.encoding import Encoding, IntArray
+from bertie.text.encoding import IntArray
 from bertie.text.windows import Window
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A token for a mask."""
-
-    token: str  # as the vocabulary spells it
-    id: int
-    score: float  # the probability of this token here, among all tokens
-    text: str  # as it reads: some vocabularies spell a space as another letter
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """One mask of a text, at `text[start:end]`, with its best candidates."""
-
-    start: int
-    end: int
-    candidates: tuple[Candidate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A text's masks."""
-
-    masks: tuple[Mask, ...]
-    tokens_total: int
-    tokens_read: int
-    windows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """The pseudo-log-likelihood of a text: each token's log-probability with that token masked, added up."""
-
-    log_likelihood: float
-    token_log_likelihoods: tuple[float, ...]
-    tokens_total: int
-    tokens_read: int
-    windows: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
     top_k: int = 5
-    allowed: IntArray | None = None  # ids to choose from
+    allowed: IntArray | None = None  # ids of candidates
 
 
-class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
-    """Fills masks.
+class _MaskQuery(NamedTuple):
+    """The masks of a window, and what is asked about them."""
+
+    positions: IntArray
+    top_k: int
+    allowed: IntArray | None
+
+
+class _TopTokens(NamedTuple):
+    """(masks, k) the most probable tokens for each mask of a window."""
+
+    ids: IntArray
+    scores: FloatArray
+
+
+class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
+    """Predicts masked tokens.
 
     >>> model = MaskedLM.load("google-bert/bert-base-uncased")                               # doctest: +SKIP
     >>> model.fill(["Paris is the [MASK] of France."])[0].masks[0].candidates[0].token       # doctest: +SKIP
@@ -77,107 +60,125 @@ class MaskedLM(Task[_Options, Sequence[tuple[int, Mask]], Filled]):
 
     kind = "mlm"
 
-    def fill(self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None) -> list[Filled]:
-        """The best tokens for each mask of each text; only among `candidates`, if given."""
+    def fill(
+        self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None
+    ) -> list[FillMaskResult]:
+        """Predict the `top_k` most probable tokens for each mask; only among `candidates`, if given."""
         return list(self.fill_each(texts, top_k=top_k, candidates=candidates))
 
     def fill_each(
         self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None
-    ) -> Iterator[Filled]:
+    ) -> Iterator[FillMaskResult]:
         """As `fill`, one by one."""
-        at_least_one(top_k=top_k)
+        check_positive(top_k=top_k)
         self._mask_id()
-        return self.run(singles(texts, "fill", _Options(top_k, self._ids(candidates))))
+        return self.run(text_inputs(texts, "fill", _Options(top_k, self._candidate_ids(candidates))), texts)
 
-    def _ids(self, candidates: Sequence[str] | None) -> IntArray | None:
+    def _candidate_ids(self, candidates: Sequence[str] | None) -> IntArray | None:
         if candidates is None:
             return None
         ids = []
-        for word in listed(candidates, "candidates=", "words"):
-            found = self.tokenizer.id(word)
-            if found is None:
-                pieces = self.tokenizer.encode(word, special=False).ids
-                if len(pieces) != 1:
-                    raise InputError(f"candidate {word!r} is {len(pieces)} tokens; a mask is filled by exactly one")
-                found = int(pieces[0])
-                if found == self.tokenizer.unk_id:
+        for word in check_list(candidates, "candidates=", "words"):
+            token_id = self.tokenizer.id(word)
+            if token_id is None:
+                tokens = self.tokenizer.encode(word, special=False).ids
+                if len(tokens) != 1:
+                    raise InputError(f"candidate {word!r} is {len(tokens)} tokens; a mask is filled by exactly one")
+                token_id = int(tokens[0])
+                if token_id == self.tokenizer.unk_id:
                     raise InputError(f"candidate {word!r} is not in the vocabulary")
-            ids.append(found)
+            ids.append(token_id)
         if not ids:
             raise InputError("candidates=[] leaves nothing to choose from")
         return np.array(sorted(set(ids)), dtype=np.int64)
 
-    def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
-    ) -> Sequence[Sequence[tuple[int, Mask]]]:
-        """The masks that each window answers for, with their places: the (V,) logits of all would be too many."""
-        at = [np.flatnonzero((window.encoding.ids == self._mask_id()) & window.owned) for window in group]
-        starts = np.cumsum([0, *batch.lengths[:-1]])
-        places = np.concatenate([start + own for start, own in zip(starts, at, strict=True)])
-        rows = torch.from_numpy(places).to(hidden.device)
-        # (masks, V), some at a time: of a text full of masks all would be too many.
-        scores = (
-            row for some in torch.split(rows, 256) for row in self.rows(hidden[some], batch).softmax(-1).cpu().numpy()
-        )
-        found: list[list[tuple[int, Mask]]] = []
-        for ask, window, own in zip(asks, group, at, strict=True):
-            found.append([])
-            for place in own.tolist():
-                start, end = window.encoding.offsets[place].tolist()
-                mask = Mask(start, end, self._best(next(scores), ask.options))
-                found[-1].append((int(window.places[place]), mask))
-        return found
+    def parameters(self, chunk: Chunk[_Options]) -> Sequence[_MaskQuery]:
+        """The positions of the masks that each window owns."""
+        mask = self._mask_id()
+        return [
+            _MaskQuery(
+                np.flatnonzero((window.encoding.ids == mask) & window.owned),
+                text.input.options.top_k,
+                text.input.options.allowed,
+            )
+            for text in chunk
+            for window in text.windows
+        ]
 
-    def decode(
-        self, ask: TaskInput[_Options], found: Sequence[Window], outputs: Sequence[Sequence[tuple[int, Mask]]]
-    ) -> Filled:
-        """All windows' masks, in order."""
-        masks = sorted((one for output in outputs for one in output), key=lambda one: one[0])
+    def outputs(
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[_MaskQuery] | None
+    ) -> Sequence[_TopTokens]:
+        """The most probable tokens for the masks of each window; all logits (masks, V) would be too many to keep."""
+        assert parameters is not None
+        starts = np.cumsum([0, *batch.lengths[:-1]])
+        rows = np.concatenate([start + query.positions for start, query in zip(starts, parameters, strict=True)])
+        masked = hidden[torch.from_numpy(rows).to(hidden.device)]  # (masks, D)
+        # Some at a time, for texts full of masks.
+        blocks = torch.split(masked, 256)
+        scores = (row for block in blocks for row in self.head_outputs(model, block, batch).softmax(-1).cpu().numpy())
+        return [self._top_tokens(query, list(islice(scores, len(query.positions)))) for query in parameters]
+
+    def _top_tokens(self, query: _MaskQuery, rows: Sequence[FloatArray]) -> _TopTokens:
+        ids, scores = [], []
+        for row in rows:
+            # Embedding tables are often padded: ids beyond the vocabulary have no token.
+            allowed = np.arange(min(len(row), self.tokenizer.vocab_size)) if query.allowed is None else query.allowed
+            values = row[allowed]
+            if len(values) > query.top_k:  # sorting a whole vocabulary would take longer than the model
+                kept = values >= np.partition(values, -query.top_k)[-query.top_k]
+                allowed, values = allowed[kept], values[kept]
+            best = np.argsort(-values, kind="stable")[: query.top_k]
+            ids.append(allowed[best])
+            scores.append(values[best])
+        return _TopTokens(np.array(ids), np.array(scores))
+
+    def decode(self, text: WindowedText[_Options], outputs: Sequence[_TopTokens]) -> FillMaskResult:
+        """The predictions of all windows, in the order of the masks."""
+        masks: list[tuple[int, MaskPrediction]] = []
+        for window, output in zip(text.windows, outputs, strict=True):
+            positions = np.flatnonzero((window.encoding.ids == self._mask_id()) & window.owned).tolist()
+            for position, ids, scores in zip(positions, output.ids.tolist(), output.scores.tolist(), strict=True):
+                start, end = window.encoding.offsets[position].tolist()
+                candidates = tuple(self._candidate(i, score) for i, score in zip(ids, scores, strict=True))
+                masks.append((int(window.indices[position]), MaskPrediction(start, end, candidates)))
         if not masks:
             where = "text" if self.overflow != "truncate" else "beginning of the text, which is all that was read"
-            raise InputError(f"{ask.name}: no {self.tokenizer.mask_token} in the {where}: {ask.texts[0][:60]!r}")
-        return Filled(tuple(mask for _, mask in masks), **reading(found))
+            content = text.input.texts[0]
+            raise InputError(f"{text.input.name}: no {self.tokenizer.mask_token} in the {where}: {content[:60]!r}")
+        masks.sort(key=lambda pair: pair[0])
+        return FillMaskResult(tuple(mask for _, mask in masks), **text.counts())
 
-    def _best(self, scores: FloatArray, options: _Options) -> tuple[Candidate, ...]:
-        # Tables of embeddings are often rounded up: past the vocabulary there are ids without a token.
-        ids = np.arange(min(len(scores), self.tokenizer.vocab_size)) if options.allowed is None else options.allowed
-        found = scores[ids]
-        if len(found) > options.top_k:  # to sort a whole vocabulary takes longer than the model does
-            kept = found >= np.partition(found, -options.top_k)[-options.top_k]
-            ids, found = ids[kept], found[kept]
-        order = ids[np.argsort(-found, kind="stable")][: options.top_k].tolist()
-        decode, token = self.tokenizer.decode, self.tokenizer.token
-        return tuple(Candidate(token(i), i, float(scores[i]), decode([i], skip_special=False)) for i in order)
+    def _candidate(self, id: int, score: float) -> TokenCandidate:
+        return TokenCandidate(self.tokenizer.token(id), id, score, self.tokenizer.decode([id], skip_special=False))
 
-    # --- how likely is a text? ---
+    # --- pseudo-log-likelihood ---
 
-    def score(self, texts: Iterable[str]) -> list[Likelihood]:
-        """The pseudo-log-likelihood of each text: every token masked in turn, in the window that answers for it."""
+    def pseudo_log_likelihood(self, texts: Iterable[str]) -> list[PseudoLikelihood]:
+        """Score texts by masking every token in turn, in the window that owns it (Salazar et al. 2020)."""
         self._mask_id()
-        return [self._score(ask) for ask in singles(texts, "score", _Options())]
+        inputs = text_inputs(texts, "pseudo_log_likelihood", _Options())
+        return [self._likelihood(text) for text in self.pipeline.read(inputs)]
 
     @torch.inference_mode()
-    def _score(self, ask: TaskInput[_Options]) -> Likelihood:
-        found = self.windows(ask, self.tokenizer.encode(ask.texts[0]))
-        _, scores = owned(found, [self._token_scores(window) for window in found])
-        return Likelihood(float(scores.sum(dtype=np.float64)), tuple(scores.tolist()), **reading(found))
+    def _likelihood(self, text: WindowedText[_Options]) -> PseudoLikelihood:
+        windows = text.windows
+        _, scores = owned_rows(windows, [self._token_scores(window) for window in windows])
+        return PseudoLikelihood(float(scores.sum(dtype=np.float64)), tuple(scores.tolist()), **read_counts(windows))
 
     def _token_scores(self, window: Window) -> FloatArray:
-        """(n,) the log-probability of each token that the window answers for, with that token masked."""
+        """(n,) the log-probability of each token that the window owns, with that token masked."""
         scores = np.zeros(len(window), dtype=np.float32)
-        places = iter(np.flatnonzero(window.owned & (window.encoding.sequence_ids >= 0)).tolist())
-        while chunk := list(islice(places, max(1, TOKENS_A_BATCH // len(window)))):
-            batch = Batch.from_encodings([self._masked(window.encoding, at) for at in chunk]).to(self.model.device)
-            rows = torch.tensor([i * len(window) + at for i, at in enumerate(chunk)], device=self.model.device)
-            logits = self.rows(self.model.hidden(batch, self.head)[rows], batch)  # (chunk, V)
-            truth = torch.from_numpy(window.encoding.ids[chunk]).to(logits.device)
-            scores[chunk] = logits.log_softmax(-1).gather(1, truth[:, None])[:, 0].cpu().numpy()
+        encoding, device = window.encoding, self.model.device
+        positions = iter(np.flatnonzero(window.owned & (encoding.sequence_ids >= 0)).tolist())
+        while chunk := list(islice(positions, max(1, CPU_BATCH_TOKENS // len(window)))):
+            ids = np.repeat(encoding.ids[None], len(chunk), axis=0)
+            ids[np.arange(len(chunk)), chunk] = self._mask_id()
+            batch = Batch.from_ids(list(ids), [encoding.segments] * len(chunk)).to(device)
+            rows = torch.tensor([i * len(window) + position for i, position in enumerate(chunk)], device=device)
+            logits = self.head_outputs(self.model, self.model.hidden(batch, self.head)[rows], batch)  # (chunk, V)
+            targets = torch.from_numpy(encoding.ids[chunk]).to(device)
+            scores[chunk] = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].cpu().numpy()
         return scores
-
-    def _masked(self, encoding: Encoding, at: int) -> Encoding:
-        ids = encoding.ids.copy()
-        ids[at] = self._mask_id()
-        return replace(encoding, ids=ids)
 
     def _mask_id(self) -> int:
         if self.tokenizer.mask_id is None:

@@ -7,9 +7,10 @@ from typing import Any, Literal, overload
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import NotFoundError
+from bertie.pipeline.pipeline import Overflow
 from bertie.tasks import registry
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import Overflow, Task
+from bertie.tasks.base import Task
 from bertie.tasks.classify import Classifier, Regressor
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
@@ -50,7 +51,7 @@ def load(
     >>> load(head="ner").tag(["Ada Lovelace was born in London."])[0].spans[0].text              # doctest: +SKIP
     'Ada Lovelace'
     """
-    checkpoint, named = Task._loaded(name, head, options)
+    checkpoint, named = Task._load_checkpoint(name, head, options)
     if named is not None:
         return _task_of_head(checkpoint, named, overflow)
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
@@ -13,14 +12,17 @@ from torch import Tensor
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.errors import ConfigError, InputError, NotFoundError
+from bertie.nn.model import Model
+from bertie.pipeline.chunk import WindowedText
+from bertie.pipeline.inputs import text_inputs
+from bertie.pipeline.pipeline import Overflow
 from bertie.recipe import Recipe
 from bertie.tasks import registry
-from bertie.tasks.base import Overflow, Task, TaskInput, singles
-from bertie.tasks.classify import entailing
+from bertie.tasks.base import Task
 from bertie.tasks.tag import Tagger
 from bertie.tasks.trainable import Hyperparameters, Trainable
+from bertie.tasks.zero_shot import entailment_label
 from bertie.text.batch import Batch
-from bertie.text.windows import Window
 
 
 class MultiTask:
@@ -111,12 +113,14 @@ class MultiTask:
         tasks = {
             name: task
             for name, task in self._tasks.items()
-            if self.rows[name].single_text and entailing(task.info) is None
+            if self.rows[name].single_text and entailment_label(task.info) is None
         }
         if not tasks:
             raise InputError(f"read() is for heads over single texts; these are for pairs: {', '.join(self._tasks)}")
         options = tuple(task.options() if isinstance(task, Tagger) else None for task in tasks.values())
-        return _SharedPass(self.checkpoint, tasks, overflow=self.overflow).run(singles(texts, "read", options))
+        return _SharedPass(self.checkpoint, tasks, overflow=self.overflow).run(
+            text_inputs(texts, "read", options), texts
+        )
 
     def fit(
         self,
@@ -157,18 +161,15 @@ class _SharedPass(Task[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]):
         self.tasks = tasks
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[tuple[Any, ...]]], group: Sequence[Window]
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[Any] | None
     ) -> Sequence[tuple[Any, ...]]:
-        per_task = [
-            task.outputs(hidden, batch, [replace(ask, options=ask.options[i]) for ask in asks], group)
-            for i, task in enumerate(self.tasks.values())
-        ]
+        """The outputs of all heads for each window."""
+        per_task = [task.outputs(model, hidden, batch, None) for task in self.tasks.values()]
         return list(zip(*per_task, strict=True))
 
-    def decode(
-        self, ask: TaskInput[tuple[Any, ...]], found: Sequence[Window], outputs: Sequence[tuple[Any, ...]]
-    ) -> dict[str, Any]:
+    def decode(self, text: WindowedText[tuple[Any, ...]], outputs: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+        """The results of all heads."""
         return {
-            name: task.decode(replace(ask, options=ask.options[i]), found, [output[i] for output in outputs])
+            name: task.decode(text.with_options(text.input.options[i]), [output[i] for output in outputs])
             for i, (name, task) in enumerate(self.tasks.items())
         }

@@ -154,12 +154,17 @@ def trainable(*, with_head: bool = False) -> tuple[str, ...]:
 
 
 def row_of(task: Task[Any, Any, Any]) -> TaskRow:
-    """The row of a task object, or of the class it derives from."""
+    """The row of a task object."""
+    return row_of_class(type(task))
+
+
+def row_of_class(task: type) -> TaskRow:
+    """The row of a task's class, or of a class it derives from."""
     paths = {row.path: row for row in TASKS.values()}
-    for kind in type(task).__mro__:
+    for kind in task.__mro__:
         if (row := paths.get(f"{kind.__module__}:{kind.__qualname__}")) is not None:
             return row
-    raise NotFoundError(f"{type(task).__name__} is not in the table of tasks (bertie.tasks.registry)")
+    raise NotFoundError(f"{task.__name__} is not in the table of tasks (bertie.tasks.registry)")
 
 
 def row_for_head(info: HeadInfo) -> TaskRow | None:

@@ -1,11 +1,11 @@
-"""Labelled spans: names, parts of speech, anything that a model says of each token.
+"""Token classification: named entities, parts of speech, or any other labels of tokens.
 
-Each token is taken from the window where it has most context on both sides. Words speak with one voice (`words`), then
-neighbours join into spans by the scheme that the labels show: BIO, BIOES, BILOU, or plain labels.
+Each token's logits come from the window where it has the most context on both sides. The tokens of a word get one label
+(`words`); then adjacent words are joined into spans by the scheme of the labels: BIO, BIOES, BILOU, or plain labels.
 
-What a word is, the tokenizer says (`bertie.text.windows.word_starts`). transformers agrees for WordPiece; for other
-tokenizers it guesses by spaces, so that "London." would be one word with its full stop, and a Chinese sentence one
-word. Spans have no space at their ends, even where the tokenizer counts one to the word behind it.
+Words are those of the tokenizer (`bertie.text.windows.word_starts`). transformers agrees for WordPiece; for other
+tokenizers it splits at spaces only, so that "London." would be one word with its full stop, and a Chinese sentence one
+word. Spans have no whitespace at their ends, even where the tokenizer attaches it to a word.
 """
 
 from __future__ import annotations
@@ -18,36 +18,21 @@ import numpy as np
 from torch import Tensor
 
 from bertie.errors import InputError
-from bertie.tasks.base import FloatArray, Task, TaskInput, listed, owned, reading, singles, softmax, trimmed
+from bertie.nn.model import Model
+from bertie.pipeline.chunk import WindowedText
+from bertie.pipeline.inputs import TaskInput, check_list, text_inputs
+from bertie.pipeline.outputs import FloatArray, PendingCopy
+from bertie.tasks.base import Task
+from bertie.tasks.decoding import owned_rows, softmax, trim_span
+from bertie.tasks.results import TaggedSpan, TaggingResult
 from bertie.tasks.trainable import Trainable
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encoding, IntArray
 from bertie.text.tokenizer import checked_text
-from bertie.text.windows import Window, word_starts
+from bertie.text.windows import word_starts
 
 Words = Literal["average", "first", "max", "simple", "none"]
 WORDS = ("average", "first", "max", "simple", "none")
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of text with its label: `text[start:end]`."""
-
-    label: str
-    start: int
-    end: int
-    text: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tagged:
-    """A text's spans, in order."""
-
-    spans: tuple[Span, ...]
-    tokens_total: int
-    tokens_read: int
-    windows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,92 +43,95 @@ class _Options:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A token or a word, with its label: the part of a span that it stands for (B, I, …), and its kind."""
+    """A token or a word with its label, split into prefix (B, I, …) and type."""
 
     label: str
-    part: str
-    kind: str
+    prefix: str
+    type: str
     score: float
     start: int
     end: int
 
 
-class Tagger(Trainable[_Options, FloatArray, Tagged]):
-    """Finds labelled spans.
+class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
+    """Finds labelled spans (named entities, parts of speech, …).
 
     >>> tagger = Tagger.load("path/to/a/ner/model")                                     # doctest: +SKIP
     >>> tagger.tag(["Ada Lovelace was born in London."])[0].spans[0].text               # doctest: +SKIP
     'Ada Lovelace'
 
-    Or trains one, on lists of words with a tag for each:
+    To train one, pass lists of words with a tag for each:
 
     >>> tagger = Tagger("path/to/any/encoder").fit(words, tags)                         # doctest: +SKIP
     """
 
     kind = "tag"
+    needs_offsets = True
 
-    def tag(self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)) -> list[Tagged]:
-        """The spans of each text, in order.
+    def tag(
+        self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)
+    ) -> list[TaggingResult]:
+        """Find the labelled spans of each text.
 
-        `words`: the pieces of a word agree on the label of their mean probabilities ("average"), of the first piece
-        ("first") or of the surest ("max"); "simple": each piece for itself; "none": each piece is a span of its own.
+        `words`: how the tokens of a word get one label: by their mean probabilities ("average"), by the first token
+        ("first") or by the most confident one ("max"); "simple" labels each token, "none" makes each token a span.
         `outside`: labels that mark no span.
         """
         return list(self.tag_each(texts, words=words, outside=outside))
 
     def tag_each(
         self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)
-    ) -> Iterator[Tagged]:
+    ) -> Iterator[TaggingResult]:
         """As `tag`, one by one."""
-        return self.run(singles(texts, "tag", self.options(words=words, outside=outside)))
+        return self.run(text_inputs(texts, "tag", self.options(words=words, outside=outside)), texts)
 
     def options(self, *, words: Words = "average", outside: Iterable[str] = ("O",)) -> _Options:
-        """What `tag` is asked with, checked."""
+        """The options of `tag`, checked."""
         if words not in WORDS:
             raise InputError(f"words={words!r} must be one of {', '.join(WORDS)}")
-        return _Options(words, frozenset(listed(outside, "outside=", "labels")))
+        return _Options(words, frozenset(check_list(outside, "outside=", "labels")))
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[_Options]], group: Sequence[Window]
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
     ) -> Sequence[FloatArray]:
         """(n, labels) logits of each window."""
-        return self.by_token(self.rows(hidden, batch), batch)
+        return PendingCopy.per_token(self.head_outputs(model, hidden, batch), batch)
 
-    def decode(self, ask: TaskInput[_Options], found: Sequence[Window], outputs: Sequence[FloatArray]) -> Tagged:
-        """Tokens to words to spans."""
-        (text,), options, whole = ask.texts, ask.options, found[0].whole
-        read, logits = owned(found, outputs)
-        alone = options.words in ("none", "simple")
-        starts = np.arange(len(read)) if alone else np.flatnonzero(word_starts(whole, read, text))
-        units = self._units(softmax(logits), whole.offsets[read], starts, options.words)
+    def decode(self, text: WindowedText[_Options], outputs: Sequence[FloatArray]) -> TaggingResult:
+        """Combine tokens into words, and words into spans."""
+        (content,), options, encoding = text.input.texts, text.input.options, text.encoding
+        tokens, logits = owned_rows(text.windows, outputs)
+        single = options.words in ("none", "simple")
+        starts = np.arange(len(tokens)) if single else np.flatnonzero(word_starts(encoding, tokens, content))
+        units = self._units(softmax(logits), encoding.offsets[tokens], starts, options.words)
         spans = []
         for group in ([unit] for unit in units) if options.words == "none" else _join(units):
             first = group[0]
-            if options.outside.isdisjoint((first.label, first.kind)):
-                start, end = trimmed(text, first.start, group[-1].end)
+            if options.outside.isdisjoint((first.label, first.type)):
+                start, end = trim_span(content, first.start, group[-1].end)
                 score = float(np.mean([unit.score for unit in group]))
-                label = first.label if options.words == "none" else first.kind
-                spans.append(Span(label, start, end, text[start:end], score))
-        return Tagged(tuple(spans), **reading(found))
+                label = first.label if options.words == "none" else first.type
+                spans.append(TaggedSpan(label, start, end, content[start:end], score))
+        return TaggingResult(tuple(spans), **text.counts())
 
     def _units(self, scores: FloatArray, offsets: IntArray, starts: IntArray, words: Words) -> Iterator[_Unit]:
         labels = self.info.labels
         known = frozenset(labels.values())
-        for low, high in zip(starts, np.append(starts, len(scores))[1:], strict=True):
-            pieces = scores[low:high]
-            if words == "first" or len(pieces) == 1:
-                row = pieces[0]
+        for start, end in zip(starts, np.append(starts, len(scores))[1:], strict=True):
+            tokens = scores[start:end]
+            if words == "first" or len(tokens) == 1:
+                row = tokens[0]
             elif words == "max":
-                row = pieces[int(pieces.max(axis=1).argmax())]
+                row = tokens[int(tokens.max(axis=1).argmax())]
             else:
-                row = pieces.mean(axis=0)
+                row = tokens.mean(axis=0)
             best = int(row.argmax())
             yield _Unit(
                 labels[best],
                 *split_tag(labels[best], known),
                 float(row[best]),
-                int(offsets[low][0]),
-                int(offsets[high - 1][1]),
+                int(offsets[start][0]),
+                int(offsets[end - 1][1]),
             )
 
     def predict(self, X: Iterable[Sequence[str]]) -> list[list[str]]:
@@ -152,83 +140,87 @@ class Tagger(Trainable[_Options, FloatArray, Tagged]):
 
     def tag_words(self, X: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
         """The tag of each word of each list, and how much of the list was read."""
-        task = _GivenWords(self.checkpoint, overflow=self.overflow, head=self.head)
-        several = enumerate(listed(X, "predict", "lists of words"))
-        return task.run(_joined(words, f"text {i}") for i, words in several)
+        task = _WordTagger(self.checkpoint, overflow=self.overflow, head=self.head, deterministic=self.deterministic)
+        lists = enumerate(check_list(X, "predict", "lists of words"))
+        return task.run((_join_words(words, f"text {i}") for i, words in lists), X)
 
 
-Places = tuple[tuple[int, int], ...]
+WordOffsets = tuple[tuple[int, int], ...]
 
 
-class _GivenWords(Task[Places, FloatArray, tuple[Sequence[str], dict[str, int]]]):
-    """One tag for each word of a list: that of its beginning, as long as the tokenizer takes it for one word."""
+class _WordTagger(Task[WordOffsets, FloatArray, tuple[Sequence[str], dict[str, int]]]):
+    """One tag per given word: that of its beginning, as far as the tokenizer takes it for one word."""
 
     kind = "tag"
+    needs_offsets = True
 
     def outputs(
-        self, hidden: Tensor, batch: Batch, asks: Sequence[TaskInput[Places]], group: Sequence[Window]
+        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
     ) -> Sequence[FloatArray]:
-        return self.by_token(self.rows(hidden, batch), batch)
+        return PendingCopy.per_token(self.head_outputs(model, hidden, batch), batch)
 
     def decode(
-        self, ask: TaskInput[Places], found: Sequence[Window], outputs: Sequence[FloatArray]
+        self, text: WindowedText[WordOffsets], outputs: Sequence[FloatArray]
     ) -> tuple[Sequence[str], dict[str, int]]:
-        whole, labels = found[0].whole, self.info.labels
-        read, logits = owned(found, outputs)
-        word, sub = align_words(whole, ask.texts[0], ask.options)
-        word, sub = word[read], sub[read]
-        sums = np.zeros((len(ask.options), len(labels)))
-        asked = (word >= 0) & (sub == 0)
-        np.add.at(sums, word[asked], softmax(logits[asked]))
-        best = sums.argmax(1)  # a word that the tokenizer makes nothing of has the first label
-        return [labels[int(i)] for i in best], reading(found)
+        labels, offsets = self.info.labels, text.input.options
+        tokens, logits = owned_rows(text.windows, outputs)
+        word, part = align_words(text.encoding, text.input.texts[0], offsets)
+        word, part = word[tokens], part[tokens]
+        sums = np.zeros((len(offsets), len(labels)))
+        used = (word >= 0) & (part == 0)
+        np.add.at(sums, word[used], softmax(logits[used]))
+        best = sums.argmax(1)  # a word without tokens gets the first label
+        return [labels[int(i)] for i in best], text.counts()
 
 
-def _joined(words: Sequence[str], name: str) -> TaskInput[Places]:
-    """A list of words as a text, with the words' places in it."""
+def _join_words(words: Sequence[str], name: str) -> TaskInput[WordOffsets]:
+    """A list of words as a text, with the words' offsets in it."""
     if isinstance(words, str):
         raise InputError(f"{name} must be a list of words, not a text; for texts there is tag()")
     words = [checked_text(word, f"{name}, word {i}") for i, word in enumerate(words)]
     ends = np.cumsum([len(word) + 1 for word in words]).tolist()
-    places = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))
-    return TaskInput(name, (" ".join(words),), places)
+    offsets = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))
+    return TaskInput(name, (" ".join(words),), offsets)
 
 
-def align_words(encoding: Encoding, text: str, places: Places) -> tuple[IntArray, IntArray]:
-    """(n,) the word of a list that each token belongs to, -1 for none; and the how manieth part of it, as the tokenizer
-    parts words.
+def align_words(encoding: Encoding, text: str, offsets: WordOffsets) -> tuple[IntArray, IntArray]:
+    """Align tokens with given words.
+
+    Returns (n,) the index of the word that each token belongs to, -1 for none, and (n,) which of the tokenizer's own
+    words inside that word it belongs to.
     """
     word = np.full(len(encoding), -1, dtype=np.int64)
-    sub = np.zeros(len(encoding), dtype=np.int64)
+    part = np.zeros(len(encoding), dtype=np.int64)
     inside = np.flatnonzero((encoding.sequence_ids == 0) & (encoding.offsets[:, 1] > encoding.offsets[:, 0]))
-    if not len(inside) or not places:
-        return word, sub
-    starts, ends = np.array(places, dtype=np.int64).T
-    last = encoding.offsets[inside, 1] - 1  # some tokenizers count the space before a word to it
-    found = np.searchsorted(starts, last, side="right") - 1
-    ok = (found >= 0) & (last < ends[found])
-    word[inside[ok]] = found[ok]
-    group = np.cumsum(word_starts(encoding, inside, text))[ok]
-    _, first, back = np.unique(found[ok], return_index=True, return_inverse=True)
-    sub[inside[ok]] = group - group[first][back]
-    return word, sub
+    if not len(inside) or not offsets:
+        return word, part
+    starts, ends = np.array(offsets, dtype=np.int64).T
+    last = encoding.offsets[inside, 1] - 1  # some tokenizers attach the space before a word to it
+    owner = np.searchsorted(starts, last, side="right") - 1
+    valid = (owner >= 0) & (last < ends[owner])
+    word[inside[valid]] = owner[valid]
+    group = np.cumsum(word_starts(encoding, inside, text))[valid]
+    _, first, inverse = np.unique(owner[valid], return_index=True, return_inverse=True)
+    part[inside[valid]] = group - group[first][inverse]
+    return word, part
 
 
-_FIRST, _LAST = "BSU", "ESLU"  # BIO: Begin, Inside; BIOES adds End and Single; BILOU says Last and Unit
+_FIRST, _LAST = "BSU", "ESLU"  # BIO: Begin, Inside; BIOES adds End and Single; BILOU has Last and Unit instead
 
 
 def split_tag(label: str, known: frozenset[str]) -> tuple[str, str]:
-    """The part of a span that a label stands for, and its kind; a plain label goes on with its like."""
-    part, dash, kind = label.partition("-")
-    scheme = part in ("B", "I") or (part in ("E", "S", "L", "U") and f"B-{kind}" in known)  # "E-mail" is a plain one
-    return (part, kind) if dash and scheme else ("I", label)
+    """Split a label into prefix and type; a plain label counts as inside a span of its own type."""
+    prefix, dash, kind = label.partition("-")
+    # "E-mail" is a plain label.
+    scheme = prefix in ("B", "I") or (prefix in ("E", "S", "L", "U") and f"B-{kind}" in known)
+    return (prefix, kind) if dash and scheme else ("I", label)
 
 
 def _join(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
-    """Neighbours of one kind, until a label says that a span begins or has ended."""
+    """Join adjacent units of one type, until a prefix begins or ends a span."""
     group: list[_Unit] = []
     for unit in units:
-        if group and (unit.kind != group[-1].kind or unit.part in _FIRST or group[-1].part in _LAST):
+        if group and (unit.type != group[-1].type or unit.prefix in _FIRST or group[-1].prefix in _LAST):
             yield group
             group = []
         group.append(unit)

@@ -15,10 +15,13 @@ import torch
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
-from bertie.errors import ConfigError, InputError
+from bertie.errors import ConfigError
+from bertie.pipeline.inputs import Options
+from bertie.pipeline.outputs import Output
+from bertie.pipeline.pipeline import Overflow
 from bertie.recipe import EMBEDDING_FIELDS, MixedPrecision, Recipe, ScheduleName
 from bertie.tasks import registry
-from bertie.tasks.base import OVERFLOW, Options, Output, Overflow, Result, Task
+from bertie.tasks.base import Result, Task
 
 
 class Hyperparameters(TypedDict, total=False):
@@ -72,6 +75,7 @@ class Trainable(Task[Options, Output, Result]):
         *,
         overflow: Overflow = "window",
         head: str | None = None,
+        deterministic: bool = False,
         device: str | torch.device | None = None,
         epochs: float = 3.0,
         lr: float = 3e-5,
@@ -105,9 +109,7 @@ class Trainable(Task[Options, Output, Result]):
         abstain: float | None = None,
     ) -> None:
         arguments = locals()
-        if overflow not in OVERFLOW:
-            raise InputError(f"overflow={overflow!r} must be one of {', '.join(OVERFLOW)}")
-        self.overflow = overflow
+        self._set_options(overflow, deterministic)
         # As they were passed: scikit-learn's clone checks that it gets the same objects back.
         self._model_argument, self._head_argument, self._device = model, head, device
         self._hyperparameters = {name: arguments[name] for name in Hyperparameters.__annotations__}
@@ -124,7 +126,7 @@ class Trainable(Task[Options, Output, Result]):
 
     def __getattr__(self, name: str) -> Any:
         """Load a model given by name when it is first needed."""
-        if name not in ("checkpoint", "model", "tokenizer", "head"):
+        if name not in ("checkpoint", "model", "tokenizer", "head", "pipeline"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         checkpoint = self.__dict__.get("_without_head")
         if checkpoint is None:
@@ -140,11 +142,17 @@ class Trainable(Task[Options, Output, Result]):
 
     @classmethod
     def load(
-        cls, name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
+        cls,
+        name: str | Path | None = None,
+        *,
+        overflow: Overflow = "window",
+        head: str | None = None,
+        deterministic: bool = False,
+        **options: Any,
     ) -> Self:
         """Load a trained model, the built-in one if no name is given; `options` are those of `Checkpoint.load`."""
-        checkpoint, head = cls._loaded(name, head, options)
-        task = cls(checkpoint, overflow=overflow, head=head)
+        checkpoint, head = cls._load_checkpoint(name, head, options)
+        task = cls(checkpoint, overflow=overflow, head=head, deterministic=deterministic)
         _ = task.model  # a missing head is an error now, not at the first text
         return task
 
@@ -164,6 +172,7 @@ class Trainable(Task[Options, Output, Result]):
         return {
             "model": self._model_argument,
             "overflow": self.overflow,
+            "deterministic": self.deterministic,
             "head": self._head_argument,
             "device": self._device,
             **self._hyperparameters,

@@ -26,7 +26,7 @@ def whiten(embedder: Embedder, whitening: Whitening) -> Embedder:
     """
     modules = embedder.modules
     width, out = whitening.projection.shape
-    if width != embedder.dimension or modules.truncate_dim is not None or embedder.dimensions is not None:
+    if width != embedder.dimension or modules.truncate_dim is not None or embedder.truncate_dim is not None:
         raise InputError(f"the whitening is for whole vectors of {width}; the embedder's have {embedder.dimension}")
     dense = Dense(width, out, activation="Identity")
     with torch.no_grad():

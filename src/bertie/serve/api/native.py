@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from bertie.pipeline.inputs import text_inputs
 from bertie.serve.api.base import (
     QUERY,
     SENTENCES,
@@ -23,7 +24,6 @@ from bertie.serve.api_errors import ApiError
 from bertie.serve.context import READ_COUNTS, RequestContext, read_counts
 from bertie.serve.service import Service, check_finite
 from bertie.tasks.answer import Reader
-from bertie.tasks.base import TaskInput, reading, singles
 from bertie.tasks.classify import Classifier
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
@@ -52,7 +52,7 @@ def run_task(row: TaskRow, service: Service, request: TextsRequest, context: Req
     """Run a task that has no handler of its own."""
     texts = service.as_list(request.texts, "texts")
     task = service.task(row.task_class, request.model, context, head=request.head, overflow=request.overflow)
-    results = list(task.run(singles(texts, row.name, None)))
+    results = list(task.run(text_inputs(texts, row.name, None)))
     context.add_read(results)
     return {"model": context.model, "head": task.head, "results": results}
 
@@ -156,7 +156,7 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         options = {} if request.template is None else {"template": request.template}
         zero_shot = service.zero_shot(request.model, context, head=request.head, overflow=request.overflow)
         results = zero_shot.classify(texts, request.labels, multi=request.multi, **options)
-        head = zero_shot._logits.head
+        head = zero_shot.head
     context.add_read(results)
     return {"model": context.model, "head": head, "results": results}
 
@@ -320,9 +320,9 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
     found = index.search_batch(queries, request.k, rerank=reranker, depth=request.depth, **options)
     embedder = index.embedder
     results = []
-    for result, encoding in zip(found, embedder.tokenizer.encode_batch(queries), strict=True):
-        task_input = TaskInput("query", (result.query,), None)
-        counts = reading(embedder.windows(task_input, encoding))  # type: ignore[arg-type]
+    read = embedder.pipeline.read(embedder.inputs(queries, embedder.options()))
+    for result, query in zip(found, read, strict=True):
+        counts = query.counts()
         for name in READ_COUNTS:
             context.read[name] += counts[name]
         hits = [{name: getattr(hit, name) for name in SearchHitItem.model_fields} for hit in result]

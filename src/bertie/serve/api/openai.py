@@ -9,8 +9,7 @@ from pydantic import Field
 
 from bertie.serve.api.base import SENTENCES, CompatibleRequest, Ids, Pooling, ReadCounts, Response
 from bertie.serve.context import RequestContext, read_counts
-from bertie.serve.service import Service, check_finite, normalize, shorten
-from bertie.tasks.embed import Embedder
+from bertie.serve.service import Service, check_finite
 
 
 class EmbeddingsRequest(CompatibleRequest):
@@ -83,19 +82,18 @@ class OpenAIError(Response):
 def create_embeddings(service: Service, request: EmbeddingsRequest, context: RequestContext) -> Any:
     """Embed texts, normalized to length 1 by default."""
     options: dict[str, Any] = {} if request.pooling is None else {"pooling": request.pooling}
-    if request.dimensions is not None and not request.normalize:
-        options["dimensions"] = request.dimensions
-    task = service.task(Embedder, request.model, context, **options)
+    if request.normalize:
+        options["normalize"] = True
+    task = service.embedder(request.model, context, dimensions=request.dimensions, **options)
     texts = service.texts(request.input, task.tokenizer, "input")
     results = list(task.embed_each(texts, prompt=request.prompt))
     check_finite(result.vector for result in results)
     context.add_read(results)
     data = []
     for index, result in enumerate(results):
-        vector = normalize(shorten(result.vector, request.dimensions)) if request.normalize else result.vector
-        embedding: Any = vector
+        embedding: Any = result.vector
         if request.encoding_format == "base64":
-            embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            embedding = base64.b64encode(result.vector.astype("<f4").tobytes()).decode()
         data.append({"object": "embedding", "index": index, "embedding": embedding, **read_counts(result)})
     total = context.read["tokens_total"]
     usage = {"prompt_tokens": total, "total_tokens": total}

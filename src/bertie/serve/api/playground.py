@@ -12,8 +12,8 @@ from bertie.serve.api.base import PASSAGES, QUERY, SENTENCES, BertieRequest, Res
 from bertie.serve.attention import attention as attention_weights
 from bertie.serve.context import RequestContext
 from bertie.serve.service import Service
-from bertie.tasks.classify import entailing
 from bertie.tasks.registry import TASKS
+from bertie.tasks.zero_shot import entailment_label
 from bertie.text.windows import windows as split_windows
 
 
@@ -89,7 +89,7 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
                         "temperature": calibration.temperature,
                         "abstain_below": calibration.abstain_below,
                         "precision": calibration.precision,
-                        "pairs": entailing(info) is not None,  # it classifies pairs of texts
+                        "pairs": entailment_label(info) is not None,  # it classifies pairs of texts
                     }
                 )
     return {

@@ -9,13 +9,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertie._version import __version__
+from bertie.pipeline.inputs import TaskInput
+from bertie.pipeline.pipeline import Overflow
 from bertie.serve.api.base import HEAD, PASSAGES, QUERY, SENTENCES, CompatibleRequest, Ids, Response, Texts
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
-from bertie.serve.service import Service, check_finite, normalize, shorten
-from bertie.serve.tasks import RawClassifier, RawReranker, Sparse, States
-from bertie.tasks.base import Overflow, TaskInput, sigmoid
+from bertie.serve.service import Service, check_finite
+from bertie.serve.tasks import RawClassifier, RawReranker, SparseEmbedder, TokenEmbedder
 from bertie.tasks.classify import Classifier
+from bertie.tasks.decoding import sigmoid
 from bertie.tasks.embed import POOLING, Embedder
 from bertie.tasks.rerank import Reranker
 
@@ -171,22 +173,22 @@ def _overflow(truncate: bool | None, direction: str) -> Overflow:
 
 def embed(service: Service, request: EmbedRequest, context: RequestContext) -> Any:
     """Embed texts."""
-    task = service.task(Embedder, request.model, context, overflow=request.overflow)
+    options: dict[str, Any] = {"overflow": request.overflow} | ({"normalize": True} if request.normalize else {})
+    task = service.embedder(request.model, context, dimensions=request.dimensions, **options)
     texts = service.texts(request.inputs, task.tokenizer, "inputs")
     results = list(task.embed_each(texts, prompt=request.prompt_name))
     check_finite(result.vector for result in results)
     context.add_read(results)
-    vectors = [shorten(result.vector, request.dimensions) for result in results]
-    return [normalize(vector) if request.normalize else np.ascontiguousarray(vector) for vector in vectors]
+    return [np.ascontiguousarray(result.vector) for result in results]
 
 
 def embed_all(service: Service, request: EmbedAllRequest, context: RequestContext) -> Any:
     """Return the hidden state of every token."""
     embedder = service.task(Embedder, request.model, context, overflow=request.overflow)
     texts = service.texts(request.inputs, embedder.tokenizer, "inputs")
-    prompt = embedder._prompt(request.prompt_name)
+    prompt = embedder.prompt_text(request.prompt_name)
     inputs = [TaskInput(f"text {i}", (embedder.prepare_text(prompt + text),), None) for i, text in enumerate(texts)]
-    results = list(service.task(States, context.model, context, overflow=request.overflow).run(inputs))
+    results = list(service.task(TokenEmbedder, context.model, context, overflow=request.overflow).run(inputs))
     check_finite(result.vectors for result in results)
     context.add_read(results)
     return [np.ascontiguousarray(result.vectors) for result in results]
@@ -200,7 +202,7 @@ def embed_sparse(service: Service, request: EmbedAllRequest, context: RequestCon
             break
     else:
         raise ApiError("unsupported_by_model", "Model is not an embedding model with Splade pooling")
-    task = service.task(Sparse, name, context, overflow=request.overflow)
+    task = service.task(SparseEmbedder, name, context, overflow=request.overflow)
     prompt_name = request.prompt_name or splade.default_prompt
     if prompt_name is not None and prompt_name not in splade.prompts:
         message = f"prompt_name={prompt_name[:100]!r} is none of the model's prompts"
@@ -278,12 +280,12 @@ def similarity(service: Service, request: SimilarityRequest, context: RequestCon
     parameters = request.parameters or SimilarityParameters()
     service.check_count(request.inputs.sentences, "sentences")
     overflow = _overflow(parameters.truncate, parameters.truncation_direction)
-    task = service.task(Embedder, request.model, context, overflow=overflow)
+    task = service.task(Embedder, request.model, context, overflow=overflow, normalize=True)
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     results = list(task.embed_each(texts, prompt=parameters.prompt_name))
     check_finite(result.vector for result in results)
     context.add_read(results)
-    source, *others = [normalize(result.vector) for result in results]
+    source, *others = [result.vector for result in results]
     return [float(source @ other) for other in others]
 
 
@@ -292,7 +294,7 @@ def tokenize(service: Service, request: TokenizeRequest, context: RequestContext
     texts = service.as_list(request.inputs, "inputs")
     tokenizer = service.tokenizer(request.model, context)
     if request.prompt_name is not None:
-        prompt = service.task(Embedder, context.model, context)._prompt(request.prompt_name)
+        prompt = service.task(Embedder, context.model, context).prompt_text(request.prompt_name)
         texts = [prompt + text for text in texts]
     tokens = []
     for encoding in tokenizer.encode_batch(texts, special=request.add_special_tokens):

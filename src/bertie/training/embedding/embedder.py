@@ -21,7 +21,7 @@ from bertie.evaluation import metrics
 from bertie.evaluation.metrics import Score
 from bertie.nn.heads import Head
 from bertie.nn.model import Model
-from bertie.tasks.base import ITEMS_AT_ONCE, TaskInput
+from bertie.pipeline.inputs import TaskInput
 from bertie.tasks.embed import Embedder, prompt_tokens_in
 from bertie.text.windows import Window
 from bertie.training.embedding.losses import EmbeddingLoss, KLDivergenceLoss, MatryoshkaLoss
@@ -121,17 +121,15 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         """Tokenize rows of texts, each text as `embed` reads it."""
         task = self.task
         options = task.options()
-        for start in range(0, len(data.examples), ITEMS_AT_ONCE):
-            chunk = data.examples[start : start + ITEMS_AT_ONCE]
-            texts = [task.prepare_text(options.prompt + text) for example in chunk for text in example.texts]
-            encodings = iter(zip(texts, task.tokenizer.encode_batch(texts), strict=True))
-            for example in chunk:
-                name = f"{data.name}, row {example.row}"
-                windows = [
-                    task.windows(TaskInput(name, (text,), options), encoding)
-                    for text, encoding in islice(encodings, len(example.texts))
-                ]
-                yield make_row([self._pieces(group, options.prompt_tokens) for group in windows], self._target(example))
+        inputs = (
+            TaskInput(f"{data.name}, row {example.row}", (task.prepare_text(options.prompt + text),), options)
+            for example in data.examples
+            for text in example.texts
+        )
+        texts = task.pipeline.read(inputs)
+        for example in data.examples:
+            windows = [text.windows for text in islice(texts, len(example.texts))]
+            yield make_row([self._pieces(group, options.prompt_tokens) for group in windows], self._target(example))
 
     def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
         """A row of one text."""

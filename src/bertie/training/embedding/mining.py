@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.errors import ConfigError, InputError
-from bertie.tasks.base import listed
+from bertie.pipeline.inputs import check_list
 
 if TYPE_CHECKING:
     from bertie.tasks.embed import Embedder
@@ -150,7 +150,7 @@ def _check_data(
     queries: Sequence[str], positives: Sequence[str | Sequence[str]], corpus: Sequence[str]
 ) -> list[list[str]]:
     """The positives of each query, as lists."""
-    listed(queries, "mine", "queries"), listed(corpus, "mine", "passages")
+    check_list(queries, "mine", "queries"), check_list(corpus, "mine", "passages")
     if len(queries) != len(positives):
         raise InputError(f"there are {len(queries):,} queries and {len(positives):,} positives; give one per query")
     if not queries or not len(corpus):

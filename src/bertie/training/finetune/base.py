@@ -25,9 +25,9 @@ from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.evaluation.metrics import Score
 from bertie.nn.linear import precision_of
+from bertie.pipeline.inputs import TaskInput
 from bertie.recipe import Recipe
 from bertie.tasks import registry
-from bertie.tasks.base import ITEMS_AT_ONCE, TaskInput
 from bertie.tasks.trainable import Trainable, load_copy
 from bertie.text.windows import Window
 from bertie.training.distributed import Strategy, local_device
@@ -138,13 +138,9 @@ class TaskTraining(ABC, Generic[TaskT]):
 
     def items(self, data: LabelledDataset) -> Iterator[TrainingExample]:
         """Tokenize examples into training items."""
-        for start in range(0, len(data.examples), ITEMS_AT_ONCE):
-            chunk = data.examples[start : start + ITEMS_AT_ONCE]
-            texts = [self.texts(example) for example in chunk]
-            encodings = self.task.tokenizer.encode_batch([(t[0], t[1]) if len(t) == 2 else t[0] for t in texts])
-            for example, its, encoding in zip(chunk, texts, encodings, strict=True):
-                task_input: TaskInput[Any] = TaskInput(f"{data.name}, row {example.row}", its, None)
-                yield self.item(example, self.task.windows(task_input, encoding))
+        inputs = (TaskInput(f"{data.name}, row {example.row}", self.texts(example), None) for example in data.examples)
+        for example, text in zip(data.examples, self.task.pipeline.read(inputs), strict=True):
+            yield self.item(example, text.windows)
 
     def metrics(self, data: LabelledDataset) -> dict[str, float]:
         """The values of all metrics, without intervals."""

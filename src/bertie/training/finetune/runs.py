@@ -26,9 +26,9 @@ import torch.distributed as dist
 from bertie._version import __version__
 from bertie.data.atomic import atomic_write
 from bertie.errors import CheckpointError
+from bertie.pipeline.pipeline import Overflow
 from bertie.recipe import Recipe
 from bertie.tasks import registry
-from bertie.tasks.base import Overflow
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, World, local_device
 from bertie.training.finetune.base import AnyTrainable, Predictions, fit_labelled, training_for

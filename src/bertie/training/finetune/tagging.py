@@ -51,7 +51,7 @@ class TaggingTraining(TaskTraining[Tagger]):
                 values[t], weights[t] = self._index[target], self._weights[tag] / counts[word[t]]
         return TrainingExample(
             tuple(
-                replace(piece, values=values[window.places], weights=weights[window.places] * window.owned)
+                replace(piece, values=values[window.indices], weights=weights[window.indices] * window.owned)
                 for piece, window in zip(pieces(windows), windows, strict=True)
             )
         )

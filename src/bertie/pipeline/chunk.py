@@ -1,0 +1,103 @@
+"""Inputs that are encoded, batched and decoded together, in flat arrays; details of a text are made on access."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Generic
+
+import numpy as np
+
+from bertie.pipeline.inputs import Options, TaskInput
+from bertie.text.encoding import Encoding, Encodings, IntArray
+from bertie.text.windows import Window, whole_window
+
+Split = Callable[[TaskInput[Any], Encoding], list[Window]]
+
+
+class WindowedText(Generic[Options]):
+    """One input with the windows that it is read in."""
+
+    __slots__ = ("_chunk", "_index", "input")
+
+    def __init__(self, chunk: Chunk[Any], index: int, task_input: TaskInput[Options]) -> None:
+        self._chunk, self._index, self.input = chunk, index, task_input
+
+    def with_options(self, options: Any) -> WindowedText[Any]:
+        """The same text with the options of another task."""
+        return WindowedText(self._chunk, self._index, self.input._replace(options=options))
+
+    @property
+    def windows(self) -> list[Window]:
+        """The windows; a text that fits has one."""
+        return self._chunk.windows_of(self._index)
+
+    @property
+    def encoding(self) -> Encoding:
+        """The whole text's encoding."""
+        return self.windows[0].whole
+
+    def counts(self) -> dict[str, int]:
+        """How much of the text was read, for its result."""
+        total, read, windows = self._chunk.counts[self._index]
+        return {"tokens_total": total, "tokens_read": read, "windows": windows}
+
+
+class Chunk(Sequence[WindowedText[Options]]):
+    """Several inputs. `windows` holds the token ids of all their windows, `starts` (N + 1,) the first one of each."""
+
+    def __init__(
+        self, inputs: Sequence[TaskInput[Options]], encodings: Encodings, max_length: int, split: Split
+    ) -> None:
+        self.inputs, self.encodings = inputs, encodings
+        self._long = {
+            i: split(inputs[i], encodings[i]) for i in np.flatnonzero(encodings.lengths > max_length).tolist()
+        }
+        counts = np.ones(len(inputs) + 1, np.int64)
+        counts[0] = 0
+        for i, windows in self._long.items():
+            counts[i + 1] = len(windows)
+        self.starts: IntArray = np.cumsum(counts)
+        self.windows = self._flatten() if self._long else encodings
+
+    def _flatten(self) -> Encodings:
+        """The windows of all inputs, end to end."""
+        parts: list[tuple[IntArray, IntArray]] = []
+        bounds = [0, *np.cumsum(self.encodings.lengths).tolist()]
+        ids, segments = self.encodings.ids, self.encodings.segments
+        for i in range(len(self.inputs)):
+            if (windows := self._long.get(i)) is None:
+                tokens = slice(bounds[i], bounds[i + 1])
+                parts.append((ids[tokens], segments[tokens]))
+            else:
+                at = [bounds[i] + window.indices for window in windows]
+                parts += [(ids[tokens], segments[tokens]) for tokens in at]
+        lengths = np.array([len(tokens) for tokens, _ in parts], np.int64)
+        return Encodings(np.concatenate([p for p, _ in parts]), np.concatenate([s for _, s in parts]), lengths)
+
+    @property
+    def has_long(self) -> bool:
+        """Whether any text did not fit into the model's maximum length."""
+        return bool(self._long)
+
+    def windows_of(self, index: int) -> list[Window]:
+        """The windows of one input."""
+        return self._long.get(index) or [whole_window(self.encodings[index])]
+
+    @cached_property
+    def counts(self) -> list[tuple[int, int, int]]:
+        """Tokens, tokens read and windows of each input; special tokens do not count."""
+        totals = (self.encodings.lengths - self.encodings.special_counts).tolist()
+        counts = [(total, total, 1) for total in totals]
+        for i, windows in self._long.items():
+            counts[i] = (totals[i], sum(window.tokens_read for window in windows), len(windows))
+        return counts
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __iter__(self) -> Iterator[WindowedText[Options]]:
+        return (WindowedText(self, i, task_input) for i, task_input in enumerate(self.inputs))
+
+    def __getitem__(self, index: Any) -> Any:  # an int
+        return WindowedText(self, index, self.inputs[index])

@@ -1,0 +1,59 @@
+"""What goes into the pipeline: checked texts with a name for error messages and the options of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from bertie.errors import InputError
+from bertie.text.tokenizer import checked_text
+
+T = TypeVar("T")
+Options = TypeVar("Options")
+
+
+class TaskInput(NamedTuple, Generic[Options]):
+    """One text or pair of texts, with the options of the call it belongs to."""
+
+    name: str  # in error messages, such as "text 3"
+    texts: tuple[str, ...]  # the text, or the two texts of a pair
+    options: Options
+
+    @property
+    def item(self) -> str | tuple[str, str]:
+        """The text or the pair, as the tokenizer takes it."""
+        return self.texts[0] if len(self.texts) == 1 else (self.texts[0], self.texts[1])
+
+
+def check_list(items: Iterable[T], caller: str, what: str = "texts") -> Iterable[T]:
+    """Refuse a single text and a table, which would be iterated over by characters or column names."""
+    if isinstance(items, str | bytes | Mapping) or hasattr(items, "columns") or not isinstance(items, Iterable):
+        kind = type(items).__name__
+        raise InputError(f"{caller} takes a list of {what}, not {kind}; put a single one into a list")
+    return items
+
+
+def check_pair(texts: Any, name: str, what: str = "a pair of texts") -> tuple[str, str]:
+    """Check that `texts` are two texts."""
+    if not isinstance(texts, tuple | list) or len(texts) != 2:
+        got = f"{len(texts)} things" if isinstance(texts, tuple | list) else type(texts).__name__
+        raise InputError(f"{name} must be {what}, not {got}")
+    return checked_text(texts[0], f"{name}, first of its pair"), checked_text(texts[1], f"{name}, second of its pair")
+
+
+def text_inputs(texts: Iterable[str], caller: str, options: Options) -> Iterator[TaskInput[Options]]:
+    """Inputs of single texts. Anything but a list is refused at once, anything but a text when it is reached.
+
+    The characters of a text are checked by the tokenizer.
+    """
+    return (
+        TaskInput(f"text {i}", (text if type(text) is str else checked_text(text, f"text {i}"),), options)
+        for i, text in enumerate(check_list(texts, caller))
+    )
+
+
+def check_positive(**values: int | None) -> None:
+    """Refuse options below 1."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name}={value} must be at least 1")

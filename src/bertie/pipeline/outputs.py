@@ -1,0 +1,95 @@
+"""What comes out of a forward pass: one output per window, possibly still on its way from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertie.text.batch import Batch
+
+FloatArray = NDArray[np.float32]
+Output = TypeVar("Output")
+
+
+class PendingCopy(Sequence[FloatArray]):
+    """Rows that are being copied from a device to the host; accessing one waits for the copy.
+
+    >>> list(PendingCopy(torch.eye(2), list, 2))
+    [array([1., 0.], dtype=float32), array([0., 1.], dtype=float32)]
+    """
+
+    def __init__(self, rows: Tensor, split: Callable[[FloatArray], list[FloatArray]], length: int) -> None:
+        self._split, self._length = split, length
+        self._rows, self._done = rows, None
+        if rows.is_cuda:
+            self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    @classmethod
+    def per_text(cls, rows: Tensor) -> PendingCopy:
+        """(B, n), one row per text."""
+        return cls(rows, list, len(rows))
+
+    @classmethod
+    def per_token(cls, rows: Tensor, batch: Batch) -> PendingCopy:
+        """(T, n), one row per token, split into texts."""
+        bounds = list(accumulate(batch.lengths, initial=0))
+        return cls(rows, lambda host: [host[start:end] for start, end in pairwise(bounds)], len(batch))
+
+    @cached_property
+    def host(self) -> FloatArray:
+        """All rows."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._rows.cpu().numpy()
+
+    @cached_property
+    def _parts(self) -> list[FloatArray]:
+        return self._split(self.host)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[FloatArray]:
+        return iter(self._parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._parts[index]
+
+
+class Outputs(Generic[Output]):
+    """The outputs of a chunk's windows, collected from its batches."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._batches: list[tuple[Sequence[int], Sequence[Output]]] = []
+
+    def add(self, windows: Sequence[int], outputs: Sequence[Output]) -> None:
+        """Add the outputs of one batch; `windows` are the indices of its windows."""
+        self._batches.append((windows, outputs))
+
+    def collect(self) -> list[Output]:
+        """All outputs in the order of the windows, once they have been copied to the host."""
+        if len(self._batches) == 1 and len(self._batches[0][0]) == 1:
+            return list(self._batches[0][1])
+        by_window = {
+            w: output for windows, outputs in self._batches for w, output in zip(windows, outputs, strict=True)
+        }
+        return [by_window[w] for w in range(self._count)]
+
+    def stack(self, width: int) -> FloatArray | None:
+        """(windows, width) all outputs, if every batch gave one row of that width per window."""
+        rows = np.empty((self._count, width), np.float32)
+        for windows, outputs in self._batches:
+            if not isinstance(outputs, PendingCopy) or outputs.host.shape != (len(windows), width):
+                return None
+            rows[windows] = outputs.host
+        return rows

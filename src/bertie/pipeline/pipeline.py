@@ -1,0 +1,220 @@
+"""The pipeline: texts -> encodings -> windows -> batches -> forward pass -> decoded results.
+
+Offline calls give it an iterable: it is read in chunks, each chunk is sorted into batches of a token budget, chunks are
+tokenized ahead and copied from a GPU asynchronously, and results come in order. In a server, an `executor` runs the
+forward pass instead, in batches that many requests share. All else is the same code, so the same text has the same
+result either way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.errors import InputError
+from bertie.nn.model import Model
+from bertie.pipeline.chunk import Chunk, WindowedText
+from bertie.pipeline.inputs import Options, TaskInput
+from bertie.pipeline.outputs import Output, Outputs
+from bertie.text.batch import Batch, pack
+from bertie.text.encoding import Encoding, Encodings
+from bertie.text.tokenizer import Tokenizer, checked_text
+from bertie.text.windows import Window, truncate, windows
+
+Overflow = Literal["window", "error", "truncate"]
+OVERFLOW = ("window", "error", "truncate")
+
+CHUNK_ITEMS = 1024  # inputs read ahead, so that texts of similar length can share a batch
+CHUNK_CHARACTERS = 1 << 20
+CPU_BATCH_TOKENS = 8192  # at most; the activations of a layer should also fit into the cache:
+CACHE_BYTES = 24 << 20
+GPU_BATCH_TOKENS = 1 << 16  # smaller batches do not fill a GPU
+TOKENIZER_THREADS = 2  # one in the library, which uses all cores, while the other builds arrays of its results
+
+Result = TypeVar("Result")
+Decoded = TypeVar("Decoded", covariant=True)
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+class Stages(Protocol[Options, Output, Decoded]):
+    """What a task adds to the pipeline."""
+
+    head: str | None  # whose segments and global tokens the encoder uses; None: the plain encoder
+    needs_offsets: bool  # whether `decode` needs character offsets of every text
+
+    def parameters(self, chunk: Chunk[Options]) -> Sequence[Any] | None:
+        """What `outputs` needs to know of each window besides its hidden states: small and serializable."""
+
+    def outputs(self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[Any] | None) -> Sequence[Output]:
+        """Compute the head's output for each window of a batch; `hidden` is (T, D)."""
+
+    def decode_chunk(self, chunk: Chunk[Options], outputs: Outputs[Output]) -> Iterable[Decoded]:
+        """Decode the outputs of a chunk's windows into one result per input."""
+
+
+# Runs the forward pass over windows: the task, the windows' token ids, and the parameters of each window.
+Executor = Callable[[Any, Encodings, Sequence[Any] | None], Sequence[Any]]
+
+
+class NonFiniteError(InputError):
+    """The hidden states of a window are not finite."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__(f"window {window}: the model's outputs are not finite")
+        self.window = window
+
+
+class Pipeline(Generic[Options, Output, Result]):
+    """The pipeline of one task over one checkpoint.
+
+    `overflow` is for texts beyond the model's maximum length: "window" reads them in overlapping windows, "error"
+    refuses them, "truncate" reads their beginning. With the compiled CPU encoder, a text's result does not depend on
+    the batch it is in. On a GPU it may in its last bits, because kernels are chosen by the size of the batch;
+    `deterministic` avoids that by a forward pass of its own for each window, which is slow.
+    """
+
+    executor: Executor | None = None  # None: the forward pass runs here
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        task: Stages[Options, Output, Result],
+        *,
+        overflow: Overflow = "window",
+        deterministic: bool = False,
+    ) -> None:
+        self.checkpoint, self.tokenizer, self.task = checkpoint, tokenizer, task
+        self.overflow, self.deterministic = overflow, deterministic
+
+    def run(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Result]:
+        """Results in order, from a bounded number of inputs in memory; see `chunks`."""
+        return chain.from_iterable(self.chunks(inputs, texts))
+
+    def chunks(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Iterable[Result]]:
+        """Results in order, chunk by chunk.
+
+        `texts` is the argument of the public call. If it has a length, on a GPU a chunk's results are fetched while
+        the next one runs; from any other iterable, nothing is read before its turn. Slow tokenizers run ahead in
+        threads; fast ones would only keep the interpreter from launching kernels.
+        """
+        late = self._overlaps(texts)
+        lists = split_chunks(inputs)
+        threads = 0
+        if late and (first := next(lists, None)) is not None:
+            lists = chain([first], lists)
+            threads = 0 if self.tokenizer.is_compiled([text for i in first for text in i.texts]) else TOKENIZER_THREADS
+        pending: deque[tuple[Chunk[Options], Outputs[Output]]] = deque()
+        for chunk in prefetch(self.encode, lists, threads):
+            pending.append((chunk, self.forward(chunk)))
+            if len(pending) > late:
+                yield self.task.decode_chunk(*pending.popleft())
+        for chunk, outputs in pending:
+            yield self.task.decode_chunk(chunk, outputs)
+
+    def _overlaps(self, texts: object) -> bool:
+        """Whether a chunk's results are fetched while the next one runs."""
+        on_device = self.executor is None and self.checkpoint.model.device.type != "cpu"
+        return on_device and isinstance(texts, Sized) and len(texts) > CHUNK_ITEMS
+
+    def encode(self, inputs: Sequence[TaskInput[Options]]) -> Chunk[Options]:
+        """Tokenize inputs and split them into windows."""
+        try:
+            encodings = self.tokenizer.encode_flat([i.item for i in inputs], offsets=self.task.needs_offsets)
+        except InputError:
+            for task_input in inputs:
+                for text in task_input.texts:
+                    checked_text(text, task_input.name)
+            raise
+        return Chunk(inputs, encodings, self.checkpoint.max_length, self.split)
+
+    def read(self, inputs: Iterable[TaskInput[Options]]) -> Iterator[WindowedText[Options]]:
+        """Tokenize inputs and split them into windows, one by one: what training reads."""
+        for chunk in map(self.encode, split_chunks(inputs)):
+            yield from chunk
+
+    def split(self, task_input: TaskInput[Any], encoding: Encoding) -> list[Window]:
+        """The windows of one input, as `overflow` says."""
+        max_length = self.checkpoint.max_length
+        if len(encoding) > max_length and self.overflow == "error":
+            raise InputError(
+                f"{task_input.name} has {len(encoding)} tokens and the model reads {max_length} at once; shorten it, "
+                "or pass overflow='window' to read it in windows or overflow='truncate' to read its beginning only"
+            )
+        method = truncate if self.overflow == "truncate" else windows
+        return method(encoding, task_input.texts, max_length)
+
+    @torch.inference_mode()
+    def forward(self, chunk: Chunk[Options]) -> Outputs[Output]:
+        """Run the forward pass over all windows of a chunk, in batches of texts of similar length."""
+        task, model = self.task, self.checkpoint.model
+        parameters = task.parameters(chunk)
+        outputs: Outputs[Output] = Outputs(len(chunk.windows))
+        if self.executor is not None:
+            try:
+                outputs.add(range(len(chunk.windows)), self.executor(task, chunk.windows, parameters))
+            except NonFiniteError as error:
+                index = int(chunk.starts.searchsorted(error.window, side="right")) - 1
+                raise InputError(f"{chunk.inputs[index].name}: the model's outputs are not finite") from None
+            return outputs
+        for group in pack(chunk.windows.lengths, self.batch_tokens):
+            batch = Batch.select(chunk.windows, group).to(model.device)
+            own = None if parameters is None else [parameters[window] for window in group]
+            outputs.add(group, task.outputs(model, model.hidden(batch, task.head), batch, own))
+        return outputs
+
+    @property
+    def batch_tokens(self) -> int:
+        """Token budget of a batch. A longer window is a batch of its own."""
+        model = self.checkpoint.model
+        if self.deterministic:
+            return 1
+        if model.device.type != "cpu":
+            return GPU_BATCH_TOKENS
+        config = model.config
+        return min(CPU_BATCH_TOKENS, CACHE_BYTES // (4 * config.ff_width * (2 if config.gated else 1)))
+
+
+def split_chunks(inputs: Iterable[TaskInput[Options]]) -> Iterator[list[TaskInput[Options]]]:
+    """Lists of inputs of at most `CHUNK_ITEMS` items and about `CHUNK_CHARACTERS` characters."""
+    chunk: list[TaskInput[Options]] = []
+    size = 0
+    for task_input in inputs:
+        chunk.append(task_input)
+        size += sum(map(len, task_input.texts))
+        if len(chunk) >= CHUNK_ITEMS or size > CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def prefetch(call: Callable[[Item], Value], items: Iterable[Item], threads: int) -> Iterator[Value]:
+    """Apply a function to items in order, ahead of use in so many threads; with none, only when its turn comes.
+
+    >>> list(prefetch(str.upper, ["a", "b", "c"], threads=2))
+    ['A', 'B', 'C']
+    """
+    if not threads:
+        yield from map(call, items)
+        return
+    waiting: deque[Future[Value]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(call, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,71 @@
+"""Functions that tasks share to decode the outputs of windows."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertie.pipeline.outputs import FloatArray
+from bertie.text.windows import Window
+
+
+def read_counts(windows: Sequence[Window]) -> dict[str, int]:
+    """How much of a text was read, for its result."""
+    whole = windows[0].whole
+    total = whole.text_tokens
+    read = total if len(windows[0]) == len(whole) else sum(window.tokens_read for window in windows)
+    return {"tokens_total": total, "tokens_read": read, "windows": len(windows)}
+
+
+def average_windows(windows: Sequence[Window], outputs: Sequence[FloatArray]) -> FloatArray:
+    """The mean of the windows' outputs, weighted by the tokens that each window owns."""
+    if len(outputs) == 1:
+        return outputs[0]
+    weights = np.array([window.weight for window in windows])
+    mean = np.average(np.stack(outputs).astype(np.float64), axis=0, weights=weights)
+    return mean.astype(np.float32)
+
+
+def owned_rows(windows: Sequence[Window], outputs: Sequence[FloatArray]) -> tuple[NDArray[np.int64], FloatArray]:
+    """Indices of all tokens that were read, without special tokens, and for each the row of the window that owns it."""
+    masks = [window.owned & (window.encoding.sequence_ids >= 0) for window in windows]
+    indices = np.concatenate([window.indices[mask] for window, mask in zip(windows, masks, strict=True)])
+    rows = np.concatenate([output[mask] for output, mask in zip(outputs, masks, strict=True)])
+    order = np.argsort(indices, kind="stable")
+    return indices[order], rows[order]
+
+
+def trim_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Remove whitespace from the ends of a span, and include the accents of its last letter.
+
+    Some tokenizers attach a space to the adjacent word, and some strip accents before they compute offsets.
+    """
+    while text[end : end + 1] and unicodedata.category(text[end])[0] == "M":
+        end += 1
+    span = text[start:end]
+    if not span.strip():
+        return start, end
+    return start + len(span) - len(span.lstrip()), end - len(span) + len(span.rstrip())
+
+
+def softmax(x: FloatArray) -> FloatArray:
+    """Softmax over the last axis."""
+    y = np.exp(x - x.max(axis=-1, keepdims=True))
+    out: FloatArray = y / y.sum(axis=-1, keepdims=True)
+    return out
+
+
+def log_softmax(x: FloatArray) -> FloatArray:
+    """Log-softmax over the last axis."""
+    y = x - x.max(axis=-1, keepdims=True)
+    out: FloatArray = y - np.log(np.exp(y).sum(axis=-1, keepdims=True))
+    return out
+
+
+def sigmoid(x: FloatArray) -> FloatArray:
+    """1 / (1 + exp(−x)), without overflow."""
+    out: FloatArray = np.exp(-np.logaddexp(0, -x))
+    return out

@@ -1,0 +1,167 @@
+"""The results of tasks: small frozen dataclasses.
+
+Each says how much of its text was read: `tokens_total` tokens in the text, without special tokens, `tokens_read` of
+them read, in so many `windows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingResult:
+    """The embedding of a text."""
+
+    vector: NDArray[np.float32]
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationResult:
+    """The label of a text. `scores` are probabilities, or the raw value of a regression head."""
+
+    label: str  # the most probable one
+    score: float  # its probability
+    scores: dict[str, float]
+    sure: bool  # False: below the confidence that reaches the precision given to `fit` as `abstain`
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionResult:
+    """The predicted value of a text."""
+
+    value: float
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroShotResult:
+    """The most probable of the given labels; `scores` has all of them, most probable first."""
+
+    label: str
+    score: float
+    scores: dict[str, float]
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedSpan:
+    """A labelled span of a text: `text[start:end]`."""
+
+    label: str
+    start: int
+    end: int
+    text: str
+    score: float  # mean probability of its words' labels
+
+
+@dataclass(frozen=True, slots=True)
+class TaggingResult:
+    """The labelled spans of a text, in order."""
+
+    spans: tuple[TaggedSpan, ...]
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSpan:
+    """A span of a document: `documents[document][start:end]`. "No answer" has an empty text and no offsets."""
+
+    text: str
+    start: int | None
+    end: int | None
+    score: float  # start logit plus end logit
+    document: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerResult:
+    """The best answers to a question, best first."""
+
+    answers: tuple[AnswerSpan, ...]
+    no_answer: float  # the score of "no answer", comparable to the scores of the answers
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+    @property
+    def best(self) -> AnswerSpan:
+        """The best answer."""
+        return self.answers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RelevanceResult:
+    """The relevance of a document to a query."""
+
+    score: float
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document and its score; `index` is its position in the input."""
+
+    index: int
+    score: float
+    text: str
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCandidate:
+    """A candidate token for a mask."""
+
+    token: str  # as in the vocabulary
+    id: int
+    score: float  # its probability among all tokens
+    text: str  # decoded: some vocabularies write a space as another character
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPrediction:
+    """The mask at `text[start:end]` with its most probable tokens."""
+
+    start: int
+    end: int
+    candidates: tuple[TokenCandidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FillMaskResult:
+    """The predictions for all masks of a text."""
+
+    masks: tuple[MaskPrediction, ...]
+    tokens_total: int
+    tokens_read: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PseudoLikelihood:
+    """The pseudo-log-likelihood of a text: the sum of its tokens' log-probabilities, each with that token masked."""
+
+    log_likelihood: float
+    token_log_likelihoods: tuple[float, ...]
+    tokens_total: int
+    tokens_read: int
+    windows: int
