@@ -1,1 +1,1 @@
-"""Tables in and out: rows of text files in bounded memory, results into files that are whole or not there."""
+"""Tables in and out: stream rows from files in bounded memory, and write results atomically and resumably."""

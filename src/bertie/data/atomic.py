@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever ends the process or the power."""
+"""Atomic file writes that survive a crash or a power failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertie.errors import InputError
 
 
 def fsync(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -18,28 +18,28 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def atomic_rename(draft: Path, path: Path) -> None:
-    """Give a file its name when all of it is on the disk."""
-    fsync(draft)
-    os.replace(draft, path)
+def atomic_rename(temporary: Path, path: Path) -> None:
+    """Flush a file to disk, then rename it."""
+    fsync(temporary)
+    os.replace(temporary, path)
     fsync(path.parent)
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")
-    with draft.open("wb") as file:
+    """Write a file atomically: readers see the old content or the new."""
+    temporary = path.with_name(f".{path.name}.draft")
+    with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(draft, path)
+    os.replace(temporary, path)
 
 
 def lock_file(file: BinaryIO | int, path: Path) -> None:
-    """Keep other processes from writing to a path. The lock goes with the process, however that ends."""
+    """Acquire an exclusive lock, which the operating system releases when the process ends."""
     try:
         import fcntl
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""Text, CSV, TSV, JSONL and Parquet, row by row.
+"""Stream the rows of text, CSV, TSV, JSONL and Parquet files in bounded memory.
 
-However large a file is, only a few of its rows are held. A row is a dict; rows are counted from 1.
+A row is a dict; rows are numbered from 1.
 """
 
 from __future__ import annotations
@@ -33,49 +33,53 @@ FORMATS: dict[str, Format] = {
     ".parquet": "parquet",
 }
 STDIN = "-"
-LONGEST_LINE = 1 << 28  # beyond this it is no text file
+MAX_LINE_BYTES = 1 << 28  # a longer line means that it is not a text file
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows to be read once, in order."""
+    """A stream of rows, which can be read once."""
 
     name: str
     columns: tuple[str, ...]
-    textual: tuple[str, ...]  # the columns that hold texts, by the first row or the schema
-    rows: Callable[[Sequence[str]], Iterator[Row]]  # at least the columns asked for
-    fraction: Callable[[], float | None]  # of the file that was read so far
-    size: int | None = None  # of the file in bytes
-    direct: bool = False  # texts of the command line, no file
+    text_columns: tuple[str, ...]  # columns that contain text, by the first row or the schema
+    rows: Callable[[Sequence[str]], Iterator[Row]]  # with at least the requested columns
+    fraction: Callable[[], float | None]  # of the file that has been read
+    size: int | None = None  # of the file, in bytes
+    is_literal: bool = False  # texts of the command line rather than a file
 
-    def column(self, names: Sequence[str], asked: str | None, flag: str, *, only: bool = False) -> str:
-        """The column that was asked for, else the first of `names`; with `only`, else the only one with texts."""
-        if asked is not None:
-            if asked not in self.columns:
-                raise InputError(f"{self.name} has no column {asked!r}, {self._have()}")
-            return asked
+    def column(self, names: Sequence[str], requested: str | None, flag: str, *, only: bool = False) -> str:
+        """Return the requested column, else the first of `names`; with `only`, else the only text column."""
+        if requested is not None:
+            if requested not in self.columns:
+                raise InputError(f"{self.name} has no column {requested!r}, {self._available()}")
+            return requested
         for name in names:
             if name in self.columns:
                 return name
-        if only and len(self.textual) == 1:
-            return self.textual[0]
-        raise InputError(f"{self.name} has no column {names[0]!r}, {self._have()}; name the right one with {flag}")
+        if only and len(self.text_columns) == 1:
+            return self.text_columns[0]
+        raise InputError(f"{self.name} has no column {names[0]!r}, {self._available()}; select one with {flag}")
 
-    def _have(self) -> str:
+    def _available(self) -> str:
         return f"only {', '.join(map(repr, self.columns[:20]))}"
 
 
 def text_cell(table: Table, number: int, row: Row, column: str) -> str:
-    """The text in a column. Whatever is not there, or no text, is an error that says where."""
+    """Return the text of a cell; a missing value or another type raises an error that names the row."""
     value = row.get(column)
     if isinstance(value, str):
         return value
-    what = "no value" if value is None or value != value else f"{type(value).__name__} {value!r:.40}, not text,"
-    raise InputError(f"{table.name}, row {number}: {what} in column {column!r}; fill it in or leave the row out")
+    actual = "no value" if value is None or value != value else f"{type(value).__name__} {value!r:.40}, not text,"
+    raise InputError(f"{table.name}, row {number}: {actual} in column {column!r}; fill it in or remove the row")
 
 
 def data_suffix(name: str) -> str | None:
-    """The ending that says what a file holds, without that of its compression."""
+    """Return the suffix of a file name, without that of its compression.
+
+    >>> data_suffix("reviews.csv.gz")
+    '.csv'
+    """
     path = Path(name.lower())
     if path.suffix in COMPRESSED_SUFFIXES:
         path = path.with_suffix("")
@@ -83,20 +87,20 @@ def data_suffix(name: str) -> str | None:
 
 
 def is_data_file(name: str) -> bool:
-    """Does it end as the files that can be read?"""
+    """Return whether a name has the suffix of a readable file."""
     return data_suffix(name) in FORMATS
 
 
 def table_from_texts(texts: Sequence[str], column: str = "text") -> Table:
-    """Texts given directly."""
+    """Return a table of texts."""
     rows = ({column: text} for text in texts)
-    return Table("the command line", (column,), (column,), lambda _: rows, lambda: None, direct=True)
+    return Table("the command line", (column,), (column,), lambda _: rows, lambda: None, is_literal=True)
 
 
-def open_table(name: str, kind: Format | None = None) -> Table:
-    """A file, or standard input as `-`. `kind` says what it holds, where its ending does not."""
-    if kind is None:
-        kind = _kind(name)
+def open_table(name: str, format: Format | None = None) -> Table:
+    """Open a file, or standard input as `-`. `format` overrides that of the suffix."""
+    if format is None:
+        format = _format_of(name)
     raw, size = _open(name)
     data = open_decompressed(raw, name)
     title = "standard input" if name == STDIN else name
@@ -104,7 +108,7 @@ def open_table(name: str, kind: Format | None = None) -> Table:
     def fraction() -> float | None:
         return raw.tell() / size if size else None
 
-    if kind == "parquet":
+    if format == "parquet":
         return _parquet(title, data, size)
     readers: dict[Format, Callable[[str, BinaryIO], Iterator[Row]]] = {
         "text": _text,
@@ -112,26 +116,26 @@ def open_table(name: str, kind: Format | None = None) -> Table:
         "csv": lambda title, data: _csv(title, data, ","),
         "tsv": lambda title, data: _csv(title, data, "\t"),
     }
-    rows = readers[kind](title, data)
+    rows = readers[format](title, data)
     first = next(rows, None)
     if first is None:
-        raise InputError(f"{title} is empty: there is nothing to do")
-    textual = tuple(key for key, value in first.items() if key != "id" and _is_text(value))
-    return Table(title, tuple(first), textual, lambda _: chain([first], rows), fraction, size)
+        raise InputError(f"{title} is empty")
+    text_columns = tuple(key for key, value in first.items() if key != "id" and _is_text(value))
+    return Table(title, tuple(first), text_columns, lambda _: chain([first], rows), fraction, size)
 
 
 def read_text_file(name: str) -> str:
-    """All of a text file, as one text."""
+    """Read a text file as one text."""
     raw, _ = _open(name)
     with decompression_errors(name):
         return "".join(line for _, line in _lines(name, open_decompressed(raw, name)))
 
 
-def _kind(name: str) -> Format:
-    ending = data_suffix(name)
-    if ending == ".json":
-        raise InputError(f"{name} is JSON; make it JSONL, one object a line (jq -c '.[]'), or pass --format jsonl")
-    return FORMATS.get(ending or "", "text")
+def _format_of(name: str) -> Format:
+    suffix = data_suffix(name)
+    if suffix == ".json":
+        raise InputError(f"{name} is JSON; convert it to JSONL, one object per line (jq -c '.[]'), or pass --format jsonl")
+    return FORMATS.get(suffix or "", "text")
 
 
 def _open(name: str) -> tuple[io.BufferedReader, int | None]:
@@ -139,11 +143,11 @@ def _open(name: str) -> tuple[io.BufferedReader, int | None]:
         raw = sys.stdin.buffer
         return raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw), None  # type: ignore[arg-type]
     try:
-        file = open(name, "rb")  # noqa: SIM115  (it is read until the command ends)
+        file = open(name, "rb")  # noqa: SIM115  (it stays open until the command ends)
     except IsADirectoryError:
-        raise InputError(f"{name} is a folder; give one of its files") from None
+        raise InputError(f"{name} is a folder; pass one of its files") from None
     except FileNotFoundError:
-        raise NotFoundError(f"there is no file {name}") from None
+        raise NotFoundError(f"no such file: {name}") from None
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}") from None
     status = os.fstat(file.fileno())
@@ -151,13 +155,13 @@ def _open(name: str) -> tuple[io.BufferedReader, int | None]:
 
 
 def _lines(name: str, data: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Lines with their ends, decoded one by one, so that an error can say where."""
+    """Yield numbered lines, decoded one by one, so that an error can name the line."""
     number = 0
     with decompression_errors(name):
-        while line := data.readline(LONGEST_LINE):
+        while line := data.readline(MAX_LINE_BYTES):
             number += 1
-            if len(line) == LONGEST_LINE:
-                raise InputError(f"{name}, line {number} has over {LONGEST_LINE >> 20} MiB: this is no text file")
+            if len(line) == MAX_LINE_BYTES:
+                raise InputError(f"{name}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a text file")
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -188,15 +192,15 @@ def _jsonl(name: str, data: BinaryIO) -> Iterator[Row]:
 
 
 def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
-    # The standard library stops at 128 KiB a field; documents may be longer.
-    csv.field_size_limit(LONGEST_LINE)
+    # The default limit is 128 KiB per field; documents may be longer.
+    csv.field_size_limit(MAX_LINE_BYTES)
     rows = csv.reader((line for _, line in _lines(name, data)), delimiter=delimiter, strict=True)
     try:
         header = next(rows, None)
         if header is None:
             return
         if len(set(header)) < len(header):
-            raise InputError(f"{name} has two columns of one name in its first line: {', '.join(header)}")
+            raise InputError(f"{name} has duplicate column names in its header: {', '.join(header)}")
         number = 0
         for row in rows:
             if not row:  # a blank line
@@ -205,13 +209,13 @@ def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
             if len(row) != len(header):
                 raise InputError(
                     f"{name}, row {number} (line {rows.line_num}) has {len(row)} fields and the header {len(header)}; "
-                    'put fields that hold the separator in "quotes"'
+                    'quote fields that contain the separator'
                 )
-            # CSV has no other way to say that a value is missing.
+            # CSV has no other way to express a missing value.
             yield {key: value or None for key, value in zip(header, row, strict=True)}
     except csv.Error as error:
         raise InputError(
-            f"{name}, line {rows.line_num} is no {'TSV' if delimiter == chr(9) else 'CSV'}: {error}"
+            f"{name}, line {rows.line_num} is not valid {'TSV' if delimiter == chr(9) else 'CSV'}: {error}"
         ) from None
 
 
@@ -222,43 +226,44 @@ def _parquet(name: str, data: BinaryIO, size: int | None) -> Table:
     except ImportError:
         raise MissingPackageError("Parquet needs the package pyarrow: pip install 'bertie[data]'") from None
     if not (isinstance(data, io.BufferedReader) and data.seekable() and size is not None):
-        spool: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  (it goes when the command ends)
+        spool: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  (deleted when the command ends)
         with decompression_errors(name):
             shutil.copyfileobj(data, spool, 1 << 20)
         spool.seek(0)
         data = spool
     try:
-        # buffer_size: read columns piece by piece, not a row group of any size at once.
+        # buffer_size: read columns in pieces rather than whole row groups of any size.
         file = parquet.ParquetFile(data, buffer_size=1 << 20)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{name} is not Parquet: {str(error).splitlines()[0]}") from None
     total = file.metadata.num_rows
     if not total:
-        raise InputError(f"{name} is empty: there is nothing to do")
+        raise InputError(f"{name} is empty")
     schema = file.schema_arrow
-    textual = tuple(one.name for one in schema if one.name != "id" and _holds_text(pa, one.type))
+    text_columns = tuple(field.name for field in schema if field.name != "id" and _is_text_type(pa, field.type))
     done = 0
 
-    def rows(wanted: Sequence[str]) -> Iterator[Row]:
+    def rows(columns: Sequence[str]) -> Iterator[Row]:
         nonlocal done
         try:
-            for batch in file.iter_batches(batch_size=1024, columns=list(wanted)):
+            for batch in file.iter_batches(batch_size=1024, columns=list(columns)):
                 done += batch.num_rows
                 yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{name} is damaged after row {done}: {str(error).splitlines()[0]}") from None
+            raise InputError(f"{name} is corrupt after row {done}: {str(error).splitlines()[0]}") from None
 
-    return Table(name, tuple(schema.names), textual, rows, lambda: done / total, size)
+    return Table(name, tuple(schema.names), text_columns, rows, lambda: done / total, size)
 
 
-def _holds_text(pa: Any, kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+def _is_text_type(pa: Any, arrow_type: Any) -> bool:
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(arrow_type) for check in checks)
 
 
 def _is_text(value: object) -> bool:
-    """Text, and not a number as CSV writes it."""
+    """Whether a value is text, and not a number in CSV."""
     if not isinstance(value, str):
         return False
     try:
@@ -269,15 +274,15 @@ def _is_text(value: object) -> bool:
 
 
 def chunk_rows(
-    rows: Iterable[tuple[int, Row, Any]], items: int, characters: int
+    rows: Iterable[tuple[int, Row, Any]], max_rows: int, max_characters: int
 ) -> Iterator[list[tuple[int, Row, Any]]]:
-    """Rows in chunks that depend on nothing but the rows, and end at a number of items or of characters."""
+    """Group (number, row, text or pair) tuples into chunks of bounded size, which depend on the rows alone."""
     chunk: list[tuple[int, Row, Any]] = []
     size = 0
-    for one in rows:
-        chunk.append(one)
-        size += sum(map(len, one[2])) if isinstance(one[2], tuple) else len(one[2])
-        if len(chunk) == items or size > characters:
+    for item in rows:
+        chunk.append(item)
+        size += sum(map(len, item[2])) if isinstance(item[2], tuple) else len(item[2])
+        if len(chunk) == max_rows or size > max_characters:
             yield chunk
             chunk, size = [], 0
     if chunk:

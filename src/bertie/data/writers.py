@@ -1,8 +1,8 @@
-"""JSONL, CSV, TSV, Parquet, NumPy and a table for people: what records become, a chunk at a time.
+"""Write records as JSONL, CSV, TSV, Parquet or NumPy arrays, one chunk at a time, or print them as a table.
 
-A record is a dict; its schema names its fields and their kinds: `int`, `float`, `str`, `np.float32`, a list of a kind
-(`[int]`) or a struct of kinds (`{"start": int}`). All but the table are append-only, so that a file that is cut after
-any chunk can be gone on with.
+A record is a dict; its schema maps field names to types: `int`, `float`, `str`, `np.float32`, a list of a type (`[int]`) or
+a struct of types (`{"start": int}`). All but the table are append-only, so that a file truncated after any chunk can be
+resumed.
 """
 
 from __future__ import annotations
@@ -28,100 +28,100 @@ OUTPUT_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".npy")
 
 
 class Writer(ABC):
-    """How records become a file."""
+    """Encodes records as bytes that are appended to a file."""
 
-    def head(self) -> bytes:
-        """What comes before all records."""
+    def header(self) -> bytes:
+        """Return what precedes all records."""
         return b""
 
     @abstractmethod
-    def body(self, records: Sequence[Record]) -> bytes:
-        """A chunk of records."""
+    def encode(self, records: Sequence[Record]) -> bytes:
+        """Encode a chunk of records."""
 
-    def seal(self, part: Path, rows: int) -> Path:
-        """Make what was appended the final file, and say where it is."""
+    def finalize(self, part: Path, rows: int) -> Path:
+        """Turn the appended chunks into the final file, and return its path."""
         return part
 
 
-def check_output_name(name: str, *, vectors: bool) -> None:
-    """Fail before any work if a file of this name could not be written."""
-    kind = data_suffix(name)
-    known = [one for one in OUTPUT_SUFFIXES if vectors or one != ".npy"]
-    if kind not in known:
+def check_output_name(name: str, *, embeddings: bool) -> None:
+    """Reject a file name that cannot be written, before any work is done."""
+    suffix = data_suffix(name)
+    allowed = [known for known in OUTPUT_SUFFIXES if embeddings or known != ".npy"]
+    if suffix not in allowed:
         raise InputError(
-            f"{name}: the ending must say what to write: {', '.join(known)}, the text ones also with .gz, .xz or .zst"
+            f"{name}: the suffix must be one of {', '.join(allowed)}; text formats also with .gz, .xz or .zst"
         )
-    packed = Path(name.lower()).suffix
-    if packed in COMPRESSED_SUFFIXES and kind in (".parquet", ".npy"):
-        raise InputError(f"{name}: {kind} is not written as {packed}; leave that off")
-    check_codec(packed)
-    if kind == ".parquet":
+    compression = Path(name.lower()).suffix
+    if compression in COMPRESSED_SUFFIXES and suffix in (".parquet", ".npy"):
+        raise InputError(f"{name}: {suffix} cannot be compressed as {compression}; omit that suffix")
+    check_codec(compression)
+    if suffix == ".parquet":
         _arrow()
 
 
 def make_writer(name: str, schema: Schema, dimension: int | None = None) -> Writer:
-    """By the ending of a file; a name without any is JSONL."""
-    kind, packed = data_suffix(name), Path(name.lower()).suffix
-    if kind == ".npy":
+    """Return a writer by the suffix of a file name; JSONL without a suffix."""
+    suffix, compression = data_suffix(name), Path(name.lower()).suffix
+    if suffix == ".npy":
         assert dimension is not None
         return NpyWriter(dimension)
-    if kind == ".parquet":
+    if suffix == ".parquet":
         return ParquetWriter(schema)
-    if kind in (".csv", ".tsv"):
-        return CsvWriter(schema, "," if kind == ".csv" else "\t", packed)
-    return JsonlWriter(packed)
+    if suffix in (".csv", ".tsv"):
+        return CsvWriter(schema, "," if suffix == ".csv" else "\t", compression)
+    return JsonlWriter(compression)
 
 
 class JsonlWriter(Writer):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
-    def __init__(self, packed: str = "") -> None:
-        self._packed = packed
+    def __init__(self, compression: str = "") -> None:
+        self._compression = compression
 
-    def body(self, records: Sequence[Record]) -> bytes:
-        """A line each."""
+    def encode(self, records: Sequence[Record]) -> bytes:
+        """Encode one line per record."""
         text = "".join(json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records)
-        return compress(text.encode("utf-8"), self._packed)
+        return compress(text.encode("utf-8"), self._compression)
 
 
 class CsvWriter(Writer):
-    """A line a record; lists and structs are JSON in their cell."""
+    """One line per record; lists and structs are JSON in their cell."""
 
-    def __init__(self, schema: Schema, delimiter: str, packed: str = "") -> None:
-        self._fields, self._delimiter, self._packed = tuple(schema), delimiter, packed
+    def __init__(self, schema: Schema, delimiter: str, compression: str = "") -> None:
+        self._fields, self._delimiter, self._compression = tuple(schema), delimiter, compression
 
-    def head(self) -> bytes:
-        """The names of the columns."""
+    def header(self) -> bytes:
+        """Return the column names."""
         return self._lines([self._fields])
 
-    def body(self, records: Sequence[Record]) -> bytes:
-        """A line each, or more where a text has several."""
+    def encode(self, records: Sequence[Record]) -> bytes:
+        """Encode one line per record, or more if a text has several."""
         return self._lines([_cell(_plain(record.get(name))) for name in self._fields] for record in records)
 
     def _lines(self, rows: Iterable[Sequence[object]]) -> bytes:
         text = io.StringIO()
         csv.writer(text, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
-        return compress(text.getvalue().encode("utf-8"), self._packed)
+        return compress(text.getvalue().encode("utf-8"), self._compression)
 
 
 class NpyWriter(Writer):
-    """(N, dimension) float32: the records' vectors, as `numpy.load` reads them."""
+    """The embeddings of the records as a float32 array (N, dimension)."""
 
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
 
-    def head(self) -> bytes:
-        """For no rows yet; it is as long for any number, since numpy leaves room to let the first axis grow."""
+    def header(self) -> bytes:
+        """Return the header for zero rows. Its length is fixed, since numpy reserves space for the first axis to grow."""
         return self._header(0)
 
-    def body(self, records: Sequence[Record]) -> bytes:
-        """The bare numbers."""
+    def encode(self, records: Sequence[Record]) -> bytes:
+        """Encode the raw values."""
         import numpy as np
 
         return np.stack([record["vector"] for record in records]).astype("<f4").tobytes()
 
-    def seal(self, part: Path, rows: int) -> Path:
-        """Say in the header how many there are."""
+    def finalize(self, part: Path, rows: int) -> Path:
+        """Write the number of rows into the header."""
         with open(part, "r+b") as file:
             file.write(self._header(rows))
             file.flush()
@@ -138,63 +138,63 @@ class NpyWriter(Writer):
 
 
 class ParquetWriter(Writer):
-    """Appended as an Arrow stream, which may end after any batch; made into Parquet at the end."""
+    """Appends an Arrow stream, which may end after any batch, and converts it to Parquet at the end."""
 
     def __init__(self, schema: Schema) -> None:
         self._pa = _arrow()
-        self._schema = self._pa.schema([(name, self._type(kind)) for name, kind in schema.items()])
+        self._schema = self._pa.schema([(name, self._arrow_type(field_type)) for name, field_type in schema.items()])
 
-    def head(self) -> bytes:
-        """The schema."""
+    def header(self) -> bytes:
+        """Return the schema."""
         return bytes(self._schema.serialize())
 
-    def body(self, records: Sequence[Record]) -> bytes:
-        """A batch."""
+    def encode(self, records: Sequence[Record]) -> bytes:
+        """Encode a record batch."""
         try:
             batch = self._pa.RecordBatch.from_pylist(list(records), schema=self._schema)
         except self._pa.ArrowException as error:
-            raise InputError(f"a value is of another kind than those before it: {error}") from None
+            raise InputError(f"a value has another type than those before it: {error}") from None
         return bytes(batch.serialize())
 
-    def seal(self, part: Path, rows: int) -> Path:
-        """Copy the batches, a few row groups' worth at a time."""
+    def finalize(self, part: Path, rows: int) -> Path:
+        """Convert the stream, one row group at a time."""
         from pyarrow import ipc, parquet
 
-        whole = part.with_name(part.name + ".parquet")
+        complete = part.with_name(part.name + ".parquet")
         with (
             open(part, "rb") as file,
             ipc.open_stream(file) as stream,
-            parquet.ParquetWriter(whole, self._schema) as out,
+            parquet.ParquetWriter(complete, self._schema) as out,
         ):
             batches = iter(stream)
-            while some := list(islice(batches, 16)):  # a row group
-                out.write_table(self._pa.Table.from_batches(some))
-        with open(whole, "rb") as file:
+            while group := list(islice(batches, 16)):
+                out.write_table(self._pa.Table.from_batches(group))
+        with open(complete, "rb") as file:
             os.fsync(file.fileno())
-        return whole
+        return complete
 
-    def _type(self, kind: FieldType) -> Any:
+    def _arrow_type(self, field_type: FieldType) -> Any:
         pa = self._pa
-        if isinstance(kind, list):
-            return pa.list_(self._type(kind[0]))
-        if isinstance(kind, dict):
-            return pa.struct([(name, self._type(one)) for name, one in kind.items()])
-        simple = {int: pa.int64(), float: pa.float64(), str: pa.string()}
-        return simple[kind] if kind in simple else pa.from_numpy_dtype(kind)
+        if isinstance(field_type, list):
+            return pa.list_(self._arrow_type(field_type[0]))
+        if isinstance(field_type, dict):
+            return pa.struct([(name, self._arrow_type(member)) for name, member in field_type.items()])
+        scalars = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+        return scalars[field_type] if field_type in scalars else pa.from_numpy_dtype(field_type)
 
 
 class TableWriter:
-    """Columns for people. Widths follow what was seen so far, since the rest is not known yet."""
+    """Formats an aligned table. Column widths follow the rows so far, since the rest is not known yet."""
 
-    CELL = 60
+    MAX_CELL = 60
 
     def __init__(self, titles: Sequence[str]) -> None:
         self._titles = titles
         self._widths: list[int] = []
 
     def text(self, rows: Iterable[Sequence[object]]) -> str:
-        """Some rows; the titles before the first."""
-        cells = [[_short(cell, self.CELL) for cell in row] for row in rows]
+        """Format rows; the titles precede the first."""
+        cells = [[_shorten(cell, self.MAX_CELL) for cell in row] for row in rows]
         if not self._widths:
             cells.insert(0, list(self._titles))
             self._widths = [0] * len(self._titles)
@@ -206,18 +206,18 @@ class TableWriter:
         )
 
 
-def _short(cell: object, most: int) -> str:
+def _shorten(cell: object, limit: int) -> str:
     text = f"{cell:.4f}" if isinstance(cell, float) else str(cell)
     text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _plain(value: Any) -> Any:
-    """Without numpy's arrays and numbers."""
+    """Convert numpy arrays and scalars to Python objects."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 

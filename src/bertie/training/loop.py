@@ -435,7 +435,7 @@ class Trainer:
     def _progress_bar(self) -> Progress:
         file = None if self.progress and self.world.is_main else io.StringIO()
         before = self.state.texts
-        return Progress("train", lambda: self.state.step / self.sampler.total_steps, before=before, file=file)
+        return Progress("train", lambda: self.state.step / self.sampler.total_steps, initial=before, file=file)
 
     def _print(self, text: str) -> None:
         if self.world.is_main and self.progress:
