@@ -175,9 +175,9 @@ def test_chunks_end_by_characters_too(
 
 
 def test_the_same_chunks_as_the_command_line() -> None:
-    from bertie.cli.stream import CHARACTERS_A_CHUNK, ROWS_A_CHUNK
+    from bertie.cli.stream import CHARACTERS_A_CHUNK, CHUNK_ROWS
 
-    assert (ROWS_A_CHUNK, CHARACTERS_A_CHUNK) == (base.ITEMS_AT_ONCE, base.CHARACTERS_AT_ONCE)
+    assert (CHUNK_ROWS, CHARACTERS_A_CHUNK) == (base.ITEMS_AT_ONCE, base.CHARACTERS_AT_ONCE)
 
 
 def test_command_line(alone: None, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,9 +380,9 @@ def test_the_folder_keeps_to_what_was_asked(alone: None, model: Path, tmp_path: 
     done = scale.embed(texts, out, model, threads=1)
     assert scale.embed(texts, out, model, threads=1, resume=True) == done
     for changed in ({"normalize": True}, {"rows": 7}, {"dimension": 3}):
-        with pytest.raises(InputError, match=f"was made with {next(iter(changed))}=.*, and now it is"):
+        with pytest.raises(InputError, match=f"was started with {next(iter(changed))}=.*, and now "):
             scale.embed(texts, out, model, threads=1, resume=True, **changed)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="was made with input="):
+    with pytest.raises(InputError, match="was started with input="):
         scale.embed([*texts[:-1], "a cat"], out, model, threads=1, resume=True)
     with pytest.raises(ExistsError, match="overwrite=True"):
         scale.embed(texts, out, model, threads=1)

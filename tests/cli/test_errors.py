@@ -18,7 +18,7 @@ ROW = "the [MASK] sat"
 
 # What is wrong, the arguments (the model follows), the exit status, and what the line says.
 WRONG: list[tuple[str, list[str], int, str]] = [
-    ("no such file", ["none.csv"], 1, "there is no file 'none.csv'"),
+    ("no such file", ["none.csv"], 1, "no such file: 'none.csv'"),
     ("a folder", ["folder"], 1, "is a folder"),
     ("an empty file", ["empty.txt"], 1, "is empty"),
     ("only a header", ["header.csv"], 1, "is empty"),
@@ -27,12 +27,12 @@ WRONG: list[tuple[str, list[str], int, str]] = [
     ("a value is nan", ["nan.jsonl"], 1, "row 2: no value in column"),
     ("not utf-8", ["latin.csv"], 1, "line 3 is not UTF-8"),
     ("not json", ["broken.jsonl"], 1, "line 2 is not JSON"),
-    ("an unknown ending", ["good.jsonl", "-o", "out.xyz"], 1, "the ending must say what to write"),
+    ("an unknown ending", ["good.jsonl", "-o", "out.xyz"], 1, "the suffix must be one of"),
     ("no folder for the output", ["good.jsonl", "-o", "none/out.jsonl"], 1, "there is no folder none"),
     ("the output is a folder", ["good.jsonl", "-o", "folder.jsonl"], 1, "is a folder"),
-    ("the output is there", ["good.jsonl", "-o", "there.jsonl"], 1, "is there already; pass --overwrite"),
-    ("resume without output", ["good.jsonl", "--resume"], 2, "name it with -o"),
-    ("a file among others", ["good.jsonl", "good.jsonl", "x"], 2, "give one file"),
+    ("the output is there", ["good.jsonl", "-o", "there.jsonl"], 1, "already exists; pass --overwrite"),
+    ("resume without output", ["good.jsonl", "--resume"], 2, "pass it with -o"),
+    ("a file among others", ["good.jsonl", "good.jsonl", "x"], 2, "pass one file"),
     ("an unknown flag", ["good.jsonl", "--nonsense"], 2, "--nonsense"),
     ("nothing to read", [], 2, "required"),
 ]
@@ -142,12 +142,12 @@ def test_a_model_without_that_head(
         (["answer", "a cat"], 2, "pass --context"),
         (["answer", "-", "--context", "-"], 2, "standard input"),
         (["answer", "a cat", "--context", "the mat", "--top-k", "0"], 1, "top_k=0"),
-        (["answer", "a cat", "--context", "none.txt"], 1, "there is no file 'none.txt'"),
+        (["answer", "a cat", "--context", "none.txt"], 1, "no such file: 'none.txt'"),
         (["rerank", "a cat"], 2, "a query needs documents"),
         (["rerank", "a cat", "a", "b", "--top-k", "0"], 2, "--top-k 0"),
         (["rerank", "a cat", "a", "b", "--resume", "-o", "x.csv"], 2, "--resume is for a file of pairs"),
-        (["embed", "a cat", "-o", "x.parquet.gz"], 1, "leave that off"),
-        (["classify", "a cat", "-o", "x.npy"], 1, "the ending must say"),
+        (["embed", "a cat", "-o", "x.parquet.gz"], 1, "omit that suffix"),
+        (["classify", "a cat", "-o", "x.npy"], 1, "the suffix must be one of"),
         (["embed", "a cat", "-m"], 2, "expected one argument"),
         (["embed", "a cat", "--over"], 2, "unrecognized arguments: --over"),
     ],
@@ -186,7 +186,7 @@ def test_rows_before_a_bad_one_are_kept(
     argv = ["embed", "in.jsonl", "-m", models["embed"], "-o", "out.jsonl"]
     assert main(argv) == 1
     assert "row 11: no value in column 'text'" in (err := capsys.readouterr().err)
-    assert "8 rows are safe in out.jsonl.part, --resume goes on after them" in err
+    assert "8 rows are safe in out.jsonl.part; --resume continues after them" in err
     assert main([*argv, "--resume"]) == 1
     assert "row 11" in capsys.readouterr().err
     # The same size, so that it is taken for the same file: the rest is done, and nothing twice.
@@ -204,20 +204,20 @@ def test_something_else_is_not_resumed(
     assert main([*argv, "-m", models["embed"]]) == 1
     capsys.readouterr()
     assert main([*argv, "-m", models["embed"], "--resume", "--pooling", "cls"]) == 1
-    assert "was made with pooling=None, and now it is 'cls'" in capsys.readouterr().err
+    assert "was started with pooling=None, and now pooling='cls'" in capsys.readouterr().err
     assert main([*argv, "-m", models["fill"], "--resume"]) == 1
-    assert "was made with model=" in capsys.readouterr().err
+    assert "was started with model=" in capsys.readouterr().err
     assert main([*argv, "-m", models["embed"]]) == 1
     assert "pass --resume to go on with it" in capsys.readouterr().err
     config = Path(models["embed"]) / "config.json"
     before = config.stat()
     os.utime(config, ns=(0, 0))
     assert main([*argv, "-m", models["embed"], "--resume"]) == 1
-    assert "was made with model_files=" in capsys.readouterr().err
+    assert "was started with model_files=" in capsys.readouterr().err
     os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
     Path("in.jsonl").write_text('{"text": "a cat"}\n' * 20)
     assert main([*argv, "-m", models["embed"], "--resume"]) == 1
-    assert "was made with input_size=" in capsys.readouterr().err
+    assert "was started with input_size=" in capsys.readouterr().err
     assert main([*argv, "-m", models["embed"], "--overwrite"]) == 0
     assert len(Path("out.jsonl").read_text().splitlines()) == 20
     assert main([*argv, "-m", models["embed"], "--resume"]) == 0

@@ -209,7 +209,7 @@ def test_a_model_without_tokenizer(here: Path, capsys: pytest.CaptureFixture[str
         (["--to", "int8"], 2, "-o"),
         (["-o", "x"], 2, "--to"),
         (["--to", "int8", "-o", "x", "--column", "text"], 2, "--texts"),
-        (["--to", "int8", "-o", "x", "--texts", "none.txt"], 1, "there is no file none.txt"),
+        (["--to", "int8", "-o", "x", "--texts", "none.txt"], 1, "no such file: none.txt"),
         (["--to", "int8", "-o", "x", "--texts", "blank.txt"], 1, "holds no text"),
         (["--to", "int8", "-o", "x", "--texts", "texts.jsonl", "--column", "no"], 1, "no column 'no'"),
         (["--to", "int8", "-o", "full"], 1, "pass --overwrite"),

@@ -238,7 +238,7 @@ def test_a_row_over_the_reach_is_named(models: dict[str, str], capsys: pytest.Ca
     assert main(["embed", "in.txt", "-m", models["embed"], "--overflow", "error"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("bertie: in.txt, row 2: the text has 122 tokens")
-    assert "--long window" in err
+    assert "--overflow window" in err
 
 
 def test_a_row_without_a_mask_is_named(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -60,7 +60,7 @@ def test_what_was_written_is_read(tmp_path: Path, kind: str, packed: str) -> Non
     file.write_bytes(PACK[packed](as_bytes(kind, rows)))
     table = open_table(str(file))
     assert table.columns == (("text",) if kind == "txt" else ("id", "text"))
-    assert table.textual == ("text",)
+    assert table.text_columns == ("text",)
     assert texts(table) == wanted
     assert table.fraction() == 1
 
@@ -118,18 +118,18 @@ def test_texts_alone_are_rows_of_jsonl(tmp_path: Path) -> None:
         ("in.jsonl", b'{"text": "a"}\n{"text": 3}\n', "row 2: int 3, not text, in column 'text'"),
         ("in.csv", b"id,text\n1,a\n2,\n", "row 2: no value in column 'text'"),
         ("in.csv", b"id,text\n1,a\n2,b,c\n", "row 2 (line 3) has 3 fields and the header 2"),
-        ("in.csv", b"text,text\na,b\n", "two columns of one name"),
-        ("in.csv", b'text\n"open\n', "line 2 is no CSV"),
-        ("in.tsv", b'text\n"a"b\n', "line 2 is no TSV"),
-        ("in.txt.gz", b"plain", "does not hold what its ending .gz says"),
-        ("in.txt.gz", gzip.compress(b"x\n" * 10_000)[:-20], "damaged or cut short"),
-        ("in.txt.xz", b"plain", "does not hold what its ending .xz says"),
-        ("in.txt.xz", lzma.compress(b"x\n" * 10_000)[:-20], "damaged or cut short"),
-        ("in.txt.xz", lzma.compress(b"x\n") + lzma.compress(b"y\n" * 10_000)[:-20], "damaged or cut short"),
-        ("in.txt.xz", lzma.compress(b"x\n") + b"more", "damaged or cut short"),
-        ("in.txt.zst", zstandard.compress(bytes(range(65, 91)) * 9_000)[:-9], "damaged or cut short"),
+        ("in.csv", b"text,text\na,b\n", "duplicate column names"),
+        ("in.csv", b'text\n"open\n', "line 2 is not valid CSV"),
+        ("in.tsv", b'text\n"a"b\n', "line 2 is not valid TSV"),
+        ("in.txt.gz", b"plain", "is not a .gz file"),
+        ("in.txt.gz", gzip.compress(b"x\n" * 10_000)[:-20], "corrupt or truncated"),
+        ("in.txt.xz", b"plain", "is not a .xz file"),
+        ("in.txt.xz", lzma.compress(b"x\n" * 10_000)[:-20], "corrupt or truncated"),
+        ("in.txt.xz", lzma.compress(b"x\n") + lzma.compress(b"y\n" * 10_000)[:-20], "corrupt or truncated"),
+        ("in.txt.xz", lzma.compress(b"x\n") + b"more", "corrupt or truncated"),
+        ("in.txt.zst", zstandard.compress(bytes(range(65, 91)) * 9_000)[:-9], "corrupt or truncated"),
         ("in.parquet", b"PAR1 and not more", "is not Parquet"),
-        ("in.json", b"[]", "make it JSONL"),
+        ("in.json", b"[]", "convert it to JSONL"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str, data: bytes, said: str) -> None:
@@ -151,7 +151,7 @@ def test_null_in_parquet(tmp_path: Path) -> None:
 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="there is no file"):
+    with pytest.raises(NotFoundError, match="no such file"):
         open_table(str(tmp_path / "none.txt"))
     with pytest.raises(InputError, match="is a folder"):
         open_table(str(tmp_path))
@@ -160,7 +160,7 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
 def test_a_column_is_found_or_named(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("id,stars,review,title\n1,5,good,x\n")
-    with pytest.raises(InputError, match=r"no column 'text', only 'id', 'stars', 'review', 'title'; name .* --column"):
+    with pytest.raises(InputError, match=r"no column 'text', only 'id', 'stars', 'review', 'title'; select one with --column"):
         open_table(str(file)).column(["text"], None, "--column", only=True)
     with pytest.raises(InputError, match="no column 'body'"):
         open_table(str(file)).column(["text"], "body", "--column")

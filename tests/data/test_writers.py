@@ -48,8 +48,8 @@ def written(folder: Path, name: str) -> Path:
     writer = make_writer(name, SCHEMA, 4)
     with ResumableFile(folder / name, ASKED, resume=False, overwrite=False) as part:
         part.start(writer)
-        part.append(writer.body(RECORDS[:2]), 2)
-        part.append(writer.body(RECORDS[2:]), 3)
+        part.append(writer.encode(RECORDS[:2]), 2)
+        part.append(writer.encode(RECORDS[2:]), 3)
         assert not (folder / name).exists()
         part.finish()
     assert [file.name for file in folder.iterdir()] == [name]
@@ -109,8 +109,8 @@ def test_npy_is_what_numpy_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["out", "out.json", "out.gz", "out.xz", "out.npy", "out.parquet.gz", "out.txt"])
 def test_endings_that_say_nothing(name: str) -> None:
     with pytest.raises(InputError):
-        check_output_name(name, vectors=False)
-    check_output_name("out.npy", vectors=True)
+        check_output_name(name, embeddings=False)
+    check_output_name("out.npy", embeddings=True)
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv.gz", "out.jsonl.xz", "out.tsv.zst", "out.npy", "out.parquet"])
@@ -120,7 +120,7 @@ def test_it_goes_on_wherever_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(journal, "COMMIT_INTERVAL", 0)
     (tmp_path / "whole").mkdir()
     writer = make_writer(name, SCHEMA, 4)
-    bodies = [writer.body([record]) for record in RECORDS]
+    bodies = [writer.encode([record]) for record in RECORDS]
     with ResumableFile(tmp_path / "whole" / name, ASKED, resume=False, overwrite=False) as part:
         part.start(writer)
         for body in bodies:
@@ -156,16 +156,16 @@ def stopped(folder: Path) -> Path:
 
 def test_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
     final = stopped(tmp_path)
-    with pytest.raises(InputError, match="made with model='m', and now it is 'other'"):
+    with pytest.raises(InputError, match="started with model='m', and now model='other'"):
         ResumableFile(final, ASKED | {"model": "other"}, resume=True, overwrite=False)
-    with pytest.raises(InputError, match="made with more=None, and now it is 1"):
+    with pytest.raises(InputError, match="started with more=None, and now more=1"):
         ResumableFile(final, ASKED | {"more": 1}, resume=True, overwrite=False)
     assert ResumableFile(final, dict(ASKED), resume=True, overwrite=False).rows == 1
 
 
 def test_a_stopped_run_is_not_lost_by_mistake(tmp_path: Path) -> None:
     final = stopped(tmp_path)
-    with pytest.raises(ExistsError, match="1 rows of a run that was stopped; pass --resume"):
+    with pytest.raises(ExistsError, match="1 rows of an interrupted run; pass --resume"):
         ResumableFile(final, ASKED, resume=False, overwrite=False)
     with ResumableFile(final, {"model": "other"}, resume=False, overwrite=True) as part:
         assert part.rows == 0
@@ -203,7 +203,7 @@ def test_damage_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="shorter than its journal says"):
         ResumableFile(final, ASKED, resume=True, overwrite=False)
     (tmp_path / "out.jsonl.part.json").write_text("{")
-    with pytest.raises(InputError, match="is damaged"):
+    with pytest.raises(InputError, match="is corrupt"):
         ResumableFile(final, ASKED, resume=True, overwrite=False)
 
 
@@ -232,7 +232,7 @@ def test_an_error_keeps_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(type(error)) as caught:
         fail()
-    assert any("--resume goes on" in note for note in caught.value.__notes__)
+    assert any("--resume continues" in note for note in caught.value.__notes__)
     assert (tmp_path / "out.jsonl.part").read_bytes() == b"{}\n"
 
 
@@ -272,7 +272,7 @@ def test_progress_has_rate_and_time_left(monkeypatch: pytest.MonkeyPatch, termin
     clock = [0.0]
     monkeypatch.setattr("bertie.data.progress.time.monotonic", lambda: clock[0])
     file, done = Terminal(terminal), [0.0]
-    with Progress("embed", lambda: done[0], before=1000, file=file) as progress:
+    with Progress("embed", lambda: done[0], initial=1000, file=file) as progress:
         for second in range(1, 31):
             clock[0], done[0] = second, 0.5 + second / 100
             progress.update(100)

@@ -215,7 +215,7 @@ def test_compressed(tmp_path: Path) -> None:
     found = read(tmp_path / "a.md.gz", tmp_path / "b.csv.gz", encoding="cp1252")
     assert {name: one.text for name, one in found.items()} == {"a.md.gz": "# Title\n\ntext", "b.csv.gz#1": "Ä"}
     assert found["a.md.gz"].metadata["title"] == "Title"
-    refused(tmp_path / "c/cut.txt.gz", "cannot be decompressed, it is damaged or cut short")
+    refused(tmp_path / "c/cut.txt.gz", "cannot be decompressed, it is corrupt or truncated")
 
 
 # --- rows ---

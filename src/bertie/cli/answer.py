@@ -7,8 +7,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, absolute, add_head, add_input, add_model, add_output, load, table_of, verb
-from bertie.cli.stream import READ, Stream, read_cells, schema_of
+from bertie.cli.common import (
+    UsageError,
+    absolute_path,
+    add_head,
+    add_input,
+    add_model,
+    add_output,
+    load,
+    open_input,
+    verb,
+)
+from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 from bertie.data.readers import FORMATS, STDIN, data_suffix, read_text_file, text_cell
 
 if TYPE_CHECKING:
@@ -45,10 +55,10 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    table = table_of(args.items, args.format, "question")
+    table = open_input(args.items, args.format, "question")
     documents = None if args.context is None else _documents(args)
     if documents is None:
-        if table.direct:
+        if table.is_literal:
             raise UsageError("a question needs something to be answered from: pass --context TEXT|FILE")
         columns = [
             table.column(["question"], args.question_column, "--question-column"),
@@ -56,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
         ]
     else:
         columns = [table.column(["question", "text"], args.question_column, "--question-column", only=True)]
-    args.context = absolute(args.context)  # for the journal
+    args.context = absolute_path(args.context)  # for the journal
     stream = Stream(args, table, columns)
 
     from bertie.tasks import Reader
@@ -71,8 +81,8 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(AnswerResult),
-        ("row", "answer", "score", "no answer", "document", "characters", *READ, "question"),
+        result_schema(AnswerResult),
+        ("row", "answer", "score", "no answer", "document", "characters", *READ_COLUMNS, "question"),
         lambda record, item: [
             (
                 record["row"],
@@ -95,8 +105,8 @@ def _documents(args: argparse.Namespace) -> list[str]:
         if STDIN in args.items:
             raise UsageError("the questions and the context cannot both come from standard input")
         return [read_text_file(STDIN)]
-    table = table_of([args.context])
-    if table.direct:
+    table = open_input([args.context])
+    if table.is_literal:
         return [args.context]
     if FORMATS.get(data_suffix(args.context) or "", "text") == "text":
         return [read_text_file(args.context)]

@@ -20,9 +20,9 @@ from bertie.cli.common import (
     add_column,
     add_model,
     add_precision,
-    device_of,
     model_name,
-    table_of,
+    open_input,
+    select_device,
     verb,
 )
 from bertie.data.readers import text_cell
@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--shape has no tokenizer: pass it without -m and --texts")
     texts = None
     if args.texts:
-        table = table_of([args.texts])
+        table = open_input([args.texts])
         column = table.column(["text"], args.column, "--column", only=True)
         texts = [text_cell(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
 
     from bertie.bench import measure, random_model
     from bertie.tasks import Embedder
 
-    device = device_of(args.device)
+    device = select_device(args.device)
     if args.shape:
         result = measure(random_model(args.shape, device, args.precision), seconds=args.seconds, price=args.price)
     else:

@@ -16,11 +16,11 @@ from bertie.cli.common import (
     add_output,
     add_pair,
     load,
-    pair_or_text,
-    table_of,
+    open_input,
+    text_columns,
     verb,
 )
-from bertie.cli.stream import READ, Stream, read_cells, schema_of
+from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 from bertie.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> None:
     """Do it."""
     if args.labels is None and (args.template is not None or args.multi):
         raise UsageError("--template and --multi need --labels")
-    table = table_of(args.items, args.format)
-    columns = pair_or_text(args, table)
+    table = open_input(args.items, args.format)
+    columns = text_columns(args, table)
     if args.labels is not None and len(columns) > 1:
         raise UsageError("--labels are for single texts, and these are pairs; name the column of texts with --column")
     stream = Stream(args, table, columns)
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(ClassificationResult, scores=dict.fromkeys(labels, float)),
-        ("row", "label", "score", *READ, "text"),
+        result_schema(ClassificationResult, scores=dict.fromkeys(labels, float)),
+        ("row", "label", "score", *READ_COLUMNS, "text"),
         lambda record, item: [
             (
                 record["row"],

@@ -1,4 +1,4 @@
-"""The grammar that the verbs share: where texts come from, which model reads them, where results go."""
+"""The flags that verbs share: input, model, precision, output."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
     Verbs = _SubParsersAction[argparse.ArgumentParser]
 
-KINDS = ("text", "csv", "tsv", "jsonl", "parquet")
+INPUT_FORMATS = ("text", "csv", "tsv", "jsonl", "parquet")
 
 
 class UsageError(BertieError):
-    """A command line that makes no sense: exit status 2."""
+    """An invalid command line: exit status 2."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and takes no shortened flags: they break when a flag is added."""
+    """Reports errors in one line, and accepts no abbreviated flags: they break when a flag is added."""
 
-    _mixing = False
+    _intermixed = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False} | options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Flags may stand between texts, which argparse allows only to those who ask for it."""
-        if self._mixing or self._subparsers is not None:
+        """Allow flags between positional arguments, which argparse does not by default."""
+        if self._intermixed or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
-        self._mixing = True
+        self._intermixed = True
         return self.parse_known_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """As our own errors."""
+        """Raise an error of Bertie."""
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
@@ -58,71 +58,71 @@ def verb(verbs: Verbs, name: str, help: str, description: str | None, example: s
 
 
 def add_input(parser: argparse.ArgumentParser, metavar: str = "TEXT|FILE|-", what: str = "") -> None:
-    """The texts, in all verbs alike."""
+    """Add the positional texts or file, and --format."""
     parser.add_argument(
         "items",
         nargs="+",
         metavar=metavar,
         help=what or "texts; or one file of texts (.txt, .csv, .tsv, .jsonl, .parquet; .gz, .xz, .zst); or - for stdin",
     )
-    parser.add_argument("--format", choices=KINDS, help="what a file or standard input holds, if no ending says so")
+    parser.add_argument(
+        "--format", choices=INPUT_FORMATS, help="format of a file without a known suffix, or of standard input"
+    )
 
 
 def add_column(parser: argparse.ArgumentParser) -> None:
-    """For verbs that read one text a row."""
-    parser.add_argument("--column", metavar="NAME", help="the column with the texts (text, else the only one)")
+    """Add --column."""
+    parser.add_argument("--column", metavar="NAME", help="the text column (text, else the only one)")
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """For verbs that also read pairs."""
-    parser.add_argument("--text-a", metavar="NAME", help="the column with the first text of pairs (text_a)")
-    parser.add_argument("--text-b", metavar="NAME", help="the column with the second text of pairs (text_b)")
+    """Add --text-a and --text-b, the columns of text pairs."""
+    parser.add_argument("--text-a", metavar="NAME", help="the column of the first text of a pair (text_a)")
+    parser.add_argument("--text-b", metavar="NAME", help="the column of the second text of a pair (text_b)")
 
 
 def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precision: bool = True) -> None:
-    """The model."""
+    """Add -m/--model, --revision, --device, --precision and --overflow."""
     parser.add_argument("-m", "--model", metavar="MODEL", help="a folder or a hub id (the built-in model)")
-    parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
+    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     if overflow:
-        parser.add_argument("--device", help="cpu, cuda, cuda:1, …; a GPU if there is one")
+        parser.add_argument("--device", help="cpu, cuda, cuda:1, … (a GPU if available)")
         if precision:
             add_precision(parser)
         parser.add_argument(
             "--overflow",
             choices=("window", "error", "truncate"),
             default="window",
-            help="text beyond the model's max_length: read it in overlapping windows (the default), stop, or cut it",
+            help="text longer than the model's maximum length: overlapping windows (the default), an error, or truncation",
         )
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
-    """Of the computation."""
-    text = (
-        "of the computation: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, on chips that have it, bf16 on CPUs"
-    )
+    """Add --precision."""
+    text = "of the model: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, where supported, bf16 on CPUs"
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=text)
 
 
-def new_folder(name: str, *, overwrite: bool) -> Path:
-    """Where a verb writes a model: nothing, an empty folder, or one that may be replaced."""
-    out = Path(os.path.abspath(name))
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not overwrite)):
-        raise ExistsError(f"{name} is there already; pass --overwrite to replace a folder, or another name")
-    return out
+def check_output_folder(name: str, *, overwrite: bool) -> Path:
+    """Return the absolute path of an output folder, which must be new or empty unless `overwrite`."""
+    folder = Path(os.path.abspath(name))
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
+        raise ExistsError(f"{name} already exists; pass --overwrite to replace a folder, or another name")
+    return folder
 
 
 def add_head(parser: argparse.ArgumentParser) -> None:
-    """For verbs that read with a head."""
-    parser.add_argument("--head", metavar="NAME", help="one of several heads of the model (the only one that fits)")
+    """Add --head."""
+    parser.add_argument("--head", metavar="NAME", help="head of a model with several (the only one that fits)")
 
 
-def add_output(parser: argparse.ArgumentParser, *, vectors: bool = False) -> None:
-    """Where the results go."""
-    kinds = ".jsonl, .csv, .tsv, .parquet" + (", .npy" if vectors else "")
-    parser.add_argument("-o", "--output", metavar="OUT", help=f"a file, by its ending: {kinds}; .gz, .xz and .zst")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a row instead of a table")
-    parser.add_argument("--resume", action="store_true", help="go on with an output that was stopped, if there is one")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output file if it is there")
+def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> None:
+    """Add -o/--output, --json, --resume and --overwrite."""
+    suffixes = ".jsonl, .csv, .tsv, .parquet" + (", .npy" if embeddings else "")
+    parser.add_argument("-o", "--output", metavar="OUT", help=f"output file: {suffixes}; also .gz, .xz and .zst")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per row instead of a table")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted output, if there is one")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
 
 
 def add_top_k(parser: argparse.ArgumentParser, default: int, what: str) -> None:
@@ -131,50 +131,50 @@ def add_top_k(parser: argparse.ArgumentParser, default: int, what: str) -> None:
 
 
 def add_weights(parser: argparse._ActionsContainer) -> None:
-    """--weights of the stages of a search."""
+    """Add --weights, those of the stages of a search."""
     parser.add_argument(
         "--weights",
-        type=weights_of,
+        type=parse_weights,
         metavar="NAME=W,…",
-        help="add up the scores of dense, lexical and rerank with these weights, in place of ranks",
+        help="weighted score fusion of dense, lexical and rerank, instead of reciprocal rank fusion",
     )
 
 
-def weights_of(text: str) -> dict[str, float]:
-    """Weights as they are written on the command line.
+def parse_weights(text: str) -> dict[str, float]:
+    """Parse the value of --weights.
 
-    >>> weights_of("dense=1,lexical=0.3")
+    >>> parse_weights("dense=1,lexical=0.3")
     {'dense': 1.0, 'lexical': 0.3}
     """
-    found = {}
-    for one in text.split(","):
-        name, _, value = one.partition("=")
+    weights = {}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
         try:
-            found[name.strip()] = float(value)
+            weights[name.strip()] = float(value)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r:.80} must be like dense=1,lexical=0.3,rerank=2") from None
-    return found
+    return weights
 
 
-def table_of(items: list[str], kind: Any = None, column: str = "text") -> Table:
-    """The rows behind the arguments: a file, standard input, or the texts that they are."""
+def open_input(items: list[str], format: Any = None, column: str = "text") -> Table:
+    """Open the positional arguments: a file, standard input, or texts."""
     paths = [item for item in items if _is_path(item)]
     if len(items) > 1 and (paths or STDIN in items):
-        raise UsageError(f"{(paths or [STDIN])[0]} is a file among {len(items)} arguments; give one file, or texts")
+        raise UsageError(f"{(paths or [STDIN])[0]} is a file among {len(items)} arguments; pass one file, or texts")
     if items == [STDIN] or paths:
-        return open_table(items[0], kind)
+        return open_table(items[0], format)
     missing = next((item for item in items if is_data_file(item)), None)
     if missing is not None:
-        raise NotFoundError(f"there is no file {missing!r}; a text that ends so must come through standard input (-)")
-    if kind is not None:
-        raise UsageError(f"--format {kind} is for a file or standard input, and {items[0][:60]!r} is neither")
+        raise NotFoundError(f"no such file: {missing!r}; pass a text with such a suffix through standard input (-)")
+    if format is not None:
+        raise UsageError(f"--format {format} is for a file or standard input, and {items[0][:60]!r} is neither")
     return table_from_texts(items, column)
 
 
-def pair_or_text(args: argparse.Namespace, table: Table) -> list[str]:
-    """The column of single texts, or the two of pairs."""
+def text_columns(args: argparse.Namespace, table: Table) -> list[str]:
+    """Return the text column, or the two columns of pairs."""
     if args.column and (args.text_a or args.text_b):
-        raise UsageError("--column is for single texts, --text-a and --text-b for pairs; give one or the other")
+        raise UsageError("--column is for single texts, --text-a and --text-b for pairs; pass one or the other")
     has_both = {"text_a", "text_b"} <= set(table.columns)
     if args.text_a or args.text_b or (has_both and not args.column and "text" not in table.columns):
         first = table.column(["text_a"], args.text_a, "--text-a")
@@ -185,12 +185,12 @@ def pair_or_text(args: argparse.Namespace, table: Table) -> list[str]:
 def _is_path(item: str) -> bool:
     try:
         return bool(item) and os.path.exists(item)
-    except (OSError, ValueError):  # too long for a name, or no name at all
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
 def model_name(args: argparse.Namespace) -> str:
-    """The model that was asked for, or the built-in one."""
+    """Return the model of -m, or the built-in one."""
     if args.model is not None:
         return str(args.model)
     from bertie.checkpoints.hub import default_model
@@ -199,15 +199,15 @@ def model_name(args: argparse.Namespace) -> str:
         return default_model()
     except NotFoundError:
         raise UsageError(
-            "there is no built-in model in this installation; name one with -m: a folder or a hub id"
+            "there is no built-in model in this installation; pass one with -m: a folder or a hub id"
         ) from None
 
 
-def device_of(asked: str | None) -> str:
-    """The device that was asked for, or a GPU if there is one."""
+def select_device(requested: str | None) -> str:
+    """Return the requested device, or a GPU if there is one."""
     import torch
 
-    device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = requested or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -216,18 +216,18 @@ def device_of(asked: str | None) -> str:
 
 
 def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
-    """The model, put to a task."""
+    """Load the model for a task."""
     if getattr(args, "head", None) is not None:
         options["head"] = args.head
     try:
-        options |= {"device": device_of(args.device), "precision": args.precision}
+        options |= {"device": select_device(args.device), "precision": args.precision}
         loaded: T = task.load(model_name(args), overflow=args.overflow, revision=args.revision, **options)  # type: ignore[attr-defined]
     except BertieError as error:
-        error.args = (str(error).replace("pass head= with", "pass --head with"),)  # options are flags here
+        error.args = (str(error).replace("pass head= with", "pass --head with"),)  # arguments are flags here
         raise
     return loaded
 
 
-def absolute(name: str | None) -> str | None:
-    """The same file or folder by the same name, wherever the command runs; other names as they are."""
+def absolute_path(name: str | None) -> str | None:
+    """Return the absolute path of an existing file or folder; other names are returned as they are."""
     return str(Path(name).resolve()) if name and _is_path(name) else name

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.cluster import add_ray, check_ray, on_cluster
-from bertie.cli.common import UsageError, add_column, add_input, add_model, add_output, load, table_of, verb
-from bertie.cli.stream import READ, Stream, read_cells, schema_of
+from bertie.cli.common import UsageError, add_column, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 from bertie.data.readers import STDIN
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--normalize", action="store_true", default=None, help="scale vectors to length 1")
     parser.add_argument("--dimension", type=int, metavar="N", help="keep the first N components of each embedding")
     parser.add_argument("--prompt", metavar="NAME", help="one of the checkpoint's prompts, put before each text")
-    add_output(parser, vectors=True)
+    add_output(parser, embeddings=True)
     add_ray(parser, "read any number of files into OUT, a folder of Parquet files")
     parser.set_defaults(run=run)
 
@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> None:
     if args.ray is not None:
         run_ray(args)
         return
-    table = table_of(args.items, args.format)
+    table = open_input(args.items, args.format)
     column = table.column(["text"], args.column, "--column", only=True)
-    stream = Stream(args, table, [column], vectors=True)
+    stream = Stream(args, table, [column], embeddings=True)
 
     import numpy as np
 
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(EmbeddingResult, vector=[np.float32]),
-        ("row", "vector", "dimension", *READ, "text"),
+        result_schema(EmbeddingResult, vector=[np.float32]),
+        ("row", "vector", "dimension", *READ_COLUMNS, "text"),
         lambda record, text: [
             (
                 record["row"],

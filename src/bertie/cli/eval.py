@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import UsageError, add_model, add_weights, device_of, model_name, verb
+from bertie.cli.common import UsageError, add_model, add_weights, model_name, select_device, verb
 from bertie.cli.eval_retrieval import MODES, evaluate_retrieval
 from bertie.cli.labelled_input import add_columns, add_resamples, parse_pairs, read_labelled
 from bertie.cli.report_output import print_scores, report_as_dict, report_table, short_name
@@ -134,7 +134,7 @@ def _predict(args: argparse.Namespace, task: str, model: str, data: LabelledData
     from bertie.training.finetune.comparison import Baseline
 
     loaded = registry.get(task).trainable_class.load(
-        model, overflow=args.overflow, device=device_of(args.device), precision=args.precision, **options
+        model, overflow=args.overflow, device=select_device(args.device), precision=args.precision, **options
     )
     return Baseline(short_name(model), loaded, training_for(loaded).predict_labelled(data))
 
@@ -211,7 +211,7 @@ def _evaluate_embeddings(args: argparse.Namespace, model: str) -> None:
     gold = [float(example.target) for example in data.examples]
 
     def similarities(name: str, revision: str | None) -> Any:
-        options = {"overflow": args.overflow, "device": device_of(args.device), "precision": args.precision}
+        options = {"overflow": args.overflow, "device": select_device(args.device), "precision": args.precision}
         return similarity_pairwise(Embedder.load(name, revision=revision, **options), texts)
 
     predicted = similarities(model, args.revision)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, device_of, model_name
+from bertie.cli.common import UsageError, model_name, select_device
 from bertie.cli.report_output import print_scores, short_name
 from bertie.data.progress import Progress
 
@@ -92,7 +92,7 @@ def _runs(
     from bertie.search import beir
     from bertie.tasks import Embedder, Reranker
 
-    options = {"overflow": args.overflow, "device": device_of(args.device), "precision": args.precision}
+    options = {"overflow": args.overflow, "device": select_device(args.device), "precision": args.precision}
     runs = {}
     if model is not None:
         embedder = Embedder.load(model, revision=revision, **options)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_column, add_head, add_input, add_model, add_output, load, table_of, verb
-from bertie.cli.stream import READ, Stream, read_cells, schema_of
+from bertie.cli.common import UsageError, add_column, add_head, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     """Do it."""
     if args.score and args.candidates is not None:
         raise UsageError("--candidates are for masks; --score fills none")
-    table = table_of(args.items, args.format)
+    table = open_input(args.items, args.format)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
     from bertie.tasks import MaskedLM
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> None:
     if args.score:
         stream.write(
             stream.results(score),
-            schema_of(PseudoLikelihood),
-            ("row", "log-likelihood", "a token", *READ, "text"),
+            result_schema(PseudoLikelihood),
+            ("row", "log-likelihood", "a token", *READ_COLUMNS, "text"),
             lambda record, text: [
                 (
                     record["row"],
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> None:
         return
     stream.write(
         stream.results(fill),
-        schema_of(FillMaskResult),
-        ("row", "characters", "token", "score", *READ, "text"),
+        result_schema(FillMaskResult),
+        ("row", "characters", "token", "score", *READ_COLUMNS, "text"),
         lambda record, text: [
             (record["row"], f"{mask['start']}-{mask['end']}", one["text"], one["score"], *read_cells(record), text)
             for mask in record["masks"]

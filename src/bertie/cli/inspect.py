@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import add_precision, device_of, model_name, verb
+from bertie.cli.common import add_precision, model_name, select_device, verb
 
 if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision, head=args.head, ignore=args.ignore)
     facts = describe(checkpoint)
-    facts["dispatch"] = report(checkpoint.model.config, device_of(args.device), args.precision)
+    facts["dispatch"] = report(checkpoint.model.config, select_device(args.device), args.precision)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else "\n".join(_lines(facts)))
 
 

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, device_of, verb
+from bertie.cli.common import UsageError, select_device, verb
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         data=args.data,
         resume=args.resume,
         overwrite=args.overwrite,
-        device=local_device(torch.device(device_of(args.device))),
+        device=local_device(torch.device(select_device(args.device))),
         strategy=args.strategy,
         tensorboard=args.tensorboard,
     )

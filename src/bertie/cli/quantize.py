@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
-from bertie.cli.common import UsageError, add_column, new_folder, verb
+from bertie.cli.common import UsageError, add_column, check_output_folder, verb
 from bertie.cli.report_output import short_name
 from bertie.data.readers import open_table, text_cell
 from bertie.errors import InputError
@@ -48,7 +48,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    out = new_folder(args.output, overwrite=args.overwrite)
+    out = check_output_folder(args.output, overwrite=args.overwrite)
     if args.column and not args.texts:
         raise UsageError("--column is of a file of texts; name it with --texts")
     texts = _texts(args.texts, args.column) if args.texts else None

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_head, add_input, add_model, add_output, load, table_of, verb
-from bertie.cli.stream import READ, READING, ROWS_A_CHUNK, Result, Stream, read_cells
+from bertie.cli.common import UsageError, add_head, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.stream import CHUNK_ROWS, READ_COLUMNS, READ_SCHEMA, Result, Stream, read_cells
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -41,13 +41,13 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--top-k {args.top_k} must be at least 1")
     query, *rest = args.items
     pairs = not rest
-    table = table_of(rest or [query], args.format)
+    table = open_input(rest or [query], args.format)
     document = table.column(["passage", "document", "text"], args.column, "--column", only=not pairs)
     if not pairs:
         if args.resume:
             raise UsageError("--resume is for a file of pairs; documents are ranked when all are scored")
         columns = [document]
-    elif table.direct:
+    elif table.is_literal:
         raise UsageError("a query needs documents: pass them after it, or a file of them")
     else:
         if args.top_k is not None:
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> None:
     scored = stream.results(work)
     stream.write(
         scored if pairs else _ranked(scored, args.top_k),
-        {"score": float} | READING | ({} if pairs else {"text": str}),
-        ("row", "score", *READ, "document"),
+        {"score": float} | READ_SCHEMA | ({} if pairs else {"text": str}),
+        ("row", "score", *READ_COLUMNS, "document"),
         lambda record, item: [
             (record["row"], record["score"], *read_cells(record), item[1] if pairs else item),
         ],
@@ -82,5 +82,5 @@ def _ranked(scored: Iterator[list[Result]], top_k: int | None) -> Iterator[list[
 
     each = ((record | {"text": item}, item) for some in scored for record, item in some)
     best = iter(sorted(each, key=order) if top_k is None else heapq.nsmallest(top_k, each, key=order))
-    while some := list(islice(best, ROWS_A_CHUNK)):
+    while some := list(islice(best, CHUNK_ROWS)):
         yield some

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, add_precision, device_of, verb
+from bertie.cli.common import UsageError, add_precision, select_device, verb
 from bertie.errors import ConfigError, MissingPackageError
 from bertie.switches import disable
 
@@ -201,7 +201,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     from bertie.serve.registry import Registry, name_models
 
     disable(*args.disable)
-    device = device_of(args.device)
+    device = select_device(args.device)
     if device == "cuda" and worker.count > 1:  # spread the workers over the GPUs
         device = f"cuda:{worker.number % torch.cuda.device_count()}"
     if worker.count > 1 and "OMP_NUM_THREADS" not in os.environ:

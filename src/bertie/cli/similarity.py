@@ -14,11 +14,11 @@ from bertie.cli.common import (
     add_output,
     add_pair,
     load,
-    pair_or_text,
-    table_of,
+    open_input,
+    text_columns,
     verb,
 )
-from bertie.cli.stream import READ, READING, Result, Stream, read_cells
+from bertie.cli.stream import READ_COLUMNS, READ_SCHEMA, Result, Stream, read_cells
 from bertie.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    table = table_of(args.items, args.format)
-    columns = pair_or_text(args, table)
+    table = open_input(args.items, args.format)
+    columns = text_columns(args, table)
     stream = Stream(args, table, columns)
     if len(columns) == 1 and args.resume:
         raise UsageError("--resume is for a file of pairs; texts are compared each to each when all are read")
@@ -64,24 +64,24 @@ def run(args: argparse.Namespace) -> None:
         found = list(embed([text for pair in pairs for text in pair]))
         for one, two in zip(found[::2], found[1::2], strict=True):
             score = float(task.compare(one["vector"][None], two["vector"][None])[0, 0])
-            yield {"score": score} | {key: one[key] + two[key] for key in READING}
+            yield {"score": score} | {key: one[key] + two[key] for key in READ_SCHEMA}
 
     if len(columns) == 2:
         stream.write(
             stream.results(compare),
-            {"score": float} | READING,
-            ("row", "score", *READ, "first", "second"),
+            {"score": float} | READ_SCHEMA,
+            ("row", "score", *READ_COLUMNS, "first", "second"),
             lambda record, pair: [(record["row"], record["score"], *read_cells(record), *pair)],
         )
         return
     found = _few(stream.results(embed), table.name)
     vectors = np.stack([record.pop("vector") for record, _ in found])
     for number, (record, _) in enumerate(found):
-        read = {key: record.pop(key) for key in READING}
+        read = {key: record.pop(key) for key in READ_SCHEMA}
         record |= {"scores": task.compare(vectors[number : number + 1], vectors)[0]} | read
     stream.write(
         [found],
-        {"scores": [np.float32]} | READING,
+        {"scores": [np.float32]} | READ_SCHEMA,
         ("row", *(str(record["row"]) for record, _ in found), "text"),
         lambda record, text: [(record["row"], *(float(one) for one in record["scores"]), text)],
     )

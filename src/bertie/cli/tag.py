@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import add_column, add_head, add_input, add_model, add_output, load, table_of, verb
-from bertie.cli.stream import READ, Stream, read_cells, schema_of
+from bertie.cli.common import add_column, add_head, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it."""
-    table = table_of(args.items, args.format)
+    table = open_input(args.items, args.format)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
     from bertie.tasks import Tagger
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        schema_of(TaggingResult),
-        ("row", "label", "score", "characters", *READ, "span"),
+        result_schema(TaggingResult),
+        ("row", "label", "score", "characters", *READ_COLUMNS, "span"),
         lambda record, text: [
             (
                 record["row"],

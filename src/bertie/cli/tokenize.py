@@ -6,9 +6,18 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import add_column, add_input, add_model, add_output, add_pair, model_name, pair_or_text, table_of
+from bertie.cli.common import (
+    add_column,
+    add_input,
+    add_model,
+    add_output,
+    add_pair,
+    model_name,
+    open_input,
+    text_columns,
+)
 from bertie.cli.common import verb as declare
-from bertie.cli.stream import READING, Stream
+from bertie.cli.stream import READ_SCHEMA, Stream
 from bertie.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -32,8 +41,8 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Do it. The weights are not read."""
-    table = table_of(args.items, args.format)
-    stream = Stream(args, table, pair_or_text(args, table))
+    table = open_input(args.items, args.format)
+    stream = Stream(args, table, text_columns(args, table))
 
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.tasks.decoding import read_counts
@@ -55,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
 
     stream.write(
         stream.results(work),
-        {"ids": [int], "tokens": [str], "offsets": [[int]]} | READING,
+        {"ids": [int], "tokens": [str], "offsets": [[int]]} | READ_SCHEMA,
         ("row", "token", "id", "characters", "windows"),
         lambda record, item: [
             (record["row"], token, number, f"{start}-{end}", record["windows"])

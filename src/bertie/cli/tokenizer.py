@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import KINDS as FORMATS
+from bertie.cli.common import INPUT_FORMATS as FORMATS
 from bertie.cli.common import Parser, UsageError, add_column, verb
 from bertie.data.progress import Progress
 from bertie.data.readers import STDIN, is_data_file, open_table, text_cell

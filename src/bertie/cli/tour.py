@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
-from bertie.cli.common import device_of, verb
+from bertie.cli.common import select_device, verb
 from bertie.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         name = default_model()
     except NotFoundError:
         raise NotFoundError("the tour is one of the built-in model, and this installation has none") from None
-    device = device_of(None)
+    device = select_device(None)
     began = time.perf_counter()
     checkpoint = Checkpoint.load(name, device=device)
     facts: dict[str, Any] = {

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_model, device_of, model_name, verb
+from bertie.cli.common import UsageError, add_model, model_name, select_device, verb
 from bertie.cli.labelled_input import add_columns, add_resamples, count, parse_pairs, read_labelled
 from bertie.cli.recipe_flags import add_recipe_flags, recipe_values
 from bertie.cli.report_output import report_as_dict, report_table, short_name
@@ -191,7 +191,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
         recipe=recipe,
         seeds=settings.seeds,
         overflow=args.overflow,
-        device=device_of(args.device),
+        device=select_device(args.device),
     )
 
 

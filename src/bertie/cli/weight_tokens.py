@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import add_column, add_model, new_folder, verb
+from bertie.cli.common import add_column, add_model, check_output_folder, verb
 from bertie.data.progress import Progress
 from bertie.data.readers import open_table, text_cell
 
@@ -44,7 +44,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compute the weights and save the model with them."""
-    output = new_folder(args.output, overwrite=args.overwrite)
+    output = check_output_folder(args.output, overwrite=args.overwrite)
     tables = [open_table(file) for file in args.files]
     columns = [table.column(["text"], args.column, "--column", only=True) for table in tables]
 

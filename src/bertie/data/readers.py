@@ -134,7 +134,9 @@ def read_text_file(name: str) -> str:
 def _format_of(name: str) -> Format:
     suffix = data_suffix(name)
     if suffix == ".json":
-        raise InputError(f"{name} is JSON; convert it to JSONL, one object per line (jq -c '.[]'), or pass --format jsonl")
+        raise InputError(
+            f"{name} is JSON; convert it to JSONL, one object per line (jq -c '.[]'), or pass --format jsonl"
+        )
     return FORMATS.get(suffix or "", "text")
 
 
@@ -161,7 +163,9 @@ def _lines(name: str, data: BinaryIO) -> Iterator[tuple[int, str]]:
         while line := data.readline(MAX_LINE_BYTES):
             number += 1
             if len(line) == MAX_LINE_BYTES:
-                raise InputError(f"{name}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a text file")
+                raise InputError(
+                    f"{name}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a text file"
+                )
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -209,7 +213,7 @@ def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
             if len(row) != len(header):
                 raise InputError(
                     f"{name}, row {number} (line {rows.line_num}) has {len(row)} fields and the header {len(header)}; "
-                    'quote fields that contain the separator'
+                    "quote fields that contain the separator"
                 )
             # CSV has no other way to express a missing value.
             yield {key: value or None for key, value in zip(header, row, strict=True)}
