@@ -481,7 +481,7 @@ def short(bench: Bench) -> None:
     bench.found["short"] = out
     weights, eight = encoder_weights(model.config), in_eight_bits(model)
     for one in (model, eight):
-        one.graphs, one.replay = ForwardGraphs(max_tokens=1 << 20), False
+        one.graphs, one.replay = ForwardGraphs(max_tokens=1 << 20, record_after=2), False
     for size in options.requests:
         if bench.left < 5:
             bench.leave_out(f"short {size}", f"{bench.left:.0f} s were left")
@@ -807,7 +807,7 @@ def alone(model: Model, ids: list[Any]) -> dict[str, float]:
     calls["alone"] = calls["alone, graphs"] = forward_all(model, flat_batches(ids, 1, HERE))
     found = {}
     for who, call in calls.items():
-        model.graphs, model.replay = ForwardGraphs(max_graphs=256), "graphs" in who
+        model.graphs, model.replay = ForwardGraphs(max_graphs=256, record_after=2), "graphs" in who
         time_interleaved({who: call}, HERE, 3)
         found[who] = len(ids) / median(time_interleaved({who: call}, HERE, 3)[who])
     model.replay = True

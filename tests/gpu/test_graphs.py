@@ -45,6 +45,7 @@ def made(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.graphs = ForwardGraphs(record_after=2)
     return model.to("cuda", dtype)
 
 
@@ -96,7 +97,7 @@ def test_single_precision() -> None:
 def test_few_are_kept() -> None:
     plain, model = made("learned"), made("learned")
     plain.replay = False
-    model.graphs = ForwardGraphs(max_graphs=2, min_idle=0)
+    model.graphs = ForwardGraphs(max_graphs=2, record_after=2, min_idle=0)
     with torch.inference_mode():
         for seed, lengths in enumerate(ROUNDS):
             batch = batch_of(lengths, seed)
@@ -137,7 +138,7 @@ def test_training_is_left_alone() -> None:
 def test_threads_share_them(own_streams: bool) -> None:
     plain, model = made("learned"), made("learned")
     plain.replay = False
-    model.graphs = ForwardGraphs(max_graphs=3, min_idle=0)
+    model.graphs = ForwardGraphs(max_graphs=3, record_after=2, min_idle=0)
     wrong: list[str] = []
 
     def ask(number: int) -> None:

@@ -59,6 +59,11 @@ class Rerun(ForwardGraphs):
 
     recorded = 0
 
+    def __init__(
+        self, max_tokens: int = 4096, max_graphs: int = 64, record_after: int = 2, min_idle: int = 1000
+    ) -> None:
+        super().__init__(max_tokens, max_graphs, record_after, min_idle)
+
     def _takes(self, batch: Batch, max_length: int) -> bool:
         return len(batch.ids) <= self.max_tokens and batch.max_len <= max_length
 
@@ -319,3 +324,14 @@ def test_a_full_cache_keeps_what_is_in_use() -> None:
     for _ in range(4):
         model.hidden(large)
     assert (rerun.recorded, len(rerun)) == (2, 1)
+
+
+@pytest.mark.usefixtures("_replayed")
+@torch.no_grad()
+def test_a_size_is_recorded_when_it_has_occurred_often() -> None:
+    model, batch = made(), batch_of([5])
+    model.graphs = rerun = Rerun(record_after=4)
+    for count in range(1, 7):
+        model.hidden(batch)
+        assert rerun.recorded == int(count >= 4)
+    assert made().graphs.record_after == 8

@@ -117,21 +117,25 @@ class _Recording:
 class ForwardGraphs:
     """Recorded forward passes of a model, for batches of at most `max_tokens` tokens. Threads may share it.
 
-    A size is recorded when it comes the second time. There are at most `max_graphs` recordings; when they are all in
-    use, a new one replaces the least recently used only if that has been idle for `min_idle` passes: recording takes
-    as long as many passes.
+    Recording takes as long as some ten eager passes. So a size is recorded when it occurs for the `record_after`-th
+    time, and when there are `max_graphs` recordings, a new one replaces the least recently used only if that has been
+    idle for `min_idle` passes.
     """
 
-    def __init__(self, max_tokens: int = 4096, max_graphs: int = 64, min_idle: int = 1000) -> None:
-        self.max_tokens, self.max_graphs, self.min_idle = max_tokens, max_graphs, min_idle
+    def __init__(
+        self, max_tokens: int = 4096, max_graphs: int = 64, record_after: int = 8, min_idle: int = 1000
+    ) -> None:
+        self.max_tokens, self.max_graphs = max_tokens, max_graphs
+        self.record_after, self.min_idle = record_after, min_idle
         self._lock = Lock()
         self._recordings: OrderedDict[tuple[str, GraphSize], _Recording] = OrderedDict()  # latest used last
-        self._seen: OrderedDict[tuple[str, GraphSize], bool] = OrderedDict()  # False: cannot be recorded
+        self._seen: OrderedDict[tuple[str, GraphSize], int] = OrderedDict()  # how often; below 0: cannot be recorded
         self._recorder: GraphRecorder | None = None
         self._passes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.max_tokens, self.max_graphs, self.min_idle)  # a copied model records its own
+        # A copied model records its own.
+        return type(self), (self.max_tokens, self.max_graphs, self.record_after, self.min_idle)
 
     def __len__(self) -> int:
         return len(self._recordings)
@@ -174,19 +178,20 @@ class ForwardGraphs:
             return _copy_and_replay(recording, batch, count)
 
     def _get(self, key: tuple[str, GraphSize], run: Run, batch: Batch) -> _Recording | None:
-        """The recording of a size, made when the size comes the second time; None if there is none."""
+        """The recording of a size, made when the size has occurred often enough; None if there is none."""
         self._passes += 1
         recording = self._recordings.get(key)
         if recording is not None:
             self._recordings.move_to_end(key)
             recording.used = self._passes
             return recording
-        seen_before = self._seen.get(key)
-        if seen_before is None:
-            self._seen[key] = True
-            if len(self._seen) > MAX_SEEN:
-                self._seen.popitem(last=False)
-        if not seen_before or not self._make_room():
+        count = self._seen.get(key, 0)
+        if count < 0:
+            return None
+        self._seen[key] = count + 1
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        if count + 1 < self.record_after or not self._make_room():
             return None
         # Weights are no inference tensors, and neither are the static inputs, which are written to later.
         with torch.inference_mode(False), torch.no_grad():
@@ -195,7 +200,7 @@ class ForwardGraphs:
                 copy_into(batch, static)
                 recording = _Recording(static, *self._record(run, static), self._passes)
             except RuntimeError:  # CUDA has no classes of errors; run(batch) will report what is wrong
-                self._seen[key] = False
+                self._seen[key] = -1
                 return None
         self._recordings[key] = recording
         return recording
