@@ -1,4 +1,4 @@
-"""The slow, obvious twin of every attention path: text by text, row by row of the formula in `attend.py`."""
+"""Reference implementation of attention: text by text, by the formula of `ops/attention.py`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def attend(
         scores = scores * scale
         if relative is not None and relative.scores is not None:
             scores = scores + relative.scores[row].permute(2, 0, 1)
-        times = torch.tensor([[_times(pattern, i, j, n) for j in range(n)] for i in range(n)], dtype=scores.dtype)
+        counts = torch.tensor([[_count(pattern, i, j, n) for j in range(n)] for i in range(n)], dtype=scores.dtype)
         if global_tokens is not None:
-            times = times.maximum(global_tokens[start : start + n][None, :].to(times))
-        weights = times * torch.exp(scores - scores.amax(dim=-1, keepdim=True))  # (H, n, n)
+            counts = counts.maximum(global_tokens[start : start + n][None, :].to(counts))
+        weights = counts * torch.exp(scores - scores.amax(dim=-1, keepdim=True))  # (H, n, n)
         out.append(torch.einsum("hij,jhd->ihd", weights / weights.sum(-1, keepdim=True), vs))
         start += n
     return torch.cat(out)
 
 
-def _times(pattern: Pattern, i: int, j: int, n: int) -> int:
+def _count(pattern: Pattern, i: int, j: int, n: int) -> int:
     """How many times key j counts for query i in a text of n tokens."""
     if isinstance(pattern, Sliding):
         return int(abs(i - j) <= pattern.window)

@@ -1,1 +1,1 @@
-"""Backends in plain torch."""
+"""Backends in PyTorch."""

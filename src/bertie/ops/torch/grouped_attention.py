@@ -1,6 +1,6 @@
-"""The plain path, for any device: texts of equal length are stacked, so that nothing needs padding.
+"""Attention for any device, pattern and position scheme: texts of equal length are stacked, without padding.
 
-Long texts are taken a stretch of queries at a time, against only the keys that stretch can see.
+The queries of long texts are processed in chunks, each with only the keys that the pattern allows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bertie.config import Pattern, Sliding
 from bertie.ops.contracts import Relative, additive_mask
 from bertie.text.batch import send
 
-STRETCH = 512  # queries at a time
-SCORES = 1 << 25  # scores held at a time, over all texts and heads of a group
+CHUNK = 512  # queries per chunk
+MAX_SCORES = 1 << 25  # scores in memory at a time, over all texts and heads of a group
 
 
 def attend(
@@ -37,10 +37,10 @@ def attend(
     """As `ops.attend`."""
     plan = _plan(lengths, q.shape[1], q.device)
     sizes = [n * count for n, count in plan.groups]
-    # One gather for all groups: the way back of one a group would fill a whole tensor with zeros for each.
+    # One gather for all groups: the backward pass of one per group would fill a whole tensor of zeros each.
     parts = [torch.split(x if plan.order is None else x[plan.order], sizes) for x in (q, k, v)]
-    chosen = global_tokens if global_tokens is None or plan.order is None else global_tokens[plan.order]
-    keys = [None] * len(sizes) if chosen is None else torch.split(chosen, sizes)
+    ordered = global_tokens if global_tokens is None or plan.order is None else global_tokens[plan.order]
+    keys = [None] * len(sizes) if ordered is None else torch.split(ordered, sizes)
     pieces = []
     for (n, count), q_, k_, v_, key in zip(plan.groups, *parts, keys, strict=True):
         # (b · n, H, d) -> (b, H, n, d)
@@ -54,14 +54,14 @@ def attend(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Texts by length: how long, how many; and the tokens' way to this order and back, None if it is theirs already."""
+    """Texts grouped by length, and the token order by group and back; None if the tokens are in this order."""
 
-    groups: tuple[tuple[int, int], ...]
+    groups: tuple[tuple[int, int], ...]  # length, number of texts
     order: Tensor | None
     back: Tensor | None
 
 
-@lru_cache(maxsize=8)  # the layers of a pass ask for the same
+@lru_cache(maxsize=8)  # the layers of a pass share it
 def _plan(lengths: tuple[int, ...], heads: int, device: torch.device) -> _Plan:
     groups = _groups(lengths, heads)
     sizes = tuple((n, len(starts)) for n, starts in groups)
@@ -71,12 +71,12 @@ def _plan(lengths: tuple[int, ...], heads: int, device: torch.device) -> _Plan:
     order = np.concatenate([(np.array(starts)[:, None] + np.arange(n)).ravel() for n, starts in groups])
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    with torch.inference_mode(False):  # a later pass may need its gradient
+    with torch.inference_mode(False):  # a later pass may record gradients
         return _Plan(sizes, send(torch.from_numpy(order), device), send(torch.from_numpy(back), device))
 
 
 def _groups(lengths: tuple[int, ...], heads: int) -> list[tuple[int, list[int]]]:
-    """Starts of texts by length, split where a group's scores would take too much memory."""
+    """The starts of the texts of each length, split where a group's scores would take too much memory."""
     by_length: dict[int, list[int]] = defaultdict(list)
     start = 0
     for n in lengths:
@@ -84,7 +84,7 @@ def _groups(lengths: tuple[int, ...], heads: int) -> list[tuple[int, list[int]]]
         start += n
     out = []
     for n, starts in by_length.items():
-        most = max(1, SCORES // (heads * min(n, STRETCH) * n))
+        most = max(1, MAX_SCORES // (heads * min(n, CHUNK) * n))
         out += [(n, starts[i : i + most]) for i in range(0, len(starts), most)]
     return out
 
@@ -105,8 +105,8 @@ def _attend_stack(
         share = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     out = []
-    for start in range(0, n, STRETCH):
-        rows = range(start, min(n, start + STRETCH))
+    for start in range(0, n, CHUNK):
+        rows = range(start, min(n, start + CHUNK))
         keys = range(n)
         if isinstance(pattern, Sliding) and global_keys is None:
             keys = range(max(0, rows.start - pattern.window), min(n, rows.stop + pattern.window))
@@ -117,7 +117,7 @@ def _attend_stack(
             terms = _relative(qs, ks, relative, rows, keys, scale)
             bias = terms if bias is None else terms + bias
         if bias is not None and bias.requires_grad:
-            # Scaled before the product: in half precision, the product alone may be past the largest number.
+            # Scaled before the multiplication, which might overflow in half precision.
             weights = torch.softmax((qs * scale) @ ks.transpose(-1, -2) + bias, dim=-1)
             out.append(F.dropout(weights, dropout) @ vs)
         else:
@@ -126,18 +126,18 @@ def _attend_stack(
 
 
 def _relative(q: Tensor, k: Tensor, relative: Relative, rows: range, keys: range, scale: float) -> Tensor:
-    """(b or 1, H, rows, keys) the terms that depend on distance."""
+    """(b or 1, H, rows, keys) the score terms that depend on distance."""
     i = torch.arange(rows.start, rows.stop, device=q.device)
     j = torch.arange(keys.start, keys.stop, device=q.device)
     row = relative.rows[i[:, None] - j[None, :] + len(relative.rows) // 2]  # (rows, keys)
     out: Tensor | None = None
     if relative.keys is not None:
-        met = (q * scale) @ relative.keys.permute(1, 2, 0)  # (b, H, rows, R)
-        out = met.gather(-1, row.expand(*met.shape[:2], *row.shape))
+        by_row = (q * scale) @ relative.keys.permute(1, 2, 0)  # (b, H, rows, R)
+        out = by_row.gather(-1, row.expand(*by_row.shape[:2], *row.shape))
     if relative.queries is not None:
-        met = (k * scale) @ relative.queries.permute(1, 2, 0)  # (b, H, keys, R)
-        turned = met.gather(-1, row.T.expand(*met.shape[:2], *row.T.shape)).transpose(-1, -2)
-        out = turned if out is None else out + turned
+        by_row = (k * scale) @ relative.queries.permute(1, 2, 0)  # (b, H, keys, R)
+        term = by_row.gather(-1, row.T.expand(*by_row.shape[:2], *row.T.shape)).transpose(-1, -2)
+        out = term if out is None else out + term
     if relative.scores is not None:
         scores = relative.scores[row].permute(2, 0, 1)[None]  # (1, H, rows, keys)
         out = scores if out is None else out + scores

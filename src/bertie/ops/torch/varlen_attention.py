@@ -1,7 +1,7 @@
-"""The framework's attention on CUDA devices, for full and sliding patterns without relative terms.
+"""PyTorch's variable-length attention on GPUs, for full and sliding-window attention without relative positions.
 
-In half precision that is its flash kernel, and elsewhere its memory-efficient one. Both read nothing of the lengths but
-the longest, and nothing back from the device. What neither can do takes the plain path.
+The flash kernel in half precision, the memory-efficient kernel otherwise. Both need only the longest length on the
+host, and read nothing back from the device. `attend_biased` is for bucketed relative positions at inference.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bertie.config import Pattern, Sliding
 from bertie.ops.contracts import AttentionInputs, Relative
 from bertie.text.batch import send
 
-WIDEST = 192  # of a head; the flash kernel goes further, but its way back does on a few chips only
-WASTE = 4  # times as many places as tokens, where texts of different lengths must lie in one rectangle
+WIDEST = 192  # head width; the flash kernel's backward pass supports wider heads on a few GPUs only
+MAX_PADDING = 4  # padded size over tokens, where texts of different lengths must be padded
 
 
 def accepts(call: AttentionInputs) -> bool:
@@ -26,7 +26,7 @@ def accepts(call: AttentionInputs) -> bool:
     if call.global_tokens is not None:
         return False
     q, lengths = call.q, call.lengths
-    return call.dropout == 0.0 or _flash(q) or len(lengths) * _longest(q, lengths) <= WASTE * len(q)
+    return call.dropout == 0.0 or _flash(q) or len(lengths) * _longest(q, lengths) <= MAX_PADDING * len(q)
 
 
 def attend(
@@ -40,10 +40,10 @@ def attend(
     pattern: Pattern,
     dropout: float = 0.0,
 ) -> Tensor:
-    """As `attend.attend`, for what `can` allows.
+    """As `ops.attend`, for what `ops/dispatch.py` allows.
 
-    The framework's public functions are `varlen_attn`, which knows no dropout, and `scaled_dot_product_attention`,
-    which knows no ragged batches. The two operators here are those behind them.
+    PyTorch's public functions are `varlen_attn`, which has no dropout, and `scaled_dot_product_attention`, which has no
+    ragged batches. These are the operators behind them.
     """
     longest = _longest(q, lengths)
     out: Tensor
@@ -63,7 +63,7 @@ def attend(
     if share > 1:
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     if dropout > 0.0:
-        return _rectangle(q, k, v, longest, cu_seqlens, scale, dropout)
+        return _padded(q, k, v, longest, cu_seqlens, scale, dropout)
     out, *_ = torch.ops.aten._efficient_attention_forward(
         *(q[None], k[None], v[None], None, cu_seqlens, cu_seqlens, longest, longest),
         dropout_p=0.0,
@@ -74,77 +74,77 @@ def attend(
     return out[0]  # (1, T, H, d) -> (T, H, d)
 
 
-# --- scores that depend on distance, where nothing is to be learnt ---
+# --- bucketed relative positions, at inference ---
 
-BUCKET = 32  # tokens: texts whose lengths round up to the same multiple lie in one rectangle
-CELLS = 1 << 28  # scores of a rectangle at most
+BUCKET = 32  # tokens: texts whose lengths round up to the same multiple are padded together
+MAX_SCORES = 1 << 28  # of a padded batch
 LONGEST_BIASED = 512  # tokens
 
 
 def attend_biased(
     q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, scale: float, relative: Relative
 ) -> Tensor:
-    """As `attend.attend` for `scores` alone, in rectangles of near-equal lengths: few launches, a little padding."""
+    """As `ops.attend` with `relative.scores` only, in padded batches of similar lengths."""
     assert relative.scores is not None
-    plan = _rectangles(lengths, q.shape[1], q.device)
+    plan = _padded_batches(lengths, q.shape[1], q.device)
     out = torch.empty_like(q)
-    for n, index, seen, real in plan:
+    for n, index, visible, real in plan:
         i = torch.arange(n, device=q.device)
-        # A text that is shorter than its rectangle asks for no distance that is not there: what is beyond is not seen.
+        # Distances beyond the table occur only between padding tokens.
         far = (i[:, None] - i[None, :]).clamp(-(len(relative.rows) // 2), len(relative.rows) // 2)
         bias = relative.scores[relative.rows[far + len(relative.rows) // 2]].permute(2, 0, 1)[None].to(q.dtype)
-        bias = bias.contiguous()  # and so is the mask: of any other, the framework takes its slow way, in float32
-        mask = torch.where(seen[:, None, None, :], bias, torch.finfo(q.dtype).min)  # (b, H, n, n)
+        bias = bias.contiguous()  # as is the mask then: for others, PyTorch falls back to a slow float32 kernel
+        mask = torch.where(visible[:, None, None, :], bias, torch.finfo(q.dtype).min)  # (b, H, n, n)
         qs, ks, vs = (x[index].view(-1, n, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # (b, H, n, d)
-        found = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask, scale=scale)
-        out[index[real]] = found.transpose(1, 2).reshape(-1, *q.shape[1:])[real]
+        padded = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask, scale=scale)
+        out[index[real]] = padded.transpose(1, 2).reshape(-1, *q.shape[1:])[real]
     return out
 
 
-@lru_cache(maxsize=4)  # the layers of a pass ask for the same
-def _rectangles(lengths: tuple[int, ...], heads: int, device: torch.device) -> list[tuple[int, Tensor, Tensor, Tensor]]:
-    """For each rectangle its width n, the token (b · n,) at each place, which places (b, n) are seen, and which are."""
+@lru_cache(maxsize=4)  # the layers of a pass share it
+def _padded_batches(
+    lengths: tuple[int, ...], heads: int, device: torch.device
+) -> list[tuple[int, Tensor, Tensor, Tensor]]:
+    """For each padded batch: its length n, tokens (b · n,), visible positions (b, n), and indices of those."""
     sizes = np.array(lengths)
     starts = np.cumsum(sizes) - sizes
-    wide = np.minimum(-(-sizes // BUCKET) * BUCKET, sizes.max())
+    padded = np.minimum(-(-sizes // BUCKET) * BUCKET, sizes.max())
     out = []
-    for n in np.unique(wide).tolist():
-        members = np.flatnonzero(wide == n)
-        most = max(1, CELLS // (heads * n * n))
-        for some in np.array_split(members, -(-len(members) // most)):
-            at = np.arange(n)
-            seen = at < sizes[some, None]  # (b, n)
-            index = np.where(seen, starts[some, None] + at, starts[some, None]).ravel()
-            real = np.flatnonzero(seen.ravel())
-            out.append((n, *(send(torch.from_numpy(x), device) for x in (index, seen, real))))
+    for n in np.unique(padded).tolist():
+        members = np.flatnonzero(padded == n)
+        most = max(1, MAX_SCORES // (heads * n * n))
+        for texts in np.array_split(members, -(-len(members) // most)):
+            position = np.arange(n)
+            visible = position < sizes[texts, None]  # (b, n)
+            index = np.where(visible, starts[texts, None] + position, starts[texts, None]).ravel()
+            real = np.flatnonzero(visible.ravel())
+            out.append((n, *(send(torch.from_numpy(x), device) for x in (index, visible, real))))
     return out
 
 
-def _rectangle(
-    q: Tensor, k: Tensor, v: Tensor, longest: int, cu_seqlens: Tensor, scale: float, dropout: float
-) -> Tensor:
-    """A text a row. On ragged batches the operator's way back drops other weights than its way there did.
+def _padded(q: Tensor, k: Tensor, v: Tensor, longest: int, cu_seqlens: Tensor, scale: float, dropout: float) -> Tensor:
+    """Attention over a padded batch: on ragged ones the operator's backward pass drops other weights than its forward.
 
-    (Up to torch 2.13 at least: the one is told the longest text and the other 0, and both seed by it.)
+    (Up to torch 2.13 at least: the two are passed different maximum lengths, and seed by them.)
     """
     tokens = torch.arange(len(q), dtype=cu_seqlens.dtype, device=q.device)
     text = torch.searchsorted(cu_seqlens[1:], tokens, right=True)  # (T,)
     texts = len(cu_seqlens) - 1
-    places = text * longest + tokens - cu_seqlens[text]  # (T,) in the rectangle
+    slots = text * longest + tokens - cu_seqlens[text]  # (T,) in the padded batch
     qs, ks, vs = (
         x.new_zeros(texts * longest, *x.shape[1:])
-        .index_copy(0, places, x)
+        .index_copy(0, slots, x)
         .view(texts, longest, *x.shape[1:])
         .transpose(1, 2)  # (T, H, d) -> (B, H, n, d)
         for x in (q, k, v)
     )
-    seen = torch.arange(longest, device=q.device) < cu_seqlens.diff()[:, None]  # (B, n)
-    out = F.scaled_dot_product_attention(qs, ks, vs, seen[:, None, None], dropout_p=dropout, scale=scale)
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, places)  # (B, H, n, d) -> (T, H, d)
+    visible = torch.arange(longest, device=q.device) < cu_seqlens.diff()[:, None]  # (B, n)
+    out = F.scaled_dot_product_attention(qs, ks, vs, visible[:, None, None], dropout_p=dropout, scale=scale)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, slots)  # (B, H, n, d) -> (T, H, d)
 
 
 def _longest(q: Tensor, lengths: tuple[int, ...]) -> int:
-    return min(max(lengths), len(q))  # a batch with spare room may claim more than it has
+    return min(max(lengths), len(q))  # in a batch with spare room, lengths are upper bounds
 
 
 def _flash(q: Tensor) -> bool:
@@ -158,5 +158,5 @@ def has_flash(device: torch.device, dtype: torch.dtype, head_width: int) -> bool
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    """Whether the flash kernel is there, and runs on this chip."""
+    """Whether the flash kernel is built, and runs on this GPU."""
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)

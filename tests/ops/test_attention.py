@@ -85,8 +85,8 @@ def test_global_keys() -> None:
 
 @pytest.mark.parametrize("pattern", [Full(), Sliding(6), BlockSparse(4, 1)], ids=str)
 def test_long_texts_in_stretches(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "STRETCH", 7)
-    monkeypatch.setattr(grouped, "SCORES", 500)
+    monkeypatch.setattr(grouped, "CHUNK", 7)
+    monkeypatch.setattr(grouped, "MAX_SCORES", 500)
     torch.manual_seed(0)
     rows = relative_rows(Bucketed(8), 45, torch.device("cpu"))
     compare([45, 2, 45, 45, 8], pattern=pattern, relative=Relative(rows, scores=torch.randn(8, H, requires_grad=True)))
