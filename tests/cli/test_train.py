@@ -75,7 +75,7 @@ def test_a_table_for_people(models: dict[str, str], here: Path, capsys: pytest.C
     out, err = capsys.readouterr()
     assert out.splitlines()[0].split() == ["metric", "dev", "95%", "test", "95%"]
     assert any(line.startswith("accuracy") for line in out.splitlines())
-    assert "24 rows to train on, 10 dev, 12 test; 2 labels: cat 12, dog 12" in err
+    assert "24 training rows, 10 dev, 12 test; 2 labels: cat 12, dog 12" in err
     assert "3 steps in 1 epoch, seed 0, on " in err
 
 
@@ -109,7 +109,7 @@ KILLED = """
 import os, signal, sys
 from bertie.cli import main
 from bertie.training.state import StateFolder
-saved, count, most = Folder.save, 0, int(sys.argv[1])
+saved, count, most = StateFolder.save, 0, int(sys.argv[1])
 def save(*args, **options):
     global count
     saved(*args, **options)
@@ -117,7 +117,7 @@ def save(*args, **options):
     if count == most:
         assert not {"pandas", "sklearn", "seqeval", "transformers"} & set(sys.modules)
         os.kill(os.getpid(), signal.SIGKILL)
-Folder.save = save
+StateFolder.save = save
 main(sys.argv[2:])
 """
 
@@ -137,10 +137,10 @@ def test_a_run_that_was_killed_goes_on(
     assert not Path("out").exists()
     assert {one.name for one in Path("out.training").iterdir()} == {"job.json", "seed-1", "seed-2"}
     for more, said in (
-        ([], "out.training holds a run that was stopped; pass --resume to go on with it, or --overwrite"),
-        (["--resume", "--warmup", "0"], "was begun with warmup=0.1, and now it is 0.0"),
-        (["--resume", "--test", "dev.jsonl"], "was begun with other test data"),
-        (["--resume", "--seeds", "1,3"], "was begun with seeds=[1, 2], and now it is [1, 3]"),
+        ([], "out.training holds an interrupted run; pass --resume to resume it, or --overwrite"),
+        (["--resume", "--warmup", "0"], "was started with warmup=0.1, and now it is 0.0"),
+        (["--resume", "--test", "dev.jsonl"], "was started with other test data"),
+        (["--resume", "--seeds", "1,3"], "was started with seeds=[1, 2], and now it is [1, 3]"),
     ):
         assert main(["train", *argv, *QUICK, *more]) == 1
         assert said in capsys.readouterr().err
@@ -190,7 +190,7 @@ def test_what_is_there_is_kept(models: dict[str, str], here: Path, capsys: pytes
     Path("other").mkdir()
     Path("other/letter.txt").write_text("dear")
     assert main(["train", *argv[:-1], "other", "--overwrite"]) == 1
-    assert "other holds other things than a model" in capsys.readouterr().err
+    assert "other is not empty and holds no model" in capsys.readouterr().err
     assert main(["train", *argv[:-1], "train.jsonl", "--overwrite"]) == 1
     assert "train.jsonl is a file" in capsys.readouterr().err
 
@@ -251,7 +251,7 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
     asked = {"epochs": 1.0, "patience": None, "gradient_checkpointing": False, "dev_fraction": 0.25, "seed": 3}
     assert {name: recipe[name] for name in asked} == asked
     assert main(["train", "classify", "x.jsonl", *argv, "--output", "c"]) == 2
-    assert "leave one of them off" in json.loads(capsys.readouterr().out)["message"]
+    assert "leave one of them out" in json.loads(capsys.readouterr().out)["message"]
 
 
 FLAGS = {
@@ -343,8 +343,8 @@ def test_a_baseline_and_leaks(models: dict[str, str], here: Path, capsys: pytest
 
 BAD: list[tuple[str, list[str], int, str]] = [
     ("no task", [], 2, "name a task, or a recipe with --recipe; the tasks are classify, "),
-    ("another task", ["sing", "train.jsonl"], 2, "'sing' is no task"),
-    ("no data", ["classify"], 2, "name the file to train on: bertie train classify FILE"),
+    ("another task", ["sing", "train.jsonl"], 2, "'sing' is not a task"),
+    ("no data", ["classify"], 2, "name the training file: bertie train classify FILE"),
     ("no such file", ["classify", "none.jsonl"], 1, "no such file: none.jsonl"),
     ("no such dev file", ["classify", "train.jsonl", "--dev", "none.jsonl"], 1, "no such file: none.jsonl"),
     ("no column", ["classify", "train.jsonl", "--columns", "text=none"], 1, "train.jsonl has no column 'none'"),
@@ -354,14 +354,14 @@ BAD: list[tuple[str, list[str], int, str]] = [
     ("one label", ["classify", "same.jsonl"], 1, "training needs two labels"),
     ("unknown dev label", ["classify", "train.jsonl", "--dev", "odd.jsonl"], 1, "odd.jsonl, row 1: "),
     ("unknown test label", ["classify", "train.jsonl", "--test", "odd.jsonl"], 1, "'bird'"),
-    ("lists for one", ["classify", "train.jsonl", "--dev", "lists.jsonl"], 1, "give both lists, or neither"),
+    ("lists for one", ["classify", "train.jsonl", "--dev", "lists.jsonl"], 1, "use lists in both"),
     ("unknown flag", ["classify", "train.jsonl", "--nonsense"], 2, "--nonsense"),
     ("no number", ["classify", "train.jsonl", "--epochs", "many"], 2, "--epochs: invalid NUMBER value: 'many'"),
     ("no schedule", ["classify", "train.jsonl", "--schedule", "x"], 2, "linear|cosine|wsd|constant"),
     ("out of range", ["classify", "train.jsonl", "--lr", "7"], 1, "lr=7.0 must be"),
-    ("contradiction", ["classify", "train.jsonl", "--lora", "4", "--freeze", "2"], 1, "choose one of them"),
+    ("contradiction", ["classify", "train.jsonl", "--lora", "4", "--freeze", "2"], 1, "set one of them"),
     ("seeds twice", ["classify", "train.jsonl", "--seeds", "1,1"], 2, "different whole numbers"),
-    ("seed and seeds", ["classify", "train.jsonl", "--seeds", "1,2", "--seed", "3"], 2, "one or the other"),
+    ("seed and seeds", ["classify", "train.jsonl", "--seeds", "1,2", "--seed", "3"], 2, "use one of them"),
     ("no seeds", ["classify", "train.jsonl", "--seeds", "0"], 2, "--seeds"),
     ("data without recipe", ["classify", "train.jsonl", "--data", "."], 2, "name one with --recipe"),
     ("no such recipe", ["--recipe", "none.toml"], 1, "none.toml cannot be read"),
@@ -420,8 +420,8 @@ def test_plain_tags(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
 
 
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.checkpoints.checkpoint.built_in", list)
+    monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     assert main(["train", *write_toys(here, "classify"), "--output", "out"]) == 2
-    assert "name one with -m" in capsys.readouterr().err
+    assert "pass one with -m" in capsys.readouterr().err
     assert run(["train", *write_toys(here, "classify"), "-m", "x"]) == 2
     assert "--output" in capsys.readouterr().err
