@@ -1,11 +1,11 @@
-"""How much memory a step of contrastive training takes, by its pairs: with cached gradients it hardly grows.
+"""Memory of a contrastive training step by batch size: with gradient caching it hardly grows.
 
     python benchmarks/cached_gradients.py
 
-Each line is a process of its own: one step of InfoNCELoss over so many pairs of 16 tokens each, through a random encoder of
-4 layers and a width of 128. "tokens" are those that a graph is held for at a time; "memory" is the most that the
-process ever held, less what it held before the step. The C library is told to give back what is freed: by itself it
-keeps holes between what is in use, and twice as much after 64 micro-batches.
+Each line is one step of InfoNCE in a fresh process, over pairs of 16 tokens each, with a random encoder of 4 layers and
+width 128. "tokens" is the largest number of tokens in one autograd graph; "memory" is the peak memory of the process
+minus its memory before the step. glibc is told to return freed memory to the system: by default it keeps fragmented
+memory, twice as much after 64 micro-batches.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-PAIRS, TOKENS = (256, 2048, 16384), 8  # tokens a text
+PAIRS, TOKENS = (256, 2048, 16384), 8  # tokens per text
 MICRO = 256 * 2 * TOKENS
 UNCACHED = (2048,)
 
 
 def measure(pairs: int, micro: int) -> dict[str, Any]:
-    """One step, in this process."""
+    """Measure one step in this process."""
     import torch
 
     from bertie.checkpoints.sentence_modules import SentenceModules
@@ -61,28 +61,28 @@ def measure(pairs: int, micro: int) -> dict[str, Any]:
         attention_dropout=0.1,
     )
     model = Model(shape, {})
-    rng, held = np.random.default_rng(0), []
+    rng, graph_tokens = np.random.default_rng(0), []
     texts = rng.integers(0, 1000, (pairs, 2, TOKENS))
     zeros = np.zeros(TOKENS, dtype=np.int64)
     items = [make_row([[TrainingWindow(text, zeros)] for text in pair]) for pair in texts]
 
     class Counted(EmbeddingObjective):
         def embed(self, model: Any, mini: Any, head: str) -> Any:
-            held.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
+            graph_tokens.append(len(mini.batch.ids) if torch.is_grad_enabled() else 0)
             return super().embed(model, mini, head)
 
     objective = Counted(InfoNCELoss())
     objective.attach(model, SentenceModules.create(width))
     recipe = Recipe(epochs=1, batch_size=pairs, micro_tokens=micro)
     trainer = Trainer(model, RowSampler(TrainingTask("", objective, items), recipe), recipe, progress=False)
-    before, began = _peak(), time.monotonic()
+    before, start = _peak(), time.monotonic()
     history = trainer.run()
     return {
         "pairs": pairs,
         "cached": micro < pairs * 2 * TOKENS,
-        "tokens": max(held),
+        "tokens": max(graph_tokens),
         "memory_mib": round(_peak() - before),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start, 1),
         "loss": history.curve[-1]["loss"],
     }
 
@@ -92,10 +92,10 @@ def _peak() -> float:
 
 
 def main() -> None:
-    """Measure all sizes, a process each."""
+    """Measure all sizes, each in a fresh process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one", metavar="PAIRS:MICRO", help="measure this alone, and print it as JSON")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--one", metavar="PAIRS:MICRO", help="measure this case only, and print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     args = parser.parse_args()
     if args.one is not None:
         print(json.dumps(measure(*map(int, args.one.split(":")))))
@@ -104,17 +104,17 @@ def main() -> None:
     if not args.json:
         print(f"{'pairs':>8}{'':>12}{'tokens':>10}{'memory':>12}{'seconds':>10}")
     for pairs, micro in cases:
-        said = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, "--one", f"{pairs}:{micro}"],
             check=True,
             capture_output=True,
             text=True,
             env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},
         )
-        one = json.loads(said.stdout)
-        how = "cached" if one["cached"] else "one graph"
-        line = f"{pairs:>8,}{how:>12}{one['tokens']:>10,}{one['memory_mib']:>8,} MiB{one['seconds']:>10}"
-        print(json.dumps(one) if args.json else line, flush=True)
+        result = json.loads(process.stdout)
+        how = "cached" if result["cached"] else "one graph"
+        line = f"{pairs:>8,}{how:>12}{result['tokens']:>10,}{result['memory_mib']:>8,} MiB{result['seconds']:>10}"
+        print(json.dumps(result) if args.json else line, flush=True)
 
 
 if __name__ == "__main__":

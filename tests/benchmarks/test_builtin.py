@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from benchmarks.builtin import Column, Figure, Subject
+from benchmarks.builtin_report import Column, Figure
+from benchmarks.builtin_subject import Subject
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score
 
-from benchmarks import builtin
+from benchmarks import builtin, builtin_data, builtin_report
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.evaluation.intervals import Difference
@@ -44,9 +45,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, draw = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     texts = tiny.sentences(120)
     pairs = [{"text_a": texts[i], "text_b": texts[i + 1], "score": float(draw.integers(0, 51)) / 10} for i in range(40)]
-    for name in builtin.SIMILAR.values():
+    for name in builtin_data.STS_SETS.values():
         write(folder / f"{name}.jsonl.gz", pairs)
-    for name, split in builtin.SEARCHES.values():
+    for name, split in builtin_data.SEARCHES.values():
         corpus = [{"id": f"d{i}", "title": text[:9], "text": text} for i, text in enumerate(texts[:30])]
         write(folder / name / "corpus.jsonl.gz", corpus)
         asked = [{"id": f"q{i}", "text": text} for i, text in enumerate(texts[60:70])]
@@ -102,25 +103,25 @@ def subject(model: str) -> Subject:
 
 
 def test_articles_are_the_held_out_ones_that_nobody_trained_on(data: Path) -> None:
-    found = builtin.articles(data)
+    found = builtin_data.articles(data)
     assert [text.split("\n")[0] for text in found] == ["valid 0", "valid 2", "test 1", "test 2"]
     assert found[0].endswith("\nLater ( life )\nIn 1,907 the well-read <unk> .")
     assert "=" not in "".join(found)
 
 
 def test_a_title_is_not_said_twice() -> None:
-    assert builtin.document({"title": "On wings .", "text": "On wings . They lift."}) == "On wings . They lift."
-    assert builtin.document({"title": "On wings", "text": "They lift."}) == "On wings. They lift."
-    assert builtin.document({"title": "On wings", "text": ""}) == "On wings."
-    assert builtin.document({"text": "They lift."}) == "They lift."
+    assert builtin_data.document({"title": "On wings .", "text": "On wings . They lift."}) == "On wings . They lift."
+    assert builtin_data.document({"title": "On wings", "text": "They lift."}) == "On wings. They lift."
+    assert builtin_data.document({"title": "On wings", "text": ""}) == "On wings."
+    assert builtin_data.document({"text": "They lift."}) == "They lift."
 
 
 def test_a_random_part_is_always_the_same(tmp_path: Path) -> None:
     write(tmp_path / "rows.gz", [{"i": i} for i in range(100)])
-    first, again = (builtin.rows(tmp_path / "rows.gz", 10) for _ in range(2))
+    first, again = (builtin_data.rows(tmp_path / "rows.gz", 10) for _ in range(2))
     assert first == again
     assert len({row["i"] for row in first}) == 10
-    assert len(builtin.rows(tmp_path / "rows.gz", 100)) == 100
+    assert len(builtin_data.rows(tmp_path / "rows.gz", 100)) == 100
 
 
 # --- parts ---
@@ -169,7 +170,7 @@ def test_masked_words_are_the_same_each_time_and_need_a_head(subject: Subject, d
 
 def test_similarity_is_spearman_of_cosines(subject: Subject, data: Path) -> None:
     figures = builtin.similarity(subject, data, OPTIONS)
-    read = builtin.rows(data / "stsb/test.jsonl.gz")
+    read = builtin_data.rows(data / "stsb/test.jsonl.gz")
     a, b = (torch.from_numpy(subject.embedder.embed([row[side] for row in read])) for side in ("text_a", "text_b"))
     rho = spearmanr([row["score"] for row in read], torch.cosine_similarity(a, b)).statistic
     figure = figures["STS-B test"]
@@ -183,14 +184,14 @@ def test_the_interval_of_a_mean_is_that_of_draws() -> None:
     rng = np.random.default_rng(0)
     made = [(0.3, 0.05), (0.6, 0.02), (0.9, 0.01)]
     drawn = np.mean([rng.normal(value, sd, 100_000) for value, sd in made], axis=0)
-    found = builtin.mean([Figure(value, value - 1.96 * sd, value + 1.96 * sd, 10) for value, sd in made])
+    found = builtin_report.mean([Figure(value, value - 1.96 * sd, value + 1.96 * sd, 10) for value, sd in made])
     assert found.value == pytest.approx(0.6)
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=1e-3)
     assert found.n == 30
 
 
 def test_search_finds_what_is_nearest(subject: Subject, data: Path) -> None:
-    collection = builtin.Collection.read(data, "cranfield", "")
+    collection = builtin_data.SearchCollection.read(data, "cranfield", "")
     assert len(collection.queries) == 8  # of ten: two are not predictions
     found = subject.vectors(collection.texts)
     run = collection.run(found[[3, 5, 7, 9, 11, 13, 15, 17]] @ found.T)
@@ -208,10 +209,10 @@ def test_reranking_changes_the_first_and_keeps_the_others_behind(data: Path, mon
         def predict(self, pairs: list[tuple[str, str]]) -> np.ndarray:
             return np.array([float(collection.texts.index(text)) for _, text in pairs])
 
-    monkeypatch.setattr(builtin, "RERANKED", 3)
-    collection = builtin.Collection.read(data, "cranfield", "")
+    monkeypatch.setattr(builtin, "RERANK_DEPTH", 3)
+    collection = builtin_data.SearchCollection.read(data, "cranfield", "")
     run = {"q0": {"d1": 0.9, "d2": 0.8, "d3": 0.7, "d4": 0.6, "d5": 0.5}}
-    found = builtin.reranked(Backwards(), collection, run)["q0"]  # type: ignore[arg-type]
+    found = builtin.rerank(Backwards(), collection, run)["q0"]  # type: ignore[arg-type]
     assert sorted(found, key=lambda d: -found[d]) == ["d3", "d2", "d1", "d4", "d5"]
 
 
@@ -240,7 +241,7 @@ def test_heads_are_scored_by_what_they_say(subject: Subject, data: Path, tmp_pat
     said = classifier.predict([row["text"] for row in moods])
     wanted = accuracy_score([row["label"] for row in moods], said)
     assert figures["sentiment (GoEmotions), accuracy"].value == pytest.approx(wanted)
-    read = builtin.rows(data / "snli/test.jsonl.gz")
+    read = builtin_data.rows(data / "snli/test.jsonl.gz")
     predict_labelled = subject.classifier({"entailment"})
     assert predict_labelled is not None
     said = predict_labelled.predict([(row["text_a"], row["text_b"]) for row in read])
@@ -285,7 +286,7 @@ def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_process_times_itself(model: str, data: Path) -> None:
     threads = torch.get_num_threads()
     try:
-        found = builtin.timed(model, data, 1)
+        found = builtin.time_process(model, data, 1)
     finally:
         torch.set_num_threads(threads)
     assert found["sentences a second, 1 thread"] > 0
@@ -304,9 +305,9 @@ def column(name: str, seed: int, shift: float = 0.0) -> Column:
 
 
 def test_columns_are_compared_on_the_same_queries(data: Path) -> None:
-    one, other, words = column("one", 0, 0.2), column("other", 0), column(builtin.BM25, 1)
+    one, other, words = column("one", 0, 0.2), column("other", 0), column(builtin_report.BM25, 1)
     one.parts["search"]["Cranfield, nDCG@10, first 50 reranked"] = one.parts["search"]["Cranfield, nDCG@10"]
-    found = {(label, a, b): gap for label, a, b, gap in builtin.compared([one, other, words], data)}
+    found = {(label, a, b): gap for label, a, b, gap in builtin_report.compare_models([one, other, words], data)}
     gap = found["Cranfield, nDCG@10", "one", "other"]
     assert (gap.value, gap.low, gap.high) == pytest.approx((0.2, 0.2, 0.2))
     assert set(found) == {
@@ -315,7 +316,7 @@ def test_columns_are_compared_on_the_same_queries(data: Path) -> None:
         ("Cranfield, nDCG@10, first 50 reranked", "one", "BM25"),
         ("Cranfield, nDCG@10", "other", "BM25"),
     }
-    assert "| Cranfield, nDCG@10 | one | other | +0.2000 [+0.2000, +0.2000] | 0.002 |" in builtin.differences(
+    assert "| Cranfield, nDCG@10 | one | other | +0.2000 [+0.2000, +0.2000] | 0.002 |" in builtin_report.differences(
         [("Cranfield, nDCG@10", "one", "other", Difference(0.2, 0.2, 0.2, 0.002))]
     )
 
@@ -329,24 +330,24 @@ def test_earlier_runs_come_back_without_speeds_of_another_moment(tmp_path: Path)
         kept("1.json", column("one", 0), column("two", 1)),
         kept("2.json", column("two", 2), column("three", 3)),
     )
-    columns, fresh = builtin.begun([first], ["speed"])
+    columns, fresh = builtin.start_columns([first], ["speed"])
     assert not fresh
     assert columns == {"one": column("one", 0), "two": column("two", 1)}
-    columns, _ = builtin.begun([first, second], ["speed"])
+    columns, _ = builtin.start_columns([first, second], ["speed"])
     assert list(columns) == ["one", "two", "three"]
     assert columns["two"].parts["search"] == column("two", 2).parts["search"]
     assert not any("speed" in one.parts for one in columns.values())
-    columns, fresh = builtin.begun(["models/small", first], ["speed"])
+    columns, fresh = builtin.start_columns(["models/small", first], ["speed"])
     assert list(fresh) == ["models/small"]
     assert columns["small"] is fresh["models/small"]
     assert not any("speed" in one.parts for one in columns.values())
-    columns, _ = builtin.begun(["models/small", first], ["search"])
+    columns, _ = builtin.start_columns(["models/small", first], ["search"])
     assert "speed" in columns["one"].parts
 
 
 def test_the_table_has_a_row_a_figure() -> None:
     other = Column("other", {"facts": {"parameters": Figure(22_713_216)}})
-    lines = builtin.table([column("one", 0), other]).split("\n")
+    lines = builtin_report.table([column("one", 0), other]).split("\n")
     assert lines[:3] == ["| | one | other |", "|---|---|---|", "| parameters | – | 22,713,216 |"]
     assert lines[4] == "| sentences a second, 1 thread | 100 | – |"
     assert str(Figure(0.82034, 0.7986, 0.8419)) == "0.8203 [0.7986, 0.8419]"
@@ -358,7 +359,7 @@ def test_bars_are_as_long_as_the_figures() -> None:
         Column("one", {"heads": {"a": Figure(0.4, 0.3, 0.5), "b <&": Figure(0.8, 0.7, 0.85)}}),
         Column("two & co", {"heads": {"a": Figure(0.2)}}),
     ]
-    plots = builtin.plots(columns)
+    plots = builtin_report.plots(columns)
     assert list(plots) == ["builtin-heads.svg"]
     root = ET.fromstring(plots["builtin-heads.svg"])
     named = {r[0].text: r for r in root.iter("{http://www.w3.org/2000/svg}rect") if len(r)}
@@ -391,7 +392,7 @@ def test_the_command(model: str, data: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "argv", ["builtin", *arguments])
     assert builtin.main() == 0
     printed = capsys.readouterr().out
-    (found,) = builtin.earlier(out)
+    (found,) = builtin.read_columns(out)
     assert found.name == "small"
     assert list(found.parts) == ["facts", "similarity"]
     assert f"| STS-B test | {found.parts['similarity']['STS-B test']} |" in printed

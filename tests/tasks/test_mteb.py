@@ -20,7 +20,7 @@ pytest.importorskip("mteb")
 pytest.importorskip("datasets")
 pytest.importorskip("sentence_transformers")
 
-from benchmarks.search import retrieval_task, sts_task, through_mteb
+from benchmarks.mteb_tasks import retrieval_task, sts_task, through_mteb
 
 RNG = np.random.default_rng(0)
 TEXTS = tiny.sentences(60, seed=1)
@@ -63,7 +63,7 @@ def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str
 
 
 def test_windows_are_what_truncation_is_not(folder: str) -> None:
-    (whole,), (cut,) = (MTEBEmbedder(folder, overflow=overflow).model.embed([LONG]) for overflow in ("window", "truncate"))
+    (whole,), (cut,) = (MTEBEmbedder(folder, overflow=way).model.embed([LONG]) for way in ("window", "truncate"))
     assert not np.allclose(whole, cut, atol=1e-3)
 
 
@@ -71,8 +71,8 @@ def test_reranking_is_that_of_sentence_transformers(cross: str) -> None:
     import sentence_transformers
 
     candidates = {query: [f"d{d}" for d in RNG.permutation(60)[:20]] for query in COLLECTION.queries}
-    for query, relevant in COLLECTION.qrels.items():
-        candidates[query] = list(dict.fromkeys([*candidates[query], *relevant]))
+    for query, predictions in COLLECTION.qrels.items():
+        candidates[query] = list(dict.fromkeys([*candidates[query], *predictions]))
     candidates = {query: [d for d in some if d != "d60"] for query, some in candidates.items()}
     ours, theirs = MTEBReranker(cross), sentence_transformers.CrossEncoder(cross, device="cpu")
     task = retrieval_task("TinyRerank", COLLECTION, candidates)
