@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from tokenizers import Tokenizer as RustTokenizer
 
 from bertie.errors import InputError
+from bertie.switches import disable
 from bertie.text import wordpiece as fast
 from bertie.text.tokenizer import Tokenizer
 from tests.text.test_legacy import TEXTS
@@ -322,3 +323,14 @@ def test_what_it_is_told_is_checked() -> None:
     assert run(b"a b", [-1], 7)[0] == -1
     assert run(b"a b", [2, 1], 9)[0] == -1
     assert run("é a".encode(), [2, 4], 9) == (3, [-1, 3])
+
+
+def test_it_can_be_disabled() -> None:
+    """With the same ids from the `tokenizers` library."""
+    tokenizer = Tokenizer(backend())
+    fast_ids = tokenizer.encode_flat(["the cat sat"]).ids
+    with disable("native.wordpiece"):
+        assert tokenizer._compiled is None
+        assert not tokenizer.is_compiled(["the cat sat"])
+        assert tokenizer.encode_flat(["the cat sat"]).ids.tolist() == fast_ids.tolist()
+    assert (tokenizer._compiled is None) == (fast.library() is None)

@@ -18,6 +18,7 @@ import numpy as np
 import tokenizers
 
 from bertie.errors import CheckpointError, ConfigError, InputError
+from bertie.switches import is_disabled
 from bertie.text import legacy as legacy_files
 from bertie.text import wordpiece
 from bertie.text.encoding import Encoding, Encodings, IntArray, merge
@@ -153,8 +154,12 @@ class Tokenizer:
             return False
         return sum(type(text) is str and text.isascii() for text in texts) >= 0.9 * len(texts)
 
-    @cached_property
+    @property
     def _compiled(self) -> wordpiece.WordPiece | None:
+        return None if is_disabled("native.wordpiece") else self._wordpiece
+
+    @cached_property
+    def _wordpiece(self) -> wordpiece.WordPiece | None:
         return wordpiece.find(self._backend)
 
     def _encode(
