@@ -135,7 +135,7 @@ BAD_FILES = {
     "pickled list": (pickled([torch.zeros(1)]), "2_Dense: pytorch_model.bin must contain only named tensors"),
     "whole numbers": (
         pickled({"linear.weight": torch.zeros(4, 32, dtype=torch.int64), "linear.bias": torch.zeros(4)}),
-        "2_Dense: linear.weight holds torch.int64",
+        "2_Dense: linear.weight has dtype torch.int64",
     ),
 }
 BAD_KEYS = {
