@@ -501,7 +501,9 @@ def short(bench: Bench) -> None:
             time_interleaved(calls, HERE, 2)
             spent = max(median(some) for some in time_interleaved(calls, HERE, 1).values())
             many = max(1, int(0.15 / spent))  # calls on the clock at a time: one alone would be the launch's
-            for who, times in time_interleaved({k: _times(v, many) for k, v in calls.items()}, HERE, options.repeats).items():
+            for who, times in time_interleaved(
+                {k: _times(v, many) for k, v in calls.items()}, HERE, options.repeats
+            ).items():
                 pace = size * many / median(times)
                 row[who] = {"requests_per_s": pace, "tflops": 2 * weights * 16 * pace / 1e12}
             truth = copy.deepcopy(peer).float()(**inputs).logits
@@ -629,7 +631,10 @@ def fixed(bench: Bench) -> None:
                     "flashdeberta": lambda flash=flash, inputs=inputs: flash(**inputs),  # type: ignore[misc]
                 }
                 time_interleaved(calls, HERE, 1)
-                row = {who: len(ids) / median(times) for who, times in time_interleaved(calls, HERE, options.repeats).items()}
+                row = {
+                    who: len(ids) / median(times)
+                    for who, times in time_interleaved(calls, HERE, options.repeats).items()
+                }
                 row["difference"] = float((model.hidden(batch) - flash(**inputs)[0].flatten(0, 1)).abs().float().mean())
                 out[str(n)] = row
                 bench.say(f"fixed {name}, {n} tokens: {json.dumps(row)}")

@@ -141,7 +141,9 @@ class CachedReranker(Reranker):
         def score(joined: list[str]) -> np.ndarray:  # (n, 1)
             return np.array([[result.score] for result in predict([tuple(pair.split("\0")) for pair in joined])])
 
-        return (RelevanceResult(float(value), 0, 0, 0) for (value,) in self.cache(["\0".join(pair) for pair in X], score))
+        return (
+            RelevanceResult(float(value), 0, 0, 0) for (value,) in self.cache(["\0".join(pair) for pair in X], score)
+        )
 
 
 def embedder(name: str, folder: Path | None, device: str, overflow: Any) -> CachedEmbedder:

@@ -160,7 +160,9 @@ def test_nothing_is_missing_between_the_commands() -> None:
             made.append(rest[rest.index("--local-dir") + 1])
             continue
         args = grammar().parse_args(rest)
-        read = {"tokenizer": "corpus", "corpus": "sources", "shrink": "model", "weight-tokens": "files"}.get(args.verb)
+        read = {"tokenizer": "corpus", "corpus": "sources", "quantize": "model", "weight-tokens": "files"}.get(
+            args.verb
+        )
         wanted = getattr(args, read) if read else []
         wanted = [wanted] if isinstance(wanted, str) else [*wanted]
         if args.verb == "weight-tokens":

@@ -57,7 +57,7 @@ def commands(text: str) -> list[tuple[list[str], list[str]]]:
     return found
 
 
-VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similar", "tokenize")
+VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similarity", "tokenize")
 
 
 def run(block: str, scope: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,9 +32,7 @@ def test_blocks_nest_in_any_order() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"disable='triton\.norm' must be one of cuda_graphs, .*triton\.rotary"
-    ):
+    with pytest.raises(ConfigError, match=r"disable='triton\.norm' must be one of cuda_graphs, .*triton\.rotary"):
         disable("triton.norm")
     assert not switches.disabled()
 

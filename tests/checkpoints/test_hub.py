@@ -59,11 +59,11 @@ def test_built_in(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_built_in_and_small(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the package's own model comes: int8, by name, with a receipt beside it."""
+    """As the package's own model comes: int8, by name, with a report beside it."""
     monkeypatch.setattr(hub, "BUILT_IN", tmp_path)
     first = Checkpoint.load(plain)
     first.save(tmp_path / hub.DEFAULT, precision="int8")
-    (tmp_path / hub.DEFAULT / "receipt.json").write_text("{}")
+    (tmp_path / hub.DEFAULT / "quantization.json").write_text("{}")
     assert hub.built_in() == [hub.DEFAULT]
     model = bertie.load(hub.DEFAULT)
     assert isinstance(model, bertie.MaskedLM)

@@ -212,7 +212,7 @@ def test_all_in_one(transformer: str, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"checksums|changed"):
             Checkpoint.load(tmp_path / "b")
         (tmp_path / "b" / file).write_bytes(raw)
-    (tmp_path / "b" / "receipt.json").write_text("{}")
+    (tmp_path / "b" / "quantization.json").write_text("{}")
     Checkpoint.load(tmp_path / "b")
 
 

@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         kind(BertConfig(**sizes, **labels)).save_pretrained(top / name)
         for file in (top / "embed").glob("*token*"):
             (top / name / file.name).write_bytes(file.read_bytes())
-    for one, other in (("similar", "embed"), ("tokenize", "embed")):
+    for one, other in (("similarity", "embed"), ("tokenize", "embed")):
         (top / one).symlink_to(top / other)
     return {folder.name: str(folder) for folder in top.iterdir()}
 

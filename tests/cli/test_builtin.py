@@ -33,7 +33,7 @@ VERBS: list[tuple[list[str], str | None]] = [
     (["tag", "the cat sat"], "ner"),
     (["answer", "the cat", "--context", "a dog sat on the mat"], "qa"),
     (["rerank", "find a cat", "the cat sat", "a dog ran"], "rerank"),
-    (["similar", "the cat sat", "a dog ran"], None),
+    (["similarity", "the cat sat", "a dog ran"], None),
     (["tokenize", "the cat sat"], None),
 ]
 

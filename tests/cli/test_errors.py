@@ -12,7 +12,7 @@ import pytest
 
 from bertie.cli import main
 
-VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similar", "tokenize")
+VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similarity", "tokenize")
 COLUMNS = {"answer": ("question", "context"), "rerank": ("query", "passage")}
 ROW = "the [MASK] sat"
 

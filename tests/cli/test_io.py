@@ -86,7 +86,7 @@ MORE = {
     "tag": ["the cat sat on the mat", ""],
     "answer": ["the cat", "a dog", "--context", "a dog sat on the mat", "--threshold", "99"],
     "rerank": ["find a cat", "the cat", "a dog"],
-    "similar": ["the cat", "a dog"],
+    "similarity": ["the cat", "a dog"],
     "tokenize": ["the cat", "a dog sat"],
 }
 

@@ -18,7 +18,7 @@ import bertie
 from bertie.cli import main
 
 LONG = " ".join(["the cat sat on the mat"] * 20)  # 120 tokens, and the models read 40
-VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similar", "tokenize")
+VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similarity", "tokenize")
 CONTEXT = ["--context", "the dog ran on a mat"]
 
 
@@ -150,11 +150,11 @@ def test_rerank_pairs_in_order(models: dict[str, str], capsys: pytest.CaptureFix
 def test_similar(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     texts = ["the cat sat", "a dog", "mat"]
     ours = _embedder(models).similarity(texts)
-    found = lines(capsys, "similar", *texts, "-m", models["similar"])
+    found = lines(capsys, "similarity", *texts, "-m", models["similarity"])
     assert np.allclose([one["scores"] for one in found], ours, atol=1e-6)
     assert {"tokens_total", "tokens_read", "windows", "row"} <= set(found[0])
     Path("pairs.csv").write_text("text_a,text_b\nthe cat sat,a dog\nmat,mat\n")
-    pairs = lines(capsys, "similar", "pairs.csv", "-m", models["similar"])
+    pairs = lines(capsys, "similarity", "pairs.csv", "-m", models["similarity"])
     assert np.allclose([one["score"] for one in pairs], [ours[0, 1], 1], atol=1e-6)
 
 

@@ -160,7 +160,9 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
 def test_a_column_is_found_or_named(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("id,stars,review,title\n1,5,good,x\n")
-    with pytest.raises(InputError, match=r"no column 'text', only 'id', 'stars', 'review', 'title'; select one with --column"):
+    with pytest.raises(
+        InputError, match=r"no column 'text', only 'id', 'stars', 'review', 'title'; select one with --column"
+    ):
         open_table(str(file)).column(["text"], None, "--column", only=True)
     with pytest.raises(InputError, match="no column 'body'"):
         open_table(str(file)).column(["text"], "body", "--column")

@@ -82,7 +82,9 @@ def test_without_the_compiled_encoder(folder: Path) -> None:
 
 
 def test_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["similar", "a cat", "the cat sat", "-m", str(folder), "--precision", "int8", "--device", "cpu"]) == 0
+    assert (
+        main(["similarity", "a cat", "the cat sat", "-m", str(folder), "--precision", "int8", "--device", "cpu"]) == 0
+    )
     assert "1.0000" in capsys.readouterr().out
 
 
@@ -212,7 +214,7 @@ def test_a_checkpoint_in_floats_of_eight_bits(folder: Path, tmp_path: Path, caps
             ConfigError, match=r"precision='fp8' with device='cpu' needs a GPU of compute capability 8\.9"
         ):
             refused()
-    assert main(["similar", "a", "b", "-m", str(folder), "--precision", "fp8", "--device", "cpu"]) == 1
+    assert main(["similarity", "a", "b", "-m", str(folder), "--precision", "fp8", "--device", "cpu"]) == 1
     assert "compute capability 8.9" in capsys.readouterr().err
     embedder = Embedder.load(folder)
     to_fp8(embedder.model.encoder)

@@ -113,8 +113,16 @@ def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
         ("queries.jsonl", jsonl([*QUERIES, QUERIES[1]]), r"queries\.jsonl, row 7: the query 'q1' is a duplicate"),
         ("queries.jsonl", jsonl([{"_id": "q0"}]), "row 1: no value in column 'text'"),
         ("queries.jsonl", jsonl([{"name": "q0", "text": "a"}]), "no column '_id' or 'id', only 'name', 'text'"),
-        ("corpus.jsonl", jsonl([*CORPUS, CORPUS[1]]), r"corpus\.jsonl, row 41: duplicate id 'd1', which has relevance judgments"),
-        ("corpus.jsonl", jsonl([{"_id": None, "text": "a"}]), r"corpus\.jsonl, row 1: None in column '_id' is not an id"),
+        (
+            "corpus.jsonl",
+            jsonl([*CORPUS, CORPUS[1]]),
+            r"corpus\.jsonl, row 41: duplicate id 'd1', which has relevance judgments",
+        ),
+        (
+            "corpus.jsonl",
+            jsonl([{"_id": None, "text": "a"}]),
+            r"corpus\.jsonl, row 1: None in column '_id' is not an id",
+        ),
         ("corpus.jsonl", jsonl(CORPUS) + "{", "line 41 is not JSON"),
         ("corpus.jsonl", "", "is empty"),
     ],

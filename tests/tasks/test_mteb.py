@@ -63,7 +63,9 @@ def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str
 
 
 def test_windows_are_what_truncation_is_not(folder: str) -> None:
-    (whole,), (cut,) = (MTEBEmbedder(folder, overflow=way).model.embed([LONG]) for way in ("window", "truncate"))
+    (whole,), (cut,) = (
+        MTEBEmbedder(folder, overflow=overflow).model.embed([LONG]) for overflow in ("window", "truncate")
+    )
     assert not np.allclose(whole, cut, atol=1e-3)
 
 

@@ -143,7 +143,9 @@ def test_strengths(kind: str) -> None:
     whole = encode(kind, (content,))
     places = np.flatnonzero(whole.sequence_ids == 0)
     got: dict[int, int] = {}
-    for start, strength in zip(whole.offsets[places, 0].tolist(), boundary_strengths(whole, places, content), strict=True):
+    for start, strength in zip(
+        whole.offsets[places, 0].tolist(), boundary_strengths(whole, places, content), strict=True
+    ):
         got.setdefault(start, int(strength))  # a space may be a token of its own, with nothing in it
     at = content.index
     assert [got[at(word)] for word in ("wrote", "(", "She", "letters", "in London", "and", "北")] == [

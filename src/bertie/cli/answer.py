@@ -31,7 +31,7 @@ EXAMPLE = """  bertie answer "Who wrote Emma?" --context "Emma is a novel by Jan
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "answer", "answers to questions, as spans of documents", __doc__, EXAMPLE)
     what = "questions; or a file with the columns question and context (only question, with --context); or - for stdin"
     add_input(parser, "QUESTION|FILE|-", what)
@@ -54,7 +54,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     table = open_input(args.items, args.format, "question")
     documents = None if args.context is None else _documents(args)
     if documents is None:

@@ -41,7 +41,7 @@ REPORT_TEXTS = 256  # texts of a quantization report, at most
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "bench", "measure throughput, memory and cost on this machine", __doc__, EXAMPLE)
     add_model(parser, overflow=False)
     parser.add_argument("--shape", metavar="LxD|FILE", help="random weights: layers x width, or a config.json")

@@ -1,4 +1,4 @@
-"""Classify texts, or pairs of texts; with --labels, into any labels by a model of natural language inference."""
+"""Classify texts or pairs of texts; with --labels, zero-shot, by natural language inference."""
 
 from __future__ import annotations
 
@@ -34,28 +34,30 @@ EXAMPLE = """  bertie classify "A delight from start to finish." "Dull."
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
-    parser = verb(verbs, "classify", "a label for each text or pair of texts", __doc__, EXAMPLE)
+    """Add the verb to the parser."""
+    parser = verb(verbs, "classify", "text classification: a label for each text or pair of texts", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--labels", metavar="A,B,…", help="labels that the model need not have been trained on")
-    parser.add_argument("--template", help="with --labels: the sentence to be true, with {} for the label")
-    parser.add_argument("--multi", action="store_true", help="with --labels: predict_labelled each label by itself")
+    parser.add_argument("--labels", metavar="A,B,…", help="zero-shot classification into these labels")
+    parser.add_argument("--template", help="with --labels: the hypothesis, with {} for the label")
+    parser.add_argument(
+        "--multi", action="store_true", help="with --labels: score each label independently (multi-label)"
+    )
     add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     if args.labels is None and (args.template is not None or args.multi):
         raise UsageError("--template and --multi need --labels")
     table = open_input(args.items, args.format)
     columns = text_columns(args, table)
     if args.labels is not None and len(columns) > 1:
-        raise UsageError("--labels are for single texts, and these are pairs; name the column of texts with --column")
+        raise UsageError("--labels takes single texts, but these are pairs; name the column of texts with --column")
     stream = Stream(args, table, columns)
 
     from bertie.tasks import Classifier, ZeroShot
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
             return map(asdict, task.classify_each(texts))
     else:
         zero = load(ZeroShot, args)
-        labels = [one.strip() for one in args.labels.split(",") if one.strip()]
+        labels = [label.strip() for label in args.labels.split(",") if label.strip()]
         options = {} if args.template is None else {"template": args.template}
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
@@ -94,16 +96,18 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _for_pairs(task: Classifier, *, built_in: bool) -> Classifier:
-    """Of several heads, the one that is known to be for pairs: that of natural language inference."""
+    """Choose the head for natural language inference, which takes pairs."""
     from bertie.tasks.zero_shot import entailment_label
 
-    able = [name for name, info in task.checkpoint.heads.items() if entailment_label(info) is not None]
-    if built_in and not able:
-        raise InputError("the built-in model classifies single texts, and these are pairs; name another with -m")
-    if task.head in able or not able:
-        return task
-    if len(able) > 1:
+    fitting = [name for name, info in task.checkpoint.heads.items() if entailment_label(info) is not None]
+    if built_in and not fitting:
         raise InputError(
-            f"{task.checkpoint.source} has several heads for this; pass --head with one of {', '.join(able)}"
+            "the built-in model classifies single texts, but these are pairs; choose another model with -m"
         )
-    return type(task)(task.checkpoint, overflow=task.overflow, head=able[0])
+    if task.head in fitting or not fitting:
+        return task
+    if len(fitting) > 1:
+        raise InputError(
+            f"{task.checkpoint.source} has several heads for this; pass --head with one of {', '.join(fitting)}"
+        )
+    return type(task)(task.checkpoint, overflow=task.overflow, head=fitting[0])

@@ -24,7 +24,7 @@ EXAMPLE = """  bertie corpus wiki.txt.zst books/ --tokenizer ./my-tokenizer -o c
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "corpus", "build a pretraining corpus from raw text", __doc__, EXAMPLE)
     parser.add_argument(
         "sources",

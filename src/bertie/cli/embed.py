@@ -26,7 +26,7 @@ EXAMPLE = """  bertie embed "A cat sat on the mat."
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "embed", "a vector for each text", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
@@ -42,7 +42,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     check_ray(args)
     if args.ray is not None:
         run_ray(args)

@@ -41,7 +41,7 @@ EXAMPLE = """  bertie eval test.jsonl -m ./my-model
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "eval", "evaluate a model on labelled texts, with confidence intervals", __doc__, EXAMPLE)
     parser.add_argument(
         "file", metavar="FILE", nargs="?", help="labelled texts: .csv, .tsv, .jsonl, .parquet, .gz, .zst"

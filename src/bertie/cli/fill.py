@@ -1,4 +1,4 @@
-"""Find words for the masks in each text; with --score, say how likely each text is instead."""
+"""Predict the masked tokens of each text (fill-mask); with --score, compute each text's pseudo-log-likelihood instead."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ EXAMPLE = """  bertie fill "Paris is the [MASK] of France."
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
-    parser = verb(verbs, "fill", "words for masked places, or how likely a text is", __doc__, EXAMPLE)
+    """Add the verb to the parser."""
+    parser = verb(verbs, "fill", "fill-mask: predict masked tokens, or score whole texts", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="candidates for each mask (5)")
-    parser.add_argument("--candidates", metavar="A,B,…", help="choose among these only")
-    parser.add_argument("--score", action="store_true", help="the pseudo-log-likelihood of each text; no masks needed")
+    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="candidates per mask (5)")
+    parser.add_argument("--candidates", metavar="A,B,…", help="restrict the predictions to these tokens")
+    parser.add_argument(
+        "--score", action="store_true", help="compute the pseudo-log-likelihood of each text; no masks needed"
+    )
     add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     if args.score and args.candidates is not None:
-        raise UsageError("--candidates are for masks; --score fills none")
+        raise UsageError("--candidates restricts mask predictions; --score makes none")
     table = open_input(args.items, args.format)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from bertie.tasks.results import FillMaskResult, PseudoLikelihood
 
     task = load(MaskedLM, args)
-    candidates = None if args.candidates is None else [one for one in args.candidates.split(",") if one]
+    candidates = None if args.candidates is None else [token for token in args.candidates.split(",") if token]
 
     def fill(texts: list[str]) -> Iterator[dict[str, Any]]:
         return map(asdict, task.fill_each(texts, top_k=args.top_k, candidates=candidates))
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         stream.write(
             stream.results(score),
             result_schema(PseudoLikelihood),
-            ("row", "log-likelihood", "a token", *READ_COLUMNS, "text"),
+            ("row", "log-likelihood", "per token", *READ_COLUMNS, "text"),
             lambda record, text: [
                 (
                     record["row"],
@@ -73,8 +75,15 @@ def run(args: argparse.Namespace) -> None:
         result_schema(FillMaskResult),
         ("row", "characters", "token", "score", *READ_COLUMNS, "text"),
         lambda record, text: [
-            (record["row"], f"{mask['start']}-{mask['end']}", one["text"], one["score"], *read_cells(record), text)
+            (
+                record["row"],
+                f"{mask['start']}-{mask['end']}",
+                candidate["text"],
+                candidate["score"],
+                *read_cells(record),
+                text,
+            )
             for mask in record["masks"]
-            for one in mask["candidates"]
+            for candidate in mask["candidates"]
         ],
     )

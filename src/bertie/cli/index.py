@@ -35,7 +35,7 @@ MAX_LISTED = 10  # skipped files
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "index", "create or update a search index", __doc__, EXAMPLE)
     parser.add_argument("paths", nargs="*", metavar="FILE|DIR", help="files to index; folders are read recursively")
     parser.add_argument(

@@ -24,7 +24,7 @@ EXAMPLE = """  bertie inspect
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     what = "describe a checkpoint: family, shape, heads, tokenizer, memory, backends, what was ignored"
     parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id (the built-in model)")

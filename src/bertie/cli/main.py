@@ -1,6 +1,6 @@
-"""Parses the command line and turns errors into one line and an exit status.
+"""The entry point of the command line: parse arguments, run a verb, report errors.
 
-Results go to standard output, everything else to standard error. 0: done; 1: it failed; 2: wrong use; 130: Ctrl-C.
+Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 error, 2 usage error, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from bertie.cli import (
     inspect,
     mine,
     pretrain,
+    quantize,
     rerank,
     search,
     serve,
+    similarity,
     tag,
     tokenize,
     tokenizer,
@@ -33,8 +35,6 @@ from bertie.cli import (
     train,
     weight_tokens,
 )
-from bertie.cli import quantize as shrink
-from bertie.cli import similarity as similar
 from bertie.cli.common import Parser, UsageError
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import BertieError
@@ -51,7 +51,7 @@ VERBS = (
     tag,
     answer,
     rerank,
-    similar,
+    similarity,
     index,
     search,
     serve,
@@ -61,7 +61,7 @@ VERBS = (
     pretrain,
     inspect,
     bench,
-    shrink,
+    quantize,
 )
 
 
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         _report(error, as_json)
         return 2
-    except BrokenPipeError:  # the reader of our output has seen enough
-        # Python flushes standard output once more when it ends, which must not fail again.
+    except BrokenPipeError:  # the consumer of a pipe exited
+        # Python flushes standard output on exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (BertieError, OSError) as error:
         _report(error, as_json)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def grammar() -> Parser:
-    """All verbs."""
+    """The argument parser with all verbs."""
     parser = Parser(prog="bertie", description="One toolkit for encoder-only transformers.")
     parser.add_argument("--version", action="version", version=f"bertie {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
@@ -104,17 +104,17 @@ def grammar() -> Parser:
 
 
 def _report(error: Exception, as_json: bool) -> None:
-    """One line for people; one object, on standard output, for scripts."""
+    """Print one line to standard error or, with --json, one object to standard output."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'standard output'}: {error.strerror}"
-    said = "; ".join(["; ".join(text.splitlines()), *_notes(error)])
+    message = "; ".join(["; ".join(text.splitlines()), *_notes(error)])
     if as_json:
-        print(json.dumps({"error": type(error).__name__, "message": said}))
+        print(json.dumps({"error": type(error).__name__, "message": message}))
     else:
-        print(f"bertie: {said}", file=sys.stderr)
+        print(f"bertie: {message}", file=sys.stderr)
 
 
 def _notes(error: BaseException) -> list[str]:
-    """What was learnt on the error's way up: what is safe, and how to go on."""
+    """Notes added to the error: what has been saved, and how to resume."""
     return list(getattr(error, "__notes__", []))

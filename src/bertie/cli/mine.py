@@ -29,7 +29,7 @@ EXAMPLE = """  bertie mine pairs.jsonl --corpus passages.jsonl -m ./my-embedder 
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "mine", "mine hard negatives to train an embedder with", __doc__, EXAMPLE)
     parser.add_argument("pairs", metavar="PAIRS", nargs="+", help="files of queries and positives")
     parser.add_argument("--corpus", metavar="FILE", required=True, help="file of passages to mine from")

@@ -41,7 +41,7 @@ NUMBERS: dict[str, tuple[type, str]] = {
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "pretrain", "train an encoder on raw text", __doc__, EXAMPLE)
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder for the model")

@@ -1,8 +1,8 @@
-"""Write a model with smaller weights, and a receipt of what that cost.
+"""Write a model with quantized weights, and a quantization report.
 
-fp16 halves the weights, for every tool to load. int8 quarters them, for Bertie alone: each matrix in bytes, with one
-scale a row. The receipt compares both models on texts, a few built-in ones unless you give your own; it is printed, and
-kept in the new folder as receipt.json.
+fp16 halves the size, in a layout that other libraries load. int8 quarters it, for Bertie only: symmetric int8 with one scale
+per row of each weight matrix. The report compares both models on texts (a few built-in ones unless you pass your own). It is
+printed, and saved in the new folder as quantization.json.
 """
 
 from __future__ import annotations
@@ -26,34 +26,38 @@ if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie shrink ./my-model -o my-small-model --to int8
-  bertie shrink ./my-model -o my-small-model --to int8 --texts reviews.jsonl --json | jq .hidden.least_cosine
+EXAMPLE = """  bertie quantize ./my-model -o my-model-int8 --precision int8
+  bertie quantize ./my-model -o my-model-int8 --precision int8 --texts reviews.jsonl --json | jq .hidden.min_cosine
 """
-RECEIPT = "receipt.json"
+REPORT = "quantization.json"
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
-    parser = verb(verbs, "shrink", "write a model with smaller weights, and what that cost", __doc__, EXAMPLE)
+    """Add the verb to the parser."""
+    parser = verb(
+        verbs, "quantize", "write a model with int8 or fp16 weights, with a quantization report", __doc__, EXAMPLE
+    )
     parser.add_argument("model", metavar="MODEL", help="a folder, a built-in name or a hub id")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new folder")
-    parser.add_argument("--to", choices=("int8", "fp16"), required=True, help="how weights are kept")
-    parser.add_argument("--texts", metavar="FILE", help="what to compare both on: .txt, .csv, .tsv, .jsonl, .parquet")
+    parser.add_argument("--precision", choices=("int8", "fp16"), default="int8", help="of the weights (int8)")
+    parser.add_argument(
+        "--texts", metavar="FILE", help="compare both models on these texts: .txt, .csv, .tsv, .jsonl, .parquet"
+    )
     add_column(parser)
     parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it is there")
-    parser.add_argument("--json", action="store_true", help="print the receipt as one JSON object")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     out = check_output_folder(args.output, overwrite=args.overwrite)
     if args.column and not args.texts:
-        raise UsageError("--column is of a file of texts; name it with --texts")
+        raise UsageError("--column names a column of --texts, which is missing")
     texts = _texts(args.texts, args.column) if args.texts else None
 
-    from bertie.checkpoints import storage as store
+    from bertie.checkpoints import storage
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.checkpoints.hub import resolve
     from bertie.compress.quantization_report import TEXTS, differences
@@ -61,50 +65,48 @@ def run(args: argparse.Namespace) -> None:
     folder = resolve(args.model, args.revision)
     before, size = Checkpoint.load(folder), weight_bytes(folder)
     if before.tokenizer is None and args.texts:
-        raise InputError(f"--texts {args.texts}: {args.model} has no tokenizer to read texts with; leave it out")
+        raise InputError(f"--texts {args.texts}: {args.model} has no tokenizer to encode texts with; leave --texts out")
     out.parent.mkdir(parents=True, exist_ok=True)
-    # What is compared is what was written; it gets its name once its receipt is in it.
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
-        draft = Path(place) / out.name
-        before.save(draft, precision=args.to)
+    # Compare what was written, and rename it once the report is in it.
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+        draft = Path(temporary) / out.name
+        before.save(draft, precision=args.precision)
         after = Checkpoint.load(draft)
         total = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
-        receipt = {
+        report = {
             "model": short_name(args.model),
-            "to": args.to,
+            "precision": args.precision,
             "bertie": __version__,
             "bytes": {"weights_before": size, "weights_after": weight_bytes(draft), "folder_after": total},
             "weights": weight_errors(before, after),
         }
-        if before.tokenizer is not None:  # else, as with some models of proteins or genes, there is nothing to read
-            receipt["texts"] = Path(args.texts).name if args.texts else "built-in"
-            receipt |= differences(before, after, texts or TEXTS)
-        (draft / RECEIPT).write_bytes(store.to_json(receipt))
-        store.replace_folder(draft, out)
-    print(json.dumps(receipt) if args.json else "\n".join(_lines(args.output, receipt)))
+        if before.tokenizer is not None:  # some protein and genome models have none
+            report["texts"] = Path(args.texts).name if args.texts else "built-in"
+            report |= differences(before, after, texts or TEXTS)
+        (draft / REPORT).write_bytes(storage.to_json(report))
+        storage.replace_folder(draft, out)
+    print(json.dumps(report) if args.json else "\n".join(_lines(args.output, report)))
 
 
 def _texts(name: str, column: str | None) -> list[str]:
     table = open_table(name)
-    asked = table.column(["text"], column, "--column", only=True)
-    found = [text_cell(table, number, row, asked) for number, row in enumerate(table.rows([asked]), 1)]
-    texts = [text for text in found if text.strip()]
+    column = table.column(["text"], column, "--column", only=True)
+    cells = [text_cell(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
+    texts = [text for text in cells if text.strip()]
     if not texts:
-        raise InputError(f"{table.name}: column {asked!r} holds no text to compare the models on")
+        raise InputError(f"{table.name}: column {column!r} has no text to compare the models on")
     return texts
 
 
 def weight_bytes(folder: Path) -> int:
-    """The size of a folder's weights, those of named heads included."""
-    from bertie.checkpoints import named_heads as heads
-    from bertie.checkpoints import storage as store
+    """The size of a folder's weight files, including those of named heads."""
+    from bertie.checkpoints import named_heads, storage
     from bertie.checkpoints.sentence_modules import SentenceModules
-
-    at = folder / SentenceModules.transformer_folder(folder)
     from bertie.checkpoints.weight_files import find_weight_files
 
-    packed = heads.is_int8(store.read_json(at / "config.json").get(heads.KEY))
-    files = [*find_weight_files(at, int8=packed), at / heads.FILE]
+    folder = folder / SentenceModules.transformer_folder(folder)
+    int8 = named_heads.is_int8(storage.read_json(folder / "config.json").get(named_heads.KEY))
+    files = [*find_weight_files(folder, int8=int8), folder / named_heads.FILE]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
@@ -112,41 +114,42 @@ def weight_bytes(folder: Path) -> int:
 
 
 def weight_errors(before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
-    """How far all weights have moved, by their length, and which tensors moved furthest."""
+    """The relative error of all weights (Frobenius norm), and the tensors with the largest error."""
     old, new = _tensors(before), _tensors(after)
-    moved, length = 0.0, 0.0
-    each: dict[str, float] = {}
+    error, norm = 0.0, 0.0
+    errors: dict[str, float] = {}
     for name, x in old.items():
-        one, all_ = float((new[name].double() - x.double()).square().sum()), float(x.double().square().sum())
-        moved, length = moved + one, length + all_
-        each[name] = (one / all_) ** 0.5 if all_ else 0.0
-    coarsest = sorted(each, key=lambda name: -each[name])[:5]
+        tensor_error = float((new[name].double() - x.double()).square().sum())
+        tensor_norm = float(x.double().square().sum())
+        error, norm = error + tensor_error, norm + tensor_norm
+        errors[name] = (tensor_error / tensor_norm) ** 0.5 if tensor_norm else 0.0
+    worst = sorted(errors, key=lambda name: -errors[name])[:5]
     return {
         "parameters": sum(x.numel() for x in old.values()),
-        "relative_error": (moved / length) ** 0.5,
-        "coarsest": {name: each[name] for name in coarsest},
+        "relative_error": (error / norm) ** 0.5,
+        "worst_tensors": {name: errors[name] for name in worst},
     }
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """By the names in the files."""
-    from bertie.checkpoints import named_heads as heads
+    """All weights under their names in the files."""
+    from bertie.checkpoints import named_heads
 
     named = [name for name in checkpoint.heads if name not in checkpoint.spec.heads]
-    return checkpoint.spec.weight_map.store(checkpoint.model) | heads.tensors(checkpoint.model, named)
+    return checkpoint.spec.weight_map.store(checkpoint.model) | named_heads.tensors(checkpoint.model, named)
 
 
-def _lines(output: str, receipt: dict[str, Any]) -> Iterator[str]:
-    """For people."""
-    from bertie.compress.quantization_report import lines as said
+def _lines(output: str, report: dict[str, Any]) -> Iterator[str]:
+    """The report as text."""
+    from bertie.compress.quantization_report import lines
 
-    old, new, folder = (f"{size / 1e6:,.1f} MB" for size in receipt["bytes"].values())
-    weights = receipt["weights"]
-    worst, error = next(iter(weights["coarsest"].items()))
+    old, new, folder = (f"{size / 1e6:,.1f} MB" for size in report["bytes"].values())
+    weights = report["weights"]
+    worst, error = next(iter(weights["worst_tensors"].items()))
     rows = {
-        "weights": f"{old} -> {new} in {receipt['to']}; {weights['parameters']:,} parameters; whole folder: {folder}",
-        "error": f"{weights['relative_error']:.3%} of all weights' length; most in {worst}: {error:.3%}",
-    } | said(receipt)
-    rows["receipt"] = str(Path(output) / RECEIPT)
+        "weights": f"{old} -> {new} in {report['precision']}; {weights['parameters']:,} parameters; whole folder: {folder}",
+        "error": f"{weights['relative_error']:.3%} relative error; largest in {worst}: {error:.3%}",
+    } | lines(report)
+    rows["report"] = str(Path(output) / REPORT)
     width = max(map(len, rows))
     yield from (f"{name:<{width}}  {text}" for name, text in rows.items())

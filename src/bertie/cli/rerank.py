@@ -1,4 +1,4 @@
-"""Put documents into the order in which they answer a query; or score each pair in a file, row by row."""
+"""Rerank documents for a query with a cross-encoder; or score the pairs of a file, row by row."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ EXAMPLE = """  bertie rerank "What do cats eat?" "Bread is baked from flour." "C
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
-    parser = verb(verbs, "rerank", "documents in the order in which they answer a query", __doc__, EXAMPLE)
+    """Add the verb to the parser."""
+    parser = verb(verbs, "rerank", "rerank documents for a query", __doc__, EXAMPLE)
     what = "a query, then its documents or one file of them; or one file with the columns query and passage"
     add_input(parser, "QUERY DOC|QUERY FILE|FILE", what)
     parser.add_argument("--query-column", metavar="NAME", help="the column with the queries (query)")
     parser.add_argument("--column", metavar="NAME", help="the column with the documents (passage, document or text)")
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, metavar="N", help="the best N only; without it all are held to be sorted")
+    parser.add_argument("--top-k", type=int, metavar="N", help="return the N best documents (all)")
     add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     if args.top_k is not None and args.top_k < 1:
         raise UsageError(f"--top-k {args.top_k} must be at least 1")
     query, *rest = args.items
@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> None:
     task = load(Reranker, args)
 
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
-        asked = items if pairs else [(query, text) for text in items]
-        return (asdict(one) for one in task.predict_each(asked))
+        inputs = items if pairs else [(query, text) for text in items]
+        return map(asdict, task.predict_each(inputs))
 
     scored = stream.results(work)
     stream.write(
-        scored if pairs else _ranked(scored, args.top_k),
+        scored if pairs else _rank(scored, args.top_k),
         {"score": float} | READ_SCHEMA | ({} if pairs else {"text": str}),
         ("row", "score", *READ_COLUMNS, "document"),
         lambda record, item: [
@@ -74,13 +74,13 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def _ranked(scored: Iterator[list[Result]], top_k: int | None) -> Iterator[list[Result]]:
-    """Best first; of equals the earlier row."""
+def _rank(scored: Iterator[list[Result]], top_k: int | None) -> Iterator[list[Result]]:
+    """Sort by score, then by row."""
 
-    def order(one: Result) -> tuple[float, int]:
-        return -one[0]["score"], one[0]["row"]
+    def order(result: Result) -> tuple[float, int]:
+        return -result[0]["score"], result[0]["row"]
 
-    each = ((record | {"text": item}, item) for some in scored for record, item in some)
-    best = iter(sorted(each, key=order) if top_k is None else heapq.nsmallest(top_k, each, key=order))
-    while some := list(islice(best, CHUNK_ROWS)):
-        yield some
+    results = ((record | {"text": item}, item) for chunk in scored for record, item in chunk)
+    best = iter(sorted(results, key=order) if top_k is None else heapq.nsmallest(top_k, results, key=order))
+    while chunk := list(islice(best, CHUNK_ROWS)):
+        yield chunk

@@ -27,7 +27,7 @@ _CONDITION = re.compile(r"\s*(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "search", "search an index", __doc__, EXAMPLE)
     parser.add_argument(
         "index", metavar="INDEX", help="a folder written by `bertie index`, postgresql://… or lance://…"

@@ -42,7 +42,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "serve", "serve models over HTTP", __doc__, EXAMPLE)
     parser.add_argument(
         "models", nargs="*", metavar="[NAME=]MODEL", help="folders, built-in names or hub ids (the built-in model)"

@@ -1,4 +1,4 @@
-"""Say how alike texts are: each to each of a few, or the two of each pair in a file."""
+"""Compute the similarity of texts: all pairs of a few texts, or the two texts of each row of a file."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from bertie.errors import InputError
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie similar "A cat sat on the mat." "The feline rested on the rug." "Stocks fell."
-  bertie similar pairs.csv -o scores.csv -m ./my-model                   # columns: text_a, text_b
+EXAMPLE = """  bertie similarity "A cat sat on the mat." "The feline rested on the rug." "Stocks fell."
+  bertie similarity pairs.csv -o scores.csv -m ./my-model                   # columns: text_a, text_b
 """
-MOST = 2000  # texts that are compared each to each
+MOST = 2000  # texts whose similarity matrix is computed
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
-    parser = verb(verbs, "similar", "how alike texts are, each to each or pair by pair", __doc__, EXAMPLE)
+    """Add the verb to the parser."""
+    parser = verb(verbs, "similarity", "the similarity of texts: all pairs, or row by row", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)
@@ -42,12 +42,12 @@ def add(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     table = open_input(args.items, args.format)
     columns = text_columns(args, table)
     stream = Stream(args, table, columns)
     if len(columns) == 1 and args.resume:
-        raise UsageError("--resume is for a file of pairs; texts are compared each to each when all are read")
+        raise UsageError("--resume is for a file of pairs; a similarity matrix is computed when all texts are read")
 
     import numpy as np
 
@@ -56,15 +56,15 @@ def run(args: argparse.Namespace) -> None:
     task = load(Embedder, args)
 
     def embed(texts: list[str]) -> Iterator[dict[str, Any]]:
-        for one in task.embed_each(texts):
-            read = {"tokens_total": one.tokens_total, "tokens_read": one.tokens_read, "windows": one.windows}
-            yield {"vector": one.vector} | read
+        for result in task.embed_each(texts):
+            read = {key: getattr(result, key) for key in READ_SCHEMA}
+            yield {"vector": result.vector} | read
 
     def compare(pairs: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-        found = list(embed([text for pair in pairs for text in pair]))
-        for one, two in zip(found[::2], found[1::2], strict=True):
-            score = float(task.compare(one["vector"][None], two["vector"][None])[0, 0])
-            yield {"score": score} | {key: one[key] + two[key] for key in READ_SCHEMA}
+        embedded = list(embed([text for pair in pairs for text in pair]))
+        for a, b in zip(embedded[::2], embedded[1::2], strict=True):
+            score = float(task.compare(a["vector"][None], b["vector"][None])[0, 0])
+            yield {"score": score} | {key: a[key] + b[key] for key in READ_SCHEMA}
 
     if len(columns) == 2:
         stream.write(
@@ -74,23 +74,25 @@ def run(args: argparse.Namespace) -> None:
             lambda record, pair: [(record["row"], record["score"], *read_cells(record), *pair)],
         )
         return
-    found = _few(stream.results(embed), table.name)
-    vectors = np.stack([record.pop("vector") for record, _ in found])
-    for number, (record, _) in enumerate(found):
+    results = _collect(stream.results(embed), table.name)
+    vectors = np.stack([record.pop("vector") for record, _ in results])
+    for number, (record, _) in enumerate(results):
         read = {key: record.pop(key) for key in READ_SCHEMA}
         record |= {"scores": task.compare(vectors[number : number + 1], vectors)[0]} | read
     stream.write(
-        [found],
+        [results],
         {"scores": [np.float32]} | READ_SCHEMA,
-        ("row", *(str(record["row"]) for record, _ in found), "text"),
-        lambda record, text: [(record["row"], *(float(one) for one in record["scores"]), text)],
+        ("row", *(str(record["row"]) for record, _ in results), "text"),
+        lambda record, text: [(record["row"], *(float(score) for score in record["scores"]), text)],
     )
 
 
-def _few(results: Iterator[list[Result]], name: str) -> list[Result]:
-    found: list[Result] = []
-    for some in results:
-        found += some
-        if len(found) > MOST:
-            raise InputError(f"{name} has over {MOST:,} texts, too many for each to each; give pairs: text_a, text_b")
-    return found
+def _collect(chunks: Iterator[list[Result]], name: str) -> list[Result]:
+    results: list[Result] = []
+    for chunk in chunks:
+        results += chunk
+        if len(results) > MOST:
+            raise InputError(
+                f"{name} has over {MOST:,} texts, too many for a similarity matrix; pass pairs: text_a, text_b"
+            )
+    return results

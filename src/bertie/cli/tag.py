@@ -1,4 +1,4 @@
-"""Find labelled spans in each text: names, parts of speech, whatever the model was trained for."""
+"""Find labelled spans in each text: named entities, parts of speech, or whatever the model was trained for."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
 EXAMPLE = """  bertie tag "Ada Lovelace was born in London."
-  bertie tag news.jsonl --column body -o names.jsonl -m dslim/bert-base-NER
+  bertie tag news.jsonl --column body -o entities.jsonl -m dslim/bert-base-NER
 """
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
-    parser = verb(verbs, "tag", "labelled spans of each text", __doc__, EXAMPLE)
+    """Add the verb to the parser."""
+    parser = verb(verbs, "tag", "token classification: named entities and other labelled spans", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_model(parser)
@@ -37,7 +37,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     table = open_input(args.items, args.format)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 

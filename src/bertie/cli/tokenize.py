@@ -29,7 +29,7 @@ EXAMPLE = """  bertie tokenize "A cat sat on the mat."
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = declare(verbs, "tokenize", "ids, tokens and offsets of each text", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)

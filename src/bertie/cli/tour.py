@@ -66,14 +66,14 @@ class Stop:
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "tour", "what Bertie does, shown on the built-in model", __doc__, EXAMPLE)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it."""
+    """Run the verb."""
     start = time.perf_counter()
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.checkpoints.hub import default_model

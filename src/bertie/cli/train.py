@@ -50,7 +50,7 @@ EXAMPLE = """  bertie train classify train.jsonl --dev dev.jsonl --test test.jso
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "train", "fine-tune a model on labelled texts, and report its scores", __doc__, EXAMPLE)
     tasks = ", ".join(registry.trainable())
     parser.add_argument("items", nargs="*", metavar="TASK TRAIN", help=f"the task ({tasks}), then the training files")

@@ -28,7 +28,7 @@ SHOWN = 8  # tokens with the lowest weights
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     parser = verb(verbs, "weight-tokens", "weight an embedder's tokens by inverse frequency (SIF)", __doc__, EXAMPLE)
     parser.add_argument("files", metavar="FILE", nargs="+", help="texts: .txt, .csv, .tsv, .jsonl, .parquet")
     add_column(parser)

@@ -1,4 +1,4 @@
-"""What a smaller form of a model costs: both read the same texts, and what they say is compared."""
+"""Quantization report: compare a quantized model with the original on the same texts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bertie.nn.heads import Head
 from bertie.text.batch import Batch, pack
 from bertie.text.windows import windows
 
-TOKENS = 512  # a batch: the scores of a vocabulary take much memory
-MASKED = 7  # one in so many tokens is masked, where a head fills masks
-PAIRED = ("answer", "nsp", "sop", "choice")  # heads that read two texts
+BATCH_TOKENS = 512  # logits over a vocabulary take much memory
+MASK_EVERY = 7  # for MLM heads, every n-th token is masked
+PAIRED = ("answer", "nsp", "sop", "choice")  # heads that take two texts
 TEXTS = tuple(
     """The old bridge was closed for repairs after the flood in March.
 Can you tell me when the next train to Vienna leaves?
@@ -49,15 +49,15 @@ My grandmother's house stood between the river and the railway.
 
 
 def differences(before: Checkpoint, after: Checkpoint, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
-    """What two forms of a model say of the texts: hidden states, sentence vectors and each head.
+    """Compare two versions of a model: hidden states, sentence embeddings and the outputs of each head.
 
     >>> checkpoint = Checkpoint.load("path/to/folder", device="cuda", precision="bf16")         # doctest: +SKIP
-    >>> smaller = Checkpoint.load("path/to/folder", device="cuda", precision="fp8")       # doctest: +SKIP
-    >>> differences(checkpoint, smaller)["hidden"]["least_cosine"] > 0.99                           # doctest: +SKIP
+    >>> quantized = Checkpoint.load("path/to/folder", device="cuda", precision="fp8")       # doctest: +SKIP
+    >>> differences(checkpoint, quantized)["hidden"]["min_cosine"] > 0.99                           # doctest: +SKIP
     True
     """
     if before.tokenizer is None:
-        raise InputError(f"{before.source} has no tokenizer to read texts with")
+        raise InputError(f"{before.source} has no tokenizer to encode texts with")
     if not texts:
         raise InputError("there are no texts to compare the models on")
     singles = [(text,) for text in texts]
@@ -65,72 +65,73 @@ def differences(before: Checkpoint, after: Checkpoint, texts: Sequence[str] = TE
     with torch.inference_mode(), Progress("compare", lambda: None) as progress:
         states, errors = [], []
         for batch, _ in _batches(before, singles):
-            a, b = (_there(one, batch) for one in (before, after))
+            a, b = (_outputs(checkpoint, batch) for checkpoint in (before, after))
             states.append(_cosine(a, b))
             errors.append((a - b).norm(dim=-1) / a.norm(dim=-1))
             progress.update(len(batch))
         heads: dict[str, Any] = {}
         for name, info in before.heads.items():
             paired = info.kind in PAIRED or info.task == "rerank" or before.cross_encoder is not None
-            found = []
-            for batch, some in _batches(before, pairs if paired else singles):
-                found.append(_head(before, after, name, batch, some))
+            compared = []
+            for batch, masked in _batches(before, pairs if paired else singles):
+                compared.append(_compare_head(before, after, name, batch, masked))
                 progress.update(len(batch))
-            heads[name] = _summary(found[0][0], [values for _, values in found])
-        vectors = None if before.sentence is None else _vectors(before, after, texts)
-    hidden = _summary("cosine", states) | {"largest_error": float(torch.cat(errors).max())}
-    return {"hidden": hidden, "sentence": vectors, "heads": heads}
+            heads[name] = _summary(compared[0][0], [values for _, values in compared])
+        sentence = None if before.sentence is None else _compare_embeddings(before, after, texts)
+    hidden = _summary("cosine", states) | {"max_error": float(torch.cat(errors).max())}
+    return {"hidden": hidden, "sentence": sentence, "heads": heads}
 
 
-def _there(checkpoint: Checkpoint, batch: Batch, head: str | None = None) -> Tensor:
-    """What a model says of a batch, wherever it lies: its hidden states, or what a head makes of them."""
+def _outputs(checkpoint: Checkpoint, batch: Batch, head: str | None = None) -> Tensor:
+    """The hidden states of a batch, or the outputs of a head, on the CPU."""
     model, batch = checkpoint.model, batch.to(checkpoint.model.device)
     return (model.hidden(batch) if head is None else model(batch, head)).float().cpu()
 
 
-def _batches(checkpoint: Checkpoint, things: Sequence[tuple[str, ...]]) -> Iterator[tuple[Batch, Tensor]]:
-    """The texts or pairs, whole, with the places (n,) in the batch of every MASKED-th token of each."""
+def _batches(checkpoint: Checkpoint, texts: Sequence[tuple[str, ...]]) -> Iterator[tuple[Batch, Tensor]]:
+    """Batches of the windows of texts or pairs, each with the positions (n,) of the tokens to mask."""
     assert checkpoint.tokenizer is not None
-    encoded = checkpoint.tokenizer.encode_batch([(one[0], one[1]) if len(one) > 1 else one[0] for one in things])
-    cut = (windows(encoding, one, checkpoint.max_length) for encoding, one in zip(encoded, things, strict=True))
-    read = [window.encoding for found in cut for window in found]
-    for group in pack([len(one) for one in read], TOKENS):
-        members = [read[i] for i in group]
+    encoded = checkpoint.tokenizer.encode_batch([(text[0], text[1]) if len(text) > 1 else text[0] for text in texts])
+    split = (windows(encoding, text, checkpoint.max_length) for encoding, text in zip(encoded, texts, strict=True))
+    encodings = [window.encoding for parts in split for window in parts]
+    for group in pack([len(encoding) for encoding in encodings], BATCH_TOKENS):
+        members = [encodings[i] for i in group]
         starts = np.cumsum([0, *map(len, members[:-1])])
-        some = [
-            start + np.flatnonzero(one.sequence_ids >= 0)[::MASKED] for start, one in zip(starts, members, strict=True)
+        masked = [
+            start + np.flatnonzero(encoding.sequence_ids >= 0)[::MASK_EVERY]
+            for start, encoding in zip(starts, members, strict=True)
         ]
-        yield Batch.from_encodings(members), torch.from_numpy(np.concatenate(some))
+        yield Batch.from_encodings(members), torch.from_numpy(np.concatenate(masked))
 
 
-def _head(before: Checkpoint, after: Checkpoint, name: str, batch: Batch, some: Tensor) -> tuple[str, Tensor]:
-    """How much a head's outputs have in common on a batch, and by which measure; `some` (n,) are places to mask."""
+def _compare_head(before: Checkpoint, after: Checkpoint, name: str, batch: Batch, masked: Tensor) -> tuple[str, Tensor]:
+    """Compare a head's outputs on a batch; return the measure and its values."""
     assert before.tokenizer is not None
     head, mask = before.model.head(name), before.tokenizer.mask_id
-    if head.cfg.kind == "vocabulary" and mask is not None:  # asked where it has to guess: what it can see is easy
-        batch = replace(batch, ids=batch.ids.index_fill(0, some, mask))
-        a, b = (_there(one, batch, name)[some] for one in (before, after))
+    if head.cfg.kind == "vocabulary" and mask is not None:  # compare at masked tokens: visible ones are easy to predict
+        batch = replace(batch, ids=batch.ids.index_fill(0, masked, mask))
+        a, b = (_outputs(checkpoint, batch, name)[masked] for checkpoint in (before, after))
     else:
-        a, b = (_there(one, batch, name) for one in (before, after))
+        a, b = (_outputs(checkpoint, batch, name) for checkpoint in (before, after))
     return _measure(head, before.heads[name].kind, batch, a, b)
 
 
 def _measure(head: Head, kind: str, batch: Batch, a: Tensor, b: Tensor) -> tuple[str, Tensor]:
-    """`a` and `b` (N, n): a row a token or a row a text."""
-    if head.cfg.outputs is None and not head.cfg.tied:  # a state, of which no number is an answer
+    """Compare outputs (N, n), one row per token or per text."""
+    if head.cfg.outputs is None and not head.cfg.tied:  # a pooled state
         return "cosine", _cosine(a, b)
     if a.shape[1] == 1:
         return "difference", (a - b).abs()[:, 0]
-    if kind == "answer":  # which token of a text is the first, and which is the last
-        rows = zip(*(torch.split(one, list(batch.lengths)) for one in (a, b)), strict=True)
+    if kind == "answer":  # the first and the last token of the answer
+        rows = zip(*(torch.split(outputs, list(batch.lengths)) for outputs in (a, b)), strict=True)
         return "top1", torch.cat([x.argmax(0) == y.argmax(0) for x, y in rows])
     return "top1", a.argmax(1) == b.argmax(1)
 
 
-def _vectors(before: Checkpoint, after: Checkpoint, texts: Sequence[str]) -> dict[str, Any]:
+def _compare_embeddings(before: Checkpoint, after: Checkpoint, texts: Sequence[str]) -> dict[str, Any]:
     from bertie.tasks import Embedder
 
-    a, b = (torch.from_numpy(Embedder(one).embed(list(texts))) for one in (before, after))
+    a, b = (torch.from_numpy(Embedder(checkpoint).embed(list(texts))) for checkpoint in (before, after))
     return _summary("cosine", [_cosine(a, b)])
 
 
@@ -139,31 +140,31 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
     return torch.cosine_similarity(a.double(), b.double(), dim=-1)
 
 
-def _summary(measure: str, found: Sequence[Tensor]) -> dict[str, Any]:
-    values = torch.cat(list(found)).double()
+def _summary(measure: str, parts: Sequence[Tensor]) -> dict[str, Any]:
+    values = torch.cat(list(parts)).double()
     if measure == "cosine":
-        facts = {"mean_cosine": float(values.mean()), "least_cosine": float(values.min())}
+        summary = {"mean_cosine": float(values.mean()), "min_cosine": float(values.min())}
     elif measure == "top1":
-        facts = {"equal_top1": float(values.mean())}
+        summary = {"top1_agreement": float(values.mean())}
     else:
-        facts = {"largest_difference": float(values.max())}
-    return facts | {"of": len(values)}
+        summary = {"max_difference": float(values.max())}
+    return summary | {"count": len(values)}
 
 
-def lines(found: dict[str, Any]) -> dict[str, str]:
-    """What `differences` found, for people: a line a thing."""
-    rows = {"hidden": _said(found.get("hidden"), "tokens"), "sentence": _said(found.get("sentence"), "texts")}
-    rows |= {f"head {name}": _said(facts, "outputs") for name, facts in found.get("heads", {}).items()}
+def lines(report: dict[str, Any]) -> dict[str, str]:
+    """The result of `differences` as text, one line per comparison."""
+    rows = {"hidden": _line(report.get("hidden"), "tokens"), "sentence": _line(report.get("sentence"), "texts")}
+    rows |= {f"head {name}": _line(summary, "outputs") for name, summary in report.get("heads", {}).items()}
     return {name: text for name, text in rows.items() if text}
 
 
-def _said(facts: dict[str, Any] | None, what: str) -> str:
-    if facts is None:
+def _line(summary: dict[str, Any] | None, unit: str) -> str:
+    if summary is None:
         return ""
-    of = f"of {facts['of']:,} {what}"
-    if "mean_cosine" in facts:
-        error = f"; an error of at most {facts['largest_error']:.2%}" if "largest_error" in facts else ""
-        return f"cosine {facts['mean_cosine']:.5f} in the mean, {facts['least_cosine']:.5f} at least, {of}{error}"
-    if "equal_top1" in facts:
-        return f"the same first choice in {facts['equal_top1']:.2%} {of}"
-    return f"a difference of at most {facts['largest_difference']:.2g} {of}"
+    count = f"{summary['count']:,} {unit}"
+    if "mean_cosine" in summary:
+        error = f", relative error at most {summary['max_error']:.2%}" if "max_error" in summary else ""
+        return f"cosine mean {summary['mean_cosine']:.5f}, min {summary['min_cosine']:.5f}{error} ({count})"
+    if "top1_agreement" in summary:
+        return f"top-1 agreement {summary['top1_agreement']:.2%} ({count})"
+    return f"difference at most {summary['max_difference']:.2g} ({count})"

@@ -156,9 +156,9 @@ def test_from_the_tokenizer_to_the_tour(
     assert weighted.model.state_dict()["encoder.embeddings.words.weight"].equal(
         made.model.state_dict()["encoder.embeddings.words.weight"]
     )
-    run("shrink", "weighted", "-o", f"models/{hub.DEFAULT}", "--to", "int8")
-    receipt = json.loads(Path("models", hub.DEFAULT, "receipt.json").read_text())
-    assert receipt["hidden"]["least_cosine"] > 0.99
+    run("quantize", "weighted", "-o", f"models/{hub.DEFAULT}", "--precision", "int8")
+    report = json.loads(Path("models", hub.DEFAULT, "quantization.json").read_text())
+    assert report["hidden"]["min_cosine"] > 0.99
     folders = ("bertie-small", f"models/{hub.DEFAULT}")
     size = [sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) for name in folders]
     assert size[1] < 0.5 * size[0]

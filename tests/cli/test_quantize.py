@@ -1,4 +1,4 @@
-"""`bertie shrink`: the folder it writes, and a receipt that says what others would measure."""
+"""`bertie quantize`: the folder it writes, and a report that says what others would measure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli import main
-from bertie.compress import quantization_report as receipt
+from bertie.compress import quantization_report
 from bertie.compress.quantization_report import differences
 from bertie.config import HeadInfo
 from tests.checkpoints.test_roundtrip import sentence_folder
@@ -40,8 +40,8 @@ def texts_file(folder: Path, texts: list[str]) -> str:
     return "texts.jsonl"
 
 
-def receipt_of(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    assert main(["shrink", *argv, "--json"]) == 0, capsys.readouterr()
+def report_of(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main(["quantize", *argv, "--json"]) == 0, capsys.readouterr()
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -52,7 +52,7 @@ def cosines(pairs: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     for a, b in ((x, y) for one, other in pairs for x, y in zip(one, other, strict=True)):
         u, v = a.detach().numpy().astype(np.float64), b.detach().numpy().astype(np.float64)
         found.append(float(u @ v / np.sqrt((u @ u) * (v @ v))))
-    return {"mean_cosine": pytest.approx(np.mean(found), abs=1e-6), "least_cosine": pytest.approx(min(found), abs=1e-6)}
+    return {"mean_cosine": pytest.approx(np.mean(found), abs=1e-6), "min_cosine": pytest.approx(min(found), abs=1e-6)}
 
 
 def noisy(folder: str, out: Path, noise: float) -> tuple[Checkpoint, Checkpoint]:
@@ -90,17 +90,17 @@ def test_measures_against_transformers(kind: str, models: dict[str, str], tmp_pa
         apart += (a - b).abs().max(-1).values.tolist()
     states = sum(len(a) for a, _ in hidden)
     error = max(float(((x - y).norm() / x.norm()).detach()) for a, b in hidden for x, y in zip(a, b, strict=True))
-    wanted = {"of": states, "largest_error": pytest.approx(error, abs=1e-5)}
+    wanted = {"count": states, "max_error": pytest.approx(error, abs=1e-5)}
     assert found["hidden"] == cosines(hidden) | wanted
-    assert found["hidden"]["least_cosine"] < 0.9999
+    assert found["hidden"]["min_cosine"] < 0.9999
     ((name, facts),) = found["heads"].items()
     assert name == ("mlm" if kind == "fill" else "classify" if kind == "rerank" else kind)
     if kind == "rerank":
-        assert facts == {"largest_difference": pytest.approx(max(apart), abs=1e-5), "of": len(texts)}
+        assert facts == {"max_difference": pytest.approx(max(apart), abs=1e-5), "count": len(texts)}
         assert max(apart) > 1e-3
     else:
-        assert facts == {"equal_top1": pytest.approx(np.mean(equal)), "of": len(equal)}
-        assert facts["equal_top1"] < 1
+        assert facts == {"top1_agreement": pytest.approx(np.mean(equal)), "count": len(equal)}
+        assert facts["top1_agreement"] < 1
     assert found["sentence"] is None
 
 
@@ -120,7 +120,7 @@ def test_answers(models: dict[str, str], tmp_path: Path) -> None:
         equal += [int(a.start_logits.argmax()) == int(b.start_logits.argmax())]
         equal += [int(a.end_logits.argmax()) == int(b.end_logits.argmax())]
     facts = differences(before, after, texts)["heads"]["answer"]
-    assert facts == {"equal_top1": pytest.approx(np.mean(equal)), "of": 2 * len(texts)}
+    assert facts == {"top1_agreement": pytest.approx(np.mean(equal)), "count": 2 * len(texts)}
     assert 0 < np.mean(equal) < 1
 
 
@@ -138,66 +138,66 @@ def test_sentence_vectors_and_named_heads(tmp_path: Path) -> None:
         for one in ("m", "after")
     )
     short = differences(before, after, texts[:3])["sentence"]
-    assert short == cosines([(torch.from_numpy(a), torch.from_numpy(b))]) | {"of": 3}
-    assert found["sentence"]["of"] == 4
+    assert short == cosines([(torch.from_numpy(a), torch.from_numpy(b))]) | {"count": 3}
+    assert found["sentence"]["count"] == 4
     assert list(found["heads"]) == ["pooler", "topics"]
-    assert list(found["heads"]["pooler"]) == ["mean_cosine", "least_cosine", "of"]
-    assert found["heads"]["topics"]["of"] > 4  # what is long is read whole, in windows
+    assert list(found["heads"]["pooler"]) == ["mean_cosine", "min_cosine", "count"]
+    assert found["heads"]["topics"]["count"] > 4  # what is long is read whole, in windows
 
 
 @pytest.mark.parametrize("to", ["int8", "fp16"])
 def test_folder_and_receipt(to: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    receipt = receipt_of(capsys, models["fill"], "-o", "out/small", "--to", to)
-    assert json.loads((here / "out/small/receipt.json").read_text()) == receipt
+    report = report_of(capsys, models["fill"], "-o", "out/small", "--precision", to)
+    assert json.loads((here / "out/small/quantization.json").read_text()) == report
     assert sorted(p.name for p in (here / "out").iterdir()) == ["small"]  # nothing is left of the draft
     file = here / "out/small" / ("model.int8.safetensors" if to == "int8" else "model.safetensors")
-    assert receipt["bytes"] == {
+    assert report["bytes"] == {
         "weights_before": (Path(models["fill"]) / "model.safetensors").stat().st_size,
         "weights_after": file.stat().st_size,
-        "folder_after": sum(p.stat().st_size for p in (here / "out/small").iterdir() if p.name != "receipt.json"),
+        "folder_after": sum(p.stat().st_size for p in (here / "out/small").iterdir() if p.name != "quantization.json"),
     }
-    assert (receipt["model"], receipt["to"], receipt["texts"]) == ("fill", to, "built-in")
-    assert receipt["heads"]["mlm"]["of"] >= 48
+    assert (report["model"], report["precision"], report["texts"]) == ("fill", to, "built-in")
+    assert report["heads"]["mlm"]["count"] >= 48
 
     old, new = load_file(Path(models["fill"]) / "model.safetensors"), load_file(file)
     scale = {name: new.get(f"{name}.scale", torch.ones(1)).double() for name in old}
     moved = {n: (new[n].double() * scale[n].view(-1, *[1] * (x.ndim - 1)) - x).norm() for n, x in old.items()}
     total = sum(float(x.double().norm()) ** 2 for x in old.values()) ** 0.5
     error = sum(float(x) ** 2 for x in moved.values()) ** 0.5 / total
-    assert receipt["weights"]["relative_error"] == pytest.approx(error, rel=1e-3)
-    assert receipt["weights"]["parameters"] == sum(x.numel() for x in old.values())
-    worst, value = next(iter(receipt["weights"]["coarsest"].items()))
+    assert report["weights"]["relative_error"] == pytest.approx(error, rel=1e-3)
+    assert report["weights"]["parameters"] == sum(x.numel() for x in old.values())
+    worst, value = next(iter(report["weights"]["worst_tensors"].items()))
     each = {name: float(moved[name] / x.double().norm()) for name, x in old.items() if x.any()}
     assert value == pytest.approx(max(each.values()), rel=1e-3)
     assert each[worst] == max(each.values())
 
     # It loads and is shrunk again: to the same weights, at no further cost.
     raw = file.read_bytes()
-    again = receipt_of(capsys, "out/small", "-o", "out/small", "--to", to, "--overwrite")
+    again = report_of(capsys, "out/small", "-o", "out/small", "--precision", to, "--overwrite")
     assert file.read_bytes() == raw
     assert again["weights"]["relative_error"] == 0
     assert again["bytes"]["weights_before"] == again["bytes"]["weights_after"]
-    assert again["heads"]["mlm"]["equal_top1"] == 1
+    assert again["heads"]["mlm"]["top1_agreement"] == 1
     assert main(["inspect", "out/small"]) == 0
     assert main(["fill", "the [MASK] sat", "-m", "out/small"]) == 0
 
 
 def test_for_people(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = texts_file(here, [*some_texts(5), " ", "cat " * 300])
-    assert main(["shrink", models["classify"], "-o", "small", "--to", "int8", "--texts", file]) == 0
+    assert main(["quantize", models["classify"], "-o", "small", "--precision", "int8", "--texts", file]) == 0
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()] == ["weights", "error", "hidden", "head", "receipt"]
+    assert [line.split()[0] for line in out.splitlines()] == ["weights", "error", "hidden", "head", "report"]
     assert "the same first choice in" in out
-    assert json.loads((here / "small/receipt.json").read_text())["texts"] == "texts.jsonl"
+    assert json.loads((here / "small/quantization.json").read_text())["texts"] == "texts.jsonl"
 
 
 def test_a_model_without_tokenizer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build("bert", "ForMaskedLM").save_pretrained(here / "m")
-    receipt = receipt_of(capsys, "m", "-o", "small", "--to", "int8")
-    assert set(receipt) == {"model", "to", "bertie", "bytes", "weights"}
-    assert main(["shrink", "m", "-o", "other", "--to", "fp16"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["weights", "error", "receipt"]
-    assert main(["shrink", "m", "-o", "no", "--to", "int8", "--texts", texts_file(here, ["a"])]) == 1
+    report = report_of(capsys, "m", "-o", "small", "--precision", "int8")
+    assert set(report) == {"model", "precision", "bertie", "bytes", "weights"}
+    assert main(["quantize", "m", "-o", "other", "--precision", "fp16"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["weights", "error", "report"]
+    assert main(["quantize", "m", "-o", "no", "--precision", "int8", "--texts", texts_file(here, ["a"])]) == 1
     assert "no tokenizer" in capsys.readouterr().err
     assert not (here / "no").exists()
 
@@ -205,15 +205,14 @@ def test_a_model_without_tokenizer(here: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("argv", "status", "said"),
     [
-        (["--to", "int4", "-o", "x"], 2, "int4"),
-        (["--to", "int8"], 2, "-o"),
-        (["-o", "x"], 2, "--to"),
-        (["--to", "int8", "-o", "x", "--column", "text"], 2, "--texts"),
-        (["--to", "int8", "-o", "x", "--texts", "none.txt"], 1, "no such file: none.txt"),
-        (["--to", "int8", "-o", "x", "--texts", "blank.txt"], 1, "holds no text"),
-        (["--to", "int8", "-o", "x", "--texts", "texts.jsonl", "--column", "no"], 1, "no column 'no'"),
-        (["--to", "int8", "-o", "full"], 1, "pass --overwrite"),
-        (["--to", "int8", "-o", "blank.txt", "--overwrite"], 1, "is there already"),
+        (["--precision", "int4", "-o", "x"], 2, "int4"),
+        (["--precision", "int8"], 2, "-o"),
+        (["--precision", "int8", "-o", "x", "--column", "text"], 2, "--texts"),
+        (["--precision", "int8", "-o", "x", "--texts", "none.txt"], 1, "no such file: none.txt"),
+        (["--precision", "int8", "-o", "x", "--texts", "blank.txt"], 1, "has no text"),
+        (["--precision", "int8", "-o", "x", "--texts", "texts.jsonl", "--column", "no"], 1, "no column 'no'"),
+        (["--precision", "int8", "-o", "full"], 1, "pass --overwrite"),
+        (["--precision", "int8", "-o", "blank.txt", "--overwrite"], 1, "already; pass --overwrite"),
     ],
 )
 def test_wrong_use(
@@ -225,7 +224,7 @@ def test_wrong_use(
     texts_file(here, ["a cat"])
     before = sorted(here.rglob("*"))
     try:
-        code: Any = main(["shrink", models["fill"], *argv])
+        code: Any = main(["quantize", models["fill"], *argv])
     except SystemExit as error:
         code = error.code
     assert code == status
@@ -241,9 +240,9 @@ def test_nothing_is_left_of_a_failure(
     (here / "out" / "kept").touch()
 
     def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device", "receipt.json")
+        raise OSError(28, "No space left on device", "quantization.json")
 
-    monkeypatch.setattr(receipt, "differences", fail)
-    assert main(["shrink", models["fill"], "-o", "out", "--to", "int8", "--overwrite"]) == 1
+    monkeypatch.setattr(quantization_report, "differences", fail)
+    assert main(["quantize", models["fill"], "-o", "out", "--precision", "int8", "--overwrite"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert [p.name for p in here.rglob("*")] == ["out", "kept"]
