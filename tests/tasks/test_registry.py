@@ -108,6 +108,11 @@ def test_a_toy_task(toy: registry.TaskRow, encoder: Path, tmp_path: Path, capsys
     assert main([*argv, "--resamples", "20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "rate"
 
+    assert main(["rate", *toys.TEXTS[:3], "-m", str(tmp_path / "m"), "--head", "stars", "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["value"] for record in records] == pytest.approx(rater.predict(toys.TEXTS[:3]).tolist())
+    assert {record["windows"] for record in records} == {1}
+
     from bertie.serve.routes import all_routes
 
     assert "/rate" in {route.path for route in all_routes()}

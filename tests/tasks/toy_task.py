@@ -37,6 +37,7 @@ ROW = TaskRow(
     data_kind="regress",
     metric="pearson",
     endpoint="/rate",
+    verb="rate",
     training="tests.tasks.toy_task:RatingTraining",
     single_text=True,
 )

@@ -36,6 +36,7 @@ from bertie.cli import (
     weight_tokens,
 )
 from bertie.cli.common import Parser, UsageError
+from bertie.cli.task_verb import add_task_verbs
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import BertieError
 
@@ -100,6 +101,7 @@ def grammar() -> Parser:
     verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
     for verb in VERBS:
         verb.add(verbs)
+    add_task_verbs(verbs)
     return parser
 
 

@@ -140,13 +140,17 @@ class MultiTask:
         """
         from bertie.training.finetune.multi_task import fit
 
-        options: dict[str, Any] = {
-            "resume": resume,
-            "save_steps": save_steps,
-            "strategy": strategy,
-            "progress": progress,
-        }
-        return fit(self, data, dev=dev or {}, columns=columns or {}, folder=folder, **options)
+        return fit(
+            self,
+            data,
+            dev=dev or {},
+            columns=columns or {},
+            folder=folder,
+            resume=resume,
+            save_steps=save_steps,
+            strategy=strategy,
+            progress=progress,
+        )
 
 
 class _SharedPass(Task[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]):

@@ -222,13 +222,18 @@ class Trainable(Task[Options, Output, Result]):
         """
         from bertie.training.finetune.base import fit
 
-        options: dict[str, Any] = {
-            "resume": resume,
-            "save_steps": save_steps,
-            "strategy": strategy,
-            "progress": progress,
-        }
-        return fit(self, X, y, dev=dev, columns=columns, folder=folder, **options)
+        return fit(
+            self,
+            X,
+            y,
+            dev=dev,
+            columns=columns,
+            folder=folder,
+            resume=resume,
+            save_steps=save_steps,
+            strategy=strategy,
+            progress=progress,
+        )
 
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
         """The task's main metric on labelled data, as in scikit-learn."""

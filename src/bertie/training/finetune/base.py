@@ -167,13 +167,26 @@ def fit(
     *,
     dev: Any = None,
     columns: Mapping[str, str] | None = None,
-    **options: Any,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    save_steps: int | None = None,
+    strategy: Strategy = "ddp",
+    progress: bool = True,
 ) -> TaskT:
-    """Train a task on labelled data, as `Trainable.fit` documents; `options` are those of `fit_labelled`."""
+    """Train a task on labelled data, as `Trainable.fit` documents."""
     kind, recipe = training_for(task).data_kind, task.recipe
     data = read_dataset(kind, X, y, columns=columns)
     data, held_out = with_dev(data, dev, recipe, kind=kind, columns=columns, name="the dev data")
-    return fit_labelled(task, data, held_out, **options)
+    return fit_labelled(
+        task,
+        data,
+        held_out,
+        folder=folder,
+        resume=resume,
+        save_steps=save_steps,
+        strategy=strategy,
+        progress=progress,
+    )
 
 
 def with_dev(
