@@ -85,7 +85,7 @@ def _score_articles(checkpoint: Checkpoint, head: str, texts: Sequence[str]) -> 
     import torch
 
     from bertie.text.batch import Batch, pack
-    from bertie.training.pretrain.masking import Masking, seeded
+    from bertie.training.pretrain.masking import Masking, masking_rng
 
     model, tokenizer, masking = checkpoint.model, checkpoint.tokenizer, Masking()
     assert tokenizer is not None
@@ -99,7 +99,7 @@ def _score_articles(checkpoint: Checkpoint, head: str, texts: Sequence[str]) -> 
         inner = [whole[low : low + room] for low in range(0, len(whole), room)]
         pieces = [np.concatenate([[tokenizer.cls_id], ids, [tokenizer.sep_id]]) for ids in inner]
         correct = loss = total = 0.0
-        rng = seeded(0, None, number)
+        rng = masking_rng(0, None, number)
         for group in pack([len(piece) for piece in pieces], 16 * PIECE):
             ids, cu = np.concatenate([pieces[i] for i in group]), np.cumsum([0, *(len(pieces[i]) for i in group)])
             special = np.isin(ids, never)

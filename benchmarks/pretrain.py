@@ -57,7 +57,7 @@ from bertie.training.loop import Trainer
 from bertie.training.mfu import flops_per_token, peak_flops
 from bertie.training.pretrain.corpus import Corpus
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection
 from bertie.training.pretrain.run import PREFETCH_WORKERS
 from bertie.training.pretrain.samplers import MaskedLMSampler
@@ -85,7 +85,7 @@ TINY = Shape(width=16, depth=2, heads=2, rtd_vocab=30522, max_length=32)
 
 
 class Generated:
-    """A corpus of random ids, for what `Packed` asks of one. Ids 0 to 4 are special."""
+    """A corpus of random ids, for what `PackedCorpus` asks of one. Ids 0 to 4 are special."""
 
     def __init__(self, vocab: int, tokens: int, seed: int = 0) -> None:
         draw = np.random.default_rng(seed)
@@ -228,7 +228,7 @@ class Clocked(Trainer):
 
 def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, steps: int, on: bool) -> None:
     """A run of the trainer as `bertie pretrain` sets it up; with our own programs between the products, or without."""
-    packed = Packed(corpus, size - SPARE, model.config.max_length, seed=0)
+    packed = PackedCorpus(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
     readers = PREFETCH_WORKERS if HERE.type == "cuda" else 0
     trainer = Clocked(
@@ -243,20 +243,20 @@ def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, s
 
 
 def lengths_of(corpus: Any, max_length: int, size: int) -> list[int]:
-    packed = Packed(corpus, size, max_length, seed=0)
+    packed = PackedCorpus(corpus, size, max_length, seed=0)
     return [end - start + 2 for n in range(min(4, packed.steps())) for _, start, end in packed.step(n)]
 
 
 # --- transformers ---
 
 
-def hidden(corpus: Any, tokenizer: Any, packed: Packed, number: int) -> tuple[Any, Any, Any, Any, Any]:
+def hidden(corpus: Any, tokenizer: Any, packed: PackedCorpus, number: int) -> tuple[Any, Any, Any, Any, Any]:
     """A step's ids with hidden tokens, its texts' ends, the hidden places, what was there, and special tokens."""
     ids, cu, special, words = packed.batch(number)
     rng = np.random.default_rng(number)
     masking = Masking(rate=RATE)
     places = masking.choose(special, words, cu, rng)
-    never = corpus.about["tokenizer"]["special"]
+    never = corpus.manifest["tokenizer"]["special"]
     masked, targets = masking.apply(
         ids, places, rng, vocab=tokenizer.vocab_size, mask_id=tokenizer.mask_id, never=never
     )
@@ -276,7 +276,7 @@ Inputs = dict[str, torch.Tensor]
 
 def in_blocks(corpus: Any, tokenizer: Any, size: int, batch: int, count: int = 12) -> list[tuple[Inputs, int]]:
     """Texts end to end, cut every `size` tokens."""
-    packed = Packed(corpus, max(size * batch + 4 * size, 512), size, seed=0)
+    packed = PackedCorpus(corpus, max(size * batch + 4 * size, 512), size, seed=0)
     found: list[tuple[Inputs, int]] = []
     for n in range(min(count, packed.steps())):
         masked, labels, _ = read_dataset(corpus, tokenizer, packed, n)
@@ -291,7 +291,7 @@ def in_blocks(corpus: Any, tokenizer: Any, size: int, batch: int, count: int = 1
 
 def in_rows(corpus: Any, tokenizer: Any, max_length: int, batch: int, count: int = 12) -> list[tuple[Inputs, int]]:
     """A text a row, sorted by length, padded to the longest of its batch."""
-    packed = Packed(corpus, 131072 if len(corpus) > 1000 else max(max_length, 512), max_length, seed=0)
+    packed = PackedCorpus(corpus, 131072 if len(corpus) > 1000 else max(max_length, 512), max_length, seed=0)
     texts: list[tuple[np.ndarray, np.ndarray]] = []
     for n in range(packed.steps()):
         masked, labels, cu = read_dataset(corpus, tokenizer, packed, n)
@@ -636,7 +636,7 @@ def deberta(shape: Shape, depth: int, head: str) -> Model:
 
 def replaced(corpus: Any, tokenizer: Any, max_length: int, size: int, number: int) -> tuple[Any, int]:
     """A batch for `ReplacedTokenDetection`, on the device."""
-    packed = Packed(corpus, size, max_length, seed=0)
+    packed = PackedCorpus(corpus, size, max_length, seed=0)
     masked, cu, places, targets, special = hidden(corpus, tokenizer, packed, number % packed.steps())
     batch = Batch.from_ids([masked[a:b] for a, b in pairwise(cu)]).to(HERE)
     tensors = (torch.from_numpy(x).to(HERE) for x in (places, targets, special))

@@ -23,7 +23,7 @@ from bertie.training.pretrain import cleaning, dedup
 from bertie.training.pretrain.cleaning import clean_text, normalize_words
 from bertie.training.pretrain.corpus import Corpus, CorpusSettings, build_corpus, documents, read_titles, writing
 from bertie.training.pretrain.dedup import Deduplicator, minhash_signature
-from bertie.training.pretrain.packing import SPECIAL, Packed, first_fit
+from bertie.training.pretrain.packing import SPECIAL_TOKENS, PackedCorpus, first_fit
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = [a + b for a in "bdgklmnprst" for b in "aeiou"]
@@ -547,27 +547,27 @@ def test_every_token_once(
 ) -> None:
     of = corpus_of(lengths, tokenizer, tmp_path_factory.mktemp("packed"))
     assert of.lengths.tolist() == lengths
-    packed = Packed(of, max_length + more, max_length, seed)
+    packed = PackedCorpus(of, max_length + more, max_length, seed)
     end = 0
     for epoch in range(2):
         begin, end = end, end + packed.steps(epoch)
         seen = [np.zeros(length, np.int64) for length in lengths]
         for n in range(begin, end):
-            assert packed.place(n) == (epoch, n - begin)
+            assert packed.locate(n) == (epoch, n - begin)
             pieces = packed.step(n)
             assert pieces
-            assert sum(b - a + SPECIAL for _, a, b in pieces) <= packed.budget
+            assert sum(b - a + SPECIAL_TOKENS for _, a, b in pieces) <= packed.budget
             for document, a, b in pieces:
-                assert 0 < b - a <= max_length - SPECIAL
+                assert 0 < b - a <= max_length - SPECIAL_TOKENS
                 seen[document][a:b] += 1
             check_batch(packed, n)
         assert all((one == 1).all() for one in seen)
     # Any step, asked for first, is the same.
     n = seed % end
-    assert Packed(of, max_length + more, max_length, seed).step(n) == packed.step(n)
+    assert PackedCorpus(of, max_length + more, max_length, seed).step(n) == packed.step(n)
 
 
-def check_batch(packed: Packed, n: int) -> None:
+def check_batch(packed: PackedCorpus, n: int) -> None:
     """Against one piece after the other."""
     of = packed.corpus
     ids, words = [], []
@@ -576,7 +576,7 @@ def check_batch(packed: Packed, n: int) -> None:
         ids += [of.cls_id, *of.document(document)[a:b].tolist(), of.sep_id]
         starts = of.word_starts(document)[a:b].tolist()
         words += [True, True, *starts[1:], True]
-        lengths.append(b - a + SPECIAL)
+        lengths.append(b - a + SPECIAL_TOKENS)
     flat, cu, special, begin = packed.batch(n)
     assert flat.tolist() == ids
     assert [b - a for a, b in pairwise(cu.tolist())] == lengths
@@ -592,17 +592,17 @@ def test_documents_without_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
     of = Corpus.open(tmp_path / "out")
     assert [len(of.document(i)) for i in range(5)] == [len(of.word_starts(i)) for i in range(5)] == [1, 0, 2, 0, 0]
     assert of.lines(4).tolist() == []
-    packed = Packed(of, 5, 5, 0)
+    packed = PackedCorpus(of, 5, 5, 0)
     assert sorted(packed.step(0) + packed.step(1)) == [(0, 0, 1), (2, 0, 2)]
     check_batch(packed, 0)
     build_corpus([write_text(tmp_path / "b.txt", ["\ufffd"])], tokenizer, tmp_path / "none")
     with pytest.raises(InputError, match="holds no tokens"):
-        Packed(Corpus.open(tmp_path / "none"), 5, 5, 0)
+        PackedCorpus(Corpus.open(tmp_path / "none"), 5, 5, 0)
 
 
 def test_spelled_special_tokens_are_special(tokenizer: Tokenizer, tmp_path: Path) -> None:
     build_corpus([write_text(tmp_path / "a.txt", ["ba [SEP] zzz bada"])], tokenizer, tmp_path / "out")
-    ids, cu, special, words = Packed(Corpus.open(tmp_path / "out"), 20, 20, 0).batch(0)
+    ids, cu, special, words = PackedCorpus(Corpus.open(tmp_path / "out"), 20, 20, 0).batch(0)
     assert [tokenizer.token(one) for one in ids] == "[CLS] ba [SEP] [UNK] ba ##da [SEP]".split()
     assert special.tolist() == [True, False, True, True, False, False, True]
     assert words.tolist() == [True, True, True, True, True, False, True]
@@ -614,9 +614,9 @@ def test_steps_are_full(budget: int, max_length: int) -> None:
     """Documents as long as those of an encyclopedia, and short ones, cut to the max_length."""
     rng = np.random.default_rng(0)
     whole = np.concatenate([rng.lognormal(7, 1, 400), rng.lognormal(4, 1, 400)]).astype(np.int64) + 1
-    room = max_length - SPECIAL
+    room = max_length - SPECIAL_TOKENS
     sizes = [size for n in whole.tolist() for size in [room] * (n // room) + [n % room] if size]
-    pieces = rng.permutation(np.array(sizes, np.int32)) + SPECIAL
+    pieces = rng.permutation(np.array(sizes, np.int32)) + SPECIAL_TOKENS
     order, cuts = first_fit(pieces, budget)
     assert sorted(order.tolist()) == list(range(len(pieces)))
     steps = np.add.reduceat(pieces[order], cuts[:-1])
@@ -641,23 +641,23 @@ def test_first_fit(sizes: list[int], budget: int) -> None:
 
 def test_seeds_and_epochs_give_other_orders(tokenizer: Tokenizer, tmp_path: Path) -> None:
     of = corpus_of([9] * 60, tokenizer, tmp_path, shard_tokens=1 << 20)
-    one, other = (Packed(of, 44, 11, seed) for seed in (1, 2))
+    one, other = (PackedCorpus(of, 44, 11, seed) for seed in (1, 2))
     assert one.steps() == 15
-    assert one.fill() == 1.0
+    assert one.utilization() == 1.0
     orders = [[packed.step(n) for n in range(a, a + 15)] for packed in (one, other) for a in (0, 15)]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
-    assert orders[0] == [Packed(of, 44, 11, 1).step(n) for n in range(15)]
+    assert orders[0] == [PackedCorpus(of, 44, 11, 1).step(n) for n in range(15)]
 
 
 def test_wrong_packing(tokenizer: Tokenizer, tmp_path: Path) -> None:
     of = corpus_of([5], tokenizer, tmp_path)
     with pytest.raises(InputError, match="max_length=2"):
-        Packed(of, 10, 2, 0)
+        PackedCorpus(of, 10, 2, 0)
     with pytest.raises(InputError, match="budget=10"):
-        Packed(of, 10, 11, 0)
+        PackedCorpus(of, 10, 11, 0)
     with pytest.raises(InputError, match="step -1"):
-        Packed(of, 11, 11, 0).step(-1)
+        PackedCorpus(of, 11, 11, 0).step(-1)
     bare = tokenizer_of(["[UNK]", "ba"])
     build_corpus([write_text(tmp_path / "b.txt", ["ba"])], bare, tmp_path / "bare")
     with pytest.raises(ConfigError, match="no \[CLS\] or \[SEP\] token"):
-        Packed(Corpus.open(tmp_path / "bare"), 10, 10, 0)
+        PackedCorpus(Corpus.open(tmp_path / "bare"), 10, 10, 0)

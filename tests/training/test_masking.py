@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertie.errors import ConfigError, InputError
-from bertie.training.pretrain.masking import Masking, seeded
+from bertie.training.pretrain.masking import Masking, masking_rng
 
 UNITS = ("token", "word", "span")
 VOCAB, MASK = 500, 4
@@ -59,7 +59,7 @@ def million() -> tuple[Any, Any, Any, Any]:
 @pytest.mark.parametrize("rate", [0.15, 0.4])
 def test_rates_over_a_million_tokens(million: Any, unit: Any, rate: float) -> None:
     ids, special, words, cu = million
-    masking, rng = Masking(rate=rate, mask=0.7, random=0.2, unit=unit), seeded(11, 0, 5)
+    masking, rng = Masking(rate=rate, mask=0.7, random=0.2, unit=unit), masking_rng(11, 0, 5)
     places = masking.choose(special, words, cu, rng)
     assert (np.diff(places) > 0).all()
     assert not special[places].any()
@@ -90,7 +90,7 @@ def test_rates_over_a_million_tokens(million: Any, unit: Any, rate: float) -> No
 @pytest.mark.parametrize("unit", ["word", "span"])
 def test_long_words_are_as_likely_as_short_ones(unit: Any) -> None:
     _, special, words, cu = corpus(150_000)
-    places = Masking(unit=unit).choose(special, words, cu, seeded(3, 0, 0))
+    places = Masking(unit=unit).choose(special, words, cu, masking_rng(3, 0, 0))
     hidden = np.zeros(len(special), dtype=bool)
     hidden[places] = True
     by_length: dict[int, list[bool]] = {}
@@ -105,7 +105,7 @@ def test_long_words_are_as_likely_as_short_ones(unit: Any) -> None:
 
 def test_random_tokens_are_uniform_and_never_special() -> None:
     ids = np.full(200_000, 7)
-    masked, _ = Masking(mask=0.0, random=1.0).apply(ids, np.arange(len(ids)), seeded(0, 0, 0), VOCAB, MASK, NEVER)
+    masked, _ = Masking(mask=0.0, random=1.0).apply(ids, np.arange(len(ids)), masking_rng(0, 0, 0), VOCAB, MASK, NEVER)
     counts = np.bincount(masked, minlength=VOCAB)
     assert counts[list(NEVER)].sum() == 0
     others = np.delete(counts, NEVER)
@@ -120,8 +120,8 @@ def test_spans_are_geometric_and_end_with_the_run() -> None:
     total, mean, most = 1_000_000, 3.8, 10
     special = np.zeros(total, dtype=bool)
     words = np.arange(total) % 2 == 0  # each of two tokens
-    places = Masking(rate=0.004, unit="span", span_mean=mean, span_most=most).choose(
-        special, words, np.array([0, total]), seeded(5, 0, 0)
+    places = Masking(rate=0.004, unit="span", span_mean=mean, span_max=most).choose(
+        special, words, np.array([0, total]), masking_rng(5, 0, 0)
     )
     assert (places[::2] % 2 == 0).all()
     runs = np.diff(np.flatnonzero(np.diff(places, prepend=-2, append=total + 2) != 1)) / 2  # in words
@@ -142,7 +142,7 @@ def test_any_batch(data: Any) -> None:
     special, words = (np.array(data.draw(flags), dtype=bool) for _ in range(2))
     rate, unit = data.draw(st.sampled_from([0.01, 0.15, 0.5, 1.0])), data.draw(st.sampled_from(UNITS))
     cu = np.concatenate([[0], np.cumsum(lengths)])
-    places = Masking(rate=rate, unit=unit).choose(special, words, cu, seeded(data.draw(st.integers(0, 99)), 0, 0))
+    places = Masking(rate=rate, unit=unit).choose(special, words, cu, masking_rng(data.draw(st.integers(0, 99)), 0, 0))
     assert not special[places].any()
     assert places.tolist() == sorted(set(places.tolist()))
     hidden = np.isin(np.arange(total), places)
@@ -167,7 +167,7 @@ def test_no_unit_crosses_a_text_or_a_special_token(unit: Any) -> None:
     masking = Masking(rate=0.5, unit=unit, span_mean=5.5)
     seen = set()
     for index in range(100):
-        places = masking.choose(special, words, np.array([0, 7, 10]), seeded(0, 0, index))
+        places = masking.choose(special, words, np.array([0, 7, 10]), masking_rng(0, 0, index))
         hidden = np.isin(np.arange(10), places)
         for run in (slice(0, 3), slice(4, 7), slice(7, 10)):
             assert hidden[run].all() == hidden[run].any()
@@ -179,7 +179,7 @@ def test_static_and_dynamic() -> None:
     _, special, words, cu = corpus(2_000)
 
     def places(epoch: int | None, index: int, seed: int = 1) -> list[int]:
-        found: list[int] = Masking().choose(special, words, cu, seeded(seed, epoch, index)).tolist()
+        found: list[int] = Masking().choose(special, words, cu, masking_rng(seed, epoch, index)).tolist()
         return found
 
     assert places(None, 3) == places(None, 3) == places(0, 3)
@@ -191,14 +191,14 @@ def test_static_and_dynamic() -> None:
 def test_neither_ids_nor_their_type_change() -> None:
     ids = np.arange(5, 25, dtype=np.uint16)
     before = ids.copy()
-    masked, targets = Masking(rate=1.0).apply(ids, np.arange(20), seeded(0, 0, 0), VOCAB, MASK, NEVER)
+    masked, targets = Masking(rate=1.0).apply(ids, np.arange(20), masking_rng(0, 0, 0), VOCAB, MASK, NEVER)
     assert (ids == before).all()
     assert masked.dtype == targets.dtype == np.uint16
 
 
 def test_nothing_to_hide() -> None:
     special = np.ones(4, dtype=bool)
-    assert len(Masking().choose(special, special, np.array([0, 4]), seeded(0, 0, 0))) == 0
+    assert len(Masking().choose(special, special, np.array([0, 4]), masking_rng(0, 0, 0))) == 0
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_nothing_to_hide() -> None:
         ({"mask": -0.1}, "mask=-0.1"),
         ({"mask": 0.8, "random": 0.3}, "random=0.3"),
         ({"unit": "sentence"}, "unit='sentence'"),
-        ({"span_most": 0}, "span_most=0"),
+        ({"span_max": 0}, "span_max=0"),
         ({"span_mean": 6.0}, "span_mean=6.0"),
     ],
 )
@@ -219,7 +219,7 @@ def test_policies_that_cannot_be(wrong: dict[str, Any], named: str) -> None:
 
 
 def test_ids_that_cannot_be() -> None:
-    ids, places, rng = np.arange(5), np.array([1]), seeded(0, 0, 0)
+    ids, places, rng = np.arange(5), np.array([1]), masking_rng(0, 0, 0)
     for vocab, mask_id, never, named in ((5, 5, (), "mask_id=5"), (5, 4, (5,), "never="), (2, 1, (0, 1), "never=")):
         with pytest.raises(InputError, match=named):
             Masking().apply(ids, places, rng, vocab, mask_id, never)
@@ -233,7 +233,7 @@ def test_hidden_runs_of_a_plain_example() -> None:
     seen = set()
     for index in range(200):
         places = Masking(rate=0.34, unit="word").choose(
-            np.zeros(6, dtype=bool), words, np.array([0, 6]), seeded(0, 0, index)
+            np.zeros(6, dtype=bool), words, np.array([0, 6]), masking_rng(0, 0, index)
         )
         seen.add(tuple(key for key, _ in groupby("A" if at < 3 else str(at) for at in places.tolist())))
     assert ("A",) in seen

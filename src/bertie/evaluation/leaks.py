@@ -27,10 +27,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.evaluation.intervals import IntArray
 from bertie.text.normalize import NO_PUNCTUATION, UNSPACED
 
 Ids = NDArray[np.int32]
-Numbers = NDArray[np.int64]
 Unit = str | tuple[str, int]  # a word, or (word, n) for its n-th occurrence in a text
 
 MAX_EDITS, MAX_EDIT_FRACTION = 3, 0.15  # words that may differ: the larger of the two
@@ -84,19 +84,19 @@ def _words(text: str) -> list[str]:
     return words or plain.split()
 
 
-def _max_edits(words: Numbers) -> Numbers:
+def _max_edits(words: IntArray) -> IntArray:
     """Number of words by which a near-duplicate of a text of this many words may differ."""
     return np.where(words >= MIN_WORDS, np.maximum(MAX_EDITS, (MAX_EDIT_FRACTION * words).astype(np.int64)), 0)
 
 
-def _min_overlap(words: Numbers) -> Numbers:
+def _min_overlap(words: IntArray) -> IntArray:
     """Minimum overlap of two near-duplicates within the prefix of rarest words."""
     return 2 + words // 20
 
 
-def _prefix(words: Numbers) -> Numbers:
+def _prefix(words: IntArray) -> IntArray:
     """Length of the prefix of rarest words to look up: the allowed edits plus the minimum overlap."""
-    longer: Numbers = np.maximum(words, MIN_WORDS)
+    longer: IntArray = np.maximum(words, MIN_WORDS)
     return _max_edits(longer) - (longer - words) + _min_overlap(words)
 
 
@@ -163,7 +163,7 @@ class _PrefixIndex:
         self._own[known] = False
         return best
 
-    def _closest(self, others: Numbers, text: Ids, best: tuple[int, float] | None) -> tuple[int, float] | None:
+    def _closest(self, others: IntArray, text: Ids, best: tuple[int, float] | None) -> tuple[int, float] | None:
         """The best match so far, updated with these candidates: compared as sets first, then as sequences."""
         lengths = self._lengths[others]
         first = np.cumsum(lengths) - lengths

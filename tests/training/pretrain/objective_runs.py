@@ -27,7 +27,7 @@ from bertie.training.pretrain import replaced_tokens
 from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.initialization import new_model
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, ReplacedTokenObjective
 from bertie.training.pretrain.samplers import BatchSizeWarmup, MaskedLMSampler, MixtureSampler
 from bertie.training.pretrain.sentence_distillation import (
@@ -119,7 +119,7 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
     (ours, theirs), (tokenizer, other) = corpora(data), tokenizers()
     head: Any = {"tied": "rtd", "gdes": "rtd", "pairs": "nsp"}.get(case, "mlm")
     model = checkpoint(tokenizer, head=head, dropout=dropout).model
-    packed = Packed(ours, BUDGET, REACH, 5)
+    packed = PackedCorpus(ours, BUDGET, REACH, 5)
     if case == "pairs":
         plan = SentencePairSampler(
             ours, tokenizer, STEPS, pairs=NextSentence(), budget=BUDGET, max_length=REACH, seed=5

@@ -29,7 +29,7 @@ from bertie.training.mfu import flops_per_token, peak_flops
 from bertie.training.pretrain import curves, monitoring
 from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.curves import Curves
-from bertie.training.pretrain.masking import Masking, seeded
+from bertie.training.pretrain.masking import Masking, masking_rng
 from bertie.training.pretrain.monitoring import (
     SENTENCES,
     HeldOutEvaluation,
@@ -37,7 +37,7 @@ from bertie.training.pretrain.monitoring import (
     fill_mask_samples,
     write_samples,
 )
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.spikes import LossSpikeDetector
 from tests.parity import tiny
 from tests.parity.test_transformers import ours
@@ -67,7 +67,7 @@ def model(vocab: int, std: float = 0.3) -> Model:
 
 
 def held_out(corpus: Corpus, tokenizer: Tokenizer, step: int = 200, **options: Any) -> HeldOutEvaluation:
-    return HeldOutEvaluation(Packed(corpus, step, REACH, seed=3), tokenizer, **({"budget": 150, "seed": 5} | options))
+    return HeldOutEvaluation(PackedCorpus(corpus, step, REACH, seed=3), tokenizer, **({"budget": 150, "seed": 5} | options))
 
 
 # --- held-out text ---
@@ -77,7 +77,7 @@ def held_out(corpus: Corpus, tokenizer: Tokenizer, step: int = 200, **options: A
 def each_document(of: Model, corpus: Corpus, tokenizer: Tokenizer, masking: Masking) -> dict[int, list[Any]]:
     """Loss, hits and count of each document: piece by piece, with all logits, from the corpus itself."""
     assert tokenizer.mask_id is not None
-    never = corpus.about["tokenizer"]["special"]
+    never = corpus.manifest["tokenizer"]["special"]
     found: dict[int, list[Any]] = {}
     for d in range(len(corpus)):
         words = corpus.word_starts(d)
@@ -87,7 +87,7 @@ def each_document(of: Model, corpus: Corpus, tokenizer: Tokenizer, masking: Mask
             special = np.isin(ids, never)
             begins = np.concatenate([[True], words[start : start + REACH - 2], [True]]) | special
             begins[1] = True
-            rng = seeded(5, None, d * 1_000_003 + start)
+            rng = masking_rng(5, None, d * 1_000_003 + start)
             places = masking.choose(special, begins, np.array([0, len(ids)]), rng)
             masked, targets = masking.apply(
                 ids, places, rng, vocab=tokenizer.vocab_size, mask_id=tokenizer.mask_id, never=never

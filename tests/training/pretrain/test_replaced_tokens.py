@@ -15,7 +15,7 @@ from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.training.pretrain.masked_lm import MaskedLMLoss
-from bertie.training.pretrain.masking import Masking, seeded
+from bertie.training.pretrain.masking import Masking, masking_rng
 from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, sample
 from bertie.training.pretrain.sentence_pairs import NextSentence, SentenceOrder
 
@@ -58,7 +58,7 @@ def step(seed: int = 0, lengths: tuple[int, ...] = (9, 30, 2, 17), below: int = 
     flat = np.concatenate(ids)
     special = np.isin(flat, SPECIAL)
     cu = np.concatenate([[0], np.cumsum(lengths)])
-    masking, draw = Masking(rate=0.3), seeded(seed, 0, 0)
+    masking, draw = Masking(rate=0.3), masking_rng(seed, 0, 0)
     places = masking.choose(special, ~special, cu, draw)
     masked, targets = masking.apply(flat, places, draw, below, MASK, SPECIAL)
     batch = Batch.from_ids(np.split(masked, cu[1:-1]))

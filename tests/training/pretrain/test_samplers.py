@@ -15,7 +15,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.training.loop import Trainer
 from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.masking import Masking
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.pretrain.samplers import MaskedLMSampler
 from tests.training import tiny
 from tests.training.test_corpus import SPECIALS, tokenizer_of
@@ -47,7 +47,7 @@ def model(vocab: int) -> Model:
 
 
 def plan(corpus: Corpus, tokenizer: Tokenizer, steps: int = 60, static: bool = False) -> MaskedLMSampler:
-    return MaskedLMSampler(Packed(corpus, 200, REACH, seed=1), tokenizer, steps, masking=Masking(), static=static)
+    return MaskedLMSampler(PackedCorpus(corpus, 200, REACH, seed=1), tokenizer, steps, masking=Masking(), static=static)
 
 
 def test_what_a_step_reads_and_hides(corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -112,4 +112,4 @@ def test_it_learns_and_goes_on_where_it_stopped(corpus: Corpus, tokenizer: Token
 def test_a_tokenizer_without_a_mask(corpus: Corpus) -> None:
     bare = tokenizer_of([*SPECIALS[:4], ".", *PAIRS, *PAIRS.values()])
     with pytest.raises(InputError, match="no mask token"):
-        MaskedLMSampler(Packed(corpus, 200, REACH, seed=1), bare, 10)
+        MaskedLMSampler(PackedCorpus(corpus, 200, REACH, seed=1), bare, 10)

@@ -228,7 +228,7 @@ def test_steps(corpora: Any, tokenizers: Any) -> None:
     while plan.epochs_done(step) < 1:
         _, items = plan.read(step)
         assert sum(map(len, items)) <= 300
-        pieces = plan._packing.pieces(step).tolist()
+        pieces = plan._packing.items(step).tolist()
         seen += pieces
         again = plan.read(step)[1]
         for item, other, piece in zip(items, again, pieces, strict=True):

@@ -35,7 +35,7 @@ from bertie.training.pretrain.corpus import Corpus, build_corpus
 from bertie.training.pretrain.masked_lm import EnhancedMaskDecoder, EnhancedMaskObjective, MaskedLMLoss
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.mlm_distillation import DistilBertLoss, MaskedLMDistillation
-from bertie.training.pretrain.packing import Packed, Packing
+from bertie.training.pretrain.packing import PackedCorpus, PackingPlan
 from bertie.training.pretrain.relation_distillation import RelationDistillation, RelationLoss
 from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, ReplacedTokenObjective
 from bertie.training.pretrain.samplers import BatchSizeWarmup, MaskedLMSampler, MixtureSampler
@@ -238,7 +238,7 @@ def test_a_step_of_a_single_text_finds_another(tokenizer: Tokenizer, tmp_path: P
     """As at the end of an epoch: what comes from elsewhere needs an elsewhere."""
     corpus = made(tmp_path, tokenizer, numbered([30, 30, 30]))
     plan = pair_steps(corpus, tokenizer, budget=64, steps=40)
-    assert min(len(plan._packing.pieces(step)) for step in range(40)) == 1
+    assert min(len(plan._packing.items(step)) for step in range(40)) == 1
     for step in range(40):
         assert len(plan.read(step)[1])
 
@@ -534,7 +534,7 @@ def test_a_loss_over_the_model_has_none_of_outputs() -> None:
 
 def test_hidden_tokens_alone_are_still_plain(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """What asks for one head's outputs can be recorded on a GPU; the others cannot."""
-    packed = Packed(corpus, 400, REACH, 0)
+    packed = PackedCorpus(corpus, 400, REACH, 0)
     assert MaskedLMSampler(packed, tokenizer, 3).single_head
     of, objective = case("tied")
     other = MaskedLMSampler(packed, tokenizer, 3, objective=objective, heads=("rtd",))
@@ -561,12 +561,12 @@ def test_masked_loss_is_that_of_the_objective_for_pairs() -> None:
 
 
 def test_packing_of_sizes_alone() -> None:
-    packing = Packing(np.array([5, 4, 3, 2, 1] * 20, np.int32), 10, seed=0)
-    read = np.concatenate([packing.pieces(n) for n in range(packing.steps())])
+    packing = PackingPlan(np.array([5, 4, 3, 2, 1] * 20, np.int32), 10, seed=0)
+    read = np.concatenate([packing.items(n) for n in range(packing.steps())])
     assert sorted(read.tolist()) == list(range(100))
-    assert all(packing.sizes[packing.pieces(n)].sum() <= 10 for n in range(packing.steps()))
+    assert all(packing.sizes[packing.items(n)].sum() <= 10 for n in range(packing.steps()))
     with pytest.raises(InputError, match="step -1 is not there"):
-        packing.place(-1)
+        packing.locate(-1)
 
 
 def test_texts_of_pairs_keep_their_segments() -> None:

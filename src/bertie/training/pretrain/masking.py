@@ -35,7 +35,7 @@ class Masking:
 
     >>> ids = np.array([101, 7592, 2088, 2003, 2307, 102])
     >>> special = np.isin(ids, (101, 102))
-    >>> masking, rng = Masking(rate=0.5), seeded(0, epoch=3, index=17)
+    >>> masking, rng = Masking(rate=0.5), masking_rng(0, epoch=3, index=17)
     >>> positions = masking.choose(special, ~special, np.array([0, 6]), rng)
     >>> masked, targets = masking.apply(ids, positions, rng, vocab=30522, mask_id=103, never=(0, 100, 101, 102, 103))
     >>> len(positions), bool((targets == ids[positions]).all()), masked[[0, 5]].tolist()
@@ -47,7 +47,7 @@ class Masking:
     random: float = 0.1  # fraction replaced by a random token; the rest is kept
     unit: Unit = "token"
     span_mean: float = 3.0  # mean words per span; SpanBERT has 3.8
-    span_most: int = 10  # maximum words per span
+    span_max: int = 10  # maximum words per span
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
@@ -59,12 +59,12 @@ class Masking:
             raise ConfigError(f"Masking.mask={self.mask} and random={self.random} must not exceed 1 together")
         if self.unit not in get_args(Unit):
             raise ConfigError(f"Masking.unit={self.unit!r} must be one of {', '.join(get_args(Unit))}")
-        if self.span_most < 1:
-            raise ConfigError(f"Masking.span_most={self.span_most} must be at least 1")
-        if not 1 <= self.span_mean <= (1 + self.span_most) / 2:
+        if self.span_max < 1:
+            raise ConfigError(f"Masking.span_max={self.span_max} must be at least 1")
+        if not 1 <= self.span_mean <= (1 + self.span_max) / 2:
             raise ConfigError(
-                f"Masking.span_mean={self.span_mean} must be between 1 and {(1 + self.span_most) / 2}, the mean of "
-                f"lengths up to span_most={self.span_most} where none is likelier than a shorter one"
+                f"Masking.span_mean={self.span_mean} must be between 1 and {(1 + self.span_max) / 2}, the mean of "
+                f"lengths up to span_max={self.span_max} where none is likelier than a shorter one"
             )
 
     @property
@@ -77,7 +77,7 @@ class Masking:
 
         `special` (T,) tokens are never masked, `words` (T,) marks tokens that begin a word, and text b is tokens
         `cu[b]` to `cu[b + 1]`. Random numbers are drawn for the batch as a whole. For masks that do not depend on
-        the batch, pass each text alone, with its own `seeded`.
+        the batch, pass each text alone, with its own `masking_rng`.
         """
         if not len(special) == len(words) == cu[-1]:
             raise InputError(f"special has {len(special)} tokens, words {len(words)}, and cu ends at {cu[-1]}")
@@ -117,7 +117,7 @@ class Masking:
         # Spans are laid end to end over all words. A span that crosses the end of a run is split there.
         number = np.cumsum(words) - 1  # (N,) the word of each token
         count = int(number[-1]) + 1
-        lengths = 1 + rng.choice(self.span_most, count, p=_span_probabilities(self.span_mean, self.span_most))
+        lengths = 1 + rng.choice(self.span_max, count, p=_span_probabilities(self.span_mean, self.span_max))
         ends = np.cumsum(lengths)
         begins = np.zeros(count, dtype=bool)
         begins[ends[ends < count]] = True
@@ -149,12 +149,12 @@ class Masking:
         return masked, targets
 
 
-def seeded(seed: int, epoch: int | None, index: int) -> np.random.Generator:
+def masking_rng(seed: int, epoch: int | None, index: int) -> np.random.Generator:
     """Random generator of text or batch `index`: a new stream in each epoch (dynamic masking).
 
     Without an epoch it is always the same (static masking): that of epoch 0.
 
-    >>> bool(seeded(7, None, 3).random() == seeded(7, None, 3).random())
+    >>> bool(masking_rng(7, None, 3).random() == masking_rng(7, None, 3).random())
     True
     """
     return np.random.default_rng([_DOMAIN, seed, index, epoch or 0])

@@ -20,8 +20,8 @@ from bertie.evaluation.intervals import RESAMPLES, FloatArray, Score, bootstrap,
 from bertie.nn.model import Model
 from bertie.text.batch import Batch, pack
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.pretrain.masking import Ints, Masking, seeded
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.masking import Ints, Masking, masking_rng
+from bertie.training.pretrain.packing import PackedCorpus
 
 MAX_LOGITS = 1 << 25  # in memory at a time
 SAMPLES = "samples.jsonl"
@@ -55,14 +55,14 @@ class HeldOutEvaluation:
     and its place in the corpus alone: all evaluations of a run, and of two runs over one corpus, predict the same tokens.
     `dtype`: the autocast dtype, for GPUs.
 
-    >>> held_out = HeldOutEvaluation(Packed(corpus, 65536, 512, seed=0), tokenizer, budget=65536)    # doctest: +SKIP
+    >>> held_out = HeldOutEvaluation(PackedCorpus(corpus, 65536, 512, seed=0), tokenizer, budget=65536)    # doctest: +SKIP
     >>> held_out(model)                                                                              # doctest: +SKIP
     {'loss': 2.031, 'accuracy': 0.601, 'perplexity': 7.62, 'tokens': 74981.0}
     """
 
     def __init__(
         self,
-        packed: Packed,
+        packed: PackedCorpus,
         tokenizer: Tokenizer,
         *,
         masking: Masking | None = None,
@@ -79,7 +79,7 @@ class HeldOutEvaluation:
             raise InputError("the tokenizer has no mask token, and masked language modelling needs one")
         self.masking, self.seed, self.head, self.dtype = masking or Masking(), seed, head, dtype
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
-        self._special_ids: list[int] = packed.corpus.about["tokenizer"]["special"]
+        self._special_ids: list[int] = packed.corpus.manifest["tokenizer"]["special"]
         self._passages = list(self._read(packed, limit))
         if not sum(len(passage.rows) for passage in self._passages):
             raise InputError(f"{packed.corpus.folder} holds special tokens only: there is nothing to mask")
@@ -105,7 +105,7 @@ class HeldOutEvaluation:
         columns = (predictions[0], predictions[1], None)
         return np.stack([np.bincount(owner, weights=column, minlength=len(documents)) for column in columns], axis=1)
 
-    def _read(self, packed: Packed, limit: int) -> Iterator[_MaskedPassage]:
+    def _read(self, packed: PackedCorpus, limit: int) -> Iterator[_MaskedPassage]:
         used = 0
         for step in range(packed.steps()):
             ids, cu, special, words = packed.batch(step)
@@ -114,7 +114,7 @@ class HeldOutEvaluation:
                 used += part.stop - part.start
                 if used > limit and used > part.stop - part.start:  # at least one passage
                     return
-                rng = seeded(self.seed, epoch=None, index=document * 1_000_003 + start)
+                rng = masking_rng(self.seed, epoch=None, index=document * 1_000_003 + start)
                 ends = np.array([0, part.stop - part.start])
                 rows = self.masking.choose(special[part], words[part], ends, rng)
                 masked, targets = self.masking.apply(

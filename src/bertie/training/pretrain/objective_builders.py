@@ -28,7 +28,7 @@ from bertie.training.pretrain.logit_distillation import LogitDistillation, Token
 from bertie.training.pretrain.masked_lm import EnhancedMaskObjective
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.mlm_distillation import DistilBertLoss, MaskedLMDistillation, copy_layers
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.pretrain.pretrain_recipe import MASKING_KEYS, SENTENCE_TERMS, PretrainRecipe
 from bertie.training.pretrain.relation_distillation import Relation, RelationDistillation, RelationLoss
 from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, ReplacedTokenObjective
@@ -84,7 +84,7 @@ class RunContext:
         if not names:
             raise ConfigError("the recipe names no corpus; build one with bertie corpus")
         folders = [names] if isinstance(names, str) else names
-        return Corpus.joined([Corpus.open(self.path(name), tokenizer) for name in folders])
+        return Corpus.concatenate([Corpus.open(self.path(name), tokenizer) for name in folders])
 
     def teacher(self, name: str) -> Checkpoint:
         """Load a teacher once, in the compute dtype."""
@@ -157,7 +157,7 @@ class CorpusObjective:
     def masked_lm_sampler(self, objective: Objective | None, heads: Sequence[str] = ("mlm",)) -> MaskedLMSampler:
         """Sample packed sequences with masked tokens."""
         return MaskedLMSampler(
-            Packed(self.corpus, self.budget, self.max_length, self.seed),
+            PackedCorpus(self.corpus, self.budget, self.max_length, self.seed),
             self.context.tokenizer,
             self.steps,
             masking=self.masking(),
@@ -223,7 +223,7 @@ def build_relation_distillation(args: CorpusObjective) -> BatchSampler:
     layers = {name: options[name] for name in ("heads", "layer", "student_layer") if name in options}
     loss = RelationLoss(context.teacher(options["teacher"]).model, relations=relations, **layers)
     return MaskedLMSampler(
-        Packed(args.corpus, args.budget, args.max_length, args.seed),
+        PackedCorpus(args.corpus, args.budget, args.max_length, args.seed),
         context.tokenizer,
         args.steps,
         # The loss needs no masked tokens: one per text is chosen, and left unchanged.

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.errors import ConfigError, InputError
-from bertie.training.pretrain.corpus import Bits, Corpus, Numbers
+from bertie.training.pretrain.corpus import BoolArray, Corpus, IntArray
 
 LOOKAHEAD = 8  # budgets of text to search for pieces that fit
 MIN_WINDOW = 1024  # pieces to search at least
-SPECIAL = 2  # special tokens around a piece
+SPECIAL_TOKENS = 2  # special tokens around a piece
 
 
-class Packing:
+class PackingPlan:
     """Assign items of given sizes to steps of a budget, deterministically by seed and step number.
 
-    >>> packing = Packing(np.array([3, 3, 3, 1], np.int32), budget=7, seed=0)
-    >>> packing.steps(), sorted(np.concatenate([packing.pieces(0), packing.pieces(1)]).tolist())
+    >>> packing = PackingPlan(np.array([3, 3, 3, 1], np.int32), budget=7, seed=0)
+    >>> packing.steps(), sorted(np.concatenate([packing.items(0), packing.items(1)]).tolist())
     (2, [0, 1, 2, 3])
 
     The steps of an epoch are followed by those of the next, in another order.
@@ -33,21 +33,21 @@ class Packing:
         self.sizes, self.budget, self.seed = sizes, budget, seed
         self._ends: list[int] = []  # cumulative steps at the end of each planned epoch
         self._epoch = -1  # of the cached plan
-        self._plan: tuple[Numbers, Numbers] = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        self._plan: tuple[IntArray, IntArray] = np.zeros(0, np.int64), np.zeros(1, np.int64)
 
     def steps(self, epoch: int = 0) -> int:
         """Number of steps of an epoch. It varies slightly between epochs."""
         self._count_to(epoch)
         return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
-    def fill(self, epoch: int = 0) -> float:
+    def utilization(self, epoch: int = 0) -> float:
         """Fraction of the token budget that an epoch's steps use, without the last, incomplete step."""
         order, cuts = self._planned(epoch)
         if len(cuts) < 3:
             return 1.0
         return int(self.sizes[order[: cuts[-2]]].sum()) / (self.budget * (len(cuts) - 2))
 
-    def place(self, n: int) -> tuple[int, int]:
+    def locate(self, n: int) -> tuple[int, int]:
         """The epoch of a step, and its index within the epoch."""
         if n < 0:
             raise InputError(f"step {n} does not exist: steps are counted from 0")
@@ -56,14 +56,14 @@ class Packing:
         epoch = int(np.searchsorted(self._ends, n, "right"))
         return epoch, n - (self._ends[epoch - 1] if epoch else 0)
 
-    def part(self, n: int) -> float:
+    def epochs_at(self, n: int) -> float:
         """Epochs completed after n steps, as a fraction."""
-        epoch, within = self.place(n)
+        epoch, within = self.locate(n)
         return epoch + within / self.steps(epoch)
 
-    def pieces(self, n: int) -> Numbers:
+    def items(self, n: int) -> IntArray:
         """(items,) the items of step n."""
-        epoch, within = self.place(n)
+        epoch, within = self.locate(n)
         order, cuts = self._planned(epoch)
         return order[cuts[within] : cuts[within + 1]]
 
@@ -73,7 +73,7 @@ class Packing:
             steps = len(self._planned(len(self._ends))[1]) - 1
             self._ends.append(steps + (self._ends[-1] if self._ends else 0))
 
-    def _planned(self, epoch: int) -> tuple[Numbers, Numbers]:
+    def _planned(self, epoch: int) -> tuple[IntArray, IntArray]:
         """The items of an epoch in order (items,), and the boundaries of its steps (steps + 1,)."""
         if epoch != self._epoch:
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
@@ -82,20 +82,20 @@ class Packing:
         return self._plan
 
 
-class Packed(Packing):
+class PackedCorpus(PackingPlan):
     """The batches of a run over a corpus, deterministic by seed and step number.
 
-    >>> packed = Packed(Corpus.open("path/to/corpus"), budget=65536, max_length=512, seed=0)    # doctest: +SKIP
-    >>> packed.steps(), packed.fill()                                                      # doctest: +SKIP
+    >>> packed = PackedCorpus(Corpus.open("path/to/corpus"), budget=65536, max_length=512, seed=0)    # doctest: +SKIP
+    >>> packed.steps(), packed.utilization()                                                      # doctest: +SKIP
     (65, 0.9998)
     >>> ids, cu, special, words = packed.batch(17)                                         # doctest: +SKIP
 
     """
 
     def __init__(self, corpus: Corpus, budget: int, max_length: int, seed: int) -> None:
-        if max_length <= SPECIAL:
+        if max_length <= SPECIAL_TOKENS:
             raise InputError(
-                f"max_length={max_length} must be above {SPECIAL}: there are that many special tokens around each piece"
+                f"max_length={max_length} must be above {SPECIAL_TOKENS}: there are that many special tokens around each piece"
             )
         if budget < max_length:
             raise InputError(
@@ -106,51 +106,51 @@ class Packed(Packing):
         if corpus.cls_id is None or corpus.sep_id is None:
             raise ConfigError(f"the tokenizer of {corpus.folder} has no [CLS] or [SEP] token; both are needed")
         self.corpus, self.budget, self.max_length, self.seed = corpus, budget, max_length, seed
-        room = max_length - SPECIAL
+        room = max_length - SPECIAL_TOKENS
         counts = -(-corpus.lengths // room)  # pieces per document; 0 for an empty one
         self._documents = np.repeat(np.arange(len(corpus)), counts)  # (pieces,)
         first = np.cumsum(counts) - counts
         self._starts = (np.arange(len(self._documents)) - np.repeat(first, counts)) * room
         self._sizes = np.minimum(corpus.lengths[self._documents] - self._starts, room).astype(np.int32)
-        super().__init__(self._sizes + SPECIAL, budget, seed)
+        super().__init__(self._sizes + SPECIAL_TOKENS, budget, seed)
 
     def step(self, n: int) -> list[tuple[int, int, int]]:
         """(document, start, end) of each piece of a step, in tokens."""
-        pieces = self.pieces(n)
+        pieces = self.items(n)
         documents, starts, sizes = (part[pieces].tolist() for part in (self._documents, self._starts, self._sizes))
         return [(document, start, start + size) for document, start, size in zip(documents, starts, sizes, strict=True)]
 
-    def batch(self, n: int) -> tuple[Numbers, NDArray[np.int32], Bits, Bits]:
+    def batch(self, n: int) -> tuple[IntArray, NDArray[np.int32], BoolArray, BoolArray]:
         """The flat batch of a step: ids (T,), cu (B + 1,), special (T,), words (T,).
 
         Piece b is tokens `cu[b]` to `cu[b + 1]`. `special` marks the special tokens around each piece and those in
         the text itself, unknown tokens included. `words` marks tokens that begin a word; special tokens, and the
         first of a piece, always do.
         """
-        pieces = self.pieces(n)
-        return flat(self.corpus, self._documents[pieces], self._starts[pieces], self._sizes[pieces])
+        pieces = self.items(n)
+        return flatten_pieces(self.corpus, self._documents[pieces], self._starts[pieces], self._sizes[pieces])
 
 
-def flat(
-    corpus: Corpus, documents: Numbers, starts: Numbers, sizes: NDArray[np.int32]
-) -> tuple[Numbers, NDArray[np.int32], Bits, Bits]:
-    """Build a flat batch of pieces with their special tokens, as in `Packed.batch`."""
+def flatten_pieces(
+    corpus: Corpus, documents: IntArray, starts: IntArray, sizes: NDArray[np.int32]
+) -> tuple[IntArray, NDArray[np.int32], BoolArray, BoolArray]:
+    """Build a flat batch of pieces with their special tokens, as in `PackedCorpus.batch`."""
     assert corpus.cls_id is not None
     assert corpus.sep_id is not None
     lengths = sizes.astype(np.int64)
-    cu = np.concatenate([[0], np.cumsum(lengths + SPECIAL)])  # (B + 1,)
+    cu = np.concatenate([[0], np.cumsum(lengths + SPECIAL_TOKENS)])  # (B + 1,)
     ids, words = np.empty(cu[-1], np.int64), np.ones(cu[-1], np.bool_)
     inner = np.ones(cu[-1], np.bool_)  # all but the first and last token of a piece
     inner[cu[:-1]] = inner[cu[1:] - 1] = False
     ids[cu[:-1]], ids[cu[1:] - 1] = corpus.cls_id, corpus.sep_id
     ids[inner], words[inner] = corpus.gather(documents, starts, lengths)
     words[cu[:-1] + 1] = True
-    special = np.isin(ids, np.array(corpus.about["tokenizer"]["special"], np.int64))
+    special = np.isin(ids, np.array(corpus.manifest["tokenizer"]["special"], np.int64))
     words |= special
     return ids, cu.astype(np.int32), special, words
 
 
-def first_fit(sizes: NDArray[np.int32], budget: int) -> tuple[Numbers, Numbers]:
+def first_fit(sizes: NDArray[np.int32], budget: int) -> tuple[IntArray, IntArray]:
     """First-fit packing: item indices in packed order, and the boundaries of steps (steps + 1,).
 
     A step takes items in order as long as they fit, then any that still fits of those within `LOOKAHEAD` budgets.
@@ -161,7 +161,7 @@ def first_fit(sizes: NDArray[np.int32], budget: int) -> tuple[Numbers, Numbers]:
     total = np.cumsum(sizes, dtype=np.int64)
     waiting = np.zeros(0, np.int64)
     read = spent = 0  # items seen; tokens packed
-    taken: list[Numbers] = []
+    taken: list[IntArray] = []
     while len(waiting) or read < len(sizes):
         # The window: deferred items, and new ones until LOOKAHEAD budgets are filled.
         until = max(int(np.searchsorted(total, spent + LOOKAHEAD * budget)), read + MIN_WINDOW - len(waiting))

@@ -30,7 +30,7 @@ from bertie.training.pretrain.corpus import HELD_OUT, MANIFEST, Corpus
 from bertie.training.pretrain.initialization import extend_vocabulary, new_model
 from bertie.training.pretrain.monitoring import HeldOutEvaluation
 from bertie.training.pretrain.objective_builders import CORPUS_OBJECTIVES, RunContext, build_sampler, model_name
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
 from bertie.training.pretrain.training_report import TrainingReport
 from bertie.training.step import autocast_dtype
@@ -153,13 +153,13 @@ def _held_out(context: RunContext) -> HeldOutEvaluation | None:
     folders = [folder for folder in folders if (folder / MANIFEST).is_file()]
     if not folders:
         return None
-    corpus = Corpus.joined([Corpus.open(folder, context.tokenizer) for folder in folders])
+    corpus = Corpus.concatenate([Corpus.open(folder, context.tokenizer) for folder in folders])
     if not corpus.tokens:
         return None
     max_length = min(recipe.recipe.max_length or checkpoint.max_length, checkpoint.max_length)
     budget = max(HELD_OUT_TOKENS, max_length)
     dtype = autocast_dtype(recipe.recipe.mixed_precision, context.device)
-    return HeldOutEvaluation(Packed(corpus, budget, max_length, seed=0), context.tokenizer, budget=budget, dtype=dtype)
+    return HeldOutEvaluation(PackedCorpus(corpus, budget, max_length, seed=0), context.tokenizer, budget=budget, dtype=dtype)
 
 
 def _evaluation(context: RunContext, held_out: HeldOutEvaluation | None) -> Callable[[], dict[str, float]] | None:

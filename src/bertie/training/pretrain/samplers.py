@@ -11,8 +11,8 @@ import numpy as np
 from bertie.errors import ConfigError, InputError
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.objectives import MaskedLMObjective, ModelObjective, Objective, TrainingExample, TrainingWindow
-from bertie.training.pretrain.masking import Masking, seeded
-from bertie.training.pretrain.packing import Packed
+from bertie.training.pretrain.masking import Masking, masking_rng
+from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.sampling import BatchSampler, TrainingTask
 
 
@@ -21,13 +21,13 @@ class MaskedLMSampler:
 
     `objective` is masked language modelling, unless another one is passed that reads masked tokens.
 
-    >>> sampler = MaskedLMSampler(Packed(corpus, 65536, 512, seed=0), tokenizer, steps=10_000)      # doctest: +SKIP
+    >>> sampler = MaskedLMSampler(PackedCorpus(corpus, 65536, 512, seed=0), tokenizer, steps=10_000)      # doctest: +SKIP
     >>> Trainer(model, sampler, Recipe(lr=5e-4)).run()                                              # doctest: +SKIP
     """
 
     def __init__(
         self,
-        packed: Packed,
+        packed: PackedCorpus,
         tokenizer: Tokenizer,
         steps: int,
         *,
@@ -42,7 +42,7 @@ class MaskedLMSampler:
             raise InputError("the tokenizer has no mask token, and masked language modelling needs one")
         self.packed, self.masking, self.static, self.total_steps = packed, masking or Masking(), static, steps
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
-        self._special_ids = packed.corpus.about["tokenizer"]["special"]
+        self._special_ids = packed.corpus.manifest["tokenizer"]["special"]
         self._task = TrainingTask(heads[0] if heads else "", objective or MaskedLMObjective(), ())
         self.heads, self.single_head = list(heads), not isinstance(objective, ModelObjective)
         self.epoch_starts = [0]
@@ -52,11 +52,11 @@ class MaskedLMSampler:
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step, from 0."""
-        return self.packed.place(step)[0]
+        return self.packed.locate(step)[0]
 
     def epochs_done(self, step: int) -> float:
         """The number of epochs completed after so many steps."""
-        return self.packed.part(step)
+        return self.packed.epochs_at(step)
 
     def schedule_position(self, step: int) -> float:
         """All steps have the same size."""
@@ -74,7 +74,7 @@ class MaskedLMSampler:
         if self.static:
             masked, positions, targets = self._mask_statically(step, ids, cu, special, words)
         else:
-            rng = seeded(self.packed.seed, epoch=0, index=step)
+            rng = masking_rng(self.packed.seed, epoch=0, index=step)
             positions = self.masking.choose(special, words, cu, rng)
             masked, targets = self._apply(ids, positions, rng)
         extras = {} if self.single_head else {"special": special}
@@ -90,7 +90,7 @@ class MaskedLMSampler:
         masked, positions, targets = ids.copy(), [], []
         for b, (document, start, _) in enumerate(self.packed.step(step)):
             part = slice(int(cu[b]), int(cu[b + 1]))
-            rng = seeded(self.packed.seed, epoch=None, index=document * 1_000_003 + start)
+            rng = masking_rng(self.packed.seed, epoch=None, index=document * 1_000_003 + start)
             chosen = self.masking.choose(special[part], words[part], np.array([0, part.stop - part.start]), rng)
             masked[part], original = self._apply(ids[part], chosen, rng)
             positions.append(chosen + part.start)

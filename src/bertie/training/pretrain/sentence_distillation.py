@@ -24,9 +24,9 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.embedding.losses import similarity_distillation
 from bertie.training.objectives import MicroBatch, ModelObjective, TrainingExample
-from bertie.training.pretrain.corpus import Corpus, Numbers
-from bertie.training.pretrain.masking import Masking, seeded
-from bertie.training.pretrain.packing import SPECIAL, Packing, flat
+from bertie.training.pretrain.corpus import Corpus, IntArray
+from bertie.training.pretrain.masking import Masking, masking_rng
+from bertie.training.pretrain.packing import SPECIAL_TOKENS, PackingPlan, flatten_pieces
 from bertie.training.pretrain.samplers import masked_examples
 from bertie.training.sampling import TrainingTask
 
@@ -39,8 +39,8 @@ class AlignedCorpora:
     """
 
     def __init__(self, student: Corpus, teacher: Corpus, max_length: int) -> None:
-        if max_length <= SPECIAL:
-            raise InputError(f"max_length={max_length} must be above {SPECIAL}, the special tokens of a passage")
+        if max_length <= SPECIAL_TOKENS:
+            raise InputError(f"max_length={max_length} must be above {SPECIAL_TOKENS}, the special tokens of a passage")
         if len(student) != len(teacher):
             raise InputError(
                 f"{student.folder} has {len(student):,} documents and {teacher.folder} has {len(teacher):,}; make both "
@@ -54,7 +54,7 @@ class AlignedCorpora:
         same = counts == np.diff(firsts[1])
         self.left_out = int((~same).sum())
         self.documents, first_word, end_word = _split_passages(
-            boundaries, firsts, np.where(same, counts, 0), max_length - SPECIAL
+            boundaries, firsts, np.where(same, counts, 0), max_length - SPECIAL_TOKENS
         )
         if not len(self.documents):
             raise InputError(f"{student.folder} and {teacher.folder} have no document with the same words")
@@ -67,23 +67,23 @@ class AlignedCorpora:
         """Number of passages."""
         return len(self.documents)
 
-    def read(self, passages: Numbers) -> list[tuple[Any, Any, Any, Any]]:
-        """Read passages, flat as in `Packed.batch`: the student's, then the teacher's."""
+    def read(self, passages: IntArray) -> list[tuple[Any, Any, Any, Any]]:
+        """Read passages, flat as in `PackedCorpus.batch`: the student's, then the teacher's."""
         return [
-            flat(corpus, self.documents[passages], start[passages], sizes[passages])
+            flatten_pieces(corpus, self.documents[passages], start[passages], sizes[passages])
             for corpus, (start, sizes) in zip((self.student, self.teacher), self.spans, strict=True)
         ]
 
 
-def _word_boundaries(corpus: Corpus) -> Numbers:
+def _word_boundaries(corpus: Corpus) -> IntArray:
     """(words + 1,) the first token of each word over all documents, and the total number of tokens."""
     starts = [np.flatnonzero(bits) + base for bits, base in corpus.word_bits()]
     return np.concatenate([*starts, np.array([corpus.tokens])])
 
 
 def _split_passages(
-    boundaries: Sequence[Numbers], firsts: Sequence[Numbers], counts: Numbers, room: int
-) -> tuple[Numbers, Numbers, Numbers]:
+    boundaries: Sequence[IntArray], firsts: Sequence[IntArray], counts: IntArray, room: int
+) -> tuple[IntArray, IntArray, IntArray]:
     """Passages of as many words as fit in both corpora: document, first word, end. Splits all documents in parallel."""
     documents = np.flatnonzero(counts)
     at = np.zeros_like(documents)
@@ -124,9 +124,9 @@ class SentenceDistillationSampler:
             raise InputError("the tokenizer has no mask token, and masking needs one")
         self.corpora, self.total_steps, self.masking, self.seed = corpora, steps, masking, seed
         self._mask_id, self._vocab = tokenizer.mask_id or 0, tokenizer.vocab_size
-        self._special_ids = corpora.student.about["tokenizer"]["special"]
+        self._special_ids = corpora.student.manifest["tokenizer"]["special"]
         self._task = TrainingTask("mlm", objective, ())
-        self._packing = Packing(corpora.spans[0][1] + SPECIAL, budget, seed)
+        self._packing = PackingPlan(corpora.spans[0][1] + SPECIAL_TOKENS, budget, seed)
         self.heads, self.epoch_starts = ["mlm"] if masking is not None else [], [0, steps]
 
     def epoch_of(self, step: int) -> int:
@@ -135,7 +135,7 @@ class SentenceDistillationSampler:
 
     def epochs_done(self, step: int) -> float:
         """The number of epochs completed after so many steps."""
-        return self._packing.part(step)
+        return self._packing.epochs_at(step)
 
     def schedule_position(self, step: int) -> float:
         """All steps have the same size."""
@@ -149,11 +149,11 @@ class SentenceDistillationSampler:
 
     def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         """Read the passages of a step."""
-        (ids, cu, special, words), (ids_t, cu_t, _, words_t) = self.corpora.read(self._packing.pieces(step))
+        (ids, cu, special, words), (ids_t, cu_t, _, words_t) = self.corpora.read(self._packing.items(step))
         positions: Any = np.zeros(0, np.int64)
         masked, targets = ids, positions
         if self.masking is not None:
-            rng = seeded(self.seed, epoch=0, index=step)
+            rng = masking_rng(self.seed, epoch=0, index=step)
             positions = self.masking.choose(special, words, cu, rng)
             masked, targets = self.masking.apply(
                 ids, positions, rng, vocab=self._vocab, mask_id=self._mask_id, never=self._special_ids
@@ -174,7 +174,7 @@ class SentenceDistillationSampler:
         return self._task, examples
 
 
-def _number_words(words: NDArray[np.bool_], cu: NDArray[np.int32]) -> tuple[Numbers, Numbers]:
+def _number_words(words: NDArray[np.bool_], cu: NDArray[np.int32]) -> tuple[IntArray, IntArray]:
     """(T,) the index of each token's word in its passage, −1 for the special tokens around it; (B,) word counts."""
     inner = np.ones(len(words), np.bool_)
     inner[cu[:-1]] = inner[cu[1:] - 1] = False

@@ -17,10 +17,10 @@ from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.objectives import MicroBatch, ModelObjective, TrainingExample
-from bertie.training.pretrain.corpus import Corpus, Numbers
+from bertie.training.pretrain.corpus import Corpus, IntArray
 from bertie.training.pretrain.masked_lm import MaskedLMLoss, summed_cross_entropy
-from bertie.training.pretrain.masking import Masking, seeded
-from bertie.training.pretrain.packing import Packing
+from bertie.training.pretrain.masking import Masking, masking_rng
+from bertie.training.pretrain.packing import PackingPlan
 from bertie.training.pretrain.samplers import masked_examples
 from bertie.training.sampling import TrainingTask
 
@@ -217,13 +217,13 @@ class SentencePairSampler:
         self.room, self.masking, self.static = max_length - SPECIAL, masking or Masking(), static
         self._pairs, self._task = pairs, TrainingTask("mlm", SentencePairObjective(pairs), ())
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
-        self._special_ids = np.array(corpus.about["tokenizer"]["special"], np.int64)
+        self._special_ids = np.array(corpus.manifest["tokenizer"]["special"], np.int64)
         self.heads, self.epoch_starts = ["mlm", pairs.head], [0, steps]
         self._sections = _sections(corpus, SECTION * self.room)  # (sections, 3): document, first token, end
         sizes = (self._sections[:, 2] - self._sections[:, 1]).astype(np.int32)
         if len(sizes) < 2:
             raise InputError(f"{corpus.folder} has a single text; pairs need at least 2")
-        self._packing = Packing(np.minimum(sizes, budget), budget, seed)
+        self._packing = PackingPlan(np.minimum(sizes, budget), budget, seed)
 
     def epoch_of(self, step: int) -> int:
         """0: nothing depends on the epoch."""
@@ -231,7 +231,7 @@ class SentencePairSampler:
 
     def epochs_done(self, step: int) -> float:
         """The number of epochs completed after so many steps."""
-        return self._packing.part(step)
+        return self._packing.epochs_at(step)
 
     def schedule_position(self, step: int) -> float:
         """All steps have the same size."""
@@ -245,12 +245,12 @@ class SentencePairSampler:
 
     def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         """Generate the pairs of a step and mask tokens."""
-        epoch, _ = self._packing.place(step)
+        epoch, _ = self._packing.locate(step)
         if self.static and epoch >= STATIC_COPIES:
             step %= sum(self._packing.steps(e) for e in range(STATIC_COPIES))
-            epoch, _ = self._packing.place(step)
-        rng = seeded(self.seed, epoch=epoch, index=step)
-        chosen = self._packing.pieces(step)
+            epoch, _ = self._packing.locate(step)
+        rng = masking_rng(self.seed, epoch=epoch, index=step)
+        chosen = self._packing.items(step)
         if len(chosen) == 1:  # possible at the end of an epoch: random second texts need another
             chosen = np.append(chosen, (chosen + rng.integers(1, len(self._sections))) % len(self._sections))
         documents = [self._sentences(*section) for section in self._sections[chosen].tolist()]
@@ -287,7 +287,7 @@ class SentencePairSampler:
         return ids, cu, special, words | special, segments
 
 
-def _sections(corpus: Corpus, most: int) -> Numbers:
+def _sections(corpus: Corpus, most: int) -> IntArray:
     counts = -(-corpus.lengths // most)
     documents = np.repeat(np.arange(len(corpus)), counts)
     first = (np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)) * most

@@ -14,6 +14,6 @@ Each line is tokenized by itself: line breaks are not tokens, and no token cross
 
 from bertie.training.pretrain.corpus.building import CorpusSettings, build_corpus
 from bertie.training.pretrain.corpus.documents import read_titles
-from bertie.training.pretrain.corpus.shards import HELD_OUT, MANIFEST, Bits, Corpus, Numbers
+from bertie.training.pretrain.corpus.shards import HELD_OUT, MANIFEST, BoolArray, Corpus, IntArray
 
-__all__ = ["HELD_OUT", "MANIFEST", "Bits", "Corpus", "CorpusSettings", "Numbers", "build_corpus", "read_titles"]
+__all__ = ["HELD_OUT", "MANIFEST", "BoolArray", "Corpus", "CorpusSettings", "IntArray", "build_corpus", "read_titles"]

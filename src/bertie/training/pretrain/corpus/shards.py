@@ -18,8 +18,8 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.text.tokenizer_files import parse_json
 
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
-Bits = NDArray[np.bool_]
-Numbers = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
 
 MANIFEST, JOURNAL, HELD_OUT = "corpus.json", "build.json", "heldout"
 FORMAT = 1
@@ -62,12 +62,12 @@ class Corpus:
     array([3894, 1024, 1996, ...], dtype=uint16)
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], shards: Sequence[_Shard]) -> None:
-        self.folder, self.about, self._shards = folder, about, shards
-        self.cls_id: int | None = about["tokenizer"]["cls"]  # [CLS]
-        self.sep_id: int | None = about["tokenizer"]["sep"]  # [SEP]
+    def __init__(self, folder: Path, manifest: dict[str, Any], shards: Sequence[_Shard]) -> None:
+        self.folder, self.manifest, self._shards = folder, manifest, shards
+        self.cls_id: int | None = manifest["tokenizer"]["cls"]  # [CLS]
+        self.sep_id: int | None = manifest["tokenizer"]["sep"]  # [SEP]
         lengths = np.concatenate([np.zeros(0, np.int64), *(shard.lengths for shard in shards)])
-        self.lengths: Numbers = lengths.astype(np.int64)  # (documents,)
+        self.lengths: IntArray = lengths.astype(np.int64)  # (documents,)
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)])  # of documents, counted through all shards
         tokens = [len(shard.ids) for shard in shards]
         self._bases = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])  # of shards
@@ -80,27 +80,27 @@ class Corpus:
             interrupted = (path / JOURNAL).exists()
             why = "the build was interrupted; continue it with --resume" if interrupted else "build it: bertie corpus"
             raise NotFoundError(f"{path} holds no corpus ({why})")
-        about = read_json(path / MANIFEST)
-        if about.get("format") != FORMAT:
-            raise CheckpointError(f"{path / MANIFEST}: format={about.get('format')!r} must be {FORMAT}")
-        if tokenizer is not None and tokenizer_fingerprint(tokenizer) != about["tokenizer"]["fingerprint"]:
+        manifest = read_json(path / MANIFEST)
+        if manifest.get("format") != FORMAT:
+            raise CheckpointError(f"{path / MANIFEST}: format={manifest.get('format')!r} must be {FORMAT}")
+        if tokenizer is not None and tokenizer_fingerprint(tokenizer) != manifest["tokenizer"]["fingerprint"]:
             raise ConfigError(
-                f"{path} was built with another tokenizer (fingerprint={about['tokenizer']['fingerprint'][:12]}, and "
+                f"{path} was built with another tokenizer (fingerprint={manifest['tokenizer']['fingerprint'][:12]}, and "
                 f"this one's is {tokenizer_fingerprint(tokenizer)[:12]}); use that one, or rebuild the corpus"
             )
-        corpus = cls(path, about, [_open_shard(path, number, about) for number in range(len(about["shards"]))])
-        if corpus.tokens != corpus._bases[-1] or len(corpus) != about["documents"]:
+        corpus = cls(path, manifest, [_open_shard(path, number, manifest) for number in range(len(manifest["shards"]))])
+        if corpus.tokens != corpus._bases[-1] or len(corpus) != manifest["documents"]:
             raise CheckpointError(f"{path}: {MANIFEST} and the shards do not agree; rebuild the corpus")
         return corpus
 
     @classmethod
-    def joined(cls, corpora: Sequence[Corpus]) -> Corpus:
+    def concatenate(cls, corpora: Sequence[Corpus]) -> Corpus:
         """Concatenate corpora of one tokenizer, without copying."""
         first = corpora[0]
         for other in corpora[1:]:
-            if other.about["tokenizer"] != first.about["tokenizer"]:
+            if other.manifest["tokenizer"] != first.manifest["tokenizer"]:
                 raise ConfigError(f"{other.folder} and {first.folder} were built with different tokenizers")
-        return cls(first.folder, first.about, [shard for corpus in corpora for shard in corpus._shards])
+        return cls(first.folder, first.manifest, [shard for corpus in corpora for shard in corpus._shards])
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -116,22 +116,22 @@ class Corpus:
         shard, start, end = self._locate(i)
         return self._shards[shard].ids[start:end]
 
-    def word_starts(self, i: int) -> Bits:
+    def word_starts(self, i: int) -> BoolArray:
         """(n,) whether each token of a document begins a word."""
         shard, start, end = self._locate(i)
         return _unpack_bits(self._shards[shard].words, start, end)
 
-    def lines(self, i: int) -> Numbers:
+    def lines(self, i: int) -> IntArray:
         """(lines,) token index where each line of a document begins, the first at 0; empty lines are skipped."""
         shard, start, end = self._locate(i)
         return np.flatnonzero(_unpack_bits(self._shards[shard].lines, start, end))
 
     @property
-    def starts(self) -> Numbers:
+    def starts(self) -> IntArray:
         """(documents + 1,) token offsets of the documents in the whole corpus."""
         return self._starts
 
-    def word_bits(self) -> Iterator[tuple[Bits, int]]:
+    def word_bits(self) -> Iterator[tuple[BoolArray, int]]:
         """Yield per shard whether each token begins a word, and the token offset of the shard."""
         for shard, first in zip(self._shards, self._bases[:-1].tolist(), strict=True):
             yield _unpack_bits(shard.words, 0, len(shard.ids)), first
@@ -145,7 +145,7 @@ class Corpus:
         base = int(self._bases[shard])
         return shard, start - base, end - base
 
-    def gather(self, documents: Numbers, starts: Numbers, lengths: Numbers) -> tuple[Numbers, Bits]:
+    def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, BoolArray]:
         """Gather many non-empty pieces of documents: ids (T,) and whether each begins a word (T,)."""
         begins = self._starts[documents] + starts  # in the whole corpus
         shards = np.searchsorted(self._bases, begins, "right") - 1
@@ -165,17 +165,17 @@ class Corpus:
         return ids, words
 
 
-def _open_shard(folder: Path, number: int, about: dict[str, Any]) -> _Shard:
+def _open_shard(folder: Path, number: int, manifest: dict[str, Any]) -> _Shard:
     ids, index = shard_paths(folder, number)
-    documents, tokens = about["shards"][number]["documents"], about["shards"][number]["tokens"]
+    documents, tokens = manifest["shards"][number]["documents"], manifest["shards"][number]["tokens"]
     bits = -(-tokens // 8)
     marks = _memory_map(index, np.dtype(np.uint8), 4 * documents + 2 * bits)
     lengths, words, lines = np.split(marks, [4 * documents, 4 * documents + bits])
-    tokens_map = _memory_map(ids, np.dtype(about["dtype"]).newbyteorder("<"), tokens)
+    tokens_map = _memory_map(ids, np.dtype(manifest["dtype"]).newbyteorder("<"), tokens)
     return _Shard(tokens_map, lengths.view("<u4"), words, lines)
 
 
-def _unpack_bits(packed: NDArray[np.uint8], start: int, end: int) -> Bits:
+def _unpack_bits(packed: NDArray[np.uint8], start: int, end: int) -> BoolArray:
     first = start // 8
     bits = np.unpackbits(packed[first : -(-end // 8)], bitorder="little")
     return bits[start - 8 * first : end - 8 * first].view(np.bool_)

@@ -15,7 +15,7 @@ from bertie.data.atomic import atomic_write
 from bertie.data.journal import AlreadyComplete, check_same_settings
 from bertie.errors import CheckpointError, ExistsError, InputError
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.pretrain.corpus.shards import HELD_OUT, JOURNAL, MANIFEST, Bits, read_json, shard_paths
+from bertie.training.pretrain.corpus.shards import HELD_OUT, JOURNAL, MANIFEST, BoolArray, read_json, shard_paths
 
 TOKENIZE_BLOCK = 1 << 20  # characters tokenized at once
 
@@ -100,8 +100,8 @@ class ShardWriter:
 
     def _start_shard(self) -> None:
         self._ids: list[NDArray[Any]] = []
-        self._words: list[Bits] = []
-        self._lines: list[Bits] = []
+        self._words: list[BoolArray] = []
+        self._lines: list[BoolArray] = []
         self._tokens = 0
 
     def add(self, text: str) -> None:
