@@ -29,7 +29,7 @@ test-slow: $(READY)
 
 # On a machine with a GPU, its torch and the test packages; installs nothing.
 test-gpu:
-	PYTHONPATH=$(CURDIR)/src python3 -m pytest tests/gpu tests/nn tests/kernels tests/parity tests/training/test_optim.py tests/test_neighbours.py
+	PYTHONPATH=$(CURDIR)/src python3 -m pytest tests/gpu tests/nn tests/ops tests/parity tests/training/test_optimizer.py tests/test_neighbours.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

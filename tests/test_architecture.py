@@ -14,7 +14,7 @@ import bertie
 SOURCE = Path(bertie.__file__).parent
 # From the bottom up. A module imports from its own layer and from those below it, lazily or not.
 LAYERS = (
-    *("errors", "_version", "config", "recipe", "data", "evaluation"),  # leaves, which anybody may use
+    *("errors", "_version", "config", "switches", "recipe", "data", "evaluation"),  # leaves, which anybody may use
     *("text", "ops", "nn", "checkpoints", "pipeline", "tasks", "training"),
     *("compress", "search", "client", "cluster", "bench", "serve", "cli"),
 )
@@ -22,6 +22,7 @@ LEAVES = {
     "errors": set[str](),
     "_version": set[str](),
     "config": {"errors"},
+    "switches": {"errors"},
     "recipe": {"errors"},
     "data": {"errors"},
     "evaluation": {"errors", "config", "data", "_version"},

@@ -13,7 +13,7 @@ from bertie.ops.dispatch import DispatchTable
 from bertie.text.batch import Batch
 
 
-class TokenEmbeddings(nn.Module):
+class InputEmbeddings(nn.Module):
     """Word + segment + position embeddings, normalized, and projected to the encoder's width where that differs."""
 
     def __init__(self, cfg: EncoderConfig) -> None:

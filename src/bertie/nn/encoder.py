@@ -15,7 +15,7 @@ from bertie.config import Bucketed, Convolution, Disentangled, EncoderConfig, Ro
 from bertie.nn import packed
 from bertie.nn.attention import QKV, PassContext
 from bertie.nn.blocks import Block
-from bertie.nn.embeddings import TokenEmbeddings
+from bertie.nn.embeddings import InputEmbeddings
 from bertie.nn.norms import build_norm
 from bertie.nn.positions import RelativeTable, relative_rows
 from bertie.ops.contracts import compute_dtype, has_autocast
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.embeddings = TokenEmbeddings(cfg)
+        self.embeddings = InputEmbeddings(cfg)
         self.blocks = nn.ModuleList(Block(cfg, number) for number in range(cfg.blocks))
         self.norm = build_norm(cfg.norm, cfg.width) if cfg.pre_norm else None
         self.conv = TokenConvolution(cfg, cfg.conv) if cfg.conv else None
@@ -115,7 +115,9 @@ class Encoder(nn.Module):
 
     def dispatch(self) -> DispatchTable:
         """The dispatch table for the present device, precision and mode, resolved once for each."""
-        words = self.embeddings.words.weight
+        # Called in every pass: without nn.Module's attribute lookup, which takes longer than all the rest.
+        words = self._modules["embeddings"]._modules["words"]._parameters["weight"]  # type: ignore[union-attr]
+        assert words is not None
         dtype, training = compute_dtype(words), self.needs_gradients()
         key = (words.device, words.dtype, dtype, training, self.gradient_checkpointing, switches.disabled())
         table = self._tables.get(key)
