@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    monkeypatch.setattr("bertie.checkpoints.checkpoint.built_in", list)
+    monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
     assert main([verb, ROW, *more]) == 2
     assert capsys.readouterr().err == (
@@ -181,7 +181,7 @@ def test_a_text_that_is_a_name_nowhere(models: dict[str, str], capsys: pytest.Ca
 def test_rows_before_a_bad_one_are_kept(
     models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertie.cli.stream.ROWS_A_CHUNK", 4)
+    monkeypatch.setattr("bertie.cli.stream.CHUNK_ROWS", 4)
     Path("in.jsonl").write_text('{"text": "a cat"}\n' * 10 + '{"text": null}\n')
     argv = ["embed", "in.jsonl", "-m", models["embed"], "-o", "out.jsonl"]
     assert main(argv) == 1
@@ -198,7 +198,7 @@ def test_rows_before_a_bad_one_are_kept(
 def test_something_else_is_not_resumed(
     models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertie.cli.stream.ROWS_A_CHUNK", 4)
+    monkeypatch.setattr("bertie.cli.stream.CHUNK_ROWS", 4)
     Path("in.jsonl").write_text('{"text": "a cat"}\n' * 10 + '{"text": null}\n')
     argv = ["embed", "in.jsonl", "-o", "out.jsonl"]
     assert main([*argv, "-m", models["embed"]]) == 1

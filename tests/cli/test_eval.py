@@ -242,6 +242,6 @@ def test_bad_input(trained: dict[str, Path], here: Path, capsys: pytest.CaptureF
 
 
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.checkpoints.checkpoint.built_in", list)
+    monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     assert main(["eval", "in.jsonl"]) == 2
     assert "name one with -m" in capsys.readouterr().err

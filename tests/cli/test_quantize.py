@@ -187,7 +187,7 @@ def test_for_people(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
     assert main(["quantize", models["classify"], "-o", "small", "--precision", "int8", "--texts", file]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()] == ["weights", "error", "hidden", "head", "report"]
-    assert "the same first choice in" in out
+    assert "top-1 agreement" in out
     assert json.loads((here / "small/quantization.json").read_text())["texts"] == "texts.jsonl"
 
 
@@ -212,7 +212,7 @@ def test_a_model_without_tokenizer(here: Path, capsys: pytest.CaptureFixture[str
         (["--precision", "int8", "-o", "x", "--texts", "blank.txt"], 1, "has no text"),
         (["--precision", "int8", "-o", "x", "--texts", "texts.jsonl", "--column", "no"], 1, "no column 'no'"),
         (["--precision", "int8", "-o", "full"], 1, "pass --overwrite"),
-        (["--precision", "int8", "-o", "blank.txt", "--overwrite"], 1, "already; pass --overwrite"),
+        (["--precision", "int8", "-o", "blank.txt", "--overwrite"], 1, "already exists; pass --overwrite"),
     ],
 )
 def test_wrong_use(

@@ -68,7 +68,7 @@ def test_fill_among_candidates(models: dict[str, str], capsys: pytest.CaptureFix
 
 def test_fill_scores(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     found = lines(capsys, "fill", "the cat sat", "a dog", "-m", models["fill"], "--score")
-    ours = bertie.MaskedLM.load(models["fill"]).score(["the cat sat", "a dog"])
+    ours = bertie.MaskedLM.load(models["fill"]).pseudo_log_likelihood(["the cat sat", "a dog"])
     assert found == [{"row": i} | plain(one) for i, one in enumerate(ours, 1)]
 
 
