@@ -163,6 +163,7 @@ def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pyte
         (["--max-body", "-1"], "--max-body -1"),
         (["--deadline", "0"], "--deadline 0.0"),
         (["--disable", "magic"], "--disable magic"),
+        (["--deterministic", "--batch-tokens", "512"], "--deterministic"),
     ],
 )
 def test_usage_errors(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

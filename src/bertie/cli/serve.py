@@ -60,6 +60,11 @@ def add(verbs: Verbs) -> None:
         metavar="BACKEND",
         help="do not use a fast path: cuda_graphs, native, triton.attention, … (/info lists those in use)",
     )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="one forward pass per window: on a GPU, results then do not depend on other requests; slow",
+    )
     keys = parser.add_argument_group("authentication")
     keys.add_argument("--api-key-file", metavar="FILE", help="hashed API keys, one of which each request must send")
     keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
@@ -134,6 +139,8 @@ def _check(args: argparse.Namespace) -> None:
                 pass
         except ConfigError as error:
             raise UsageError(str(error).replace(f"disable={name!r}", f"--disable {name}")) from None
+    if args.deterministic and args.batch_tokens is not None:
+        raise UsageError("--deterministic runs one window at a time, so --batch-tokens has no effect; give only one")
     if args.new_key is not None:
         if args.api_key_file is None:
             raise UsageError("--new-key needs --api-key-file, where its hash is stored")
@@ -200,7 +207,8 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     from bertie.checkpoints.hub import default_model, resolve
     from bertie.serve.registry import Registry, name_models
 
-    disable(*args.disable)
+    # Replayed CUDA graphs use other attention kernels than single passes.
+    disable(*args.disable, *(["cuda_graphs"] if args.deterministic else []))
     device = select_device(args.device)
     if device == "cuda" and worker.count > 1:  # spread the workers over the GPUs
         device = f"cuda:{worker.number % torch.cuda.device_count()}"
@@ -217,5 +225,5 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         name = names.get(resolve(source).resolve()) or next(iter(name_models([source])))
         models.setdefault(name, source)
         index = opened, name
-    options = {"budget": args.batch_tokens, "max_wait": args.max_wait}
+    options = {"budget": 1 if args.deterministic else args.batch_tokens, "max_wait": args.max_wait}
     return Registry(models, devices=[device], precision=args.precision, on_batch=metrics.count_batch, **options), index

@@ -227,7 +227,7 @@ class AnswerRequest(TaskRequest):
     )
 
 
-class AnswerSpan(Response):
+class AnswerSpanItem(Response):
     """documents[document][start:end]; an empty text without offsets means no answer."""
 
     text: str
@@ -240,7 +240,7 @@ class AnswerSpan(Response):
 class AnswerItem(ReadCounts):
     """The best answers to one question."""
 
-    answers: list[AnswerSpan]
+    answers: list[AnswerSpanItem]
     no_answer: float
 
 
