@@ -1,4 +1,4 @@
-"""Rotary positions by our own program at real sizes, against the plain expression; and models that turn by it."""
+"""Rotary embeddings by the Triton kernel at real sizes against the eager reference, alone and in an encoder."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bertie.text.batch import Batch
 from tests.ops.forced import turn_off
 from tests.test_config import GOOD
 
-pytest.importorskip("triton", reason="the program is Triton's")
+pytest.importorskip("triton", reason="needs Triton")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-NEAR = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}  # a rounding, of values of up to 6
+TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}  # one rounding of values dout to 6
 
 
 @pytest.fixture(autouse=True)
@@ -30,63 +30,63 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def drawn(tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    fused = torch.randn(tokens, heads + 2 * key_heads, width, device="cuda").to(dtype)
+def random_qkv(tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, width, device="cuda").to(dtype)
     positions = torch.arange(tokens, device="cuda") % 8192
-    return fused, *rotary_tables(Rotary((160000.0,)), positions, width)[160000.0]
+    return qkv, *rotary_tables(Rotary((160000.0,)), positions, width)[160000.0]
 
 
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
-    ("tokens", "heads", "key_heads", "width"),
+    ("tokens", "heads", "kv_heads", "width"),
     [(65536, 12, 12, 64), (513, 16, 16, 64), (8193, 16, 4, 128), (129, 6, 2, 24), (127, 3, 1, 16), (1, 12, 12, 64)],
 )
-def test_against_the_plain_expression(tokens: int, heads: int, key_heads: int, width: int, dtype: torch.dtype) -> None:
-    fused, cos, sin = drawn(tokens, heads, key_heads, width, dtype)
-    sizes = [heads, key_heads, key_heads]
-    up = [torch.randn(tokens, n, width, device="cuda").to(dtype) for n in sizes]
+def test_apply_rotary(tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> None:
+    qkv, cos, sin = random_qkv(tokens, heads, kv_heads, width, dtype)
+    sizes = [heads, kv_heads, kv_heads]
+    dout = [torch.randn(tokens, n, width, device="cuda").to(dtype) for n in sizes]
 
     def step(ops: Any) -> tuple[Tensor, ...]:
-        leaf = fused.clone().requires_grad_()
+        leaf = qkv.clone().requires_grad_()
         q, k, v = leaf.split(sizes, dim=1)
-        q, k = ops.rotate_pair(q, k, cos, sin)
-        return q, k, *torch.autograd.grad((q, k, v), leaf, up)
+        q, k = ops.apply_rotary(q, k, cos, sin)
+        return q, k, *torch.autograd.grad((q, k, v), leaf, dout)
 
     fast, slow = step(rotary), step(eager)
     for one, other in zip(fast, slow, strict=True):
         assert one.dtype == dtype
-        assert_close(one, other, atol=NEAR[dtype], rtol=0)
+        assert_close(one, other, atol=TOLERANCE[dtype], rtol=0)
     with torch.no_grad():
-        q, k, v = fused.clone().split(sizes, dim=1)
-        again = rotary.rotate_pair(q, k, cos, sin)
+        q, k, v = qkv.clone().split(sizes, dim=1)
+        again = rotary.apply_rotary(q, k, cos, sin)
     for one, other, given in zip(again, fast[:2], (q, k), strict=True):
         assert torch.equal(one, other)
         assert one.data_ptr() == given.data_ptr()
-    assert torch.equal(v, fused.split(sizes, 1)[2])
+    assert torch.equal(v, qkv.split(sizes, 1)[2])
 
 
-def test_past_the_largest_number_of_32_bits() -> None:
-    """The last of 2^31 values and more lie where they should."""
+def test_more_than_2_31_elements() -> None:
+    """64-bit offsets."""
     tokens = (1 << 31) // (36 * 64) + 100
-    fused, cos, sin = drawn(tokens, 12, 12, 64, torch.bfloat16)
-    wanted = rotate(fused[-50:, :12].clone(), cos[-50:], sin[-50:])
+    qkv, cos, sin = random_qkv(tokens, 12, 12, 64, torch.bfloat16)
+    wanted = rotate(qkv[-50:, :12].clone(), cos[-50:], sin[-50:])
     with torch.no_grad():
-        q, _ = rotary.rotate_pair(*fused.split(12, dim=1)[:2], cos, sin)
+        q, _ = rotary.apply_rotary(*qkv.split(12, dim=1)[:2], cos, sin)
     assert_close(q[-50:], wanted, atol=4e-2, rtol=0)
 
 
-def test_without_gradients_no_memory_is_needed() -> None:
-    fused, cos, sin = drawn(10000, 12, 12, 64, torch.bfloat16)
+def test_inference_is_in_place() -> None:
+    qkv, cos, sin = random_qkv(10000, 12, 12, 64, torch.bfloat16)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with torch.no_grad():
-        rotary.rotate_pair(*fused.split(12, dim=1)[:2], cos, sin)
+        rotary.apply_rotary(*qkv.split(12, dim=1)[:2], cos, sin)
     assert torch.cuda.max_memory_allocated() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By attention that reads queries, keys and values where they lie: with gradients the framework's, else our own."""
+def test_encoder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before FlashAttention in training, before or inside the Triton kernel in inference."""
     cfg = replace(
         GOOD, width=256, heads=4, kv_heads=2, head_width=64, ff_width=512, embeddings=EmbeddingConfig(width=256),
         positions=(Rotary((10000.0, 160000.0)),), patterns=(Sliding(64), Full()), max_length=8192, pre_norm=True,

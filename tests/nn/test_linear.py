@@ -130,7 +130,7 @@ def test_floats_of_eight_bits(kind: str) -> None:
     x = {"tiny": x * 1e-9, "huge": x * 1e30, "zero": x * 0}.get(kind, x)
     if kind == "one far out":
         x[:, 3] = 5000.0
-    codes, scales = fp8.coded(x)
+    codes, scales = fp8.quantize(x)
     back = codes.float() * scales
     assert ((back - x).abs() <= torch.maximum(x.abs() / 16, scales * 2**-10) * 1.001).all()
     inside = x.abs().amax(1, keepdim=True)
@@ -149,8 +149,8 @@ def test_floats_of_eight_bits(kind: str) -> None:
 def test_what_came_with_a_tensor_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, layer = torch.randn(3, 16), Fp8Linear(torch.randn(16, 16), None)
     wanted = layer(x * 2)
-    x.fp8 = fp8.coded(x * 2)  # type: ignore[attr-defined]
-    monkeypatch.setattr(fp8, "rounded", None)
+    x.fp8 = fp8.quantize(x * 2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(fp8, "quantize_rows", None)
     assert torch.equal(layer(x), wanted)
 
 

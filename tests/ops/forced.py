@@ -1,4 +1,4 @@
-"""Rows of the dispatch table turned on where they would not run: kernels under the interpreter, GPUs that are not there."""
+"""Dispatch as if there were other hardware: kernels in the interpreter, GPUs that are not there."""
 
 from __future__ import annotations
 

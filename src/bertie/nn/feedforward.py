@@ -19,5 +19,5 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, ops: DispatchTable) -> Tensor:
         """(T, D) -> (T, D)."""
-        out: Tensor = self.down(ops.expand(x, self.up, self.activation, self.gated))
+        out: Tensor = self.down(ops.linear_activation(x, self.up, self.activation, self.gated))
         return out

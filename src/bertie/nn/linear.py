@@ -17,10 +17,10 @@ from bertie.nn.attention import QKV, SelfAttention, split_heads
 from bertie.nn.blocks import Block
 from bertie.nn.encoder import Encoder
 from bertie.nn.feedforward import FeedForward
-from bertie.ops.dispatch import HALF, DispatchTable
+from bertie.ops.dispatch import DispatchTable
 from bertie.ops.quantization import quantize
 from bertie.ops.triton import fp8
-from bertie.ops.triton.fused import Coded
+from bertie.ops.triton.launch import HALF, Fp8Rows
 
 
 class Int8Linear(nn.Module):
@@ -96,17 +96,17 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        codes, scales = fp8.rounded(weight.detach())
+        codes, scales = fp8.quantize_rows(weight.detach())
         self.dtype = weight.dtype  # of the outputs
         self.weight = nn.Parameter(codes, requires_grad=False)  # (N, K) e4m3
         self.scale = nn.Parameter(scales[:, 0], requires_grad=False)  # (N,)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
 
-    def multiply(self, x: Tensor | Coded, bias: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor | Fp8Rows, bias: Tensor | None = None) -> Tensor:
         """(T, K) -> (T, N), plus `bias`, which may differ from the layer's."""
-        return fp8.product(fp8.coded(x), self.weight, self.scale, bias, self.dtype)
+        return fp8.linear(fp8.quantize(x), self.weight, self.scale, bias, self.dtype)
 
-    def forward(self, x: Tensor | Coded) -> Tensor:
+    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
         """(T, K) -> (T, N)."""
         return self.multiply(x, self.bias)
 
@@ -136,7 +136,9 @@ class Fp8FeedForward(FeedForward):
 
     def forward(self, x: Tensor, ops: DispatchTable) -> Tensor:
         """(T, D) -> (T, D)."""
-        out: Tensor = self.down(fp8.activate(self.up.multiply(x), self.up.bias, self.activation, self.gated))
+        out: Tensor = self.down(
+            fp8.activate_and_quantize(self.up.multiply(x), self.up.bias, self.activation, self.gated)
+        )
         return out
 
 
@@ -173,13 +175,13 @@ def _quantize_norm_outputs(encoder: Encoder) -> None:
     if isinstance(blocks[order[0]].pre_attention, nn.Identity) and first.norm is not None and first.project is None:
         norms.append(first.norm)
     for norm in norms:
-        norm.fp8 = encoder.cfg.width % fp8.MULTIPLE == 0  # type: ignore[assignment]
+        norm.fp8 = encoder.cfg.width % fp8.ALIGNMENT == 0  # type: ignore[assignment]
 
 
 def check_fp8(device: torch.device | str) -> None:
     """Raise an error for a device without fp8 matrix multiplication."""
-    if not fp8.can(torch.device(device)):
-        least = ".".join(map(str, fp8.CAPABILITY))
+    if not fp8.is_supported(torch.device(device)):
+        least = ".".join(map(str, fp8.MIN_CAPABILITY))
         raise ConfigError(
             f"precision='fp8' with device={str(device)!r} needs a GPU of compute capability {least} or above "
             "(Ada, Hopper or later)"
@@ -187,7 +189,7 @@ def check_fp8(device: torch.device | str) -> None:
 
 
 def _fits(weight: Tensor) -> bool:
-    return all(side % fp8.MULTIPLE == 0 for side in weight.shape)
+    return all(side % fp8.ALIGNMENT == 0 for side in weight.shape)
 
 
 def _fp8(layer: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertie.errors import ConfigError, InputError
 from bertie.ops import dispatch
-from bertie.ops.triton.fused import POOLS
+from bertie.ops.triton.pooling import MODES as KERNEL_MODES
 from bertie.text.batch import Batch, send
 
 # In the order in which sentence-transformers concatenates the modes that its older configs enable by flags.
@@ -65,7 +65,7 @@ class Pooling(nn.Module):
         if self.modes == ("mean",) and not hidden.is_cuda and not needs_grad and self.include_prompt:
             return torch.from_numpy(self.means(hidden, batch)).to(hidden.dtype)
         prompts = None if self.include_prompt else prompt_lengths
-        if self.token_weights is None and prompts is None and all(mode in POOLS for mode in self.modes):
+        if self.token_weights is None and prompts is None and all(mode in KERNEL_MODES for mode in self.modes):
             run = dispatch.row_for("pooling", hidden).run
             if run is not None:
                 columns = [run(hidden, batch.cu_seqlens, mode) for mode in self.modes]

@@ -15,7 +15,7 @@ def short_accepts(call: AttentionInputs) -> bool:
     return (
         call.global_tokens is None
         and call.dropout == 0.0
-        and (isinstance(call.pattern, Sliding) or max(call.lengths) <= short_attention.LONGEST)
+        and (isinstance(call.pattern, Sliding) or max(call.lengths) <= short_attention.MAX_LENGTH)
         and sum(call.lengths) == len(call.q)  # else the lengths are only upper bounds
     )
 
@@ -30,7 +30,7 @@ def run_short(call: AttentionInputs) -> Tensor:
 def disentangled_accepts(call: AttentionInputs) -> bool:
     """Guard of the row."""
     return call.global_tokens is None and (
-        call.relative is not None or max(call.lengths) <= disentangled_attention.LONGEST
+        call.relative is not None or max(call.lengths) <= disentangled_attention.MAX_PLAIN_LENGTH
     )
 
 

@@ -25,9 +25,9 @@ from bertie.ops import attention_adapters as adapters
 from bertie.ops.contracts import AttentionInputs, compute_dtype, needs_grad
 from bertie.ops.native import encoder as native
 from bertie.ops.torch import eager, varlen_attention
-from bertie.ops.triton import disentangled_attention, fused, rotary, short_attention
+from bertie.ops.triton import activation, cross_entropy, disentangled_attention, norm, pooling, rotary, short_attention
+from bertie.ops.triton.launch import HALF, MAX_WIDTH
 
-HALF = (torch.bfloat16, torch.float16)
 FULL = Full()
 
 
@@ -119,7 +119,7 @@ def _triton_attention(site: Site) -> bool:
     return (
         _half_on_gpu(site)
         and capability(site.device) >= (8, 0)
-        and short_attention.NARROWEST <= site.head_width <= short_attention.WIDEST
+        and short_attention.MIN_HEAD_WIDTH <= site.head_width <= short_attention.MAX_HEAD_WIDTH
         and site.head_width % 8 == 0
     )
 
@@ -164,13 +164,13 @@ def _triton_rotary(site: Site) -> bool:
         site.rotary
         and _on_gpu_with_triton(site)
         and site.dtype in (*HALF, torch.float32)
-        and rotary.NARROWEST <= site.head_width <= rotary.WIDEST
+        and rotary.MIN_HEAD_WIDTH <= site.head_width <= rotary.MAX_HEAD_WIDTH
         and site.head_width % 2 == 0
     )
 
 
 def _fused_norm(site: Site) -> bool:
-    return _half_on_gpu(site) and site.norm == "layer" and site.width <= fused.WIDEST
+    return _half_on_gpu(site) and site.norm == "layer" and site.width <= MAX_WIDTH
 
 
 def _fused_embedding(site: Site) -> bool:
@@ -178,7 +178,7 @@ def _fused_embedding(site: Site) -> bool:
 
 
 def _fused_activation(site: Site) -> bool:
-    return _half_on_gpu(site) and site.activation in fused.KINDS
+    return _half_on_gpu(site) and site.activation in activation.ACTIVATIONS
 
 
 def _fused_pooling(site: Site) -> bool:
@@ -222,7 +222,7 @@ ROWS = (
     Row("encoder", "torch.layers", _any),
     Row(
         *("attention", "triton.attention.short", _short, adapters.run_short, adapters.short_accepts),
-        condition=f"no dropout; windows, or texts of at most {short_attention.LONGEST:,} tokens",
+        condition=f"no dropout; windows, or texts of at most {short_attention.MAX_LENGTH:,} tokens",
     ),
     Row(
         *(
@@ -232,7 +232,7 @@ ROWS = (
             adapters.run_disentangled,
             adapters.disentangled_accepts,
         ),
-        condition=f"relative positions, or texts of at most {disentangled_attention.LONGEST} tokens",
+        condition=f"relative positions, or texts of at most {disentangled_attention.MAX_PLAIN_LENGTH} tokens",
     ),
     Row(
         *("attention", "torch.attention.varlen", _varlen, adapters.run_varlen, varlen_attention.accepts),
@@ -245,19 +245,19 @@ ROWS = (
     Row("attention", "torch.attention.grouped", _any, adapters.run_grouped),
     Row(
         *("rotary", "triton.attention.short_rotary", _short_rotary),
-        condition=f"inside triton.attention.short, up to {max(short_attention.TURNED_SIZES)} keys per query",
+        condition=f"inside triton.attention.short, up to {max(short_attention.ROTARY_TILES)} keys per query",
     ),
-    Row("rotary", "triton.rotary", _triton_rotary, rotary.rotate_pair),
-    Row("rotary", "torch.eager", _any, eager.rotate_pair),
+    Row("rotary", "triton.rotary", _triton_rotary, rotary.apply_rotary),
+    Row("rotary", "torch.eager", _any, eager.apply_rotary),
     Row("norm", "triton.fused.norm", _fused_norm),
     Row("norm", "torch.eager", _any),
-    Row("activation", "triton.fused.activation", _fused_activation, fused.expand),
-    Row("activation", "torch.eager", _any, eager.expand),
-    Row("embedding", "triton.fused.embedding", _fused_embedding, fused.embed_norm),
+    Row("activation", "triton.fused.activation", _fused_activation, activation.linear_activation),
+    Row("activation", "torch.eager", _any, eager.linear_activation),
+    Row("embedding", "triton.fused.embedding", _fused_embedding, norm.embed_norm),
     Row("embedding", "torch.eager", _any, eager.embed_norm),
-    Row("cross_entropy", "triton.fused.cross_entropy", _half_on_gpu, fused.fused_linear_cross_entropy),
+    Row("cross_entropy", "triton.fused.cross_entropy", _half_on_gpu, cross_entropy.fused_linear_cross_entropy),
     Row("cross_entropy", "torch.eager", _any, eager.linear_cross_entropy),
-    Row("pooling", "triton.fused.pooling", _fused_pooling, fused.pool, condition="modes max, mean, weightedmean"),
+    Row("pooling", "triton.fused.pooling", _fused_pooling, pooling.pool, condition="modes max, mean, weightedmean"),
     Row("pooling", "torch.eager", _any),
     Row("fp8_quantization", "triton.fused.fp8", _half_on_gpu),
     Row("fp8_quantization", "torch.eager", _any),
@@ -306,7 +306,7 @@ class AttentionBackends:
         return (
             self.fuses_rotary
             and row.run is adapters.run_short
-            and short_attention.visible(call.lengths, call.pattern) <= max(short_attention.TURNED_SIZES)
+            and short_attention.visible_keys(call.lengths, call.pattern) <= max(short_attention.ROTARY_TILES)
         )
 
     @classmethod
@@ -327,7 +327,7 @@ class DispatchTable:
     add_norm: Callable[..., Tensor]
     add_norms: Callable[..., tuple[Tensor, Tensor]]
     norm: Callable[..., Tensor]
-    expand: Callable[..., Tensor]
+    linear_activation: Callable[..., Tensor]
     embed_norm: Callable[..., Tensor]
     native: bool  # the compiled encoder is tried first
     replays: bool  # forward passes may be replayed from CUDA graphs
@@ -335,9 +335,9 @@ class DispatchTable:
     @classmethod
     def resolve(cls, site: Site) -> DispatchTable:
         """Resolve every operation of an encoder."""
-        norms = fused if select("norm", site)[0].backend == "triton.fused.norm" else eager
-        expand, embed_norm = (select(name, site)[0].run for name in ("activation", "embedding"))
-        assert expand is not None
+        norms = norm if select("norm", site)[0].backend == "triton.fused.norm" else eager
+        linear_activation, embed_norm = (select(name, site)[0].run for name in ("activation", "embedding"))
+        assert linear_activation is not None
         assert embed_norm is not None
         return cls(
             site,
@@ -345,7 +345,7 @@ class DispatchTable:
             norms.add_norm,
             norms.add_norms,
             norms.norm,
-            expand,
+            linear_activation,
             embed_norm,
             native=select("encoder", site)[0].backend == "native.encoder",
             replays=select("replay", site)[0].backend == "cuda_graphs",

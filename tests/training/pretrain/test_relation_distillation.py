@@ -142,7 +142,7 @@ def test_what_is_projected_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> Non
     """On a GPU without gradients, positions turn queries and keys where they lie."""
 
     def in_place(q: Tensor, k: Tensor, *angles: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(x.copy_(y) for x, y in zip((q, k), eager.rotate_pair(q, k, *angles), strict=True))  # type: ignore[return-value]
+        return tuple(x.copy_(y) for x, y in zip((q, k), eager.apply_rotary(q, k, *angles), strict=True))  # type: ignore[return-value]
 
     model, batch = make(positions=(Rotary((10.0, 10.0)),)), Batch.from_ids(IDS)
     with torch.no_grad():

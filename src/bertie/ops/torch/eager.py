@@ -2,9 +2,9 @@
 
 add_norm, add_norms, norm   residual + dropout + LayerNorm
 embed_norm                  LayerNorm of a sum of embeddings
-expand, activate            linear layer + activation, gated or not
+linear_activation, activate linear layer + activation, gated or not
 linear_cross_entropy        cross-entropy over a vocabulary
-rotate, rotate_pair         rotary embeddings
+rotate, apply_rotary        rotary embeddings
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def embed_norm(tables: Sequence[tuple[nn.Embedding, Tensor]], module: nn.Module)
     return out
 
 
-def expand(x: Tensor, linear: nn.Module, activation: Activation, gated: bool) -> Tensor:
+def linear_activation(x: Tensor, linear: nn.Module, activation: Activation, gated: bool) -> Tensor:
     """activation(linear(x)): (T, D) -> (T, F). Gated: the first F of 2F outputs are activated and multiply the rest.
 
     >>> linear = nn.Linear(1, 2, bias=False)
     >>> _ = nn.init.constant_(linear.weight, 3.0)
-    >>> expand(torch.ones(1, 1), linear, "relu", gated=True).tolist()
+    >>> linear_activation(torch.ones(1, 1), linear, "relu", gated=True).tolist()
     [[9.0]]
     """
     return activate(linear(x), activation, gated)
@@ -144,11 +144,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (wide * cos[:, None] + rotated * sin[:, None]).to(x.dtype)
 
 
-def rotate_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Apply rotary embeddings to q (T, H, d) and k (T, G, d).
 
     >>> x = torch.ones(2, 1, 2)
-    >>> q, k = rotate_pair(x, x, *rotary_tables(Rotary((10000.0,)), torch.tensor([0, 1]), 2)[10000.0])
+    >>> q, k = apply_rotary(x, x, *rotary_tables(Rotary((10000.0,)), torch.tensor([0, 1]), 2)[10000.0])
     >>> [[round(value, 2) for value in token] for token in q[:, 0].tolist()]     # by the angles 0 and 1
     [[1.0, 1.0], [-0.3, 1.38]]
     """

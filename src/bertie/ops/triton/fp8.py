@@ -1,11 +1,11 @@
-"""Products in eight bits on GPUs: e4m3 codes (a sign, four bits of exponent, three of fraction) with one scale a row.
+"""fp8 GEMMs on GPUs: e4m3 values (4 exponent bits, 3 mantissa bits) with one scale per row.
 
-    coded     a tensor's codes: those that the program which made it wrote beside it (`fused.py`), or fresh ones
-    activate  the codes of activation(x + bias), gated or not, and nothing else
-    product   rows of codes times rows of codes
+    quantize               the fp8 rows of a tensor: those that a fused kernel stored with it (`norm.py`), or new ones
+    activate_and_quantize  the fp8 rows of activation(x + bias), gated or not
+    linear                 fp8 rows times an fp8 weight
 
-A row's scale takes its number of greatest size to 448, the greatest of e4m3. Numbers down to a 28,000th of that size
-are within a sixteenth of themselves. Nothing here waits for the device.
+A row's scale maps its largest magnitude to 448, the largest of e4m3. Values down to 1/28,000 of that have a relative
+error of at most 1/16. Nothing here synchronizes with the device.
 """
 
 from __future__ import annotations
@@ -18,98 +18,105 @@ from torch import Tensor
 from bertie.config import Activation
 from bertie.ops import dispatch
 from bertie.ops.torch import eager
-from bertie.ops.triton.fused import KINDS, WIDEST, Coded, _launching, _power_of_2, room
+from bertie.ops.triton.activation import ACTIVATIONS
+from bertie.ops.triton.launch import MAX_WIDTH, Fp8Rows, device_guard, empty_fp8, next_power_of_2
 
-GREATEST = 448.0  # of e4m3
-LEAST = 1e-12  # that a row's greatest counts as, so that rows of zeros have a scale
-MULTIPLE = 16  # of both sides of a weight, for the device's products
-CAPABILITY = (8, 9)  # of the first GPUs that multiply such codes: Ada, then Hopper and later
-TILE = 4096  # values of a program's tile of whole rows
+E4M3_MAX = 448.0
+MIN_AMAX = 1e-12  # lower bound of a row's largest magnitude, so that rows of zeros have a scale
+ALIGNMENT = 16  # of both sides of a weight, for the device's GEMM
+MIN_CAPABILITY = (8, 9)  # of GPUs with fp8 GEMMs: Ada, Hopper and later
+TILE = 4096  # elements of a tile of whole rows
 
 
 @cache
-def can(device: torch.device) -> bool:
-    """Whether a device multiplies such codes.
+def is_supported(device: torch.device) -> bool:
+    """Whether a device has fp8 GEMMs.
 
-    >>> can(torch.device("cpu"))
+    >>> is_supported(torch.device("cpu"))
     False
     """
-    return (
-        device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= CAPABILITY
-    )
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
-def rounded(x: Tensor) -> Coded:
-    """Codes and scales by the plain expression: (T, K) -> (T, K), (T, 1).
+def quantize_rows(x: Tensor) -> Fp8Rows:
+    """Quantize (T, K) with plain PyTorch: values (T, K) and scales (T, 1).
 
-    >>> codes, scales = rounded(torch.tensor([[896.0, -10.0, 0.3]]))
-    >>> codes.float().tolist(), scales.tolist()
+    >>> values, scales = quantize_rows(torch.tensor([[896.0, -10.0, 0.3]]))
+    >>> values.float().tolist(), scales.tolist()
     ([[448.0, -5.0, 0.15625]], [[2.0]])
     """
     wide = x.float()
-    scales = wide.abs().amax(-1, keepdim=True).clamp(min=LEAST) / GREATEST
+    scales = wide.abs().amax(-1, keepdim=True).clamp(min=MIN_AMAX) / E4M3_MAX
     return (wide / scales).to(torch.float8_e4m3fn), scales
 
 
-def coded(x: Tensor | Coded) -> Coded:
-    """Codes (T, K) and scales (T, 1) of a tensor, unless they are there already."""
+def quantize(x: Tensor | Fp8Rows) -> Fp8Rows:
+    """The fp8 rows of a tensor, unless it has them already."""
     if isinstance(x, tuple):
         return x
-    there: Coded | None = getattr(x, "fp8", None)
-    if there is not None:
-        return there
-    return _programmed(x, None, "identity", False) if _uses_kernel(x) and x.shape[1] <= WIDEST else rounded(x)
+    stored: Fp8Rows | None = getattr(x, "fp8", None)
+    if stored is not None:
+        return stored
+    if _uses_kernel(x) and x.shape[1] <= MAX_WIDTH:
+        return _activate_and_quantize(x, None, "identity", False)
+    return quantize_rows(x)
 
 
-def activate(x: Tensor, bias: Tensor | None, kind: Activation, gated: bool) -> Coded:
-    """Codes (T, F) and scales (T, 1) of activation(x + bias); x (T, F), or gated (T, 2F).
+def activate_and_quantize(x: Tensor, bias: Tensor | None, activation: Activation, gated: bool) -> Fp8Rows:
+    """The fp8 rows (T, F) of activation(x + bias); x (T, F), or gated (T, 2F).
 
-    >>> codes, scales = activate(torch.tensor([[-1.0, 3.0]]), torch.tensor([0.0, 4.0]), "relu", False)
-    >>> (codes.float() * scales).tolist()
+    >>> values, scales = activate_and_quantize(torch.tensor([[-1.0, 3.0]]), torch.tensor([0.0, 4.0]), "relu", False)
+    >>> (values.float() * scales).tolist()
     [[0.0, 7.0]]
     """
-    if _uses_kernel(x) and kind in KINDS and x.shape[1] <= (2 if gated else 1) * WIDEST:
-        return _programmed(x, bias, kind, gated)
-    return rounded(eager.activate(x if bias is None else x + bias, kind, gated))
+    if _uses_kernel(x) and activation in ACTIVATIONS and x.shape[1] <= (2 if gated else 1) * MAX_WIDTH:
+        return _activate_and_quantize(x, bias, activation, gated)
+    return quantize_rows(eager.activate(x if bias is None else x + bias, activation, gated))
+
+
+def linear(x: Fp8Rows, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x (T, K) times weight (N, K) with a scale (N,) -> (T, N); emulated in float32 where there is no fp8 GEMM.
+
+    >>> weight, scale = quantize_rows(torch.tensor([[1.0, 0.5]]))
+    >>> linear(quantize_rows(torch.tensor([[2.0, 4.0]])), weight, scale[:, 0], None, torch.float32).tolist()
+    [[4.0]]
+    """
+    values, scales = x
+    if is_supported(values.device):
+        # Always to bfloat16: torch supports other outputs with row-wise scales only in some builds.
+        bias = None if bias is None else bias.bfloat16()
+        return torch._scaled_mm(
+            values, weight.T, scales, scale[None], bias, out_dtype=torch.bfloat16, use_fast_accum=True
+        ).to(dtype)
+    y = (values.float() * scales) @ (weight.float() * scale[:, None]).T
+    return (y if bias is None else y + bias).to(dtype)
 
 
 def _uses_kernel(x: Tensor) -> bool:
     return dispatch.row_for("fp8_quantization", x).backend == "triton.fused.fp8"
 
 
-def _programmed(x: Tensor, bias: Tensor | None, kind: Activation, gated: bool) -> Coded:
-    from bertie.ops.triton import fused_kernels as programs
+def _activate_and_quantize(x: Tensor, bias: Tensor | None, activation: Activation, gated: bool) -> Fp8Rows:
+    from bertie.ops.triton import activation_kernels as kernels
 
     x = x.contiguous()
     rows, width = len(x), x.shape[1] // (2 if gated else 1)
-    codes, scales = room(rows, width, x.device)
-    sizes = _sizes(width)
-    with _launching(x):
-        programs.activate_codes[(-(-rows // sizes["TALL"]),)](
-            *(x, bias, codes, scales, rows, width), KIND=kind, GATED=gated, BIAS=bias is not None, **sizes
+    values, scales = empty_fp8(rows, width, x.device)
+    blocks = _block_sizes(width)
+    with device_guard(x):
+        kernels.activation_fp8[(-(-rows // blocks["BLOCK_ROWS"]),)](
+            *(x, bias, values, scales, rows, width),
+            ACTIVATION=activation,
+            GATED=gated,
+            HAS_BIAS=bias is not None,
+            **blocks,
         )
-    return codes, scales
+    return values, scales
 
 
-def _sizes(width: int) -> dict[str, int]:
-    block = _power_of_2(width)
-    tall = max(1, TILE // max(block, 512))
-    return {"TALL": tall, "BLOCK": block, "num_warps": min(16, max(1, tall * block // 512))}
-
-
-def product(x: Coded, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """(T, K) times (N, K) with a scale (N,) -> (T, N); where no device does it, the same numbers in float32.
-
-    >>> weight, scale = rounded(torch.tensor([[1.0, 0.5]]))
-    >>> product(rounded(torch.tensor([[2.0, 4.0]])), weight, scale[:, 0], None, torch.float32).tolist()
-    [[4.0]]
-    """
-    codes, scales = x
-    if can(codes.device):
-        # To bfloat16 for all: of codes with a scale a row, torch writes other numbers with some libraries only.
-        added = None if bias is None else bias.bfloat16()
-        return torch._scaled_mm(
-            codes, weight.T, scales, scale[None], added, out_dtype=torch.bfloat16, use_fast_accum=True
-        ).to(dtype)
-    y = (codes.float() * scales) @ (weight.float() * scale[:, None]).T
-    return (y if bias is None else y + bias).to(dtype)
+def _block_sizes(width: int) -> dict[str, int]:
+    block = next_power_of_2(width)
+    rows = max(1, TILE // max(block, 512))
+    return {"BLOCK_ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // 512))}

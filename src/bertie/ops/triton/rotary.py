@@ -1,4 +1,7 @@
-"""Rotary embeddings applied to the queries and keys of a layer in one pass over memory (`rotary_kernels.py`)."""
+"""Rotary embeddings of a layer's queries and keys in one pass over memory (`rotary_kernels.py`).
+
+The reference is `ops/torch/eager.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,64 +12,63 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertie.ops.contracts import needs_grad
-from bertie.ops.triton.disentangled_attention import _rows_apart
-from bertie.ops.triton.fused import _launching, _power_of_2
+from bertie.ops.triton.launch import contiguous_heads, device_guard, next_power_of_2
 
-NARROWEST, WIDEST = 16, 128  # of a head
-ROWS, WARPS = 1, 4  # tokens of a program, all their heads: fastest on an H200 (python -m benchmarks.rotary --tune)
+MIN_HEAD_WIDTH, MAX_HEAD_WIDTH = 16, 128
+ROWS, WARPS = 1, 4  # tokens and warps of a program: fastest on an H200 (python -m benchmarks.rotary --tune)
 
 
-def rotate_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As `eager.rotate_pair`; both halves of cos and sin (T, d) are alike.
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """As `eager.apply_rotary`; the two halves of cos and sin (T, d) must be equal.
 
     Without gradients, q and k are overwritten where their memory layout allows it.
     """
     if needs_grad(q, k):
-        rotated: tuple[Tensor, Tensor] = _Rotate.apply(q, k, cos, sin)  # type: ignore[no-untyped-call]
+        rotated: tuple[Tensor, Tensor] = _ApplyRotary.apply(q, k, cos, sin)  # type: ignore[no-untyped-call]
         return rotated
-    q, k = _rows_apart(q), _rows_apart(k)
-    return _turn(q, k, q, k, cos, sin)
+    q, k = contiguous_heads(q), contiguous_heads(k)
+    return _rotate_into(q, k, q, k, cos, sin)
 
 
-class _Rotate(torch.autograd.Function):
+class _ApplyRotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return _anew(q, k, cos, sin)
+        return _rotate(q, k, cos, sin)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, q: Tensor, k: Tensor) -> Any:
+    def backward(ctx: Any, dq: Tensor, dk: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        return *_anew(q, k, cos, sin, back=True), None, None
+        return *_rotate(dq, dk, cos, sin, backward=True), None, None
 
 
-def _anew(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
-    """Turned, in memory of their own."""
-    q, k = _rows_apart(q), _rows_apart(k)
+def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
+    """Out of place."""
+    q, k = contiguous_heads(q), contiguous_heads(k)
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-    return _turn(q, k, q_out, k_out, cos, sin, back)
+    return _rotate_into(q, k, q_out, k_out, cos, sin, backward)
 
 
-def _turn(
-    q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cos: Tensor, sin: Tensor, back: bool = False
+def _rotate_into(
+    q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cos: Tensor, sin: Tensor, backward: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """q and k turned, or with `back` turned back, and written to q_out and k_out, which they may be themselves."""
-    from bertie.ops.triton import rotary_kernels as programs
+    """Rotate q and k, with `backward` by the negative angle, into q_out and k_out, which may be q and k."""
+    from bertie.ops.triton import rotary_kernels as kernels
 
-    tokens, heads, width = q.shape
-    key_heads = k.shape[1]
-    with _launching(q):
-        programs.turn[(-(-tokens // ROWS),)](
+    tokens, heads, head_width = q.shape
+    kv_heads = k.shape[1]
+    with device_guard(q):
+        kernels.rotary[(-(-tokens // ROWS),)](
             *(q, k, q_out, k_out, cos.contiguous(), sin.contiguous(), tokens),
             *(x.stride(0) for x in (q, k, q_out, k_out)),
-            BACK=back,
+            BACKWARD=backward,
             HEADS=heads,
-            KEY_HEADS=key_heads,
-            WIDTH=width,
-            HEADS_ROOM=_power_of_2(heads),
-            KEY_HEADS_ROOM=_power_of_2(key_heads),
-            HALF_ROOM=_power_of_2(width // 2),
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_width,
+            BLOCK_HEADS=next_power_of_2(heads),
+            BLOCK_KV_HEADS=next_power_of_2(kv_heads),
+            BLOCK_HALF_DIM=next_power_of_2(head_width // 2),
             ROWS=ROWS,
             num_warps=WARPS,
         )

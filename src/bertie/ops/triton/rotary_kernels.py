@@ -1,54 +1,44 @@
 # mypy: ignore-errors
-"""The Triton program behind `rotary.py`, which says what it computes. Only that file calls it.
+"""Triton kernel of `rotary.py`: rotary embeddings of queries and keys.
 
-Values are read in the precision they lie in and computed in float32. Outputs may lie where the inputs do: each thread
-writes only where it has read.
+Inputs are loaded in their own dtype; arithmetic is in float32. Outputs may alias the inputs: each thread stores only
+where it has loaded.
 """
 
 from __future__ import annotations
 
-try:
-    import triton
-    import triton.language as tl
-
-    jit = triton.jit
-    program = triton.jit(do_not_specialize=["tokens"])  # else compiled anew for some of them
-except ImportError:  # then nothing here is called
-
-    def jit(function):
-        """The function as it stands."""
-        return function
-
-    program = jit
+from bertie.ops.triton.kernel_utils import jit, tl
 
 
-@program
-def turn(
-    q_at, k_at, q_out_at, k_out_at, cos_at, sin_at, tokens, q_stride, k_stride, q_out_stride, k_out_stride,
-    BACK: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    HEADS_ROOM: tl.constexpr, KEY_HEADS_ROOM: tl.constexpr, HALF_ROOM: tl.constexpr, ROWS: tl.constexpr,
+@jit(do_not_specialize=["tokens"])  # else compiled again for multiples of 16
+def rotary(
+    q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, q_stride, k_stride, q_out_stride, k_out_stride,
+    BACKWARD: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr, BLOCK_HALF_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A program: all heads of ROWS tokens."""
+    """One program: all heads of ROWS tokens. BACKWARD: rotate by the negative angle."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None, None]
-    column = tl.arange(0, HALF_ROOM)[None, None, :]
-    there = (token < tokens) & (column < WIDTH // 2)
-    cos = tl.load(cos_at + token * WIDTH + column, mask=there, other=0.0).to(tl.float32)
-    sin = tl.load(sin_at + token * WIDTH + column, mask=there, other=0.0).to(tl.float32)
-    if BACK:
+    column = tl.arange(0, BLOCK_HALF_DIM)[None, None, :]
+    mask = (token < tokens) & (column < HEAD_DIM // 2)
+    cos = tl.load(cos_ptr + token * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
+    if BACKWARD:
         sin = -sin
-    q_at += token * q_stride + column
-    k_at += token * k_stride + column
-    q_out_at += token * q_out_stride + column
-    k_out_at += token * k_out_stride + column
-    _turn_heads(q_at, q_out_at, there, cos, sin, HEADS, WIDTH, HEADS_ROOM)
-    _turn_heads(k_at, k_out_at, there, cos, sin, KEY_HEADS, WIDTH, KEY_HEADS_ROOM)
+    q_ptr += token * q_stride + column
+    k_ptr += token * k_stride + column
+    q_out_ptr += token * q_out_stride + column
+    k_out_ptr += token * k_out_stride + column
+    _rotate_heads(q_ptr, q_out_ptr, mask, cos, sin, HEADS, HEAD_DIM, BLOCK_HEADS)
+    _rotate_heads(k_ptr, k_out_ptr, mask, cos, sin, KV_HEADS, HEAD_DIM, BLOCK_KV_HEADS)
 
 
 @jit
-def _turn_heads(x_at, out_at, there, cos, sin, HEADS: tl.constexpr, WIDTH: tl.constexpr, ROOM: tl.constexpr):
-    head = tl.arange(0, ROOM)[None, :, None]
-    mask = there & (head < HEADS)
-    first = tl.load(x_at + head * WIDTH, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x_at + head * WIDTH + WIDTH // 2, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_at + head * WIDTH, first * cos - second * sin, mask=mask)
-    tl.store(out_at + head * WIDTH + WIDTH // 2, second * cos + first * sin, mask=mask)
+def _rotate_heads(
+    x_ptr, out_ptr, mask, cos, sin, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr
+):  # fmt: skip
+    head = tl.arange(0, BLOCK_HEADS)[None, :, None]
+    mask = mask & (head < HEADS)
+    x1 = tl.load(x_ptr + head * HEAD_DIM, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptr + head * HEAD_DIM + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + head * HEAD_DIM, x1 * cos - x2 * sin, mask=mask)
+    tl.store(out_ptr + head * HEAD_DIM + HEAD_DIM // 2, x2 * cos + x1 * sin, mask=mask)

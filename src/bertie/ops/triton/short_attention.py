@@ -1,39 +1,51 @@
-"""Softmax attention of short texts, where nothing is to be learnt: on GPUs in half precision, full or by a window.
+"""Variable-length softmax attention for inference on GPUs in half precision, full or with a sliding window.
 
-The framework's kernel cuts texts into tiles of 128 rows. Ours (`ragged_kernels.py`, Triton) takes as many as the
-longest text of the batch has, 64 at most. Where positions are rotary it can turn queries and keys as it reads them,
-which spares a pass over memory.
+FlashAttention's tiles have 128 rows, most of them empty for short texts. This kernel (`short_attention_kernels.py`)
+uses tiles as long as the longest text of the batch, at most 64. It can apply rotary embeddings as it loads queries and
+keys, which saves a pass over memory.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bertie.config import Pattern, Sliding
-from bertie.ops.triton.disentangled_attention import _roomy, _rows_apart, _tiles
-from bertie.ops.triton.fused import _launching, _power_of_2
+from bertie.ops.triton.launch import contiguous_heads, device_guard, next_power_of_2
+from bertie.ops.triton.tiles import can_pipeline, tiles_from_lengths
 
-NARROWEST, WIDEST = 16, 128  # of a head
-LONGEST = 2048  # tokens of a text, where all are seen; of longer ones the framework's kernel is as fast
-# Tuned on an H200 (python -m benchmarks.ragged): for a longest text of up to so many tokens, queries and keys of a
-# tile, warps, turns of the loop in flight, and registers of a thread (None: as many as it likes).
-SIZES: dict[int, tuple[int, int, int, int, int | None]] = {
-    16: (16, 16, 1, 1, None),
-    32: (32, 32, 1, 1, 168),
-    64: (64, 64, 4, 2, 96),
-    128: (64, 32, 4, 3, None),
-    LONGEST: (64, 64, 4, 3, None),
+MIN_HEAD_WIDTH, MAX_HEAD_WIDTH = 16, 128
+MAX_LENGTH = 2048  # of texts with full attention; for longer ones FlashAttention is as fast
+
+
+class TileConfig(NamedTuple):
+    """Queries and keys of a tile, and compiler options."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int  # of the software pipeline
+    max_registers: int | None = None  # per thread; None: no limit
+
+
+# By the largest number of keys per query; tuned on an H200 (python -m benchmarks.short_attention).
+TILES = {
+    16: TileConfig(16, 16, 1, 1),
+    32: TileConfig(32, 32, 1, 1, 168),
+    64: TileConfig(64, 64, 4, 2, 96),
+    128: TileConfig(64, 32, 4, 3),
+    MAX_LENGTH: TileConfig(64, 64, 4, 3),
 }
-# The same where it turns queries and keys, which takes registers, and room for cos and sin in each turn of the loop
-# (python -m benchmarks.ragged --rotary). What is longer than all of these is turned before.
-TURNED_SIZES: dict[int, tuple[int, int, int, int, int | None]] = {
-    16: (16, 16, 1, 1, None),
-    32: (32, 32, 1, 1, None),
-    64: (64, 64, 4, 1, None),
-    128: (64, 64, 4, 1, None),
+# The same with rotary embeddings, which take registers, and shared memory for cos and sin in each pipeline stage
+# (python -m benchmarks.short_attention --rotary). Beyond these lengths they are applied by a kernel of their own.
+ROTARY_TILES = {
+    16: TileConfig(16, 16, 1, 1),
+    32: TileConfig(32, 32, 1, 1),
+    64: TileConfig(64, 64, 4, 1),
+    128: TileConfig(64, 64, 4, 1),
 }
 
 
@@ -48,36 +60,36 @@ def attend(
     rotation: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """As `ops.attend`, for what `ops/dispatch.py` allows."""
-    from bertie.ops.triton import short_attention_kernels as programs
+    from bertie.ops.triton import short_attention_kernels as kernels
 
-    q, k, v = (_rows_apart(x) for x in (q, k, v))
-    tokens, heads, width = q.shape
-    sizes = SIZES if rotation is None else TURNED_SIZES
-    rows, columns, warps, stages, registers = sizes[next(n for n in sizes if n >= visible(lengths, pattern))]
-    if width > 64 or not _roomy(q.device):
-        stages, registers = 1, None
-    tiles = _tiles(lengths, rows, q.device)
-    out = torch.empty(tokens, heads, width, dtype=q.dtype, device=q.device)
-    cos, sin = (None, None) if rotation is None else (one.contiguous() for one in rotation)
-    with _launching(q):
-        programs.forward[(len(tiles) * heads,)](
+    q, k, v = (contiguous_heads(x) for x in (q, k, v))
+    tokens, heads, head_width = q.shape
+    configs = TILES if rotation is None else ROTARY_TILES
+    config = configs[next(n for n in configs if n >= visible_keys(lengths, pattern))]
+    if head_width > 64 or not can_pipeline(q.device):
+        config = config._replace(stages=1, max_registers=None)
+    tiles = tiles_from_lengths(lengths, config.block_m, q.device)
+    out = torch.empty(tokens, heads, head_width, dtype=q.dtype, device=q.device)
+    cos, sin = (None, None) if rotation is None else (table.contiguous() for table in rotation)
+    with device_guard(q):
+        kernels.attention_forward[(len(tiles) * heads,)](
             *(q, k, v, out, cos, sin, tiles, q.stride(0), k.stride(0), v.stride(0), scale * math.log2(math.e)),
             pattern.window if isinstance(pattern, Sliding) else 0,
-            WINDOW=isinstance(pattern, Sliding),
-            TURN=rotation is not None,
+            HAS_WINDOW=isinstance(pattern, Sliding),
+            ROTARY=rotation is not None,
             HEADS=heads,
-            SHARE=heads // k.shape[1],
-            WIDTH=width,
-            D=_power_of_2(width),
-            M=rows,
-            N=columns,
-            num_warps=warps,
-            num_stages=stages,
-            maxnreg=registers,
+            GROUP_SIZE=heads // k.shape[1],
+            HEAD_DIM=head_width,
+            BLOCK_D=next_power_of_2(head_width),
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            num_warps=config.warps,
+            num_stages=config.stages,
+            maxnreg=config.max_registers,
         )
     return out
 
 
-def visible(lengths: tuple[int, ...], pattern: Pattern) -> int:
-    """How many keys a query sees at most, as far as it matters for the sizes of tiles."""
-    return min(max(lengths), 128 if isinstance(pattern, Sliding) else LONGEST)
+def visible_keys(lengths: tuple[int, ...], pattern: Pattern) -> int:
+    """The largest number of keys per query, capped where more makes no difference to the tile sizes."""
+    return min(max(lengths), 128 if isinstance(pattern, Sliding) else MAX_LENGTH)

@@ -1,4 +1,4 @@
-"""The same on a GPU: attention against its twin in every precision, and each family's encoder against the CPU's."""
+"""Attention on a GPU against the reference in every precision, and each family's encoder against the CPU."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from bertie.nn.model import Model
 from bertie.nn.pooling import MODES, Pooling
 from bertie.nn.positions import relative_rows
 from bertie.ops import Relative, reference
-from bertie.ops.torch import grouped_attention as grouped
-from bertie.ops.torch import varlen_attention as gpu
+from bertie.ops.contracts import AttentionInputs
+from bertie.ops.dispatch import attention_backends
+from bertie.ops.torch import grouped_attention, varlen_attention
 from bertie.text.batch import Batch
 from tests.ops.forced import attend
 from tests.parity.tiny import TINY
@@ -60,7 +61,7 @@ def test_attention(dtype: torch.dtype, pattern: Pattern, relative: bool) -> None
     cu = torch.tensor([0, *LENGTHS]).cumsum(0).int().cuda()
     fast = attend(q, k, v, tuple(LENGTHS), cu, scale=0.1, pattern=pattern, relative=terms[0])
     slow = reference.attend(*wide[:3], tuple(LENGTHS), scale=0.1, pattern=pattern, relative=terms[1])
-    # Relative terms are three products in half precision instead of one.
+    # With relative terms, three GEMMs in half precision instead of one.
     assert_close(fast.float().cpu(), slow, atol=TOLERANCE[dtype] * (2 if relative else 1), rtol=0)
     upstream = torch.randn_like(slow)
     got = torch.autograd.grad(fast, leaves, upstream.to(dtype).cuda())
@@ -69,32 +70,33 @@ def test_attention(dtype: torch.dtype, pattern: Pattern, relative: bool) -> None
         assert_close(one.float().cpu(), other, atol=2 * TOLERANCE[dtype] * max(scale, 1), rtol=0)
 
 
-# --- the framework's kernels, with dropout and without ---
+# --- torch's variable-length kernels, with dropout and without ---
 
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def ragged(lengths: list[int], dtype: torch.dtype, key_heads: int = 2, seed: int = 0) -> tuple[Heads, torch.Tensor]:
+def random_qkv(lengths: list[int], dtype: torch.dtype, kv_heads: int = 2, seed: int = 0) -> tuple[Heads, torch.Tensor]:
     torch.manual_seed(seed)
-    sizes = (2, key_heads, key_heads)
+    sizes = (2, kv_heads, kv_heads)
     q, k, v = (torch.randn(sum(lengths), h, 64, dtype=dtype, device="cuda", requires_grad=True) for h in sizes)
     return (q, k, v), torch.tensor([0, *lengths]).cumsum(0).int().cuda()
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [1, 1, 1], [0, 5, 0, 0, 200, 64, 0]], ids=str)
-@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("pattern", [Full(), Sliding(5)], ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_against_the_plain_path(dtype: torch.dtype, pattern: Pattern, key_heads: int, lengths: list[int]) -> None:
-    heads, cu = ragged(lengths, dtype, key_heads)
-    if not gpu.can(heads[0], tuple(lengths), pattern, None, None, 0.0):
+def test_varlen_attention(dtype: torch.dtype, pattern: Pattern, kv_heads: int, lengths: list[int]) -> None:
+    heads, cu = random_qkv(lengths, dtype, kv_heads)
+    rows = attention_backends(AttentionInputs(*heads, tuple(lengths), cu, 0.1, pattern)).rows
+    if "torch.attention.varlen" not in [row.backend for row in rows]:
         assert (dtype, pattern) == (torch.float32, Sliding(5))
         return
-    # What the host says of the lengths may be an upper bound: only the longest is read.
-    fast = gpu.attend(*heads, (max(lengths),) * len(lengths), cu, scale=0.1, pattern=pattern)
+    # `lengths` may be upper bounds: only the largest is used.
+    fast = varlen_attention.attend(*heads, (max(lengths),) * len(lengths), cu, scale=0.1, pattern=pattern)
     wide = [x.detach().float().requires_grad_() for x in heads]
-    slow = grouped.attend(*wide, tuple(n for n in lengths if n), scale=0.1, pattern=pattern)
+    slow = grouped_attention.attend(*wide, tuple(n for n in lengths if n), scale=0.1, pattern=pattern)
     assert_close(fast.float(), slow, atol=1e-5 if dtype == torch.float32 else TOLERANCE[dtype], rtol=0)
     upstream = torch.randn_like(slow)
     got = torch.autograd.grad(fast, heads, upstream.to(dtype))
@@ -103,23 +105,23 @@ def test_against_the_plain_path(dtype: torch.dtype, pattern: Pattern, key_heads:
         assert_close(one.float(), other, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 1e-9])  # by either of its ways, dropping nothing
-def test_an_older_chip_in_half_precision(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads, cu = ragged(LENGTHS, torch.float16)
-    flash = gpu.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=Full())
-    monkeypatch.setattr(gpu, "_has_flash", lambda device: False)
-    other = gpu.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=Full(), dropout=dropout)
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])  # with either implementation, dropping nothing
+def test_without_flash_attention(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, cu = random_qkv(LENGTHS, torch.float16)
+    flash = varlen_attention.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=Full())
+    monkeypatch.setattr(varlen_attention, "_has_flash", lambda device: False)
+    other = varlen_attention.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=Full(), dropout=dropout)
     assert_close(other, flash, atol=4e-3, rtol=0)
 
 
-@pytest.mark.parametrize("max_length", [-1, 5])
-def test_without_dropout_it_is_the_public_function(max_length: int) -> None:
+@pytest.mark.parametrize("window", [-1, 5])
+def test_equals_the_public_function(window: int) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
-    heads, cu = ragged(LENGTHS, torch.bfloat16)
+    heads, cu = random_qkv(LENGTHS, torch.bfloat16)
     longest = max(LENGTHS)
-    theirs = varlen.varlen_attn(*heads, cu, cu, longest, longest, scale=0.1, window_size=(max_length, max_length))
-    pattern = Full() if max_length < 0 else Sliding(max_length)
-    assert torch.equal(gpu.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=pattern), theirs)
+    theirs = varlen.varlen_attn(*heads, cu, cu, longest, longest, scale=0.1, window_size=(window, window))
+    pattern = Full() if window < 0 else Sliding(window)
+    assert torch.equal(varlen_attention.attend(*heads, tuple(LENGTHS), cu, scale=0.1, pattern=pattern), theirs)
 
 
 DROPOUT = 0.3
@@ -129,16 +131,16 @@ SHORT = [5, 0, 64, 33, 1, 0, 0, 17]  # at most 64, the width of a head
 
 def dropped(heads: Heads, cu: torch.Tensor, pattern: Pattern, seed: int) -> torch.Tensor:
     torch.manual_seed(seed)
-    return gpu.attend(*heads, (64,) * (len(cu) - 1), cu, scale=0.1, pattern=pattern, dropout=DROPOUT)
+    return varlen_attention.attend(*heads, (64,) * (len(cu) - 1), cu, scale=0.1, pattern=pattern, dropout=DROPOUT)
 
 
 @pytest.mark.parametrize(("dtype", "pattern"), KERNELS, ids=str)
 def test_dropout_repeats_with_its_seed_and_is_unbiased(dtype: torch.dtype, pattern: Pattern) -> None:
-    heads, cu = ragged(SHORT, dtype)
+    heads, cu = random_qkv(SHORT, dtype)
     assert torch.equal(dropped(heads, cu, pattern, 1), dropped(heads, cu, pattern, 1))
     assert not torch.equal(dropped(heads, cu, pattern, 1), dropped(heads, cu, pattern, 2))
     with torch.no_grad():
-        plain = gpu.attend(*heads, (64,) * len(SHORT), cu, scale=0.1, pattern=pattern).float()
+        plain = varlen_attention.attend(*heads, (64,) * len(SHORT), cu, scale=0.1, pattern=pattern).float()
         many = torch.stack([dropped(heads, cu, pattern, seed).float() for seed in range(1000)])
     error = many.std(0) / len(many) ** 0.5
     assert ((many.mean(0) - plain).abs() <= 6 * error + TOLERANCE[dtype]).all()
@@ -147,8 +149,8 @@ def test_dropout_repeats_with_its_seed_and_is_unbiased(dtype: torch.dtype, patte
 
 @pytest.mark.parametrize(("dtype", "pattern"), KERNELS, ids=str)
 def test_gradients_with_dropout(dtype: torch.dtype, pattern: Pattern) -> None:
-    """What was dropped shows where the values are a unit matrix; with the same seed the same is dropped again."""
-    heads, cu = ragged(SHORT, dtype)
+    """Values that are unit vectors reveal the dropout mask, which the same seed reproduces."""
+    heads, cu = random_qkv(SHORT, dtype)
     units = torch.cat([torch.eye(n, 64) for n in SHORT])[:, None].expand(-1, 2, -1).to(heads[0])
     seen = dropped((heads[0], heads[1], units), cu, pattern, 1) > 0  # (T, H, 64): query, head, key
     fast = dropped(heads, cu, pattern, 1)
@@ -156,12 +158,12 @@ def test_gradients_with_dropout(dtype: torch.dtype, pattern: Pattern) -> None:
     rows, kept = [], []
     for start, n in zip(cu.tolist(), SHORT, strict=False):
         q, k, v = (x[start : start + n] for x in wide)
-        mine = seen[start : start + n, :, :n]
-        max_length = pattern.window if isinstance(pattern, Sliding) else n
-        near = ((torch.arange(n)[:, None] - torch.arange(n)).abs() <= max_length)[:, None].expand_as(mine).cuda()
-        kept.append(mine[near])
+        mask = seen[start : start + n, :, :n]
+        window = pattern.window if isinstance(pattern, Sliding) else n
+        near = ((torch.arange(n)[:, None] - torch.arange(n)).abs() <= window)[:, None].expand_as(mask).cuda()
+        kept.append(mask[near])
         scores = torch.einsum("ihd,jhd->ihj", q, k).masked_fill(~near, -torch.inf) * 0.1
-        weights = scores.softmax(-1) * mine / (1 - DROPOUT)
+        weights = scores.softmax(-1) * mask / (1 - DROPOUT)
         rows.append(torch.einsum("ihj,jhd->ihd", weights, v))
     slow = torch.cat(rows)
     assert abs(float(torch.cat(kept).float().mean()) - (1 - DROPOUT)) < 0.05
@@ -173,11 +175,11 @@ def test_gradients_with_dropout(dtype: torch.dtype, pattern: Pattern) -> None:
         assert_close(one.double(), other, atol=2 * atol * max(1.0, float(other.abs().max())), rtol=0)
 
 
-# --- the encoder: nothing asked of the device, and captured whole ---
+# --- encoders: no synchronization, and CUDA graphs ---
 
 ENCODERS = {
     "learned": {"positions": (Learned(64),)},
-    "counted past padding": {"positions": (Learned(66, skip_id=1),)},
+    "offset past padding": {"positions": (Learned(66, skip_id=1),)},
     "rotary, sliding": {"positions": (Rotary((10.0, 100.0)),), "patterns": (Full(), Sliding(4)), "pre_norm": True},
 }
 
@@ -195,12 +197,12 @@ def of(lengths: list[int], seed: int = 0) -> Batch:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_step_asks_the_device_nothing(name: str, dropout: float, dtype: torch.dtype) -> None:
+def test_a_training_step_does_not_synchronize(name: str, dropout: float, dtype: torch.dtype) -> None:
     if dtype == torch.float32 and "sliding" in name:
-        pytest.skip("takes the plain path, which uploads its indices")
+        pytest.skip("grouped attention uploads its indices")
     encoder = Encoder(small(name, dropout=dropout, attention_dropout=dropout)).cuda().to(dtype)
     pool = Pooling(MODES, include_prompt=False)
-    pool(encoder(of([3, 9]).to("cuda")), of([3, 9]).to("cuda"), [1, 2]).sum().backward()  # what is set up once
+    pool(encoder(of([3, 9]).to("cuda")), of([3, 9]).to("cuda"), [1, 2]).sum().backward()  # one-time setup
     torch.cuda.set_sync_debug_mode("error")
     try:
         batch = of([3, 17, 1, 40, 9]).to("cuda")
@@ -211,13 +213,13 @@ def test_a_step_asks_the_device_nothing(name: str, dropout: float, dtype: torch.
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ENCODERS)
-def test_captured_in_a_graph(name: str, dtype: torch.dtype) -> None:
-    """One capture serves batches of other lengths: the host's lengths are a cap, and spare texts have no tokens.
+def test_cuda_graph(name: str, dtype: torch.dtype) -> None:
+    """One capture serves batches of other lengths: `lengths` are upper bounds, and unused texts are empty.
 
-    To the bit where the longest text leads to programs of the same size as the cap does.
+    Bit for bit where the longest text selects the same tiles as the upper bound.
     """
     if dtype == torch.float32 and "sliding" in name:
-        pytest.skip("takes the plain path, which is made for the lengths it sees")
+        pytest.skip("grouped attention depends on the lengths of the batch")
     torch.manual_seed(0)
     encoder = Encoder(small(name)).cuda().to(dtype)
     pool = Pooling(("cls", "max", "mean"))
@@ -251,18 +253,18 @@ def test_captured_in_a_graph(name: str, dtype: torch.dtype) -> None:
         pooled = pool(encoder(moved), moved)
         grads = torch.autograd.grad(pooled.square().sum(), list(encoder.parameters()))
         assert torch.equal(captured[0][: len(batch)], pooled)
-        assert not captured[0][len(batch) :, 32:].any()  # but for the first token's, which a text of none lacks
+        assert not captured[0][len(batch) :, 32:].any()  # except [CLS], which an empty text lacks
         for (label, _), one, other in zip(encoder.named_parameters(), captured[1:], grads, strict=True):
             assert torch.isfinite(one).all(), label
             assert_close(one, other, atol=2e-2 * max(1.0, float(other.abs().max())), rtol=0, msg=label)
 
 
 @pytest.mark.parametrize(("dtype", "pattern"), KERNELS, ids=str)
-def test_dropout_captured_in_a_graph(dtype: torch.dtype, pattern: Pattern) -> None:
-    heads, cu = ragged(SHORT, dtype)
+def test_dropout_in_a_cuda_graph(dtype: torch.dtype, pattern: Pattern) -> None:
+    heads, cu = random_qkv(SHORT, dtype)
 
     def step() -> tuple[torch.Tensor, ...]:
-        out = gpu.attend(*heads, (64,) * len(SHORT), cu, scale=0.1, pattern=pattern, dropout=DROPOUT)
+        out = varlen_attention.attend(*heads, (64,) * len(SHORT), cu, scale=0.1, pattern=pattern, dropout=DROPOUT)
         return out, *torch.autograd.grad(out.float().square().sum(), heads)
 
     side = torch.cuda.Stream()
@@ -288,7 +290,7 @@ def test_dropout_captured_in_a_graph(dtype: torch.dtype, pattern: Pattern) -> No
     graph.replay()
     again = captured[0].clone()
     graph.replay()
-    assert not torch.equal(captured[0], again)  # each replay drops anew
+    assert not torch.equal(captured[0], again)  # each replay draws a new mask
 
 
 # --- whole encoders against the CPU ---
@@ -303,7 +305,7 @@ def test_encoders(name: str) -> None:
     try:
         raw = json.loads(AutoConfig.for_model(tiny.model_type, **tiny.config).to_json_string())
     except ValueError as error:
-        pytest.skip(f"this transformers does not know it: {error}")
+        pytest.skip(f"not in this version of transformers: {error}")
     plan = model_spec(raw, None)
     torch.manual_seed(0)
     model = Model(plan.encoder, {}).eval()

@@ -1,4 +1,4 @@
-"""Recorded passes against the same passes as they are: other lengths, other sizes, several threads and streams."""
+"""Forward passes replayed from CUDA graphs against eager ones: varying lengths and sizes, threads and streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertie.nn.model import Model
 from bertie.ops import disable
 from bertie.ops.cuda_graphs import ForwardGraphs
 from bertie.text.batch import Batch
-from tests.gpu.test_gpu import ENCODERS
+from tests.gpu.test_attention import ENCODERS
 from tests.test_config import GOOD
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "disentangled": {"positions": (Disentangled(("c2p", "p2c"), 64, buckets=16, norm=NormConfig()),)},
 }
 ROUNDS = [[30, 10, 20], [1, 1, 40, 2, 6, 10], [16] * 4, [64], [20, 20, 20], [16] * 3, [5] * 40, [64, 64, 3]] * 3
-NEAR = 6e-2  # of bfloat16 in products of other numbers of rows, two layers deep
+TOLERANCE = 6e-2  # bfloat16, after two layers of GEMMs with other numbers of rows
 
 
 def small(name: str) -> EncoderConfig:
@@ -39,7 +39,7 @@ def small(name: str) -> EncoderConfig:
     return replace(GOOD, max_length=64, embeddings=EmbeddingConfig(width=32, segments=2), **sizes, **KINDS[name])
 
 
-def made(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
+def build_model(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
     torch.manual_seed(0)
     model = Model(small(name), HEADS).eval()
     with torch.no_grad():
@@ -58,16 +58,16 @@ def batch_of(lengths: list[int], seed: int) -> Batch:
 def near(one: Tensor, other: Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
     assert one.shape == other.shape
     assert one.isfinite().all()
-    atol = NEAR if dtype == torch.bfloat16 else 1e-4
+    atol = TOLERANCE if dtype == torch.bfloat16 else 1e-4
     assert_close(one.float(), other.float(), atol=atol * max(1.0, float(other.float().abs().max())), rtol=0)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("name", KINDS)
-def test_against_the_plain_pass(name: str, mode: Any) -> None:
+def test_replay(name: str, mode: Any) -> None:
     if name == "disentangled":
-        pytest.importorskip("triton", reason="the programs are Triton's")
-    plain, model = made(name), made(name)
+        pytest.importorskip("triton", reason="needs Triton")
+    plain, model = build_model(name), build_model(name)
     plain.replay = False
     with mode():
         assert model.encoder.dispatch().replays
@@ -77,15 +77,15 @@ def test_against_the_plain_pass(name: str, mode: Any) -> None:
             for head in HEADS:
                 near(model(batch, head), plain(batch, head))
         assert len(model.graphs) > 4
-        # What was played last is what the same pass gives as it is.
+        # A replay equals the eager forward pass of its batch.
         for recording in model.graphs._recordings.values():
             recording.replay()
             if len(recording.out) == len(recording.batch.ids) and recording.out.shape[1] == 32:
                 near(recording.out, plain.encoder(recording.batch))
 
 
-def test_single_precision() -> None:
-    plain, model = made("learned", torch.float32), made("learned", torch.float32)
+def test_float32() -> None:
+    plain, model = build_model("learned", torch.float32), build_model("learned", torch.float32)
     plain.replay = False
     with torch.inference_mode():
         for seed, lengths in enumerate(ROUNDS):
@@ -94,8 +94,8 @@ def test_single_precision() -> None:
     assert len(model.graphs) > 0
 
 
-def test_few_are_kept() -> None:
-    plain, model = made("learned"), made("learned")
+def test_max_graphs() -> None:
+    plain, model = build_model("learned"), build_model("learned")
     plain.replay = False
     model.graphs = ForwardGraphs(max_graphs=2, record_after=2, min_idle=0)
     with torch.inference_mode():
@@ -106,8 +106,8 @@ def test_few_are_kept() -> None:
             assert len(model.graphs) <= 2
 
 
-def test_weights_that_change_in_place_or_move() -> None:
-    plain, model = made("learned"), made("learned")
+def test_weights_changed_in_place_or_moved() -> None:
+    plain, model = build_model("learned"), build_model("learned")
     plain.replay = False
     batch = batch_of([9, 30], 1)
     with torch.inference_mode():
@@ -127,19 +127,19 @@ def test_weights_that_change_in_place_or_move() -> None:
             near(model.hidden(batch), plain.hidden(batch))
 
 
-def test_training_is_left_alone() -> None:
-    model = made("learned")
+def test_no_replay_with_gradients() -> None:
+    model = build_model("learned")
     for _ in range(3):
         model.hidden(batch_of([9, 30], 1)).float().sum().backward()
     assert len(model.graphs) == 0
 
 
 @pytest.mark.parametrize("own_streams", [False, True])
-def test_threads_share_them(own_streams: bool) -> None:
-    plain, model = made("learned"), made("learned")
+def test_threads_share_graphs(own_streams: bool) -> None:
+    plain, model = build_model("learned"), build_model("learned")
     plain.replay = False
     model.graphs = ForwardGraphs(max_graphs=3, record_after=2, min_idle=0)
-    wrong: list[str] = []
+    errors: list[str] = []
 
     def ask(number: int) -> None:
         stream = torch.cuda.Stream() if own_streams else torch.cuda.default_stream()
@@ -149,7 +149,7 @@ def test_threads_share_them(own_streams: bool) -> None:
                     batch = batch_of(lengths, 100 * number + seed)
                     near(model.hidden(batch), plain.hidden(batch))
         except Exception as error:
-            wrong.append(f"{type(error).__name__}: {error}")
+            errors.append(f"{type(error).__name__}: {error}")
 
     with torch.inference_mode():
         plain.hidden(batch_of([3], 0))
@@ -159,11 +159,11 @@ def test_threads_share_them(own_streams: bool) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong, wrong[0]
+    assert not errors, errors[0]
 
 
 def test_on_by_default_and_turned_off_by_name() -> None:
-    model, batch = made("learned"), batch_of([9, 30], 1)
+    model, batch = build_model("learned"), batch_of([9, 30], 1)
     with torch.inference_mode():
         with disable("cuda_graphs"):
             for _ in range(3):

@@ -1,7 +1,7 @@
-"""The programs for relative terms, and without them, against the slow, obvious twin, there and back: interpreted.
+"""Attention with and without relative position terms by the Triton kernels against the reference, forward and backward:
+interpreted on the CPU.
 
-Run by test_disentangled.py in a process of its own: what interprets Triton's programs must be told so before it is
-imported. (On a GPU as they are: tests/gpu/test_disentangled.py. The interpreter knows no products of bfloat16.)
+On a GPU: tests/gpu/test_disentangled_attention.py. (The interpreter has no bfloat16 matrix multiplication.)
 """
 
 from __future__ import annotations
@@ -12,44 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from triton.runtime import interpreter
 
 from bertie.config import Full
 from bertie.ops import Relative, reference
-from bertie.ops.torch import grouped_attention as grouped
-from bertie.ops.triton import disentangled_attention as disentangled
+from bertie.ops.torch import grouped_attention
+from bertie.ops.triton import disentangled_attention
 
+pytestmark = [pytest.mark.interpreted, pytest.mark.usefixtures("interpreter", "nan_memory")]
 R = 9  # rows of the tables
 SCALE = 0.3
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    patch = interpreter._patch_lang_tensor  # Triton 3.6 makes no number of its scalars with numpy 2.4
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that nobody has written to holds the worst."""
-    for name in ("empty", "empty_like"):
-        plain = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *a, plain=plain, **k: plain(*a, **k).fill_(torch.nan))
-
-
-def drawn(
+def random_inputs(
     lengths: list[int], heads: int, width: int, terms: str, dtype: torch.dtype
 ) -> tuple[list[Tensor], Relative | None]:
-    """q, k, v and the tables; and the relative terms that are made of these, if there are any."""
-    fused = torch.randn(sum(lengths), 3 * heads, width).to(dtype)  # as a model has them, side by side
-    leaves = [x.requires_grad_() for x in fused.split(heads, dim=1)]
+    """q, k, v and the relative position tables, as leaves; and the `Relative` of these tables."""
+    qkv = torch.randn(sum(lengths), 3 * heads, width).to(dtype)  # slices of one tensor, as in a model
+    leaves = [x.requires_grad_() for x in qkv.split(heads, dim=1)]
     shapes = {"keys": (R, heads, width), "queries": (R, heads, width), "scores": (R, heads)}
     tables = {name: torch.randn(shape).to(dtype).requires_grad_() for name, shape in shapes.items() if name in terms}
     rows = torch.randint(0, R, (2 * max(lengths) - 1,))
@@ -58,25 +37,25 @@ def drawn(
 
 def compare(
     lengths: list[int], terms: str, *, heads: int = 1, width: int = 16, dtype: torch.dtype = torch.float32,
-    bounds: bool = False, loud: float = 1.0, twin: Any = reference,
+    bounds: bool = False, magnitude: float = 1.0, expected_by: Any = reference,
 ) -> None:  # fmt: skip
-    leaves, relative = drawn(lengths, heads, width, terms, dtype)
+    leaves, relative = random_inputs(lengths, heads, width, terms, dtype)
     with torch.no_grad():
-        leaves[0] *= loud
+        leaves[0] *= magnitude
     cu = torch.tensor([0, *lengths]).cumsum(0).int()
     known = (max(lengths),) * len(lengths) if bounds else tuple(lengths)
-    fast = disentangled.attend(*leaves[:3], known, cu, scale=SCALE / loud, relative=relative)
+    fast = disentangled_attention.attend(*leaves[:3], known, cu, scale=SCALE / magnitude, relative=relative)
     wide = [x.detach().float().requires_grad_() for x in leaves]
     names = [name for name in ("keys", "queries", "scores") if name in terms]
     same = None if relative is None else Relative(relative.rows, **dict(zip(names, wide[3:], strict=True)))
     real = tuple(n for n in lengths if n)
-    slow = twin.attend(*wide[:3], real, scale=SCALE / loud, pattern=Full(), relative=same)
+    slow = expected_by.attend(*wide[:3], real, scale=SCALE / magnitude, pattern=Full(), relative=same)
     atol = 2e-5 if dtype == torch.float32 else 5e-3
     assert fast.dtype == dtype
     assert_close(fast.float(), slow, atol=atol, rtol=0)
-    up = torch.randn_like(slow)
-    ours = torch.autograd.grad(fast, leaves, up.to(dtype))
-    for one, other in zip(ours, torch.autograd.grad(slow, wide, up), strict=True):
+    dout = torch.randn_like(slow)
+    ours = torch.autograd.grad(fast, leaves, dout.to(dtype))
+    for one, other in zip(ours, torch.autograd.grad(slow, wide, dout), strict=True):
         assert one.dtype == dtype
         assert_close(one.float(), other, atol=atol * max(1.0, float(other.abs().max())), rtol=0)
 
@@ -88,8 +67,8 @@ def test_each_term(terms: str) -> None:
 
 @pytest.mark.parametrize("terms", ["keys queries", ""])
 def test_lengths_and_heads(terms: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disentangled, "ROWS", (16, 16))
-    monkeypatch.setattr(disentangled, "PLAIN_ROWS", (16, 16))
+    monkeypatch.setattr(disentangled_attention, "MAX_TILES", (16, 16))
+    monkeypatch.setattr(disentangled_attention, "PLAIN_MAX_TILES", (16, 16))
     compare([1, 2, 15, 16, 17], terms, heads=2)
 
 
@@ -98,20 +77,20 @@ def test_lengths_and_heads(terms: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ("rows", "lengths"), [((64, 32), [127, 1]), ((32, 64), [1, 129]), ((64, 64), [1, 2, 1, 70, 1])]
 )
 def test_longer_texts(terms: str, rows: tuple[int, int], lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disentangled, "ROWS", rows)
-    monkeypatch.setattr(disentangled, "PLAIN_ROWS", rows)
-    compare(lengths, terms, twin=grouped)
+    monkeypatch.setattr(disentangled_attention, "MAX_TILES", rows)
+    monkeypatch.setattr(disentangled_attention, "PLAIN_MAX_TILES", rows)
+    compare(lengths, terms, expected_by=grouped_attention)
 
 
 @pytest.mark.parametrize("terms", ["keys queries scores", ""])
-def test_a_width_that_fills_no_tile(terms: str) -> None:
+def test_head_width_that_is_no_power_of_two(terms: str) -> None:
     compare([5, 20], terms, width=24)
 
 
 def test_half_precision_and_large_values() -> None:
     """Both terms as one word; products alone are past the largest number of float16."""
     compare([16, 18], "keys queries", dtype=torch.float16)
-    compare([9], "keys queries", dtype=torch.float16, loud=3000.0)
+    compare([9], "keys queries", dtype=torch.float16, magnitude=3000.0)
 
 
 def test_half_precision_without_terms() -> None:
@@ -119,40 +98,37 @@ def test_half_precision_without_terms() -> None:
 
 
 @pytest.mark.parametrize("terms", ["keys queries", ""])
-def test_lengths_that_are_bounds(terms: str) -> None:
+def test_upper_bounds_of_lengths(terms: str) -> None:
     compare([3, 0, 21, 0, 9, 0], terms, bounds=True)
 
 
-def test_layers_share_the_tiles_of_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found once in a pass, for each number of rows; but of lengths that are known, not at all."""
-    monkeypatch.setattr(disentangled, "PLAIN_ROWS", (32, 16))
-    leaves, _ = drawn([3, 21], 1, 16, "", torch.float32)
+def test_layers_share_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With upper bounds of lengths, tiles are computed once per forward pass and tile size, and cached."""
+    monkeypatch.setattr(disentangled_attention, "PLAIN_MAX_TILES", (32, 16))
+    leaves, _ = random_inputs([3, 21], 1, 16, "", torch.float32)
     cu = torch.tensor([0, 3, 24]).int()
-    kept: dict[Any, Tensor] = {}
-    call: dict[str, Any] = {"scale": SCALE, "relative": None, "cache": kept}
-    exact = disentangled.attend(*leaves, (3, 21), cu, **call)
-    assert not kept
-    first = disentangled.attend(*leaves, (21, 21), cu, **call)
-    assert set(kept) == {("tiles", 32), ("tiles", 16)}
-    monkeypatch.setattr(disentangled, "_tiles_of", None)
-    second = disentangled.attend(*leaves, (21, 21), cu, **call)
+    cache: dict[Any, Tensor] = {}
+    call: dict[str, Any] = {"scale": SCALE, "relative": None, "cache": cache}
+    exact = disentangled_attention.attend(*leaves, (3, 21), cu, **call)
+    assert not cache
+    first = disentangled_attention.attend(*leaves, (21, 21), cu, **call)
+    assert set(cache) == {("tiles", 32), ("tiles", 16)}
+    monkeypatch.setattr(disentangled_attention, "tiles_from_cu_seqlens", None)
+    second = disentangled_attention.attend(*leaves, (21, 21), cu, **call)
     assert torch.equal(first, exact)
     assert torch.equal(second, exact)
 
 
-# --- dropout ---
-
-
 @pytest.mark.parametrize("terms", ["keys queries", ""])
 def test_dropout(terms: str) -> None:
-    """Values of a unit matrix show what is dropped. With the same dropped, all gradients are those of plain ones."""
+    """Values that are unit vectors reveal the dropout mask; with it, gradients equal those of plain PyTorch."""
     lengths, heads, width, dropout = [30, 1, 32], 2, 32, 0.25
-    leaves, relative = drawn(lengths, heads, width, terms, torch.float32)
+    leaves, relative = random_inputs(lengths, heads, width, terms, torch.float32)
     cu = torch.tensor([0, *lengths]).cumsum(0).int()
 
     def call(values: Tensor, seed: int, rate: float = dropout) -> Tensor:
         torch.manual_seed(seed)
-        return disentangled.attend(
+        return disentangled_attention.attend(
             *leaves[:2], values, tuple(lengths), cu, scale=SCALE, relative=relative, dropout=rate
         )
 
@@ -171,8 +147,8 @@ def test_dropout(terms: str) -> None:
     assert not torch.equal(first[:, 0], first[:, 1])
     assert not torch.equal(first[:, 0, :29], kept[31:61, 0, :29].float())
 
-    up = torch.randn_like(leaves[2])
-    ours = torch.autograd.grad(call(leaves[2], 1), leaves, up)
+    dout = torch.randn_like(leaves[2])
+    ours = torch.autograd.grad(call(leaves[2], 1), leaves, dout)
     pieces, start = [], 0
     for n in lengths:
         own = slice(start, start + n)
@@ -186,19 +162,19 @@ def test_dropout(terms: str) -> None:
         weights = torch.softmax(scores * SCALE, -1) * kept[own, :, :n].transpose(0, 1) / (1 - dropout)
         pieces.append(torch.einsum("hij,jhd->ihd", weights, v))
         start += n
-    for got, wanted in zip(ours, torch.autograd.grad(torch.cat(pieces), leaves, up), strict=True):
+    for got, wanted in zip(ours, torch.autograd.grad(torch.cat(pieces), leaves, dout), strict=True):
         assert_close(got, wanted, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_what_is_dropped_follows_no_pattern(rate: float) -> None:
-    """Rows, columns and heads differ from each other by as much as independent ones do."""
+def test_dropout_masks_are_independent(rate: float) -> None:
+    """Masks of two rows, columns or heads agree as often as independent ones."""
     n, heads = 64, 3
-    leaves, _ = drawn([n], heads, n, "", torch.float32)
+    leaves, _ = random_inputs([n], heads, n, "", torch.float32)
     units = torch.eye(n)[:, None].expand(-1, heads, -1)
     cu = torch.tensor([0, n]).int()
     with torch.no_grad():
-        out = disentangled.attend(*leaves[:2], units, (n,), cu, scale=0.01, relative=None, dropout=rate)
+        out = disentangled_attention.attend(*leaves[:2], units, (n,), cu, scale=0.01, relative=None, dropout=rate)
     kept = (out > 0).transpose(0, 1)  # (H, n, n): head, query, key
     error = (rate * (1 - rate)) ** 0.5
     assert abs(float(kept.float().mean()) - (1 - rate)) < 4 * error / (heads * n * n) ** 0.5
@@ -215,11 +191,13 @@ def test_what_is_dropped_follows_no_pattern(rate: float) -> None:
 
 @pytest.mark.parametrize("terms", ["scores", ""])
 def test_dropout_is_unbiased(terms: str) -> None:
-    leaves, relative = drawn([12], 1, 16, terms, torch.float32)
+    leaves, relative = random_inputs([12], 1, 16, terms, torch.float32)
     cu = torch.tensor([0, 12]).int()
     call = {"scale": SCALE, "relative": relative}
-    plain = disentangled.attend(*leaves[:3], (12,), cu, **call).detach()
+    plain = disentangled_attention.attend(*leaves[:3], (12,), cu, **call).detach()
     torch.manual_seed(1)
-    many = torch.stack([disentangled.attend(*leaves[:3], (12,), cu, **call, dropout=0.5).detach() for _ in range(30)])
+    many = torch.stack(
+        [disentangled_attention.attend(*leaves[:3], (12,), cu, **call, dropout=0.5).detach() for _ in range(30)]
+    )
     error = many.std(0) / len(many) ** 0.5
     assert ((many.mean(0) - plain).abs() <= 5 * error + 1e-3).all()
