@@ -49,7 +49,7 @@ from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.ops import disable
 from bertie.ops.torch import eager
-from bertie.ops.triton import fused
+from bertie.ops.triton import activation, cross_entropy, norm
 from bertie.recipe import Recipe
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
@@ -408,19 +408,22 @@ class Bench:
         def drawn(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.randn(*size, generator=draw, device=HERE).to(dtype).requires_grad_()
 
-        norm, up = nn.LayerNorm(width).to(HERE), nn.Linear(width, 4 * width).to(HERE)
+        layer_norm, up = nn.LayerNorm(width).to(HERE), nn.Linear(width, 4 * width).to(HERE)
         x, y, table = drawn(rows, width), drawn(rows, width), drawn(words, width, dtype=torch.float32)
         some = drawn(rows // 7, width)
         targets = torch.randint(words, (len(some),), device=HERE)
         weights = torch.ones(len(some), device=HERE)
+        fused = SimpleNamespace(
+            add_norm=norm.add_norm,
+            linear_activation=activation.linear_activation,
+            linear_cross_entropy=cross_entropy.fused_linear_cross_entropy,
+        )
         cases: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
-            "add_norm": (lambda ops: ops.add_norm(x, y, norm, 0.0), [x, y, *norm.parameters()]),
-            "add_norm, dropout": (lambda ops: ops.add_norm(x, y, norm, 0.1), [x, y, *norm.parameters()]),
-            "expand": (lambda ops: ops.expand(x, up, "gelu", False), [x, *up.parameters()]),
+            "add_norm": (lambda ops: ops.add_norm(x, y, layer_norm, 0.0), [x, y, *layer_norm.parameters()]),
+            "add_norm, dropout": (lambda ops: ops.add_norm(x, y, layer_norm, 0.1), [x, y, *layer_norm.parameters()]),
+            "linear_activation": (lambda ops: ops.linear_activation(x, up, "gelu", False), [x, *up.parameters()]),
             "fused_linear_cross_entropy": (
-                lambda ops: (ops.fused_linear_cross_entropy if ops is fused else ops.linear_cross_entropy)(
-                    some, table * 0.05, None, targets, weights
-                ),
+                lambda ops: ops.linear_cross_entropy(some, table * 0.05, None, targets, weights),
                 [some, table],
             ),
         }
