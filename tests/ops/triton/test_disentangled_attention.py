@@ -88,7 +88,7 @@ def test_head_width_that_is_no_power_of_two(terms: str) -> None:
 
 
 def test_half_precision_and_large_values() -> None:
-    """Both terms as one word; products alone are past the largest number of float16."""
+    """Both terms packed into one word; the terms alone overflow float16."""
     compare([16, 18], "keys queries", dtype=torch.float16)
     compare([9], "keys queries", dtype=torch.float16, magnitude=3000.0)
 
