@@ -1,10 +1,10 @@
-"""Sentence vectors on a CPU, from text, in fp32, bf16 and int8: Bertie beside other engines, each at its best settings.
+"""Sentence embeddings on a CPU, from text, in fp32, bf16 and int8: Bertie and other engines, each at its best settings.
 
     python -m benchmarks.cpu --data DATA [--model FOLDER] [--precision int8|bf16] [--threads 2] [--json FILE]
-    python -m benchmarks.cpu --growth FOLDER [--model FOLDER]      pictures of how Bertie's time grows with the tokens
+    python -m benchmarks.cpu --growth FOLDER [--model FOLDER]      plots of Bertie's time by number of tokens
 
-Wants packages that are no part of the test set: onnx, onnxscript, onnxruntime, openvino, nncf, ctranslate2. Every
-engine lives in a process of its own. First each tries its settings; then all take turns, and the medians count.
+Needs packages beyond the test dependencies: onnx, onnxscript, onnxruntime, openvino, nncf, ctranslate2. Each engine
+runs in its own process. Each first tries its settings; then the engines run in turn, and medians are reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-REACH = 256  # tokens, of all-MiniLM-L6-v2
+MAX_LENGTH = 256  # tokens, of all-MiniLM-L6-v2
 BATCHES = (1, 4, 8, 16, 32)
 QUERIES = 200  # one at a time, for the latency
 Embed = Callable[[Sequence[str]], np.ndarray]
@@ -39,51 +39,53 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 # --- texts ---
 
 
-def rows(file: Path) -> Iterator[dict[str, Any]]:
+def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     with (lzma.open if file.suffix == ".xz" else gzip.open)(file, "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
 
 def mixed(data: Path, count: int) -> list[str]:
     """News, sentences and film reviews, a third each, shuffled."""
-    draw = random.Random(0)
+    generator = random.Random(0)
     sources = (
-        [row["text"] for row in rows(data / "ag_news/test.jsonl.gz")],
-        sorted({row["text_a"] for row in rows(data / "stsb/test.jsonl.gz")}),
-        [row["text"] for row in rows(data / "imdb/test.jsonl.xz")],
+        [row["text"] for row in read_rows(data / "ag_news/test.jsonl.gz")],
+        sorted({row["text_a"] for row in read_rows(data / "stsb/test.jsonl.gz")}),
+        [row["text"] for row in read_rows(data / "imdb/test.jsonl.xz")],
     )
-    texts = [text for n, some in enumerate(sources) for text in draw.sample(some, count // 3 + (n < count % 3))]
-    draw.shuffle(texts)
+    texts = [
+        text for n, source in enumerate(sources) for text in generator.sample(source, count // 3 + (n < count % 3))
+    ]
+    generator.shuffle(texts)
     return texts
 
 
 def queries(data: Path) -> list[str]:
-    return random.Random(1).sample([row["text"] for row in rows(data / "cosqa/queries.test.jsonl.gz")], QUERIES)
+    return random.Random(1).sample([row["text"] for row in read_rows(data / "cosqa/queries.test.jsonl.gz")], QUERIES)
 
 
-# --- engines: each makes a function from texts to vectors of length 1, for each of its settings ---
+# --- engines: each returns, by the name of its settings, functions from texts to normalized embeddings ---
 
 
-class Ids:
-    """Token ids of texts, as the `tokenizers` library gives them."""
+class TokenIds:
+    """Token ids of texts, by the `tokenizers` library."""
 
     def __init__(self, model: Path) -> None:
         import tokenizers
 
         self.tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(REACH)
+        self.tokenizer.enable_truncation(MAX_LENGTH)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        return [one.ids for one in self.tokenizer.encode_batch_fast(list(texts))]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
 
 
 def in_batches(ids: list[list[int]], size: int, run: Callable[[list[list[int]]], np.ndarray]) -> np.ndarray:
-    """Longest first, so that a batch holds texts of like length; the order is restored."""
+    """Run in batches of texts of similar length, longest first, and restore the order."""
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-    found = np.concatenate([run([ids[i] for i in order[at : at + size]]) for at in range(0, len(ids), size)])
-    out = np.empty_like(found)
-    out[order] = found
+    sorted_rows = np.concatenate([run([ids[i] for i in order[at : at + size]]) for at in range(0, len(ids), size)])
+    out = np.empty_like(sorted_rows)
+    out[order] = sorted_rows
     return out
 
 
@@ -91,8 +93,8 @@ def padded(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """(B, L) ids and mask."""
     longest = max(map(len, ids))
     out, mask = np.zeros((len(ids), longest), np.int64), np.zeros((len(ids), longest), np.int64)
-    for row, one in enumerate(ids):
-        out[row, : len(one)], mask[row, : len(one)] = one, 1
+    for row, text in enumerate(ids):
+        out[row, : len(text)], mask[row, : len(text)] = text, 1
     return out, mask
 
 
@@ -110,9 +112,9 @@ def sentence_transformers(model: Path, threads: int, scratch: Path, precision: s
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(threads)
-    kinds = {"model_kwargs": {"dtype": torch.bfloat16}} if precision == "bf16" else {}
-    peer = SentenceTransformer(str(model), device="cpu", **kinds)
-    assert peer.max_seq_length == REACH
+    options = {"model_kwargs": {"dtype": torch.bfloat16}} if precision == "bf16" else {}
+    peer = SentenceTransformer(str(model), device="cpu", **options)
+    assert peer.max_seq_length == MAX_LENGTH
 
     def embed(size: int) -> Embed:
         return lambda texts: peer.encode(list(texts), batch_size=size, normalize_embeddings=True)
@@ -120,8 +122,8 @@ def sentence_transformers(model: Path, threads: int, scratch: Path, precision: s
     return {f"batches of {size}": embed(size) for size in BATCHES}
 
 
-def graph(model: Path, scratch: Path) -> Path:
-    """The model with its pooling as an ONNX file."""
+def export_onnx(model: Path, scratch: Path) -> Path:
+    """Export the model with its pooling to an ONNX file."""
     import torch
     from transformers import AutoModel
 
@@ -129,7 +131,7 @@ def graph(model: Path, scratch: Path) -> Path:
     if file.exists():
         return file
 
-    class Vectors(torch.nn.Module):
+    class SentenceEmbedder(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.encoder = AutoModel.from_pretrained(model, attn_implementation="eager").eval()
@@ -140,9 +142,13 @@ def graph(model: Path, scratch: Path) -> Path:
             return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
 
     example = tuple(torch.from_numpy(x) for x in padded([[101, 7592, 2088, 102], [101, 7592, 102]]))
-    axes = {0: torch.export.Dim("batch", min=1, max=4096), 1: torch.export.Dim("length", min=2, max=REACH)}
+    axes = {0: torch.export.Dim("batch", min=1, max=4096), 1: torch.export.Dim("length", min=2, max=MAX_LENGTH)}
     program = torch.onnx.export(
-        Vectors(), example, dynamo=True, dynamic_shapes=(axes, axes), input_names=["input_ids", "attention_mask"]
+        SentenceEmbedder(),
+        example,
+        dynamo=True,
+        dynamic_shapes=(axes, axes),
+        input_names=["input_ids", "attention_mask"],
     )
     program.save(str(file))
     return file
@@ -151,21 +157,21 @@ def graph(model: Path, scratch: Path) -> Path:
 def onnxruntime(model: Path, threads: int, scratch: Path, precision: str) -> dict[str, Embed]:
     import onnxruntime as ort
 
-    file, ids = graph(model, scratch), Ids(model)
+    file, ids = export_onnx(model, scratch), TokenIds(model)
     if precision == "int8":
         from onnxruntime.quantization import QuantType, quantize_dynamic
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
-        ready, file = scratch / "ready.onnx", scratch / "int8.onnx"
-        quant_pre_process(scratch / "model.onnx", ready, skip_symbolic_shape=True)
-        quantize_dynamic(ready, file, per_channel=True, weight_type=QuantType.QInt8)
+        prepared, file = scratch / "prepared.onnx", scratch / "int8.onnx"
+        quant_pre_process(scratch / "model.onnx", prepared, skip_symbolic_shape=True)
+        quantize_dynamic(prepared, file, per_channel=True, weight_type=QuantType.QInt8)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
-    def run(some: list[list[int]]) -> np.ndarray:
-        one, mask = padded(some)
-        return session.run(None, {"input_ids": one, "attention_mask": mask})[0]
+    def run(batch: list[list[int]]) -> np.ndarray:
+        ids, mask = padded(batch)
+        return session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
 
     return {f"batches of {size}": lambda texts, size=size: in_batches(ids(texts), size, run) for size in BATCHES}
 
@@ -173,14 +179,14 @@ def onnxruntime(model: Path, threads: int, scratch: Path, precision: str) -> dic
 def openvino(model: Path, threads: int, scratch: Path, precision: str) -> dict[str, Embed]:
     import openvino as ov
 
-    core, ids = ov.Core(), Ids(model)
-    network = core.read_model(graph(model, scratch))
+    core, ids = ov.Core(), TokenIds(model)
+    network = core.read_model(export_onnx(model, scratch))
     if precision == "int8":
         import nncf
 
-        some = json.loads((scratch / "texts.json").read_text())
-        data = nncf.Dataset([dict(enumerate(padded([one]))) for one in ids(some)])
-        network = nncf.quantize(network, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(some))
+        texts = json.loads((scratch / "texts.json").read_text())
+        data = nncf.Dataset([dict(enumerate(padded([text]))) for text in ids(texts)])
+        network = nncf.quantize(network, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))
     out: dict[str, Embed] = {}
     for hint, streams in (("LATENCY", 1), ("THROUGHPUT", threads)):
         settings = {
@@ -192,20 +198,22 @@ def openvino(model: Path, threads: int, scratch: Path, precision: str) -> dict[s
         compiled = core.compile_model(network, "CPU", settings)
 
         def embed(texts: Sequence[str], size: int, compiled: Any = compiled, streams: int = streams) -> np.ndarray:
-            every = ids(texts)
-            order = sorted(range(len(every)), key=lambda i: -len(every[i]))
-            found: np.ndarray = np.empty((len(every), compiled.output(0).partial_shape[1].get_length()), np.float32)
+            encoded = ids(texts)
+            order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
+            embeddings: np.ndarray = np.empty(
+                (len(encoded), compiled.output(0).partial_shape[1].get_length()), np.float32
+            )
 
-            def keep(request: Any, places: list[int]) -> None:
-                found[places] = request.get_output_tensor(0).data
+            def store(request: Any, indices: list[int]) -> None:
+                embeddings[indices] = request.get_output_tensor(0).data
 
             queue = ov.AsyncInferQueue(compiled, streams)
-            queue.set_callback(keep)
+            queue.set_callback(store)
             for at in range(0, len(order), size):
-                places = order[at : at + size]
-                queue.start_async(dict(enumerate(padded([every[i] for i in places]))), places)
+                indices = order[at : at + size]
+                queue.start_async(dict(enumerate(padded([encoded[i] for i in indices]))), indices)
             queue.wait_all()
-            return found
+            return embeddings
 
         for size in BATCHES:
             name = f"{hint.lower()}, batches of {size}"
@@ -216,7 +224,7 @@ def openvino(model: Path, threads: int, scratch: Path, precision: str) -> dict[s
 def ctranslate2(model: Path, threads: int, scratch: Path, precision: str) -> dict[str, Embed]:
     import ctranslate2 as ct2
 
-    folder, ids = scratch / "ctranslate2", Ids(model)
+    folder, ids = scratch / "ctranslate2", TokenIds(model)
     if not folder.exists():
         ct2.converters.TransformersConverter(str(model)).convert(str(folder))
     out: dict[str, Embed] = {}
@@ -224,118 +232,116 @@ def ctranslate2(model: Path, threads: int, scratch: Path, precision: str) -> dic
     for inter in (1, threads):
         peer = ct2.Encoder(str(folder), compute_type=kind, inter_threads=inter, intra_threads=threads // inter)
 
-        def run(some: list[list[int]], peer: Any = peer) -> np.ndarray:
-            hidden = np.array(peer.forward_batch(some).last_hidden_state)  # (B, L, D)
-            return pooled(hidden, some)
+        def run(batch: list[list[int]], peer: Any = peer) -> np.ndarray:
+            hidden = np.array(peer.forward_batch(batch).last_hidden_state)  # (B, L, D)
+            return pool(hidden, batch)
 
-        def several(texts: Sequence[str], size: int, run: Any = run, inter: int = inter) -> np.ndarray:
+        def embed(texts: Sequence[str], size: int, run: Any = run, inter: int = inter) -> np.ndarray:
             if inter == 1 or len(texts) <= size:
                 return in_batches(ids(texts), size, run)
             from concurrent.futures import ThreadPoolExecutor
 
-            every = ids(texts)
-            order = sorted(range(len(every)), key=lambda i: -len(every[i]))
+            encoded = ids(texts)
+            order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
             parts = [order[at : at + size] for at in range(0, len(order), size)]
-            with ThreadPoolExecutor(inter) as pool:
-                found = np.concatenate(list(pool.map(lambda part: run([every[i] for i in part]), parts)))
-            vectors = np.empty_like(found)
-            vectors[order] = found
-            return vectors
+            with ThreadPoolExecutor(inter) as executor:
+                sorted_rows = np.concatenate(list(executor.map(lambda part: run([encoded[i] for i in part]), parts)))
+            embeddings = np.empty_like(sorted_rows)
+            embeddings[order] = sorted_rows
+            return embeddings
 
         for size in BATCHES:
-            out[f"{inter} at a time, batches of {size}"] = lambda texts, size=size, several=several: several(
-                texts, size
-            )
+            out[f"{inter} at a time, batches of {size}"] = lambda texts, size=size, embed=embed: embed(texts, size)
         if threads == 1:
             break
     return out
 
 
-def pooled(hidden: np.ndarray, ids: list[list[int]]) -> np.ndarray:
-    sums = np.stack([row[: len(one)].mean(0) for row, one in zip(hidden, ids, strict=True)])
+def pool(hidden: np.ndarray, ids: list[list[int]]) -> np.ndarray:
+    sums = np.stack([row[: len(text)].mean(0) for row, text in zip(hidden, ids, strict=True)])
     return sums / np.linalg.norm(sums, axis=1, keepdims=True)
 
 
 ENGINES = (bertie, sentence_transformers, onnxruntime, openvino, ctranslate2)
 
 
-# --- a process an engine ---
+# --- one process per engine ---
 
 
-def serve(pipe: Any, engine: Callable[..., dict[str, Embed]], *given: Any) -> None:
-    """Answers (setting, texts, one at a time or not) with vectors and seconds."""
+def serve(pipe: Any, engine: Callable[..., dict[str, Embed]], *arguments: Any) -> None:
+    """Answer (setting, texts, one at a time or not) with embeddings and seconds."""
     try:
-        settings = engine(*given)
+        settings = engine(*arguments)
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
         return
     pipe.send(list(settings))
-    while (asked := pipe.recv()) is not None:
-        name, texts, alone = asked
+    while (request := pipe.recv()) is not None:
+        name, texts, alone = request
         embed, times = settings[name], []
-        for some in [[text] for text in texts] if alone else [texts]:
+        for batch in [[text] for text in texts] if alone else [texts]:
             begin = time.perf_counter()
-            vectors = embed(some)
+            embeddings = embed(batch)
             times.append(time.perf_counter() - begin)
-        pipe.send((vectors, times))
+        pipe.send((embeddings, times))
 
 
 class Engine:
-    """The other end of `serve`."""
+    """The client of `serve`."""
 
-    def __init__(self, engine: Callable[..., Any], *given: Any) -> None:
+    def __init__(self, engine: Callable[..., Any], *arguments: Any) -> None:
         self.name = engine.__name__
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, engine, *given), daemon=True)
+        self.pipe, remote = context.Pipe()
+        self.process = context.Process(target=serve, args=(remote, engine, *arguments), daemon=True)
         self.process.start()
-        theirs.close()
+        remote.close()
         try:
             self.settings: list[str] | str = self.pipe.recv()
         except EOFError:
             self.settings = "the process died"
 
-    def ask(self, setting: str, texts: Sequence[str], alone: bool = False) -> tuple[np.ndarray, list[float]]:
+    def run(self, setting: str, texts: Sequence[str], alone: bool = False) -> tuple[np.ndarray, list[float]]:
         self.pipe.send((setting, list(texts), alone))
-        answer: tuple[np.ndarray, list[float]] = self.pipe.recv()
-        return answer
+        reply: tuple[np.ndarray, list[float]] = self.pipe.recv()
+        return reply
 
     def best(self, texts: Sequence[str], alone: bool) -> str:
-        """Its fastest setting on some of the texts."""
+        """The fastest setting on some of the texts."""
         assert isinstance(self.settings, list)
         if len(self.settings) == 1:
-            self.ask(self.settings[0], texts, alone)
+            self.run(self.settings[0], texts, alone)
             return self.settings[0]
-        # For one text at a time the size of a batch says nothing.
-        tried = [one for one in self.settings if not alone or one.endswith(f"of {BATCHES[0]}")]
-        self.ask(tried[0], texts, alone)
-        took = {one: statistics.median(self.ask(one, texts, alone)[1]) for one in tried}
+        # For one text at a time the batch size does not matter.
+        tried = [name for name in self.settings if not alone or name.endswith(f"of {BATCHES[0]}")]
+        self.run(tried[0], texts, alone)
+        took = {name: statistics.median(self.run(name, texts, alone)[1]) for name in tried}
         for name, seconds in took.items():
             print(f"{self.name}, {name}: {seconds:.4f} s", file=sys.stderr)
-        return min(took, key=lambda one: took[one])
+        return min(took, key=lambda name: took[name])
 
 
 def spearman(engine: Engine, setting: str, pairs: Sequence[dict[str, Any]]) -> float:
-    """How well the cosines of STS-B's pairs follow people's scores."""
+    """Spearman correlation of the cosine similarities of STS-B's pairs with the human scores."""
     from scipy.stats import spearmanr
 
-    one, two = (engine.ask(setting, [pair[side] for pair in pairs])[0] for side in ("text_a", "text_b"))
-    return float(spearmanr((one * two).sum(1), [pair["score"] for pair in pairs]).statistic)
+    a, b = (engine.run(setting, [pair[side] for pair in pairs])[0] for side in ("text_a", "text_b"))
+    return float(spearmanr((a * b).sum(1), [pair["score"] for pair in pairs]).statistic)
 
 
-# --- how time grows ---
+# --- time by number of tokens ---
 
 
 def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
-    """Seconds by tokens in all (texts of 128), and by tokens a text (8,192 in all), in both precisions."""
+    """Seconds by total tokens (texts of 128), and by tokens per text (8,192 in total), in both precisions."""
     import torch
 
     from bertie import Embedder
     from bertie.bench import flat_batches, forward_all
 
     torch.set_num_threads(threads)
-    draw = np.random.default_rng(0)
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    generator = np.random.default_rng(0)
+    results: dict[str, dict[str, dict[int, float]]] = {}
     for name in ("fp32", "int8"):
         embedder = Embedder.load(model, precision=name)
         totals = [(1 << power, 128) for power in range(9, 17)]
@@ -344,7 +350,7 @@ def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
         with torch.inference_mode():
             for part, cases in (("total", totals), ("length", lengths)):
                 for total, length in cases:
-                    ids = [draw.integers(1000, 20000, length).tolist() for _ in range(total // length)]
+                    ids = [generator.integers(1000, 20000, length).tolist() for _ in range(total // length)]
                     run = forward_all(embedder.model, flat_batches(ids, embedder.budget, torch.device("cpu")))
                     run()
                     times = []
@@ -353,30 +359,110 @@ def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
                         run()
                         times.append(time.perf_counter() - begin)
                     out[part][total if part == "total" else length] = statistics.median(times)
-        found[name] = out
-    return found
+        results[name] = out
+    return results
 
 
-def drawn(found: dict[str, dict[str, dict[int, float]]], folder: Path) -> None:
+def plot(results: dict[str, dict[str, dict[int, float]]], folder: Path) -> None:
+    """Write the two plots."""
     from benchmarks.serve import _STYLE
     from bertie.evaluation.plots import Line, lines
 
-    for part, x in (("total", "tokens in all"), ("length", "tokens a text, 8,192 in all")):
+    for part, x in (("total", "total tokens"), ("length", "tokens per text, 8,192 in total")):
         series = [
             Line(name, [(math.log2(n), math.log2(1e3 * spent)) for n, spent in out[part].items()], style, True)
-            for (name, out), style in zip(found.items(), ("a", "b"), strict=True)
+            for (name, out), style in zip(results.items(), ("a", "b"), strict=True)
         ]
         svg = lines(f"Time on a CPU by {x}", series, f"{x}, as a power of two", "milliseconds, as a power of two")
         svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
         (folder / f"cpu-{part}.svg").write_text(svg.replace("</title>", "</title>" + _STYLE, 1) + "\n")
 
 
+def reference_engine(engines: Sequence[Engine], arguments: tuple[Any, ...], precision: str) -> Engine:
+    """sentence-transformers in fp32, which the embeddings are compared with."""
+    running = next((engine for engine in engines if engine.name == "sentence_transformers"), None)
+    return running if running is not None and precision == "fp32" else Engine(sentence_transformers, *arguments, "fp32")
+
+
+def compare(options: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
+    """One row per engine, and the reference's Spearman correlation on STS-B."""
+    texts, short = mixed(options.data, options.texts), queries(options.data)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        export_onnx(options.model.resolve(), scratch)
+        others = mixed(options.data, options.texts + 300)  # for calibration: none of the measured texts
+        (scratch / "texts.json").write_text(json.dumps([text for text in others if text not in set(texts)][:300]))
+        arguments = (options.model.resolve(), options.threads, scratch)
+        unsupported = {"int8": [sentence_transformers], "bf16": [onnxruntime]}.get(options.precision, [])
+        engines = [
+            Engine(engine, *arguments, options.precision)
+            for engine in ENGINES
+            if (options.engines is None or engine.__name__ in options.engines) and engine not in unsupported
+        ]
+        for engine in [engine for engine in engines if isinstance(engine.settings, str)]:
+            print(f"{engine.name} left out: {engine.settings}")
+            engines.remove(engine)
+        chosen = {engine: (engine.best(texts[:64], False), engine.best(short[:50], True)) for engine in engines}
+        reference = reference_engine(engines, arguments, options.precision)
+        expected, _ = reference.run(reference.settings[0], texts)
+        pairs = [*read_rows(options.data / "stsb/test.jsonl.gz")]
+        correlations = {engine: spearman(engine, chosen[engine][0], pairs) for engine in engines}
+        exact = spearman(reference, reference.settings[0], pairs)
+        times: dict[Engine, list[float]] = {engine: [] for engine in engines}
+        latencies: dict[Engine, list[float]] = {engine: [] for engine in engines}
+        embeddings: dict[Engine, np.ndarray] = {}
+        for repeat in range(options.repeats):
+            for engine in engines[repeat % len(engines) :] + engines[: repeat % len(engines)]:
+                embeddings[engine], seconds = engine.run(chosen[engine][0], texts)
+                times[engine] += seconds
+                latencies[engine] += engine.run(chosen[engine][1], short, True)[1]
+        for engine in {*engines, reference}:
+            engine.pipe.send(None)
+    results = []
+    for engine in engines:
+        cosine = (embeddings[engine] * expected).sum(1)
+        results.append(
+            {
+                "engine": engine.name,
+                "texts_per_second": len(texts) / statistics.median(times[engine]),
+                "slowest_fastest": [len(texts) / max(times[engine]), len(texts) / min(times[engine])],
+                "setting": chosen[engine][0],
+                "query_ms": 1e3 * statistics.median(latencies[engine]),
+                "query_setting": chosen[engine][1],
+                "cosine_mean": float(cosine.mean()),
+                "cosine_least": float(cosine.min()),
+                "stsb": correlations[engine],
+            }
+        )
+    return results, exact
+
+
+def print_table(results: Sequence[dict[str, Any]], exact: float) -> None:
+    """The results as a Markdown table, and Bertie's ratio to the best peer."""
+    print("| engine | texts/s (slowest, fastest) | one query, ms | cosine, mean (least) | setting |")
+    print("|---|---|---|---|---|")
+    for row in results:
+        spread = ", ".join(f"{x:.0f}" for x in row["slowest_fastest"])
+        cosine = f"{row['cosine_mean']:.5f} ({row['cosine_least']:.4f})"
+        cosine += f", STS-B {row['stsb']:.4f} (fp32 {exact:.4f})"
+        print(
+            f"| {row['engine']} | {row['texts_per_second']:.0f} ({spread}) | "
+            f"{row['query_ms']:.2f} | {cosine} | {row['setting']} |"
+        )
+    own = [row for row in results if row["engine"] == "bertie"]
+    peers = [row for row in results if row["engine"] != "bertie"]
+    if own and peers:
+        speed = own[0]["texts_per_second"] / max(row["texts_per_second"] for row in peers)
+        latency = min(row["query_ms"] for row in peers) / own[0]["query_ms"]
+        print(f"{speed:.2f} times the texts/s of the best peer, whose latency is {latency:.2f} times Bertie's")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("benchmarks.cpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="the folder of the sets")
-    parser.add_argument("--growth", type=Path, help="a folder for pictures; nothing else is measured")
+    parser.add_argument("--data", type=Path, help="folder of the datasets")
+    parser.add_argument("--growth", type=Path, help="folder for plots of the time by tokens; nothing else is measured")
     parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / ".models/all-MiniLM-L6-v2")
-    parser.add_argument("--engines", type=lambda text: text.split(","), help="some of them")
+    parser.add_argument("--engines", type=lambda text: text.split(","), help="names of engines, comma-separated")
     parser.add_argument("--precision", choices=("fp32", "int8", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=int, default=1000)
@@ -384,85 +470,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.growth is not None:
-        found_growth = growth(options.model.resolve(), options.threads)
-        print(json.dumps(found_growth, indent=1))
-        drawn(found_growth, options.growth)
+        results = growth(options.model.resolve(), options.threads)
+        print(json.dumps(results, indent=1))
+        plot(results, options.growth)
         return
     if options.data is None:
         parser.error("--data is needed")
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    texts, short = mixed(options.data, options.texts), queries(options.data)
-    found = []
-    with tempfile.TemporaryDirectory() as place:
-        scratch = Path(place)
-        graph(options.model.resolve(), scratch)
-        others = mixed(options.data, options.texts + 300)  # to calibrate on: none of those that are measured
-        (scratch / "texts.json").write_text(json.dumps([text for text in others if text not in set(texts)][:300]))
-        given = (options.model.resolve(), options.threads, scratch)
-        engines = [
-            Engine(engine, *given, options.precision)
-            for engine in ENGINES
-            if (options.engines is None or engine.__name__ in options.engines)
-            and engine not in {"int8": [sentence_transformers], "bf16": [onnxruntime]}.get(options.precision, [])
-        ]
-        for one in [one for one in engines if isinstance(one.settings, str)]:
-            print(f"{one.name} left out: {one.settings}")
-            engines.remove(one)
-        chosen = {one: (one.best(texts[:64], False), one.best(short[:50], True)) for one in engines}
-        took: dict[Engine, list[float]] = {one: [] for one in engines}
-        waited: dict[Engine, list[float]] = {one: [] for one in engines}
-        vectors: dict[Engine, np.ndarray] = {}
-        predict_labelled = next((one for one in engines if one.name == "sentence_transformers"), None)
-        if predict_labelled is None or options.precision != "fp32":
-            predict_labelled = Engine(sentence_transformers, *given, "fp32")
-        true, _ = predict_labelled.ask(predict_labelled.settings[0], texts)
-        pairs = [*rows(options.data / "stsb/test.jsonl.gz")]
-        agreed = {one: spearman(one, chosen[one][0], pairs) for one in engines}
-        exact = spearman(predict_labelled, predict_labelled.settings[0], pairs)
-        for repeat in range(options.repeats):
-            for one in engines[repeat % len(engines) :] + engines[: repeat % len(engines)]:
-                vectors[one], times = one.ask(chosen[one][0], texts)
-                took[one] += times
-                waited[one] += one.ask(chosen[one][1], short, True)[1]
-        for one in {*engines, predict_labelled}:
-            one.pipe.send(None)
-    for one in engines:
-        cosine = (vectors[one] * true).sum(1)
-        found.append(
-            {
-                "engine": one.name,
-                "texts_per_second": len(texts) / statistics.median(took[one]),
-                "slowest_fastest": [len(texts) / max(took[one]), len(texts) / min(took[one])],
-                "setting": chosen[one][0],
-                "query_ms": 1e3 * statistics.median(waited[one]),
-                "query_setting": chosen[one][1],
-                "cosine_mean": float(cosine.mean()),
-                "cosine_least": float(cosine.min()),
-                "stsb": agreed[one],
-            }
-        )
-    print("| engine | texts/s (slowest, fastest) | one query, ms | cosine, mean (least) | setting |")
-    print("|---|---|---|---|---|")
-    for row in found:
-        spread = ", ".join(f"{x:.0f}" for x in row["slowest_fastest"])
-        alike = f"{row['cosine_mean']:.5f} ({row['cosine_least']:.4f})"
-        alike += f", STS-B {row['stsb']:.4f} (fp32 {exact:.4f})"
-        print(
-            f"| {row['engine']} | {row['texts_per_second']:.0f} ({spread}) | "
-            f"{row['query_ms']:.2f} | {alike} | {row['setting']} |"
-        )
-    mine, others = [r for r in found if r["engine"] == "bertie"], [r for r in found if r["engine"] != "bertie"]
-    if mine and others:
-        speed = mine[0]["texts_per_second"] / max(r["texts_per_second"] for r in others)
-        wait = min(r["query_ms"] for r in others) / mine[0]["query_ms"]
-        print(f"{speed:.2f} times the best peer's texts/s; its latency is {wait:.2f} times ours")
+    rows, exact = compare(options)
+    print_table(rows, exact)
     if options.json:
         packages = ("torch", "sentence-transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
-        facts = {"machine": platform.machine(), "threads": options.threads, "texts": len(texts)}
+        facts = {"machine": platform.machine(), "threads": options.threads, "texts": options.texts}
         facts["precision"] = options.precision
         facts["versions"] = {name: version(name) for name in packages if find_spec(name.replace("-", "_"))}
-        options.json.write_text(json.dumps(facts | {"rows": found}, indent=1) + "\n")
+        options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
