@@ -130,7 +130,7 @@ import os, random, signal, sys, time
 import torch, bertie.tasks
 from bertie.cli import main, stream
 from bertie.data import journal
-stream.ROWS_A_CHUNK, journal.COMMIT_INTERVAL = 64, 0
+stream.CHUNK_ROWS, journal.COMMIT_INTERVAL = 64, 0
 torch.set_num_threads(1)
 seed, kills, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 draw, count = random.Random(seed), 0
