@@ -165,7 +165,7 @@ def test_pairs_without_a_head_for_them(
     folder = another(tmp_path, models, {key: HEADS[key] for key in ("sentiment", "ner")}, monkeypatch)
     Path("pairs.csv").write_text("text_a,text_b\nthe cat,a dog\n")
     message = json.loads(said(capsys, "classify", "pairs.csv", status=1))["message"]
-    assert message == "the built-in model classifies single texts, and these are pairs; name another with -m"
+    assert message == "the built-in model classifies single texts, but these are pairs; choose another model with -m"
     found = json.loads(
         said(capsys, "classify", "pairs.csv", "-m", folder)
     )  # whoever names a model knows what it is for
@@ -184,5 +184,5 @@ def test_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bertie.Reader.load,
     ]
     for call in calls:
-        with pytest.raises(NotFoundError, match="no built-in model in this installation; name a folder or a hub id"):
+        with pytest.raises(NotFoundError, match="this installation has no built-in model; name a folder or a hub id"):
             call()

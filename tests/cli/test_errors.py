@@ -102,7 +102,7 @@ def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
     assert main([verb, ROW, *more]) == 2
     assert capsys.readouterr().err == (
-        "bertie: there is no built-in model in this installation; name one with -m: a folder or a hub id\n"
+        "bertie: there is no built-in model in this installation; pass one with -m: a folder or a hub id\n"
     )
 
 
@@ -208,7 +208,7 @@ def test_something_else_is_not_resumed(
     assert main([*argv, "-m", models["fill"], "--resume"]) == 1
     assert "was started with model=" in capsys.readouterr().err
     assert main([*argv, "-m", models["embed"]]) == 1
-    assert "pass --resume to go on with it" in capsys.readouterr().err
+    assert "pass --resume to resume it" in capsys.readouterr().err
     config = Path(models["embed"]) / "config.json"
     before = config.stat()
     os.utime(config, ns=(0, 0))
