@@ -90,11 +90,11 @@ def test_contradictions_name_the_field(change: dict[str, Any], named: str) -> No
         lambda: HeadConfig(kind="token", outputs=2, globals="before_separator"),
     ],
 )
-def test_parts_are_checked(wrong: Any) -> None:
+def test_parts_are_validated(wrong: Any) -> None:
     with pytest.raises(ConfigError):
         wrong()
 
 
-def test_reach_of_a_table_that_skips_rows() -> None:
+def test_max_length_of_a_table_that_skips_rows() -> None:
     assert Learned(514, skip_id=1).max_length == 512
     assert Learned(512).max_length == 512

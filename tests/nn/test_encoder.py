@@ -47,7 +47,7 @@ def test_a_batch_built_by_hand_is_checked() -> None:
 
 
 @pytest.mark.parametrize("positions", [(Learned(34, skip_id=1),), (Rotary((10.0, 20.0)),)], ids=str)
-def test_a_pass_asks_the_device_nothing(positions: tuple[Learned | Rotary, ...]) -> None:
+def test_a_pass_does_not_synchronize(positions: tuple[Learned | Rotary, ...]) -> None:
     encoder = Encoder(replace(GOOD, positions=positions)).to("meta")  # where every question is an error
     batch = Batch.from_ids([[1, 2, 3], [4]]).to("meta")
     pool = Pooling(MODES, include_prompt=False)
@@ -55,7 +55,7 @@ def test_a_pass_asks_the_device_nothing(positions: tuple[Learned | Rotary, ...])
 
 
 def test_layers_of_a_pass_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this batch alone: the next pass begins with nothing."""
+    """Each forward pass has its own."""
     seen: list[dict[Any, Any]] = []
 
     def spy(inputs: AttentionInputs, backends: Any) -> Any:
@@ -74,7 +74,7 @@ def test_layers_of_a_pass_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_gradient_checkpointing_changes_no_bit(relative: bool) -> None:
+def test_gradient_checkpointing_gives_identical_gradients(relative: bool) -> None:
     cfg = replace(GOOD, dropout=0.3, attention_dropout=0.3, layer_map=(0, 1, 0), patterns=(Full(),) * 3)
     if relative:
         cfg = replace(cfg, positions=(Disentangled(("c2p", "p2c"), 8),))
@@ -100,7 +100,7 @@ def test_gradient_checkpointing_changes_no_bit(relative: bool) -> None:
     assert len(calls) == 3 * cfg.depth
 
 
-def test_hidden_states_are_all_layers() -> None:
+def test_hidden_states_of_all_layers() -> None:
     encoder = Encoder(GOOD).eval()
     batch = Batch.from_ids([[1, 2, 3]])
     states = list(encoder.hidden_states(batch))

@@ -20,7 +20,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_the_surprise_is_that_of_the_outputs(name: str) -> None:
+def test_fused_linear_cross_entropy_equals_that_of_the_logits(name: str) -> None:
     torch.manual_seed(0)
     model = Model(GOOD, {name: HEADS[name]}).train()
     batch = Batch.from_ids([[1, 2, 3], [4, 5]])
@@ -45,7 +45,7 @@ def test_the_surprise_is_that_of_the_outputs(name: str) -> None:
         assert_close(one, other)
 
 
-def test_what_has_no_weight_is_not_looked_at() -> None:
+def test_rows_of_weight_zero_are_ignored() -> None:
     model = Model(GOOD, {"mlm": HEADS["tied"]}).eval()
     hidden = torch.randn(2, GOOD.width)
     words, targets = model.encoder.embeddings.words.weight, torch.tensor([3, 9])

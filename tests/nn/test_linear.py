@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["mixed", "positive", "negative", "zero", "one far out"])
-def test_a_product_equals_that_of_the_rounded_numbers(kind: str) -> None:
+def test_int8_equals_the_product_of_quantized_numbers(kind: str) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(40, 24)
     x = torch.randn(7, 40)
@@ -49,7 +49,7 @@ def test_a_product_equals_that_of_the_rounded_numbers(kind: str) -> None:
     )
 
 
-def test_a_checkpoint_in_bytes(folder: Path, tmp_path: Path) -> None:
+def test_an_int8_checkpoint(folder: Path, tmp_path: Path) -> None:
     texts = ["the cat sat on the mat", "a dog", "the cat " * 12]
     exact = Embedder.load(folder, overflow="truncate").embed(texts)
     embedder = Embedder.load(folder, overflow="truncate", precision="int8")
@@ -88,7 +88,7 @@ def test_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "1.0000" in capsys.readouterr().out
 
 
-# --- floats of eight bits: on a CPU, as a GPU would ---
+# --- fp8, emulated on a CPU ---
 
 SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 DEBERTA = {"relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
@@ -123,8 +123,8 @@ BATCH = [[2, 3, 4, 5, 9], [7] * 20, [8], list(range(2, 40))]
 
 
 @pytest.mark.parametrize("kind", ["mixed", "one far out", "tiny", "huge", "zero"])
-def test_floats_of_eight_bits(kind: str) -> None:
-    """Each number within a sixteenth of itself, or of the least that there is; and the product is that of these."""
+def test_fp8_rounding(kind: str) -> None:
+    """Each number is within a sixteenth of itself, or of the smallest; the product is that of the rounded numbers."""
     torch.manual_seed(0)
     layer, x = nn.Linear(48, 32), torch.randn(7, 48)
     x = {"tiny": x * 1e-9, "huge": x * 1e30, "zero": x * 0}.get(kind, x)
@@ -146,7 +146,7 @@ def test_floats_of_eight_bits(kind: str) -> None:
         assert 0.005 < far(found, layer(x)) < 0.05
 
 
-def test_what_came_with_a_tensor_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_values_of_a_tensor_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, layer = torch.randn(3, 16), Fp8Linear(torch.randn(16, 16), None)
     wanted = layer(x * 2)
     x.fp8 = fp8.quantize(x * 2)  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ def test_what_came_with_a_tensor_is_not_made_again(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_a_family_in_floats_of_eight_bits(family: str) -> None:
+def test_a_family_in_fp8(family: str) -> None:
     model = made(family)
     other = deepcopy(model)
     to_fp8(other.encoder)
@@ -176,8 +176,8 @@ def test_a_family_in_floats_of_eight_bits(family: str) -> None:
 
 
 @torch.inference_mode()
-def test_sides_that_do_not_fit_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 40 inside: a feed-forward of two plain layers, or of one, if it is gated."""
+def test_layers_whose_sides_are_no_multiple_of_16_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feed-forward width of 40: both layers stay, or one of them where it is gated."""
     batch = Batch.from_ids(BATCH)
     for family, kept in (("bert", 2), ("modernbert", 1)):
         model = made(family, intermediate_size=40)
@@ -191,7 +191,7 @@ def test_sides_that_do_not_fit_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_fp8(model.encoder)
 
 
-def test_which_norms_write_codes() -> None:
+def test_which_norms_write_quantized_outputs() -> None:
     def announced(family: str, **changes: Any) -> set[str]:
         encoder = made(family, **changes).encoder
         to_fp8(encoder)
@@ -205,7 +205,7 @@ def test_which_norms_write_codes() -> None:
     assert announced("bert", hidden_size=24) == set()
 
 
-def test_a_checkpoint_in_floats_of_eight_bits(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_fp8_checkpoint(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for refused in (
         lambda: Checkpoint.load(folder, precision="fp8"),
         lambda: random_model("1x16", precision="fp8"),

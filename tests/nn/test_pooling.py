@@ -40,7 +40,7 @@ def one_by_one(hidden: torch.Tensor, batch: Batch, modes: tuple[str, ...], skips
 
 @pytest.mark.parametrize("modes", SETS, ids="+".join)
 @pytest.mark.parametrize("texts", range(1, 8))
-def test_equals_the_definition(modes: tuple[str, ...], texts: int) -> None:
+def test_modes_equal_their_definition(modes: tuple[str, ...], texts: int) -> None:
     hidden, batch = ragged(texts)
     assert_close(Pooling(modes)(hidden, batch), one_by_one(hidden, batch, modes, [0] * texts), atol=1e-6, rtol=1e-6)
     skips = [b % 4 for b in range(texts)]
@@ -102,7 +102,7 @@ def test_token_weights_learn_batch_invariantly(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_text_does_not_feel_its_neighbours(mode: str) -> None:
+def test_batch_invariance(mode: str) -> None:
     hidden, batch = ragged(7)
     together = Pooling(mode)(hidden, batch)
     for b, one in enumerate(hidden.split(batch.lengths)):
@@ -126,7 +126,7 @@ def test_gradients(modes: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_texts_of_no_tokens_change_nothing(mode: str) -> None:
+def test_empty_texts_change_nothing(mode: str) -> None:
     hidden, batch = ragged(3)
     cu = torch.nn.functional.pad(batch.cu_seqlens, (0, 2), value=len(hidden))
     hidden.requires_grad_()
@@ -139,7 +139,7 @@ def test_texts_of_no_tokens_change_nothing(mode: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("modes", SETS, ids="+".join)
-def test_the_gpu_agrees_and_repeats_itself(modes: tuple[str, ...]) -> None:
+def test_the_gpu_agrees_and_is_deterministic(modes: tuple[str, ...]) -> None:
     hidden, batch = ragged(7)
     skips = [b % 4 for b in range(7)]
     pool = Pooling(modes, include_prompt=False)
@@ -158,7 +158,7 @@ def test_the_gpu_agrees_and_repeats_itself(modes: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_keeps_the_dtype_and_adds_up_in_float32(dtype: torch.dtype) -> None:
+def test_keeps_the_dtype_and_accumulates_in_float32(dtype: torch.dtype) -> None:
     batch = Batch.from_ids([[1] * 3000])
     hidden = torch.ones(3000, 1, dtype=dtype)
     for mode in MODES:
@@ -174,7 +174,7 @@ def test_prompt_lengths_count_only_when_prompts_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("modes", ["", "average", ("mean", "cls_token"), ()])
-def test_refuses_other_modes(modes: str | tuple[str, ...]) -> None:
+def test_unknown_modes_are_refused(modes: str | tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="one or more of cls, max, mean"):
         Pooling(modes)
 
@@ -183,12 +183,12 @@ def test_refuses_other_modes(modes: str | tuple[str, ...]) -> None:
     ("prompts", "match"),
     [([1], "1 prompt_lengths for 2 texts"), ([3, 2], r"prompt_lengths\[1\]=2 must be"), ([-1, 0], r"\[0\]=-1")],
 )
-def test_refuses_prompts_that_do_not_fit(prompts: list[int], match: str) -> None:
+def test_wrong_prompt_lengths_are_refused(prompts: list[int], match: str) -> None:
     batch = Batch.from_ids([[1] * 4, [1] * 2])
     with pytest.raises(InputError, match=match):
         Pooling("mean", include_prompt=False)(torch.zeros(6, WIDTH), batch, prompts)
 
 
-def test_refuses_hidden_states_of_another_batch() -> None:
+def test_hidden_states_of_another_batch_are_refused() -> None:
     with pytest.raises(InputError, match=r"the batch needs \(3, D\)"):
         Pooling("mean")(torch.zeros(4, WIDTH), Batch.from_ids([[1, 2, 3]]))

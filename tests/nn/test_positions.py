@@ -6,7 +6,7 @@ from bertie.config import Bucketed
 from bertie.nn.positions import relative_rows
 
 
-def test_rows_that_were_made_for_reading_serve_training_too() -> None:
+def test_rows_cached_at_inference_serve_training() -> None:
     scheme = Bucketed(8, max_distance=77)  # asked for nowhere else: the first one makes them
     with torch.inference_mode():
         relative_rows(scheme, 9, torch.device("cpu"))

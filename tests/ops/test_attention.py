@@ -1,4 +1,4 @@
-"""Each fast path against the slow, obvious twin: random ragged batches, forward and backward."""
+"""Attention against its reference on random ragged batches, forward and backward."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_global_keys() -> None:
 
 
 @pytest.mark.parametrize("pattern", [Full(), Sliding(6), BlockSparse(4, 1)], ids=str)
-def test_long_texts_in_stretches(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_in_chunks(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "CHUNK", 7)
     monkeypatch.setattr(grouped, "MAX_SCORES", 500)
     torch.manual_seed(0)

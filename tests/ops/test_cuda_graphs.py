@@ -1,6 +1,6 @@
-"""Recorded passes without a GPU: which sizes there are, and that a batch laid into a larger one says the same.
+"""CUDA-graph replay without a GPU: recorded sizes, and that a batch within a larger one gives the same results.
 
-What is recorded here is played by running it anew. On a GPU: tests/gpu/test_graphs.py.
+"Recordings" are replayed by running the model again. tests/gpu has the real ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def true_lengths(inputs: AttentionInputs, backends: Any) -> Tensor:
 
 
 class Rerun(ForwardGraphs):
-    """Plays by running anew, into the same place."""
+    """Replays by running again, into the same output."""
 
     recorded = 0
 
@@ -131,7 +131,7 @@ def test_a_batch_in_a_larger_one(name: str) -> None:
 
 @pytest.mark.usefixtures("_replayed")
 @torch.no_grad()
-def test_when_it_records() -> None:
+def test_which_sizes_are_recorded() -> None:
     model = made()
     model.graphs = once = Rerun(max_graphs=2, max_tokens=128, min_idle=0)
     small, large = batch_of([5]), batch_of([40, 40])
@@ -158,7 +158,7 @@ def test_when_it_records() -> None:
 
 @pytest.mark.usefixtures("_replayed")
 @torch.no_grad()
-def test_what_cannot_be_recorded_runs_as_it_is() -> None:
+def test_what_cannot_be_recorded_runs_eagerly() -> None:
     class Failing(Rerun):
         def _record(self, run: Any, static: Batch) -> Any:
             self.recorded += 1
@@ -173,7 +173,7 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
 
 
 @pytest.mark.usefixtures("_replayed")
-def test_threads_share_them() -> None:
+def test_threads_share_recordings() -> None:
     plain, model = made(), made()
     model.graphs = Rerun()
     wrong: list[int] = []
@@ -212,7 +212,7 @@ def test_on_a_cpu_nothing_changes() -> None:
 
 @pytest.mark.usefixtures("_replayed")
 @torch.no_grad()
-def test_copies_and_moved_weights_begin_anew() -> None:
+def test_copies_and_moved_models_record_anew() -> None:
     model = made()
     model.graphs = Rerun(max_graphs=5)
     for _ in range(2):

@@ -147,7 +147,7 @@ def test_it_is_built_where_there_is_a_compiler() -> None:
 @needs_it
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_same_numbers(name: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_the_torch_layers(name: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_level(level, monkeypatch)
     encoder = fresh(name)
     for lengths in LENGTHS:
@@ -160,13 +160,13 @@ def test_the_same_numbers(name: str, level: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", [torch.float32, torch.int8, torch.bfloat16], ids=["fp32", "int8", "bf16"])
 @pytest.mark.parametrize("name", ["bert", "modern", "odd", "bucketed", "disentangled"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_neighbours_and_threads_make_no_difference_to_the_bit(
+def test_results_are_bit_identical_for_any_batch_and_thread_count(
     name: str, level: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == torch.int8 and level < native.INT8_LEVEL:
-        pytest.skip("no products of bytes at this level")
+        pytest.skip("no int8 at this instruction level")
     if kind == torch.bfloat16 and not (level == 3 and HALVES):
-        pytest.skip("no products of bf16 at this level")
+        pytest.skip("no bf16 at this instruction level")
     use_level(level, monkeypatch)
     encoder = fresh(name)
     if kind == torch.int8:
@@ -187,8 +187,8 @@ def test_neighbours_and_threads_make_no_difference_to_the_bit(
 @needs_it
 @pytest.mark.parametrize("level", [level for level in LEVELS if level >= native.INT8_LEVEL])
 @pytest.mark.parametrize("name", ["bert", "modern", "few keys", "odd", "shared", "rms", "bucketed", "disentangled"])
-def test_bytes_are_as_good_as_in_the_plain_path(name: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roundings of activations differ, so the two are compared by how far each is from the exact numbers."""
+def test_int8_is_as_accurate_as_the_torch_layers(name: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations are rounded differently, so the errors against float32 are compared."""
     use_level(level, monkeypatch)
     encoder = fresh(name)
     exact = deepcopy(encoder)
@@ -203,7 +203,7 @@ def test_bytes_are_as_good_as_in_the_plain_path(name: str, level: int, monkeypat
 
 @pytest.mark.skipif(not HALVES, reason="the chip has no products of bf16")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_bf16_is_nearer_to_the_exact_numbers_than_the_plain_path(name: str) -> None:
+def test_bf16_is_more_accurate_than_the_torch_layers(name: str) -> None:
     """Sums, norms and attention stay in float32."""
     encoder = fresh(name).bfloat16()
     exact = deepcopy(encoder).double()
@@ -217,7 +217,7 @@ def test_bf16_is_nearer_to_the_exact_numbers_than_the_plain_path(name: str) -> N
 
 
 @pytest.mark.skipif(not HALVES, reason="the chip has no products of bf16")
-def test_changes_of_bf16_are_seen() -> None:
+def test_changed_bf16_weights_are_packed_again() -> None:
     encoder = fresh("bert").bfloat16()
     batch = batch_of((9, 4), encoder)
     for change in (
@@ -236,7 +236,7 @@ def test_changes_of_bf16_are_seen() -> None:
     "command", ["import os; os.kill(os.getpid(), 4)", "print(0.0)", "print(1.05)", "print('?')", "print(1.5)"]
 )
 def test_bf16_is_tried_in_another_process(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is ended for it, finds wrong numbers or little gain leaves all as it was."""
+    """If that process is killed, gets wrong results or little speedup, PyTorch runs the model."""
 
     class Chip:
         _name = "none"
@@ -261,8 +261,8 @@ def test_bf16_is_tried_in_another_process(command: str, monkeypatch: pytest.Monk
 @needs_it
 @pytest.mark.parametrize("kind", [torch.float32, torch.int8, torch.bfloat16], ids=["fp32", "int8", "bf16"])
 @pytest.mark.parametrize("activation", native.ACTIVATIONS)
-def test_activations_far_out(activation: str, kind: torch.dtype) -> None:
-    """Models have some, far below zero: what is rounded afterwards may be computed more coarsely, but not there."""
+def test_activations_of_large_inputs(activation: str, kind: torch.dtype) -> None:
+    """Some models have them, far below zero: approximations for int8 and bf16 must hold there as well."""
     if kind == torch.bfloat16 and not HALVES:
         pytest.skip("the chip has no products of bf16")
     torch.manual_seed(0)
@@ -280,7 +280,7 @@ def test_activations_far_out(activation: str, kind: torch.dtype) -> None:
 
 
 @needs_it
-def test_bytes_beyond_the_level_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_below_its_instruction_level_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     use_level(0, monkeypatch)
     encoder = fresh("bert")
     to_int8(encoder)
@@ -290,7 +290,7 @@ def test_bytes_beyond_the_level_take_the_plain_path(monkeypatch: pytest.MonkeyPa
 
 
 @needs_it
-def test_a_text_without_numbers_keeps_them_to_itself() -> None:
+def test_nans_stay_within_their_text() -> None:
     for in_bytes in (False, True):
         encoder = fresh("bert")
         encoder.embeddings.words.weight[7] = torch.nan
@@ -303,7 +303,7 @@ def test_a_text_without_numbers_keeps_them_to_itself() -> None:
 
 
 @needs_it
-def test_whatever_changes_the_weights_is_seen() -> None:
+def test_changed_weights_are_packed_again() -> None:
     encoder = fresh("bert")
     batch = batch_of((9, 4), encoder)
     other = {name: value + 0.1 for name, value in encoder.state_dict().items()}
@@ -329,7 +329,7 @@ def test_whatever_changes_the_weights_is_seen() -> None:
 
 
 @needs_it
-def test_who_records_listens_or_changes_has_the_plain_path() -> None:
+def test_gradients_hooks_and_parametrizations_use_torch() -> None:
     encoder = fresh("bert")
     batch = batch_of((9, 4), encoder)
     assert run(encoder, batch) is not None
@@ -356,8 +356,8 @@ def test_who_records_listens_or_changes_has_the_plain_path() -> None:
 
 
 @needs_it
-def test_an_encoder_that_is_held_fixed() -> None:
-    """Under a head that is trained: no gradient is asked of it, and nothing is drawn."""
+def test_a_frozen_encoder() -> None:
+    """Under a head in training: it needs neither gradients nor dropout."""
     encoder = fresh("modern")
     batch = batch_of((9, 4), encoder)
     wanted = plain(encoder, batch)
@@ -378,7 +378,7 @@ def test_an_encoder_that_is_held_fixed() -> None:
 
 
 @needs_it
-def test_many_callers_at_a_time() -> None:
+def test_concurrent_calls() -> None:
     encoder = fresh("modern")
     batches = [batch_of(lengths, encoder) for lengths in LENGTHS[-6:] * 4]
     wanted = [plain(encoder, batch) for batch in batches]
@@ -393,7 +393,7 @@ def test_many_callers_at_a_time() -> None:
             assert_close(found, one, atol=1e-4, rtol=0)
 
 
-def test_without_it_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = fresh("bert")
     batch = batch_of((9, 4), encoder)
     monkeypatch.setattr(native, "instruction_level", lambda: None)  # the library was not built
@@ -403,7 +403,7 @@ def test_without_it_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_it
-def test_fused_optimizers_are_seen_which_count_no_version() -> None:
+def test_updates_by_fused_optimizers_are_noticed() -> None:
     encoder = fresh("bert").requires_grad_(True)
     batch = batch_of((9, 4), encoder)
     before = compiled(encoder, batch)

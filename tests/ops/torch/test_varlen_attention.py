@@ -1,6 +1,6 @@
-"""What can be said of the GPU's path without a GPU: the framework still takes our arguments, and who goes where.
+"""Variable-length attention without a GPU: PyTorch still accepts the arguments, and which calls it gets.
 
-Values are compared in tests/gpu.
+tests/gpu compares values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def takes(
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
 @pytest.mark.parametrize("pattern", [Full(), Sliding(2)], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_framework_takes_the_call(dtype: torch.dtype, pattern: Pattern, dropout: float) -> None:
+def test_pytorch_accepts_the_call(dtype: torch.dtype, pattern: Pattern, dropout: float) -> None:
     fused, q, k, v = heads(dtype)
     if not can(q, pattern, dropout=dropout):
         assert (dtype, pattern) == (torch.float32, Sliding(2))
@@ -89,8 +89,8 @@ def test_supported_calls() -> None:
 
 
 @pytest.mark.parametrize("key_heads", [1, 4])
-def test_in_a_rectangle(key_heads: int) -> None:
-    """The path for dropout in single precision needs no GPU to be right. (Nothing is dropped at 1e-9.)"""
+def test_padded_attention(key_heads: int) -> None:
+    """Attention with dropout in float32; no GPU is needed. (At 1e-9 nothing is dropped.)"""
     torch.manual_seed(0)
     lengths = [0, 3, 1, 0, 7, 5, 0]
     q, k, v = (torch.randn(16, h, 8, requires_grad=True) for h in (4, key_heads, key_heads))
@@ -106,8 +106,8 @@ def test_in_a_rectangle(key_heads: int) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(5,), (1, 2, 33, 64, 31, 32, 100), (7,) * 5, (512, 3, 480)])
-def test_scores_by_distance_in_rectangles(lengths: tuple[int, ...]) -> None:
-    """Near-equal lengths in one rectangle give what each length alone gives; any device will do."""
+def test_bucketed_scores_in_padded_batches(lengths: tuple[int, ...]) -> None:
+    """Similar lengths padded together give what each length gives alone."""
     torch.manual_seed(0)
     tokens, longest = sum(lengths), max(lengths)
     q, k, v = (torch.randn(tokens, 4, 16) for _ in range(3))
