@@ -63,19 +63,19 @@ def check(words: list[str]) -> None:
 
 def test_what_is_checked() -> None:
     text = (
-        "```sh\n# a note\nbertie pretrain x.toml \\\n  --out y # why\n\nhf download z\n```\n```python\nbertie no\n```\n"
+        "```sh\n# a note\nbertie pretrain x.toml \\\n  -o y # why\n\nhf download z\n```\n```python\nbertie no\n```\n"
     )
-    assert commands(text) == [["bertie", "pretrain", "x.toml", "--out", "y"], ["hf", "download", "z"]]
-    check(["torchrun", "--nproc-per-node", "8", "-m", "bertie", "pretrain", "-m", "x", "--out", "y"])
+    assert commands(text) == [["bertie", "pretrain", "x.toml", "-o", "y"], ["hf", "download", "z"]]
+    check(["torchrun", "--nproc-per-node", "8", "-m", "bertie", "pretrain", "-m", "x", "-o", "y"])
     for wrong in (
         "rm -rf DATA",
         "python recipes/bertie-small/nothing.py DATA",
         "torchrun -m other",
-        "bertie pretrain recipes/nothing.toml --out y",
+        "bertie pretrain recipes/nothing.toml -o y",
     ):
         with pytest.raises(AssertionError):
             check(wrong.split())
-    for wrong in ("bertie pretrain x.toml --out y --fast", "bertie corpus x -o y"):
+    for wrong in ("bertie pretrain x.toml -o y --fast", "bertie corpus x -o y"):
         with pytest.raises(bertie.BertieError):
             check(wrong.split())
 
@@ -205,7 +205,7 @@ def test_the_numbers_are_those_of_the_recipes() -> None:
 
 
 def test_pictures() -> None:
-    found = re.findall(r"!\[.+\]\((bertie-small-\w+\.svg)\)", MODEL.read_text("utf-8"))
+    found = re.findall(r"!\[.+\]\((bertie-small-[\w-]+\.svg)\)", MODEL.read_text("utf-8"))
     assert len(found) == 4
     for name in found:
         picture = ElementTree.parse(MODEL.parent / name).getroot()

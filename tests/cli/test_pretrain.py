@@ -195,7 +195,7 @@ def test_going_on_with_more_words(data: Path, here: Path, capsys: pytest.Capture
     assert len(made.tokenizer.encode("zarquon", special=False).ids) == 1
     # Without it, the corpus is of a tokenizer that the model does not have.
     assert main(["pretrain", *argv, "-o", "other"]) == 1
-    assert "was made with another tokenizer" in capsys.readouterr().err
+    assert "was built with another tokenizer" in capsys.readouterr().err
     assert not Path("other").exists()
 
 
@@ -341,7 +341,7 @@ def test_two_processes(data: Path, here: Path, strategy: str) -> None:
     [
         ([], 2, "give a RECIPE, or a model to continue from (-m)"),
         (["none.toml"], 1, "none.toml cannot be read: No such file or directory"),
-        (["RECIPE", "--corpus", "none"], 1, "none holds no corpus (make it: bertie corpus)"),
+        (["RECIPE", "--corpus", "none"], 1, "none holds no corpus (build it: bertie corpus)"),
         (["RECIPE", "--max-length", "65"], 1, "max_length=65 must be at most 64, the model's"),
         (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[training] needs either tokens or steps"),
         (["RECIPE", "--batch-tokens", "20"], 1, "budget=20 must be at least max_length=64"),

@@ -100,13 +100,13 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all(folder: Path, strategy
     assert steps[0] == steps[1] < 50
 
 
-def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     world = World.current(torch.device("cpu"))
     assert (world.rank, world.size, world.is_main) == (0, 1, True)
-    assert world.same("me") == "me"
-    assert world.sum(torch.ones(2)).tolist() == [1, 1]
-    world.wait()
+    assert world.broadcast("me") == "me"
+    assert world.all_reduce(torch.ones(2)).tolist() == [1, 1]
+    world.barrier()
 
 
 def test_a_process_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.training import lora
 from tests.ops.forced import turn_off
-from tests.training.test_optim import BATCH, loss_of, tiny
+from tests.training.test_optimizer import BATCH, loss_of, tiny
 
 SHAPES = [
     "bert",

@@ -1,7 +1,7 @@
 """Distributed training with `torchrun`: process groups, DDP and FSDP.
 
-Each process trains its shard of every step's examples. "ddp" keeps a full model in each process and sums gradients;
-"fsdp" shards weights and optimizer state, for models that do not fit on one device.
+Each process trains its shard of every step's examples. "ddp" keeps a full model in each process and
+sums gradients; "fsdp" shards weights and optimizer state, for models that do not fit on one device.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class World:
 
 
 def _shut_down() -> None:
-    """Leave the process group while Python still runs: its threads need the interpreter to release their results, and
-    abort the process if they are too late."""
+    """Leave the process group while Python still runs: its threads need the interpreter to release
+    their results, and abort the process if they are too late."""
     time.sleep(SHUTDOWN_SECONDS)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,8 +1,10 @@
-"""Training steps replayed from CUDA graphs, for small encoders that would wait for Python to launch kernels.
+"""Training steps replayed from CUDA graphs, for small encoders that would wait for Python to launch
+kernels.
 
-Forward and backward pass are recorded once per size of micro-batch, the optimizer update once. A recorded size is a
-little larger than the micro-batches it serves, at most by an eighth and mostly less; the rest is filled with texts of
-weight 0. Recording is shared with inference (ops/cuda_graphs.py).
+Forward and backward pass are recorded once per size of micro-batch, the optimizer update once. A
+recorded size is a little larger than the micro-batches it serves, at most by an eighth and mostly
+less; the rest is filled with texts of weight 0. Recording is shared with inference
+(ops/cuda_graphs.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The training loop: gradient accumulation over micro-batches, evaluation, checkpoints and rollback.
+"""The training loop: gradient accumulation over micro-batches, evaluation, checkpoints and
+rollback.
 
-The examples of a step and all its random numbers follow from the seed and the step number, so that an interrupted run
-resumes exactly where it was.
+The examples of a step and all its random numbers follow from the seed and the step number, so that
+an interrupted run resumes exactly where it was.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ MAX_ROLLBACKS = 5  # consecutive spikes before a run fails
 class Trainer:
     """Trains heads of a model, and its encoder, by a recipe.
 
-    `evaluate` returns scores; the weights with the highest `metric` are kept. With a `folder` the training state is saved
-    at each evaluation, every `save_steps` steps or every five minutes, and on Ctrl-C. `fingerprint` identifies data and
-    model: a run resumes only with its own.
+    `evaluate` returns scores; the weights with the highest `metric` are kept. With a `folder` the
+    training state is saved at each evaluation, every `save_steps` steps or every five minutes, and
+    on Ctrl-C. `fingerprint` identifies data and model: a run resumes only with its own.
 
-    For long runs: `evaluate_at` lists the steps to evaluate after, instead of the ends of epochs. `keep="last"` keeps the
-    last weights, whatever their score. With `rollback` a loss spike, or a loss that is not finite, restores the last
-    checkpoint and skips the steps since. `prefetch_workers` processes prepare the next steps, where reading takes longer
-    than training.
+    For long runs: `evaluate_at` lists the steps to evaluate after, instead of the ends of epochs.
+    `keep="last"` keeps the last weights, whatever their score. With `rollback` a loss spike, or a
+    loss that is not finite, restores the last checkpoint and skips the steps since.
+    `prefetch_workers` processes prepare the next steps, where reading takes longer than training.
     """
 
     def __init__(
@@ -208,7 +209,8 @@ class Trainer:
             self.train_step = TrainStep(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
 
     def _distribute(self, module: ObjectiveModule) -> torch.nn.Module:
-        # A step may train one of several heads, or auxiliary modules, or leave the weights of global tokens unused.
+        # A step may train one of several heads, or auxiliary modules, or leave the weights of
+        # global tokens unused.
         unused = len(self.heads) > 1 or not self.sampler.single_head or bool(self.model.config.global_tokens)
         blocks = self._trained.encoder.blocks
         return distributed.distribute(module, blocks, self.strategy, self.world, self.device, unused=unused)

@@ -35,11 +35,13 @@ class LowRankUpdate(nn.Module):
 
 
 def add(model: Model, rank: int, alpha: float | None = None, seed: int = 0) -> None:
-    """Add low-rank factors to every weight matrix of the encoder's blocks, and freeze the encoder's own weights.
+    """Add low-rank factors to every weight matrix of the encoder's blocks, and freeze the encoder's
+    own weights.
 
-    Query, key and value are stacked in one weight and have separate factors; the two halves of a gated feed-forward layer
-    share theirs. `alpha=None` is 2 · rank. The factors depend on the seed alone. `model.state_dict()` holds them besides
-    the original weights, and a model with factors of the same rank loads it.
+    Query, key and value are stacked in one weight and have separate factors; the two halves of a
+    gated feed-forward layer share theirs. `alpha=None` is 2 · rank. The factors depend on the seed
+    alone. `model.state_dict()` holds them besides the original weights, and a model with factors of
+    the same rank loads it.
 
     >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(

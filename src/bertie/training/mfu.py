@@ -1,8 +1,10 @@
-"""Model FLOPs utilization (MFU): the operations per token from the model's shape, and the measured peak of the device.
+"""Model FLOPs utilization (MFU): the operations per token from the model's shape, and the measured
+peak of the device.
 
-Only matrix multiplications count: two operations per weight and token. Norms, activations and lookups count nothing, nor
-does recomputation (gradient checkpointing, scores in a fused backward pass) or masked work (keys outside an attention
-pattern, spare room in a recorded batch). So a faster kernel raises the MFU, and redundant work does not.
+Only matrix multiplications count: two operations per weight and token. Norms, activations and
+lookups count nothing, nor does recomputation (gradient checkpointing, scores in a fused backward
+pass) or masked work (keys outside an attention pattern, spare room in a recorded batch). So a
+faster kernel raises the MFU, and redundant work does not.
 """
 
 from __future__ import annotations
@@ -15,20 +17,24 @@ import torch
 from numpy.typing import NDArray
 
 from bertie.config import BlockSparse, Disentangled, EncoderConfig, HeadConfig, Pattern, Sliding
-from bertie.errors import InputError
+from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.ops.gemm_benchmark import GemmBenchmark
 
 
 @cache
 def peak_flops(device: torch.device | str, dtype: torch.dtype, seconds: float = 0.5) -> float:
-    """Measure the operations per second of large square matrix multiplications: the best of `seconds` seconds.
+    """Measure the operations per second of large square matrix multiplications: the best of
+    `seconds` seconds.
 
-    Measured once per process. It needs memory for three matrices of 8192 x 8192 on a GPU, so measure before training.
+    Measured once per process. It needs memory for three matrices of 8192 x 8192 on a GPU, so
+    measure before training.
 
     >>> peak_flops("cpu", torch.float32, seconds=0.01) > 1e8
     True
     """
+    if not seconds > 0:
+        raise ConfigError(f"seconds={seconds} must be greater than 0")
     return GemmBenchmark(device, dtype).best(seconds)
 
 
@@ -37,9 +43,10 @@ def flops_per_token(
 ) -> float:
     """Operations per token of the forward and backward pass, for a batch of texts of these lengths.
 
-    `rows_share` is the share of tokens that go through the head: that of masked tokens, or 1. A teacher has a forward
-    pass only (`backward=False`), a third of the work. All weights count as trained; global tokens, which pretraining does
-    not use, are not counted. MFU is this times tokens per second, divided by `peak_flops`.
+    `rows_share` is the share of tokens that go through the head: that of masked tokens, or 1. A
+    teacher has a forward pass only (`backward=False`), a third of the work. All weights count as
+    trained; global tokens, which pretraining does not use, are not counted. MFU is this times
+    tokens per second, divided by `peak_flops`.
 
     >>> from bertie.config import EmbeddingConfig, Full, Learned
     >>> cfg = EncoderConfig(
@@ -82,7 +89,8 @@ def _head(head: HeadConfig, cfg: EncoderConfig) -> int:
 
 
 def _relative(cfg: EncoderConfig, tokens: int) -> float:
-    """DeBERTa's content-to-position terms: each token times each row of the position table, in each layer.
+    """DeBERTa's content-to-position terms: each token times each row of the position table, in each
+    layer.
 
     The rows themselves are projected once per batch, shared by its tokens.
     """

@@ -1,8 +1,8 @@
 """Training objectives: the loss of a micro-batch, given a model.
 
-A training step reads examples. An example is a text in one or more windows, with its labels. Losses are weighted sums:
-the gradient of a step is the sum over its micro-batches, and over processes, divided by the total weight. How a step is
-split therefore does not change its gradient.
+A training step reads examples. An example is a text in one or more windows, with its labels. Losses
+are weighted sums: the gradient of a step is the sum over its micro-batches, and over processes,
+divided by the total weight. How a step is split therefore does not change its gradient.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class MicroBatch:
 
 
 class Objective(ABC):
-    """Base class. A loss reads one head's outputs (`HeadObjective`), the whole model (`ModelObjective`), or all texts of
-    a step at once (`InBatchObjective`).
+    """Base class. A loss reads one head's outputs (`HeadObjective`), the whole model
+    (`ModelObjective`), or all texts of a step at once (`InBatchObjective`).
     """
 
     level: ClassVar[Level]
@@ -151,7 +151,8 @@ class HeadObjective(Objective):
     def loss(self, outputs: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """Sum weight · loss over all labels; `outputs` are the head's, in float32.
 
-        Entries without weight add nothing to the loss or to its gradient, whatever their outputs are.
+        Entries without weight add nothing to the loss or to its gradient, whatever their outputs
+        are.
         """
         weights = targets.weights
         if self.level in ("text", "window"):
@@ -177,7 +178,8 @@ def pool_windows(rows: Tensor, targets: Targets) -> Tensor:
 
 
 class SingleLabelObjective(HeadObjective):
-    """Cross-entropy of one class per text; windows are pooled by their log-probabilities, as the classifier does.
+    """Cross-entropy of one class per text; windows are pooled by their log-probabilities, as the
+    classifier does.
 
     >>> from bertie.text.batch import Batch
     >>> example = TrainingExample((TrainingWindow(np.array([1, 2]), np.array([0, 0])),), np.int64(1))
@@ -252,7 +254,8 @@ class TokenClassificationObjective(HeadObjective):
 
 
 class MaskedLMObjective(TokenClassificationObjective):
-    """Masked-language modelling: cross-entropy over the vocabulary; logits are computed for masked tokens alone.
+    """Masked-language modelling: cross-entropy over the vocabulary; logits are computed for masked
+    tokens alone.
 
     >>> one = np.array([1])
     >>> window = TrainingWindow(np.array([1, 4, 2]), np.zeros(3, int), values=7 * one, weights=one, rows=one)
@@ -275,7 +278,8 @@ class MaskedLMObjective(TokenClassificationObjective):
 
 
 class AnswerSpanObjective(HeadObjective):
-    """Extractive question answering: mean cross-entropy of an answer's first and last token in each window.
+    """Extractive question answering: mean cross-entropy of an answer's first and last token in each
+    window.
 
     A window without the answer has its first token as the target.
     """
@@ -301,9 +305,9 @@ class AnswerSpanObjective(HeadObjective):
 class ModelObjective(Objective):
     """A loss over more than one head's outputs: several heads, hidden states, a teacher.
 
-    It is a sum of means over different units: the step's masked tokens, its texts, its words. `counts` holds how many
-    of each the whole step has, so that micro-batches add up to the step's gradient. Additional trained modules are in
-    `model.auxiliary`.
+    It is a sum of means over different units: the step's masked tokens, its texts, its words.
+    `counts` holds how many of each the whole step has, so that micro-batches add up to the step's
+    gradient. Additional trained modules are in `model.auxiliary`.
     """
 
     level: ClassVar[Level] = "row"
@@ -357,9 +361,10 @@ class ModelObjective(Objective):
 class InBatchObjective(Objective):
     """A loss over the embeddings of all texts of a step, such as one with in-batch negatives.
 
-    A step of several micro-batches is trained by gradient caching (Gao et al. 2021): embed all micro-batches without a
-    graph, compute the loss and its gradient with respect to each embedding, then run each micro-batch again and
-    backpropagate the cached gradients. The loss's own parameters are in `model.auxiliary["loss"]`.
+    A step of several micro-batches is trained by gradient caching (Gao et al. 2021): embed all
+    micro-batches without a graph, compute the loss and its gradient with respect to each embedding,
+    then run each micro-batch again and backpropagate the cached gradients. The loss's own
+    parameters are in `model.auxiliary["loss"]`.
     """
 
     loss: object

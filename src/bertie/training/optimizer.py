@@ -17,12 +17,14 @@ from bertie.training import lora
 
 
 def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> list[dict[str, Any]]:
-    """AdamW's parameter groups: all weights that are trained now or after unfreezing, with the named heads only.
+    """AdamW's parameter groups: all weights that are trained now or after unfreezing, with the
+    named heads only.
 
-    Each group has a `name` and a `scale`: its peak learning rate. Layer n of `depth` has lr · layer_decay^(depth − n), so
-    the top layer has lr, and so has the final norm. Embeddings and other weights outside the layers (tables of relative
-    positions, a convolution) have lr · layer_decay^depth. A block shared by several layers counts as the topmost of
-    them. Weight decay applies to matrices; biases and norms have none.
+    Each group has a `name` and a `scale`: its peak learning rate. Layer n of `depth` has lr ·
+    layer_decay^(depth − n), so the top layer has lr, and so has the final norm. Embeddings and
+    other weights outside the layers (tables of relative positions, a convolution) have lr ·
+    layer_decay^depth. A block shared by several layers counts as the topmost of them. Weight decay
+    applies to matrices; biases and norms have none.
     """
     depth = model.config.depth
     last_epoch = math.ceil(recipe.epochs) - 1
@@ -67,8 +69,8 @@ def frozen_layers(recipe: Recipe, epoch: float, depth: int) -> int:
 def apply_freezing(model: Model, heads: str | Sequence[str], recipe: Recipe, epoch: float) -> bool:
     """Set `requires_grad` of all parameters for this epoch; whether that changed any.
 
-    The embeddings are frozen while any layer is, the final norm while all layers are. With LoRA its factors and the
-    heads train.
+    The embeddings are frozen while any layer is, the final norm while all layers are. With LoRA its
+    factors and the heads train.
     """
     trained = _trained(model, heads, recipe, epoch)
     changed = False
@@ -84,7 +86,8 @@ def apply_freezing(model: Model, heads: str | Sequence[str], recipe: Recipe, epo
 def build_optimizer(groups: Sequence[dict[str, Any]], device_type: str, recipe: Recipe) -> torch.optim.AdamW:
     """Build a fused AdamW: on a CPU its step takes a tenth of the time of the plain one.
 
-    On CUDA a captured graph may hold the step: its learning rates are tensors, which the graph reads and `set_lr` writes.
+    On CUDA a captured graph may hold the step: its learning rates are tensors, which the graph
+    reads and `set_lr` writes.
     """
     betas = (0.9, recipe.beta2)
     if device_type != "cuda":

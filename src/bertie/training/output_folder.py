@@ -1,4 +1,5 @@
-"""The folder that a training run writes: checked before the run starts, and put in place when it is complete.
+"""The folder that a training run writes: checked before the run starts, and put in place when it is
+complete.
 
 Until then the run's state is beside it, in OUT.training.
 """

@@ -24,7 +24,8 @@ PREFETCH_FACTOR = 2  # steps that each worker prepares in advance
 class PreparedStep:
     """One process's part of a training step."""
 
-    # Empty where nothing has weight. All processes have equally many: the last of some are without weight.
+    # Empty where nothing has weight. All processes have equally many: the last of some are without
+    # weight.
     micro_batches: list[MicroBatch]
     total: float  # weight of the whole step, over all processes
     counts: Mapping[str, float]  # of a `ModelObjective`
@@ -53,7 +54,8 @@ def prepare_step(
 
 
 def split_micro_batches(examples: Sequence[TrainingExample], budget: int) -> list[list[TrainingExample]]:
-    """Split examples into micro-batches of at most `budget` tokens; a larger example is a micro-batch of its own.
+    """Split examples into micro-batches of at most `budget` tokens; a larger example is a
+    micro-batch of its own.
 
     >>> import numpy as np
     >>> from bertie.training.objectives import TrainingWindow
@@ -65,7 +67,8 @@ def split_micro_batches(examples: Sequence[TrainingExample], budget: int) -> lis
 
 
 def shard_examples(examples: Sequence[TrainingExample], size: int) -> list[list[TrainingExample]]:
-    """Distribute examples over `size` processes, balanced by tokens; with too few examples some shards are empty.
+    """Distribute examples over `size` processes, balanced by tokens; with too few examples some
+    shards are empty.
 
     >>> import numpy as np
     >>> from bertie.training.objectives import TrainingWindow
@@ -90,10 +93,11 @@ def _zero_weights(micro_batch: MicroBatch) -> MicroBatch:
 
 
 class Prefetcher:
-    """Prepares steps in worker processes while the device computes; without workers, in this process on demand.
+    """Prepares steps in worker processes while the device computes; without workers, in this
+    process on demand.
 
-    Workers are forks, which share the memory of the data. They send micro-batches only; the training task is looked up
-    by its sampler and head.
+    Workers are forks, which share the memory of the data. They send micro-batches only; the
+    training task is looked up by its sampler and head.
     """
 
     def __init__(self, sampler: BatchSampler, workers: int, rank: int = 0, size: int = 1) -> None:

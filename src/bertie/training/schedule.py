@@ -13,7 +13,8 @@ from bertie.recipe import Recipe
 class Schedule:
     """The learning rate as a fraction of its peak: linear warmup, then the recipe's schedule.
 
-    "wsd" (warmup, stable, decay) stays at the peak and decays linearly over the last `decay` of the steps.
+    "wsd" (warmup, stable, decay) stays at the peak and decays linearly over the last `decay` of the
+    steps.
 
     The rates are those of transformers' schedules without their first step, whose rate is zero.
 
@@ -37,7 +38,8 @@ class Schedule:
     def factor(self, step: float) -> float:
         """The factor of a step, from 0; above zero for each step before `total_steps`.
 
-        With a growing batch size the step is fractional: the position by tokens, in steps of equal size.
+        With a growing batch size the step is fractional: the position by tokens, in steps of equal
+        size.
         """
         warmup = self.warmup_steps
         if step < warmup:

@@ -20,10 +20,11 @@ MIN_DEVIATION = 0.01  # lower bound of the median absolute deviation, relative t
 class LossSpikeDetector:
     """Detects a loss that is far above the recent ones, or not finite.
 
-    A spike exceeds the median of the last `window` losses by more than `factor` times their median absolute deviation.
-    The deviation is at least 1% of the median, so that a very smooth curve raises no false alarm. The first 50 losses
-    are spikes only if they are not finite. Spikes enter the window too: a level that lasts becomes the new normal. Save
-    `state` in a checkpoint and pass it as `seen` on resume.
+    A spike exceeds the median of the last `window` losses by more than `factor` times their median
+    absolute deviation. The deviation is at least 1% of the median, so that a very smooth curve
+    raises no false alarm. The first 50 losses are spikes only if they are not finite. Spikes enter
+    the window too: a level that lasts becomes the new normal. Save `state` in a checkpoint and pass
+    it as `seen` on resume.
 
     >>> detector = LossSpikeDetector()
     >>> any(detector.update(2.0 + 0.01 * (i % 7)) for i in range(100)), detector.update(4.0), detector.update(2.0)
@@ -67,10 +68,11 @@ class LossSpike(Exception):
 
 
 class LossMonitor:
-    """Collects losses on the device, and checks them together: reading each at once would stall the device.
+    """Collects losses on the device, and checks them together: reading each at once would stall the
+    device.
 
-    Losses are compared with those of the same `kind`; without a kind they must only be finite. `recent` holds the
-    losses of a saved state.
+    Losses are compared with those of the same `kind`; without a kind they must only be finite.
+    `recent` holds the losses of a saved state.
     """
 
     def __init__(self, detect: bool, recent: Mapping[str, Sequence[float]] | None = None) -> None:

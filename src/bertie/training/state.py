@@ -1,8 +1,10 @@
-"""The training state on disk, written to a temporary file and renamed, so that there is always a complete one.
+"""The training state on disk, written to a temporary file and renamed, so that there is always a
+complete one.
 
-A folder holds `state.pt`, the weights of the best evaluation so far as `best-STEP.pt`, and `log.csv`. A step follows
-from the seed and the step number alone, so the number is all that a resumed run needs to know about random states and
-its position in the data. The state also holds the rows of the log: rows after the last checkpoint are dropped on resume.
+A folder holds `state.pt`, the weights of the best evaluation so far as `best-STEP.pt`, and
+`log.csv`. A step follows from the seed and the step number alone, so the number is all that a
+resumed run needs to know about random states and its position in the data. The state also holds the
+rows of the log: rows after the last checkpoint are dropped on resume.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class StateFolder:
                 path.mkdir(parents=True, exist_ok=True)
 
     def open(self, resume: bool, restart: bool = False) -> dict[str, Any] | None:
-        """Return the state to resume from, if there is one, and remove the partial files of a killed run.
+        """Return the state to resume from, if there is one, and remove the partial files of a
+        killed run.
 
         `restart` discards a state that exists.
         """

@@ -116,14 +116,14 @@ def test_attention_is_transformers(name: str, layer: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["deberta-v2", "albert", "mpnet"])
-def test_the_layer_that_is_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a block serves several layers, or projects positions too: the queries are those that attend is given."""
+def test_projections_are_those_of_the_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a block serves several layers, or also projects positions: the projections are the inputs of attention."""
     given: list[tuple[Tensor, ...]] = []
     attend = attention.attend
 
-    def listen(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        given.append((q, k, v))
-        return attend(q, k, v, *args, **kwargs)
+    def listen(inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        given.append((inputs.q, inputs.k, inputs.v))
+        return attend(inputs, *args, **kwargs)
 
     model, _ = ours(build(name, "Model"))
     ids, segments = texts(name, "Model", 3, seed=1)
@@ -138,8 +138,8 @@ def test_the_layer_that_is_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_what_is_projected_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU without gradients, positions turn queries and keys where they lie."""
+def test_projections_are_copied_before_rotary_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU without gradients, rotary embeddings are applied in place."""
 
     def in_place(q: Tensor, k: Tensor, *angles: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(x.copy_(y) for x, y in zip((q, k), eager.apply_rotary(q, k, *angles), strict=True))  # type: ignore[return-value]
@@ -177,7 +177,7 @@ def test_relations_stay_inside_a_text() -> None:
     assert relations.loss(make(0), Batch.from_ids(IDS)).item() == 0.0
 
 
-def test_relations_that_cannot_be() -> None:
+def test_relations_that_do_not_fit_are_refused() -> None:
     student, batch = make(1), Batch.from_ids(IDS)
     for pairs in (("qk",), ("vv",)):
         with pytest.raises(ConfigError, match="3 heads in the teacher and 2 in the student"):

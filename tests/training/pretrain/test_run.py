@@ -249,7 +249,7 @@ def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert state["progress"]["skipped"] == [[20, 22], [22, 23], [23, 24], [24, 25], [25, 26]]
     assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
-    with pytest.raises(TrainingError, match="after 5 spikes before it"):
+    with pytest.raises(TrainingError, match="after 5 rollbacks"):
         poisoned(tmp_path, bad, resume=True).run()
     # With steps that are well in between, it goes on: the tries are counted from what was learnt last.
     good = {step: NAN for step in range(80) if step % 10 == 4}
@@ -494,7 +494,7 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     other.save(tmp_path / "other")
     refused(
         ConfigError,
-        "was made with another tokenizer",
+        "was built with another tokenizer",
         asked(small, tokenizer="other", corpus="corpus") | {"model": model},
     )
     taught = {"kind": "sentence_distillation", "teacher": "model", "teacher_corpus": "corpus", "words": 1.0}

@@ -565,7 +565,7 @@ def test_packing_of_sizes_alone() -> None:
     read = np.concatenate([packing.items(n) for n in range(packing.steps())])
     assert sorted(read.tolist()) == list(range(100))
     assert all(packing.sizes[packing.items(n)].sum() <= 10 for n in range(packing.steps()))
-    with pytest.raises(InputError, match="step -1 is not there"):
+    with pytest.raises(InputError, match="step -1 does not exist"):
         packing.locate(-1)
 
 

@@ -27,10 +27,11 @@ _UNITS = ((1e9, "billions of tokens"), (1e6, "millions of tokens"), (1e3, "thous
 class Curves:
     """The curves of a run: `curve.csv`, `evaluations.csv`, and `curve.html` with plots of both.
 
-    Rows hold step, epoch, loss, lr, tokens and, where known, tokens_per_second and mfu. A resumed run starts
-    with the rows of its checkpoint; the files depend on the rows alone. With `tensorboard` each row is an event too, and
-    events after the last checkpoint of an interrupted run are purged. Call `write` before each checkpoint, so that the
-    files have every row of the checkpoint.
+    Rows hold step, epoch, loss, lr, tokens and, where known, tokens_per_second and mfu. A resumed
+    run starts with the rows of its checkpoint; the files depend on the rows alone. With
+    `tensorboard` each row is an event too, and events after the last checkpoint of an interrupted
+    run are purged. Call `write` before each checkpoint, so that the files have every row of the
+    checkpoint.
 
     >>> import tempfile
     >>> curves = Curves(Path(tempfile.mkdtemp()))

@@ -37,12 +37,12 @@ def new_model(config: Mapping[str, Any], tokenizer: Tokenizer, *, head: HeadName
     >>> checkpoint.config["architectures"], checkpoint.config["mask_token_id"], list(checkpoint.model.heads)
     (['BertForPreTraining'], 4, ['mlm', 'nsp'])
 
-    `vocab_size` and the ids of special tokens come from the tokenizer; `vocab_size` may be larger, such as a rounded
-    number. `head` is "mlm"; "nsp" or "sop", which add "mlm"; or "rtd". The same seed gives the same weights; the global
-    random generator is not changed.
+    `vocab_size` and the ids of special tokens come from the tokenizer; `vocab_size` may be larger,
+    such as a rounded number. `head` is "mlm"; "nsp" or "sop", which add "mlm"; or "rtd". The same
+    seed gives the same weights; the global random generator is not changed.
 
-    Only ELECTRA checkpoints have an "rtd" head. Other families use its layout during training, and are saved as an encoder
-    without head, as DeBERTa-v3 was published.
+    Only ELECTRA checkpoints have an "rtd" head. Other families use its layout during training, and
+    are saved as an encoder without head, as DeBERTa-v3 was published.
     """
     if head not in PRETRAINING_HEADS:
         raise ConfigError(f"head={head!r} must be one of {', '.join(PRETRAINING_HEADS)}")
@@ -74,7 +74,8 @@ def _from_tokenizer(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str
     """The config keys that the tokenizer determines; those that config.json has must agree."""
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     ids = {"pad": tokenizer.pad_id, "cls": cls, "sep": sep, "mask": tokenizer.mask_id, "bos": cls, "eos": sep}
-    # null without a padding token: families default to an id of their own vocabulary where the key is missing.
+    # null without a padding token: families default to an id of their own vocabulary where the key
+    # is missing.
     ids_by_key = {f"{role}_token_id": id for role, id in ids.items() if id is not None or role == "pad"}
     for key, id in ids_by_key.items():
         if config.get(key, id) != id:
@@ -108,8 +109,9 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
     >>> checkpoint = Checkpoint.load("path/to/folder")                                          # doctest: +SKIP
     >>> checkpoint = extend_vocabulary(checkpoint, extend("path/to/folder", texts, more=1000))         # doctest: +SKIP
 
-    Each new row, of the word embeddings and of the output layer, is the mean of the rows of the tokens that the old
-    tokenizer splits the new token into. Results for texts without new tokens do not change, to the bit.
+    Each new row, of the word embeddings and of the output layer, is the mean of the rows of the
+    tokens that the old tokenizer splits the new token into. Results for texts without new tokens do
+    not change, to the bit.
     """
     old = checkpoint.tokenizer
     if old is None:
@@ -136,16 +138,7 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
     for name, cfg in all_heads.items():
         if cfg.kind == "vocabulary":
             tables |= {f"heads.{name}.{part}" for part in ("bias", "out.weight", "out.bias")}
-    weights_before = dict(checkpoint.model.named_parameters())
-    for name, weight in model.named_parameters():
-        if name not in tables:
-            weight.copy_(weights_before[name])
-            continue
-        weight[: len(weights_before[name])] = weights_before[name]
-        rows = weights_before[name].float()  # a mean in half precision would lose digits
-        weight[len(rows) :] = rows.mean(0)  # ids may have gaps, which would otherwise be uninitialized
-        for id, parts in zip(new, pieces, strict=True):
-            weight[id] = rows[parts].mean(0)
+    _copy_weights(checkpoint.model, model, tables, dict(zip(new, pieces, strict=True)))
     config = checkpoint.config | {"vocab_size": size}
     sentence = checkpoint.sentence
     if sentence is not None and (words := sentence.pooling.token_weights) is not None:
@@ -162,6 +155,20 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
         tokenizer=tokenizer,
         heads=dict(checkpoint.heads),
     )
+
+
+def _copy_weights(old: Model, new: Model, tables: set[str], pieces: Mapping[int, list[int]]) -> None:
+    """Copy all weights; the row of a new id in the tables is the mean of the rows of its pieces."""
+    old_weights = dict(old.named_parameters())
+    for name, weight in new.named_parameters():
+        if name not in tables:
+            weight.copy_(old_weights[name])
+            continue
+        rows = old_weights[name].float()  # a mean in half precision would lose digits
+        weight[: len(rows)] = old_weights[name]
+        weight[len(rows) :] = rows.mean(0)  # ids may have gaps, which would otherwise be uninitialized
+        for id, parts in pieces.items():
+            weight[id] = rows[parts].mean(0)
 
 
 def _resize(size: int, cfg: HeadConfig) -> HeadConfig:

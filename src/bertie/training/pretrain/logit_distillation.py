@@ -23,9 +23,10 @@ class LogitDistillation(HeadObjective):
 
         (1 − hard) · τ² · KL(softmax(t / τ) ‖ softmax(s / τ)) + hard · −log softmax(s)[label]
 
-    per text, times the text's weight. Windows of one text are first pooled by their log-probabilities, as in
-    `SingleLabelObjective`. `add_soft_labels` runs the teacher once and stores its logits in the examples, however many
-    epochs follow. Texts without a label have no hard term.
+    per text, times the text's weight. Windows of one text are first pooled by their
+    log-probabilities, as in `SingleLabelObjective`. `add_soft_labels` runs the teacher once and
+    stores its logits in the examples, however many epochs follow. Texts without a label have no
+    hard term.
 
     >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(

@@ -1,7 +1,7 @@
 """Masked language modelling losses: the standard one, and DeBERTa's enhanced mask decoder.
 
-Losses are sums, to be divided by counts that are known beforehand (masked tokens, pairs, predicted tokens), so that a
-step split into micro-batches has the same gradient.
+Losses are sums, to be divided by counts that are known beforehand (masked tokens, pairs, predicted
+tokens), so that a step split into micro-batches has the same gradient.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ class MaskedLMLoss:
 
 
 class EnhancedMaskDecoder(nn.Module):
-    """DeBERTa's enhanced mask decoder: absolute positions for encoders with relative positions, added at the end.
+    """DeBERTa's enhanced mask decoder: absolute positions for encoders with relative positions,
+    added at the end.
 
-    The last block runs `times` times over the hidden states before it. Its queries are these states plus a position
-    embedding, then its own output; keys and values stay the same. `positions` (max_length, D) is a table of its own, which
-    is not saved for inference. Pass the output to `MaskedLMLoss.loss` as `hidden`.
+    The last block runs `times` times over the hidden states before it. Its queries are these states
+    plus a position embedding, then its own output; keys and values stay the same. `positions`
+    (max_length, D) is a table of its own, which is not saved for inference. Pass the output to
+    `MaskedLMLoss.loss` as `hidden`.
     """
 
     def __init__(self, cfg: EncoderConfig, times: int = 2) -> None:

@@ -1,7 +1,7 @@
 """Distillation of a masked language model: DistilBERT's initialization and loss.
 
-The teacher runs in evaluation mode without gradients. Losses are weighted sums, computed in float32, so that a step
-split into micro-batches has the same gradient.
+The teacher runs in evaluation mode without gradients. Losses are weighted sums, computed in
+float32, so that a step split into micro-batches has the same gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ BLOCK_FIELDS = (
 
 
 def kl_divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """(N, k), (N, k) logits -> (N,): KL(p ‖ q) = Σ p · (log p − log q), p the teacher's softmax and q the student's.
+    """(N, k), (N, k) logits -> (N,): KL(p ‖ q) = Σ p · (log p − log q), p the teacher's softmax and
+    q the student's.
 
     >>> kl_divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 100.0]]))     # log 2
     tensor([0.6931])
@@ -44,11 +45,13 @@ def check_weights(temperature: float, **weights: float) -> None:
 
 
 def copy_layers(teacher: Model, student: Model, layers: Sequence[int] | None = None) -> list[str]:
-    """Initialize a student with layers of its teacher, as DistilBERT does; returns the weights that were not copied.
+    """Initialize a student with layers of its teacher, as DistilBERT does; returns the weights that
+    were not copied.
 
-    `layers` are the teacher's, one per block of the student. `None` spaces them evenly from the first to the last: 0, 2,
-    4, 7, 9, 11 for six of twelve, as in DistilBERT. Blocks must have the same shape. Embeddings, norms and the `mlm` head
-    are copied where both models have them in the same shape.
+    `layers` are the teacher's, one per block of the student. `None` spaces them evenly from the
+    first to the last: 0, 2, 4, 7, 9, 11 for six of twelve, as in DistilBERT. Blocks must have the
+    same shape. Embeddings, norms and the `mlm` head are copied where both models have them in the
+    same shape.
 
     >>> from dataclasses import replace
     >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, Learned
@@ -102,9 +105,10 @@ class DistilBertLoss:
         Σ over masked tokens    soft · τ² · KL(softmax(t / τ) ‖ softmax(s / τ)) + mlm · −log softmax(s)[target]
         + M / T · Σ over all tokens    cosine · (1 − cos(h, g))
 
-    with s and t the logits of student and teacher, and h and g their last hidden states. Its weight is M: divided by M it
-    is DistilBERT's sum of three means (with `restrict_ce_to_mask`). Logits are computed for masked tokens only. The
-    vocabularies must agree, and the widths unless `cosine` is 0.
+    with s and t the logits of student and teacher, and h and g their last hidden states. Its weight
+    is M: divided by M it is DistilBERT's sum of three means (with `restrict_ce_to_mask`). Logits
+    are computed for masked tokens only. The vocabularies must agree, and the widths unless `cosine`
+    is 0.
 
     >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned
     >>> cfg = EncoderConfig(

@@ -51,9 +51,9 @@ class _MaskedPassage:
 class HeldOutEvaluation:
     """Masked-language-modelling loss and accuracy on text that the model is not trained on.
 
-    Reads the first steps of `packed`, up to `limit` tokens, `budget` at a time. The mask of a passage follows from the seed
-    and its place in the corpus alone: all evaluations of a run, and of two runs over one corpus, predict the same tokens.
-    `dtype`: the autocast dtype, for GPUs.
+    Reads the first steps of `packed`, up to `limit` tokens, `budget` at a time. The mask of a
+    passage follows from the seed and its place in the corpus alone: all evaluations of a run, and
+    of two runs over one corpus, predict the same tokens. `dtype`: the autocast dtype, for GPUs.
 
     >>> held_out = HeldOutEvaluation(PackedCorpus(corpus, 65536, 512, seed=0), tokenizer, budget=65536)    # doctest: +SKIP
     >>> held_out(model)                                                                              # doctest: +SKIP

@@ -313,7 +313,8 @@ def build_task(context: RunContext, options: Mapping[str, Any]) -> BatchSampler:
         info = training_for(row.trainable_class(checkpoint)).head_for(train)
         checkpoint.add_head(name, info, seed=context.hyperparameters.seed)
         checkpoint.model.heads[name].to(context.device)
-    task = training_for(row.trainable_class.from_recipe(checkpoint, context.hyperparameters, head=name))
+    recipe = context.hyperparameters.replace(pooling=None)  # `pooling` is for sentence embeddings
+    task = training_for(row.trainable_class.from_recipe(checkpoint, recipe, head=name))
     if dev is not None:
         task.check_metrics(dev)
     context.tasks[name] = (task, dev)
@@ -324,9 +325,7 @@ def build_task(context: RunContext, options: Mapping[str, Any]) -> BatchSampler:
     shares = sum(float(other.get("share", 1.0)) for other in context.recipe.objectives)
     steps = context.recipe.steps * float(options.get("share", 1.0)) / shares
     epochs = max(1, math.ceil(1.1 * steps * size / len(training_task.examples)))
-    return ExampleSampler(
-        [training_task], context.hyperparameters.replace(batch_size=size, batch_tokens=None, epochs=epochs)
-    )
+    return ExampleSampler([training_task], recipe.replace(batch_size=size, batch_tokens=None, epochs=epochs))
 
 
 def _soften(

@@ -28,23 +28,25 @@ MASKED_SCORE = -1e30  # infinity would give 0 · (∞ − ∞)
 
 
 class RelationLoss:
-    """MiniLM's loss: the relations between the tokens of a text, in one layer of the teacher and of the student.
+    """MiniLM's loss: the relations between the tokens of a text, in one layer of the teacher and of
+    the student.
 
-    With a and b two of the layer's queries, keys and values, in R heads of width d, the relation of token i to the tokens
-    of its text is a distribution,
+    With a and b two of the layer's queries, keys and values, in R heads of width d, the relation of
+    token i to the tokens of its text is a distribution,
 
         A[r, i] = softmaxⱼ(a[r, i] · b[r, j] / √d)
         loss    = Σ over relations ab, Σ over tokens i, 1/R · Σ over r    KL(teacher's A[r, i] ‖ student's A[r, i])
 
     and the loss has weight 1 per token.
 
-    - MiniLM: `("qk", "vv")` with `heads=None`: the attention probabilities and the relations of the values, by attention
-      head; both models need the same number of heads.
-    - MiniLMv2: `("qq", "kk", "vv")`, with any number of relation `heads` that divides the widths of both. Attention heads
-      are concatenated and split again, so the models may differ in heads and width.
+    - MiniLM: `("qk", "vv")` with `heads=None`: the attention probabilities and the relations of the
+      values, by attention head; both models need the same number of heads.
+    - MiniLMv2: `("qq", "kk", "vv")`, with any number of relation `heads` that divides the widths of
+      both. Attention heads are concatenated and split again, so the models may differ in heads and
+      width.
 
-    Layers are counted from 0, or from −1 backwards; layers above are not computed. "qk" is supported for layers with full
-    attention and learned or rotary positions.
+    Layers are counted from 0, or from −1 backwards; layers above are not computed. "qk" is
+    supported for layers with full attention and learned or rotary positions.
 
     >>> from dataclasses import replace
     >>> from bertie.config import EmbeddingConfig, EncoderConfig, Full, Learned
@@ -88,7 +90,8 @@ class RelationLoss:
                         "attention heads need the same number: use relations qq, kk, vv and set heads"
                     )
                 for tokens, valid, rows in _chunks(batch, heads):
-                    # Scores are recomputed in the backward pass: those of all texts would fill the memory.
+                    # Scores are recomputed in the backward pass: those of all texts would fill the
+                    # memory.
                     total = total + checkpoint(
                         _relation_divergence, s, t, tokens, valid, rows, use_reentrant=False, preserve_rng_state=False
                     )
@@ -157,7 +160,8 @@ def _project_qkv(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Te
     projections: list[tuple[Tensor, Tensor, Tensor]] = []
     active = False
 
-    # A block may serve several layers, and DeBERTa's also projects positions: the first projection of this layer counts.
+    # A block may serve several layers, and DeBERTa's also projects positions: the first projection
+    # of this layer counts.
     def enter(_: nn.Module, args: tuple[Any, ...]) -> None:
         nonlocal active
         active = args[3] == layer
@@ -177,7 +181,8 @@ def _project_qkv(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Te
 
 
 def _chunks(batch: Batch, heads: int) -> list[tuple[Tensor, Tensor, slice]]:
-    """Group texts of similar length: their token indices (b, n), which are valid (b, n), and the rows to compute.
+    """Group texts of similar length: their token indices (b, n), which are valid (b, n), and the
+    rows to compute.
 
     Each chunk has at most MAX_SCORES scores, or those of one row of one text.
     """

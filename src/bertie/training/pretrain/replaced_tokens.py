@@ -33,14 +33,15 @@ class ReplacedTokenLosses(NamedTuple):
 
 
 class ReplacedTokenDetection(nn.Module):
-    """A small generator fills in masked tokens; the discriminator detects the tokens that were replaced.
+    """A small generator fills in masked tokens; the discriminator detects the tokens that were
+    replaced.
 
     A sample that equals the original token counts as original. `sharing` of embeddings:
 
     - "none": separate embeddings.
     - "tied": word, segment and position embeddings are shared and trained by both, as in ELECTRA.
-    - "gdes": the discriminator's word embeddings are the generator's, without gradient, plus a table of its own that
-      starts at zero: DeBERTa-v3's gradient-disentangled embedding sharing.
+    - "gdes": the discriminator's word embeddings are the generator's, without gradient, plus a
+      table of its own that starts at zero: DeBERTa-v3's gradient-disentangled embedding sharing.
 
     `trained()` returns the discriminator as a model of its own.
     """
@@ -97,7 +98,8 @@ class ReplacedTokenDetection(nn.Module):
     def total(self, losses: ReplacedTokenLosses, masked: float, predicted: float) -> Tensor:
         """() the generator's mean loss plus `weight` times the discriminator's.
 
-        `masked` and `predicted` count the masked tokens and those that are not special, in the whole step.
+        `masked` and `predicted` count the masked tokens and those that are not special, in the
+        whole step.
         """
         return losses.generator / masked + self.weight * losses.discriminator / predicted
 

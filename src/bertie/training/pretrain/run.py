@@ -1,7 +1,8 @@
-"""Pretraining by a recipe: a new or existing model, a corpus and one or more objectives in; a model folder out.
+"""Pretraining by a recipe: a new or existing model, a corpus and one or more objectives in; a model
+folder out.
 
-While the run trains, its state is in OUTPUT.training; OUTPUT appears when it is complete. OUTPUT/training holds the
-recipe, the curves, fill-mask samples and a summary of the run (run.json).
+While the run trains, its state is in OUTPUT.training; OUTPUT appears when it is complete.
+OUTPUT/training holds the recipe, the curves, fill-mask samples and a summary of the run (run.json).
 """
 
 from __future__ import annotations
@@ -159,7 +160,9 @@ def _held_out(context: RunContext) -> HeldOutEvaluation | None:
     max_length = min(recipe.recipe.max_length or checkpoint.max_length, checkpoint.max_length)
     budget = max(HELD_OUT_TOKENS, max_length)
     dtype = autocast_dtype(recipe.recipe.mixed_precision, context.device)
-    return HeldOutEvaluation(PackedCorpus(corpus, budget, max_length, seed=0), context.tokenizer, budget=budget, dtype=dtype)
+    return HeldOutEvaluation(
+        PackedCorpus(corpus, budget, max_length, seed=0), context.tokenizer, budget=budget, dtype=dtype
+    )
 
 
 def _evaluation(context: RunContext, held_out: HeldOutEvaluation | None) -> Callable[[], dict[str, float]] | None:

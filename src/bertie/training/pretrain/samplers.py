@@ -17,7 +17,8 @@ from bertie.training.sampling import BatchSampler, TrainingTask
 
 
 class MaskedLMSampler:
-    """Packed sequences with masked tokens. `static`: the same tokens are masked in every epoch, as in BERT.
+    """Packed sequences with masked tokens. `static`: the same tokens are masked in every epoch, as
+    in BERT.
 
     `objective` is masked language modelling, unless another one is passed that reads masked tokens.
 
@@ -101,7 +102,8 @@ class MaskedLMSampler:
 def masked_examples(
     ids: Any, cu: Any, positions: Any, targets: Any, extras: Mapping[str, Any] | None = None, segments: Any = None
 ) -> list[TrainingExample]:
-    """Split flat sequences into examples: text b is tokens `cu[b]` to `cu[b + 1]` of `ids` and of all `extras` (T,).
+    """Split flat sequences into examples: text b is tokens `cu[b]` to `cu[b + 1]` of `ids` and of
+    all `extras` (T,).
 
     `targets` (M,) are the original tokens at the masked `positions` (M,), which are sorted.
     """

@@ -1,8 +1,10 @@
-"""Distillation of a sentence encoder into a student with another vocabulary: word states and text embeddings.
+"""Distillation of a sentence encoder into a student with another vocabulary: word states and text
+embeddings.
 
-The two tokenizers may split words differently, but must agree on word boundaries, as WordPiece vocabularies with the same
-normalization do. Each model reads the same documents from its own corpus, built by `bertie corpus` from the same sources
-with its own tokenizer; word k of a document is then the same word in both.
+The two tokenizers may split words differently, but must agree on word boundaries, as WordPiece
+vocabularies with the same normalization do. Each model reads the same documents from its own
+corpus, built by `bertie corpus` from the same sources with its own tokenizer; word k of a document
+is then the same word in both.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ from bertie.training.sampling import TrainingTask
 
 
 class AlignedCorpora:
-    """Two corpora of the same documents, split into passages of the same words, of at most `max_length` tokens in both.
+    """Two corpora of the same documents, split into passages of the same words, of at most
+    `max_length` tokens in both.
 
-    Documents with different word counts in the two corpora are left out, and so are words longer than max_length.
-    Memory: eight bytes per word and corpus.
+    Documents with different word counts in the two corpora are left out, and so are words longer
+    than max_length. Memory: eight bytes per word and corpus.
     """
 
     def __init__(self, student: Corpus, teacher: Corpus, max_length: int) -> None:
@@ -167,7 +170,8 @@ class SentenceDistillationSampler:
                 "words": example.extras["words"],
                 "teacher": ids_t[low:high],
                 "teacher_words": word_ids_t[low:high],
-                # The corpora may disagree where a text contains special tokens: then only embeddings are compared.
+                # The corpora may disagree where a text contains special tokens: then only
+                # embeddings are compared.
                 "count": counts[b] if counts[b] == counts_t[b] else np.int64(0),
             }
             examples.append(replace(example, extras=extras))
@@ -201,10 +205,12 @@ class PrincipalComponents(nn.Module):
         return cls(directions[:, -dimension:].flip(1).float().contiguous())
 
     def align(self, embeddings: Tensor, targets: Tensor) -> PrincipalComponents:
-        """Rotate the components so that (N, D) embeddings come as close as possible to (N, dimension) targets.
+        """Rotate the components so that (N, D) embeddings come as close as possible to (N,
+        dimension) targets.
 
-        Inner products do not change. A student that was distilled before has embeddings in directions of its own; the
-        components of another sample differ from them even for the same teacher, and it would have to learn all anew.
+        Inner products do not change. A student that was distilled before has embeddings in
+        directions of its own; the components of another sample differ from them even for the same
+        teacher, and it would have to learn all anew.
         """
         wide = self.basis.double()
         product = F.normalize(embeddings.double() @ wide, dim=-1).T @ F.normalize(targets.double(), dim=-1)
@@ -225,8 +231,9 @@ class SentenceDistillation(ModelObjective):
         neighbours      over texts    KL divergence of the softmax over similarities, within a micro-batch
         mlm             over masked tokens, the cross-entropy, if the sampler masks any
 
-    A word's state is the mean over its tokens; the teacher's is the mean of its upper `layers`, each normalized. If the
-    teacher's embeddings have another dimension, `components` projects them to the student's.
+    A word's state is the mean over its tokens; the teacher's is the mean of its upper `layers`,
+    each normalized. If the teacher's embeddings have another dimension, `components` projects them
+    to the student's.
     """
 
     def __init__(

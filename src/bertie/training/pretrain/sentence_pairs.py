@@ -58,7 +58,8 @@ class _PairTask:
 
 
 class NextSentence(_PairTask):
-    """BERT's next-sentence prediction: the second text follows the first (0) or is from another document (1).
+    """BERT's next-sentence prediction: the second text follows the first (0) or is from another
+    document (1).
 
     >>> documents = [[np.array([1, 2]), np.array([3, 4]), np.array([5, 6])], [np.array([7, 8]), np.array([9])]]
     >>> [len(pair.first) + len(pair.second) <= 6 for pair in NextSentence.pairs(documents, 6, np.random.default_rng(0))]
@@ -71,10 +72,11 @@ class NextSentence(_PairTask):
     def pairs(documents: Sequence[Document], room: int, rng: np.random.Generator) -> Iterator[SentencePair]:
         """Generate pairs of at most `room` tokens, document by document.
 
-        The first part takes a random number of whole sentences, up to half the room; the second fills the rest. Half of
-        the second parts come from a random place in another document, and the sentences they replaced are used later. A
-        document's last sentence has no successor, and always gets a random second part. Sentences are never truncated;
-        longer ones are split into parts of half the room. So no label can be told from a truncated sentence.
+        The first part takes a random number of whole sentences, up to half the room; the second
+        fills the rest. Half of the second parts come from a random place in another document, and
+        the sentences they replaced are used later. A document's last sentence has no successor, and
+        always gets a random second part. Sentences are never truncated; longer ones are split into
+        parts of half the room. So no label can be told from a truncated sentence.
         """
         if len(documents) < 2:
             raise InputError(f"documents has {len(documents)}; random second texts need at least 2")
@@ -112,8 +114,8 @@ class SentenceOrder(_PairTask):
     def pairs(documents: Sequence[Document], room: int, rng: np.random.Generator) -> Iterator[SentencePair]:
         """Generate pairs of at most `room` tokens, document by document.
 
-        They are split at a random sentence boundary. A single sentence at the end of a document is split in its middle;
-        a single token is dropped.
+        They are split at a random sentence boundary. A single sentence at the end of a document is
+        split in its middle; a single token is dropped.
         """
         for d, document in enumerate(documents):
             sentences = _split_sentences(document, room, d)
@@ -186,10 +188,12 @@ class SentencePairObjective(ModelObjective):
 
 
 class SentencePairSampler:
-    """Pairs of texts from the documents of a corpus, with masked tokens. Each line of a document is a sentence.
+    """Pairs of texts from the documents of a corpus, with masked tokens. Each line of a document is
+    a sentence.
 
-    A step takes documents, or sections of long ones, up to its token budget; its pairs are drawn from the seed, the
-    epoch and the step. `static` repeats the pairs and masks of ten epochs, as BERT's data did.
+    A step takes documents, or sections of long ones, up to its token budget; its pairs are drawn
+    from the seed, the epoch and the step. `static` repeats the pairs and masks of ten epochs, as
+    BERT's data did.
     """
 
     single_head = False
