@@ -1,14 +1,14 @@
-"""The peer in fine-tuning: transformers' Trainer at its best settings, to be run beside Bertie on the same machine.
+"""Fine-tuning with transformers' Trainer at its best settings, to compare with Bertie on the same machine.
 
     python -m benchmarks.finetune_peer --task classify --model FOLDER --train FILE … [--dev FILE] [--json FILE]
 
 Tasks: classify (`text`), pair (`text_a`, `text_b` or `query`, `passage`), tag (`tokens`, `tags`), answer (`question`,
-`context`, `answers`). The target is `label`, `labels` (several a text), or `score` (a number). Files are JSON lines,
+`context`, `answers`). The target is `label`, `labels` (multi-label), or `score` (a number). Files are JSON lines,
 plain, .gz or .xz.
 
 Best settings: all texts tokenized in one call before training, batches of similar lengths padded to their longest,
 worker processes and pinned memory, bf16 autocast with tf32 beside it (fp32 without a GPU), sdpa attention, fused AdamW,
-and nothing that makes the host wait for the GPU: no evaluation, saving, logging, or test of each loss for NaN.
+and nothing that synchronizes with the GPU: no evaluation, saving, logging, or NaN check of each loss.
 The clock starts with the texts in memory and the model on the device, and stops when the weights are trained.
 It needs torch, transformers, accelerate and scikit-learn.
 """
@@ -60,7 +60,7 @@ def read(files: Sequence[Path], limit: int | None) -> list[Row]:
 
 @dataclass(frozen=True)
 class Target:
-    """What is learnt: by which loss, and under which names."""
+    """The targets: the loss and the label names."""
 
     problem: str
     labels: list[Any]
@@ -71,7 +71,7 @@ class Target:
 
 
 def target_of(task: str, rows: list[Row]) -> Target:
-    """Read off the training data."""
+    """Infer the targets from the training data."""
     first = rows[0]
     if task == "answer":
         return Target("answer", [])
@@ -87,7 +87,7 @@ def target_of(task: str, rows: list[Row]) -> Target:
 
 
 def goal(row: Row, target: Target, index: dict[Any, int]) -> Any:
-    """A row's label as the loss wants it."""
+    """A row's label in the form that the loss takes."""
     if target.problem == "several":
         return [float(label in row["labels"]) for label in target.labels]
     if target.problem == "score":
@@ -101,7 +101,7 @@ def goal(row: Row, target: Target, index: dict[Any, int]) -> Any:
 
 
 def of_texts(rows: list[Row], target: Target, tokenizer: Any, length: int) -> list[Feature]:
-    """One text a row, or two."""
+    """Tokenize one or two texts per row."""
     names = next(n for n in (("text",), ("text_a", "text_b"), ("query", "passage")) if n[0] in rows[0])
     texts = [[row[name] for row in rows] for name in names]
     # Segment ids of single texts are all 0, which is what a model assumes; the collator makes the mask.
@@ -120,7 +120,7 @@ def of_texts(rows: list[Row], target: Target, tokenizer: Any, length: int) -> li
 def of_words(
     rows: list[Row], target: Target, tokenizer: Any, length: int
 ) -> tuple[list[Feature], list[list[tuple[int, int]]]]:
-    """A word's first token carries its tag, as in run_ner.py; with which token stands for which word."""
+    """Tokenize words: the first token of each has its tag, as in run_ner.py; also returns each token's word."""
     coded = tokenizer(
         [row["tokens"] for row in rows],
         is_split_into_words=True,
@@ -143,7 +143,7 @@ def of_words(
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a context: whose, from which token, and the characters of its tokens."""
+    """A window of a context: its question, its first token, and the character offsets of its tokens."""
 
     row: int
     first: int
@@ -152,7 +152,7 @@ class Window:
 
 
 def of_questions(rows: list[Row], tokenizer: Any, length: int) -> tuple[list[Feature], list[Window]]:
-    """Overlapping windows of the context behind each question, as in run_qa.py; the first answer is learnt."""
+    """Overlapping windows of the context behind each question, as in run_qa.py; the first answer is the target."""
     coded = tokenizer(
         [row["question"].lstrip() for row in rows],
         [row["context"] for row in rows],
@@ -187,7 +187,7 @@ def of_questions(rows: list[Row], tokenizer: Any, length: int) -> tuple[list[Fea
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Kind, start and end of each entity; an I- that follows nothing of its kind begins one, as in seqeval."""
+    """Kind, start and end of each entity; an I- without a preceding tag of its kind starts one, as in seqeval."""
     found, kind, start = set(), "", 0
     for i, tag in enumerate([*tags, "O"]):
         if kind and (tag[0] != "I" or tag[2:] != kind):
@@ -209,7 +209,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 
 
 def plain(answer: str) -> list[str]:
-    """The words that SQuAD compares."""
+    """Normalized words, as SQuAD compares them."""
     kept = "".join(c for c in answer.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", kept).split()
 
@@ -244,7 +244,7 @@ def ranking_scores(queries: list[Any], gold: list[int], scores: Sequence[float])
 
 
 def best_answers(rows: list[Row], windows: list[Window], logits: list[tuple[np.ndarray, ...]]) -> list[str]:
-    """The best span of all of a question's windows, among the likeliest starts and ends."""
+    """The best span over all windows of a question, among the most probable starts and ends."""
     best = [(-np.inf, "")] * len(rows)
     for window, (start, end) in zip(windows, logits, strict=True):
         starts, ends = np.argsort(start)[::-1][:NBEST], np.argsort(end)[::-1][:NBEST]
@@ -345,7 +345,7 @@ def load(folder: str, target: Target, seed: int) -> Any:
 
 
 def best_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Trainer's arguments: the recipe, then whatever makes it faster."""
+    """Trainer's arguments: the recipe, and what makes it faster."""
     cuda = HERE.type == "cuda"
     fast: dict[str, Any] = {
         "bf16": cuda,
@@ -381,7 +381,7 @@ def best_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Fine-tune once, and say how long it took and how good it got."""
+    """Fine-tune once; returns the duration and the scores."""
     import transformers
 
     rows = read(options.train, options.limit)
@@ -458,7 +458,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What ran, and on what."""
+    """Versions and hardware."""
     from importlib.metadata import version
 
     packages = {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")}

@@ -34,8 +34,8 @@ def trained(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 def evaluated(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
     assert main(["eval", *map(str, argv), *FEW, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    results: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return results
 
 
 def failed(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
@@ -55,48 +55,48 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
 # --- the values, by other means ---
 
 
-def test_classes(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classification(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     folder = trained["classify"]
-    said = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
+    output = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
     rows = rows_of(folder / "test.jsonl")
     gold = [row["label"] for row in rows]
-    predicted = [one.label for one in Classifier.load(folder / "model").classify([row["text"] for row in rows])]
-    assert said["accuracy"]["value"] == pytest.approx(accuracy_score(gold, predicted))
-    assert said["macro_f1"]["value"] == pytest.approx(f1_score(gold, predicted, average="macro"))
-    assert said["matthews"]["value"] == pytest.approx(matthews_corrcoef(gold, predicted))
-    assert said["accuracy"]["low"] < said["accuracy"]["value"] < said["accuracy"]["high"]
+    predicted = [item.label for item in Classifier.load(folder / "model").classify([row["text"] for row in rows])]
+    assert output["accuracy"]["value"] == pytest.approx(accuracy_score(gold, predicted))
+    assert output["macro_f1"]["value"] == pytest.approx(f1_score(gold, predicted, average="macro"))
+    assert output["matthews"]["value"] == pytest.approx(matthews_corrcoef(gold, predicted))
+    assert output["accuracy"]["low"] < output["accuracy"]["value"] < output["accuracy"]["high"]
 
 
-def test_tags(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tagging(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from seqeval.metrics import f1_score
 
     folder = trained["tag"]
-    said = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
+    output = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
     rows = rows_of(folder / "test.jsonl")
     predicted = Tagger.load(folder / "model").predict([row["tokens"] for row in rows])
-    assert said["f1"]["value"] == pytest.approx(f1_score([row["tags"] for row in rows], predicted, zero_division=0))
+    assert output["f1"]["value"] == pytest.approx(f1_score([row["tags"] for row in rows], predicted, zero_division=0))
 
 
-def test_answers(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_question_answering(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained["answer"]
-    said = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
+    output = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
     rows = rows_of(folder / "test.jsonl")
     predicted = Reader.load(folder / "model").predict([(row["question"], row["context"]) for row in rows])
-    exact = np.mean([one == row["answers"][0]["text"] for one, row in zip(predicted, rows, strict=True)])
-    assert said["exact_match"]["value"] == pytest.approx(exact)
+    exact = np.mean([item == row["answers"][0]["text"] for item, row in zip(predicted, rows, strict=True)])
+    assert output["exact_match"]["value"] == pytest.approx(exact)
 
 
 @pytest.mark.parametrize(("task", "metric"), [("regress", "spearman"), ("rerank", "map")])
-def test_values(
+def test_regression_and_ranking(
     trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str], task: str, metric: str
 ) -> None:
     """The task is found out from the head."""
     folder = trained[task]
-    said = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
-    wanted = registry.get(task).trainable_class.load(folder / "model").score(str(folder / "test.jsonl"))
-    assert said[metric]["value"] == pytest.approx(wanted)
+    output = evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
+    expected = registry.get(task).trainable_class.load(folder / "model").score(str(folder / "test.jsonl"))
+    assert output[metric]["value"] == pytest.approx(expected)
 
 
 # --- other people's models ---
@@ -116,18 +116,18 @@ def test_numbers_for_labels(models: dict[str, str], here: Path, capsys: pytest.C
         tokenizer = AutoTokenizer.from_pretrained(models[name])
         with torch.inference_mode():
             best = [int(model(**tokenizer(text, return_tensors="pt")).logits.argmax()) for text in texts]
-        wanted = np.mean([a == row["label"] for a, row in zip(best, rows, strict=True)])
-        found = [evaluated(capsys, file, "-m", models[name]) for file in ("numbers.jsonl", "numbers.csv")]
-        assert found[0] == found[1]
-        assert found[0]["accuracy"]["value"] == pytest.approx(wanted)
-    assert evaluated(capsys, "names.jsonl", "-m", models["nli"]) == found[0]
+        expected = np.mean([a == row["label"] for a, row in zip(best, rows, strict=True)])
+        results = [evaluated(capsys, file, "-m", models[name]) for file in ("numbers.jsonl", "numbers.csv")]
+        assert results[0] == results[1]
+        assert results[0]["accuracy"]["value"] == pytest.approx(expected)
+    assert evaluated(capsys, "names.jsonl", "-m", models["nli"]) == results[0]
     # Another model's names for the same classes are translated.
-    said = evaluated(capsys, "numbers.jsonl", "-m", models["nli"], "--baseline", models["classify"])
+    output = evaluated(capsys, "numbers.jsonl", "-m", models["nli"], "--baseline", models["classify"])
     assert (
-        said["baseline"]["scores"]["accuracy"]
+        output["baseline"]["scores"]["accuracy"]
         == evaluated(capsys, "numbers.jsonl", "-m", models["classify"])["accuracy"]
     )
-    assert said["baseline"]["difference"]["accuracy"]["value"] == pytest.approx(0)  # the same weights
+    assert output["baseline"]["difference"]["accuracy"]["value"] == pytest.approx(0)  # the same weights
 
 
 def test_labels_that_the_model_does_not_have(
@@ -137,10 +137,10 @@ def test_labels_that_the_model_does_not_have(
         write(Path("in.jsonl"), [{"text": "a cat", "label": 0 if label != "happy" else "neutral"}])
         with Path("in.jsonl").open("a") as file:
             file.write(json.dumps({"text": "a dog", "label": label}) + "\n")
-        said = failed(capsys, "in.jsonl", "-m", models["nli"])
-        assert "in.jsonl, row " in said
-        assert "is not one of " in said
-        assert "'contradiction', 'neutral', 'entailment'" in said
+        output = failed(capsys, "in.jsonl", "-m", models["nli"])
+        assert "in.jsonl, row " in output
+        assert "is not one of " in output
+        assert "'contradiction', 'neutral', 'entailment'" in output
     write(Path("in.jsonl"), [{"text": "a cat", "label": ["neutral"]}])
     assert "in.jsonl has lists of labels" in failed(capsys, "in.jsonl", "-m", models["nli"])
 
@@ -154,7 +154,7 @@ def test_numbers_for_tags(models: dict[str, str], here: Path, capsys: pytest.Cap
     assert first == second
 
 
-def test_one_number_may_mean_two_things(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_output_needs_a_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"query": "find a cat", "text": f"the {who} ran", "score": int(who == "cat")} for who in ("dog", "cat")]
     write(Path("in.jsonl"), rows)
     assert "--task rerank or regress" in failed(capsys, "in.jsonl", "-m", models["rerank"])
@@ -163,7 +163,7 @@ def test_one_number_may_mean_two_things(models: dict[str, str], here: Path, caps
 
 
 @pytest.mark.parametrize("name", ["fill", "embed"])
-def test_a_model_for_nothing_of_this(
+def test_models_without_a_head(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     write(Path("in.jsonl"), [{"text": "a cat", "label": 0}])
@@ -195,24 +195,24 @@ def test_a_report(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFi
     fresh = [{"text": f"query : find {who} " * 3, "label": who} for who in ("cat", "dog") * 3]
     write(Path("test.jsonl"), leaked + fresh)
     argv = ["test.jsonl", "-m", folder / "model", "--train", folder / "train.jsonl", "--baseline", folder / "model"]
-    said = evaluated(capsys, *argv, "-o", "report")
-    assert said["leaks"]["rows"] == 5
+    output = evaluated(capsys, *argv, "-o", "report")
+    assert output["leaks"]["rows"] == 5
     write(Path("rest.jsonl"), fresh)
     assert (
-        said["leaks"]["scores"]["accuracy"]["value"]
+        output["leaks"]["scores"]["accuracy"]["value"]
         == (evaluated(capsys, "rest.jsonl", "-m", folder / "model")["accuracy"]["value"])
     )
-    assert said["baseline"]["difference"]["accuracy"] == {"value": 0, "low": 0, "high": 0, "p": 1}
+    assert output["baseline"]["difference"]["accuracy"] == {"value": 0, "low": 0, "high": 0, "p": 1}
     assert {file.name for file in Path("report").iterdir()} == {"report.md", "report.html", "report.json"}
     report = json.loads(Path("report/report.json").read_text())
-    assert report["evaluations"]["test"]["scores"]["accuracy"] == said["accuracy"]
+    assert report["evaluations"]["test"]["scores"]["accuracy"] == output["accuracy"]
     assert str(folder) not in Path("report/report.md").read_text()
     assert "report holds a report already; pass --overwrite" in failed(capsys, *argv, "-o", "report")
     evaluated(capsys, *argv, "-o", "report", "--overwrite")
     assert "is a file" in failed(capsys, *argv, "-o", "test.jsonl")
 
 
-def test_a_table_for_people(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_table(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained["classify"]
     assert main(["eval", str(folder / "test.jsonl"), "-m", str(folder / "model"), *FEW]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -224,8 +224,8 @@ def test_columns_by_other_names(trained: dict[str, Path], here: Path, capsys: py
     folder = trained["classify"]
     rows = rows_of(folder / "test.jsonl")
     write(Path("in.jsonl"), [{"review": row["text"], "stars": row["label"]} for row in rows])
-    said = evaluated(capsys, "in.jsonl", "--columns", "text=review", "label=stars", "-m", folder / "model")
-    assert said == evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
+    output = evaluated(capsys, "in.jsonl", "--columns", "text=review", "label=stars", "-m", folder / "model")
+    assert output == evaluated(capsys, folder / "test.jsonl", "-m", folder / "model")
     assert "name the right one with --columns text=…" in failed(capsys, "in.jsonl", "-m", folder / "model")
 
 
@@ -244,4 +244,4 @@ def test_bad_input(trained: dict[str, Path], here: Path, capsys: pytest.CaptureF
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     assert main(["eval", "in.jsonl"]) == 2
-    assert "name one with -m" in capsys.readouterr().err
+    assert "pass one with -m" in capsys.readouterr().err

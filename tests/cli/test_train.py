@@ -48,7 +48,7 @@ def weights(folder: str) -> bytes:
 def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], task: str) -> None:
     """The scores that are printed are those of the model that is saved."""
     argv = write_toys(here, task)
-    said = train(capsys, *argv, "-m", models["embed"], "--output", "out")
+    output = train(capsys, *argv, "-m", models["embed"], "--output", "out")
     names = {file.name for file in Path("out").iterdir()}
     assert names >= MODEL_FILES | REPORT
     assert not list(here.glob("*.training")) + list(here.glob(".*"))
@@ -57,19 +57,19 @@ def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
     for split in ("dev", "test"):
         data = read_dataset(kind, f"{split}.jsonl", known=tuple(learner.info.labels.values()) or None, training=False)
         quick = training_for(learner).metrics(data)
-        assert {name: score["value"] for name, score in said[split].items()} == pytest.approx(quick, nan_ok=True)
+        assert {name: score["value"] for name, score in output[split].items()} == pytest.approx(quick, nan_ok=True)
         assert MAIN[task] in quick
-    for score in said["test"].values():
+    for score in output["test"].values():
         assert score["value"] is None or score["low"] <= score["high"]
-    assert said["best_seed"] == 0
-    assert [one["seed"] for one in said["seeds"]] == [0]
-    assert said["seeds"][0]["steps"] == 3
+    assert output["best_seed"] == 0
+    assert [item["seed"] for item in output["seeds"]] == [0]
+    assert output["seeds"][0]["steps"] == 3
     report = json.loads(Path("out/report.json").read_text())
     assert report
     assert "bertie" in Path("out/README.md").read_text()
 
 
-def test_a_table_for_people(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_table(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = write_toys(here, "classify")
     assert main(["train", *argv, "-m", models["embed"], "--output", "out", *QUICK]) == 0
     out, err = capsys.readouterr()
@@ -84,27 +84,27 @@ def test_a_table_for_people(models: dict[str, str], here: Path, capsys: pytest.C
 
 def test_the_best_of_several_seeds(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*write_toys(here, "rerank"), "-m", models["embed"]]
-    said = train(capsys, *argv, "--seeds", "3,1,2", "--output", "several")
-    assert [one["seed"] for one in said["seeds"]] == [3, 1, 2]
-    best = max(said["seeds"], key=lambda one: one["dev"]["map"])
-    assert said["best_seed"] == best["seed"]
+    output = train(capsys, *argv, "--seeds", "3,1,2", "--output", "several")
+    assert [item["seed"] for item in output["seeds"]] == [3, 1, 2]
+    best = max(output["seeds"], key=lambda item: item["dev"]["map"])
+    assert output["best_seed"] == best["seed"]
     alone = train(capsys, *argv, "--seed", str(best["seed"]), "--output", "alone")
     assert weights("several") == weights("alone")
-    assert alone["test"] == said["test"]
+    assert alone["test"] == output["test"]
 
 
 def test_a_number_of_seeds(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without dev data the first one is kept."""
     argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--test", "test.jsonl"]
-    said = train(capsys, *argv, "--seeds", "2", "--seed", "5", "--output", "out")
-    assert [one["seed"] for one in said["seeds"]] == [5, 6]
-    assert said["best_seed"] == 5
-    assert "dev" not in said
+    output = train(capsys, *argv, "--seeds", "2", "--seed", "5", "--output", "out")
+    assert [item["seed"] for item in output["seeds"]] == [5, 6]
+    assert output["best_seed"] == 5
+    assert "dev" not in output
 
 
-# --- stopped, and gone on with ---
+# --- interrupted and resumed ---
 
-# Kills itself in the middle, after so many times that the state was saved; unless it has imported what takes long.
+# Kills itself after a number of saved states; fails if slow, optional packages were imported.
 KILLED = """
 import os, signal, sys
 from bertie.cli import main
@@ -127,34 +127,34 @@ def killed(times: int, *argv: str) -> int:
     return subprocess.run(command, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
 
-def test_a_run_that_was_killed_goes_on(
+def test_a_killed_run_is_resumed(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = [*write_toys(here, "classify"), "-m", models["embed"], "--seeds", "1,2", "--save-steps", "1"]
     whole = train(capsys, *argv, "--output", "whole")
     argv += ["--output", "out"]
-    assert killed(5, *argv) == -signal.SIGKILL  # three steps a seed: in the middle of the second one
+    assert killed(5, *argv) == -signal.SIGKILL  # three steps per seed: in the middle of the second seed
     assert not Path("out").exists()
-    assert {one.name for one in Path("out.training").iterdir()} == {"job.json", "seed-1", "seed-2"}
-    for more, said in (
+    assert {item.name for item in Path("out.training").iterdir()} == {"job.json", "seed-1", "seed-2"}
+    for more, output in (
         ([], "out.training holds an interrupted run; pass --resume to resume it, or --overwrite"),
         (["--resume", "--warmup", "0"], "was started with warmup=0.1, and now it is 0.0"),
         (["--resume", "--test", "dev.jsonl"], "was started with other test data"),
         (["--resume", "--seeds", "1,3"], "was started with seeds=[1, 2], and now it is [1, 3]"),
     ):
         assert main(["train", *argv, *QUICK, *more]) == 1
-        assert said in capsys.readouterr().err
+        assert output in capsys.readouterr().err
     trained = []
     monkeypatch.setattr(
         runs,
         "fit_labelled",
         lambda task, *args, **options: trained.append(task.recipe.seed) or fit_labelled(task, *args, **options),
     )
-    said = train(capsys, *argv, "--resume")
+    output = train(capsys, *argv, "--resume")
     assert trained == [2]  # the first seed is done
     assert weights("out") == weights("whole")
-    assert said["test"] == whole["test"]
-    assert said["dev"] == whole["dev"]
+    assert output["test"] == whole["test"]
+    assert output["dev"] == whole["dev"]
     assert not Path("out.training").exists()
     assert main(["train", *argv, "--resume"]) == 0
     assert "nothing to resume" in capsys.readouterr().err
@@ -171,14 +171,14 @@ def test_several_processes(
     done = subprocess.run([*torchrun, *argv, "--output", "two", "--strategy", strategy], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert main(["train", *argv, "--output", "one"]) == 0
-    two, one = json.loads(done.stdout), json.loads(capsys.readouterr().out)
-    assert two["best_seed"] == one["best_seed"]
-    assert two["test"]["log_loss"]["value"] == pytest.approx(one["test"]["log_loss"]["value"], abs=1e-4)
+    two, item = json.loads(done.stdout), json.loads(capsys.readouterr().out)
+    assert two["best_seed"] == item["best_seed"]
+    assert two["test"]["log_loss"]["value"] == pytest.approx(item["test"]["log_loss"]["value"], abs=1e-4)
     assert {file.name for file in Path("two").iterdir()} == {file.name for file in Path("one").iterdir()}
     assert done.stderr.count("rows to train on") == 1
 
 
-def test_what_is_there_is_kept(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_output_is_kept(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*write_toys(here, "classify"), "-m", models["embed"], "--output", "out"]
     Path("out").mkdir()
     train(capsys, *argv)  # an empty folder is none
@@ -195,10 +195,10 @@ def test_what_is_there_is_kept(models: dict[str, str], here: Path, capsys: pytes
     assert "train.jsonl is a file" in capsys.readouterr().err
 
 
-def test_a_kill_while_tidying_up(
+def test_a_kill_while_removing_the_state(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is there and its state as well: there is nothing left to do but to remove it."""
+    """The model and its state both exist: only the state is left to remove."""
     argv = [*write_toys(here, "classify"), "-m", models["embed"], "--output", "out"]
     with monkeypatch.context() as patch:
         patch.setattr("bertie.training.output_folder.remove_state", lambda state: None)
@@ -208,7 +208,7 @@ def test_a_kill_while_tidying_up(
     assert main(["train", *argv, *QUICK, "--resume"]) == 0
     assert "nothing to resume" in capsys.readouterr().err
     assert weights("out") == before
-    assert sorted(one.name for one in here.iterdir()) == ["dev.jsonl", "out", "test.jsonl", "train.jsonl"]
+    assert sorted(item.name for item in here.iterdir()) == ["dev.jsonl", "out", "test.jsonl", "train.jsonl"]
 
 
 # --- recipes and flags ---
@@ -233,7 +233,7 @@ gradient_checkpointing = true
 
 
 def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Paths start where --data says, and flags win."""
+    """Paths are relative to --data, and flags override the recipe."""
     Path("data").mkdir()
     write_toys(here / "data", "classify")
     for file in Path("data").iterdir():
@@ -241,15 +241,15 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
     Path("toys.toml").write_text(RECIPE)
     argv = ["--recipe", "toys.toml", "--data", "data", "-m", models["embed"], "--json"]
     assert main(["train", *argv, "--output", "a", "--resamples", "20"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(1, 6), (2, 6)]
+    output = json.loads(capsys.readouterr().out)
+    assert [(item["seed"], item["steps"]) for item in output["seeds"]] == [(1, 6), (2, 6)]
     flags = ["--epochs", "1", "--patience", "none", "--no-gradient-checkpointing", "--seed", "3"]
     assert main(["train", *argv, *flags, "--output", "b", "--resamples", "20"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [(one["seed"], one["steps"]) for one in said["seeds"]] == [(3, 3)]
+    output = json.loads(capsys.readouterr().out)
+    assert [(item["seed"], item["steps"]) for item in output["seeds"]] == [(3, 3)]
     recipe = json.loads(Path("b/report.json").read_text())["recipe"]
-    asked = {"epochs": 1.0, "patience": None, "gradient_checkpointing": False, "dev_fraction": 0.25, "seed": 3}
-    assert {name: recipe[name] for name in asked} == asked
+    requested = {"epochs": 1.0, "patience": None, "gradient_checkpointing": False, "dev_fraction": 0.25, "seed": 3}
+    assert {name: recipe[name] for name in requested} == requested
     assert main(["train", "classify", "x.jsonl", *argv, "--output", "c"]) == 2
     assert "leave one of them out" in json.loads(capsys.readouterr().out)["message"]
 
@@ -260,13 +260,14 @@ FLAGS = {
     "layer_decay": "0.9", "freeze": "encoder", "unfreeze": "1", "lora": "4", "lora_alpha": "8",
     "class_weights": "cat=2,dog=0.5", "label_smoothing": "0.1", "dropout": "0", "patience": "2",
     "evals_per_epoch": "3", "seed": "7",
-    "mixed_precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2", "dev_fraction": "0.2",
-    "metric": "f1", "abstain": "0.9", "loss": "triplet:margin=0.2", "matryoshka": "64,32", "pooling": "cls",
+    "mixed_precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2",
+    "dev_fraction": "0.2", "metric": "f1", "abstain": "0.9",
+    "loss": "triplet:margin=0.2", "matryoshka": "64,32", "pooling": "cls",
 }  # fmt: skip
 
 
 def test_every_field_of_a_recipe_is_a_flag() -> None:
-    assert list(FLAGS) == [one.name for one in fields(Recipe)]
+    assert list(FLAGS) == [item.name for item in fields(Recipe)]
     for name, text in FLAGS.items():
         flag = "--" + name.replace("_", "-")
         args = grammar().parse_args(
@@ -279,7 +280,7 @@ def test_every_field_of_a_recipe_is_a_flag() -> None:
             assert value == (64, 32)
         else:
             assert str(value) in (text, "True") or float(text or 0) == value
-        others = {one.name for one in fields(Recipe)} - {name}
+        others = {item.name for item in fields(Recipe)} - {name}
         assert all(getattr(args, f"recipe.{other}") is None for other in others)
 
 
@@ -306,12 +307,12 @@ def test_warnings_are_one_line_each(models: dict[str, str], here: Path, capfd: p
     assert "UserWarning" not in err
 
 
-def test_when_not_to_answer(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_abstention(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any answer is right in more than one of a hundred cases: all are given."""
     argv = write_toys(here, "classify", dev=40)
-    said = train(capsys, *argv, "-m", models["embed"], "--output", "out", "--abstain", "0.01")
-    assert said["abstention"]["target"] == 0.01
-    assert said["abstention"]["coverage"] > 0.5
+    output = train(capsys, *argv, "-m", models["embed"], "--output", "out", "--abstain", "0.01")
+    assert output["abstention"]["target"] == 0.01
+    assert output["abstention"]["coverage"] > 0.5
     assert json.loads(Path("out/config.json").read_text())["bertie"]["calibration"]["classify"]["precision"] == 0.01
 
 
@@ -333,13 +334,13 @@ def test_a_baseline_and_leaks(models: dict[str, str], here: Path, capsys: pytest
     first = train(capsys, *argv, "--output", "first")
     assert first["leaks"]["rows"] == 4
     assert set(first["leaks"]["scores"]) == set(first["test"])
-    said = train(capsys, *argv, "--output", "second", "--baseline", "first")
-    assert said["baseline"]["difference"]["accuracy"]["value"] == 0
-    assert said["baseline"]["difference"]["accuracy"]["p"] == 1
-    assert said["baseline"]["mcnemar"] == 1
+    output = train(capsys, *argv, "--output", "second", "--baseline", "first")
+    assert output["baseline"]["difference"]["accuracy"]["value"] == 0
+    assert output["baseline"]["difference"]["accuracy"]["p"] == 1
+    assert output["baseline"]["mcnemar"] == 1
 
 
-# --- what goes wrong ---
+# --- errors ---
 
 BAD: list[tuple[str, list[str], int, str]] = [
     ("no task", [], 2, "name a task, or a recipe with --recipe; the tasks are classify, "),
@@ -381,30 +382,30 @@ def test_bad_input(models: dict[str, str], here: Path, capsys: pytest.CaptureFix
     write(Path("odd.jsonl"), [{"text": "a cat", "label": "bird"}])
     write(Path("lists.jsonl"), [{"text": "a cat", "label": ["cat"]}])
     Path("odd.toml").write_text('task = "classify"\n[data]\ntrain = "train.jsonl"\n[training]\nepoch = 1\n')
-    for what, argv, status, said in BAD:
+    for what, argv, status, output in BAD:
         argv = ["train", *argv, "-m", models["embed"], "--output", "out"]
         assert run(argv) == status, what
         out, err = capsys.readouterr()
         line = err.splitlines()[-1]
         assert out == "", what
         assert line.startswith("bertie: "), what
-        assert said in line, (what, err)
+        assert output in line, (what, err)
         assert run([*argv, "--json"]) == status, what
-        assert said in json.loads(capsys.readouterr().out)["message"], what
+        assert output in json.loads(capsys.readouterr().out)["message"], what
         assert not list(here.glob("out*")), what
 
 
 def test_nothing_is_left_behind_by_bad_data(models: dict[str, str], here: Path) -> None:
-    """Data is read before anything is made, and before any model is loaded."""
+    """Data is read before anything is written and before any model is loaded."""
     Path("bad.jsonl").write_text("{")
     assert main(["train", "classify", "bad.jsonl", "-m", "no/such/model", "--output", "out"]) == 1
-    assert [one.name for one in here.iterdir()] == ["bad.jsonl"]
+    assert [item.name for item in here.iterdir()] == ["bad.jsonl"]
 
 
-def test_a_package_that_is_missing(
+def test_a_missing_package(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is said before an epoch is trained."""
+    """It is an error before training."""
     monkeypatch.setitem(sys.modules, "seqeval.metrics.sequence_labeling", None)
     assert main(["train", *write_toys(here, "tag"), "-m", models["embed"], "--output", "out"]) == 1
     assert capsys.readouterr().err.endswith("pip install 'bertie[train]'\n")
@@ -415,8 +416,8 @@ def test_plain_tags(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
     argv = write_toys(here, "tag")
     for file in here.glob("*.jsonl"):
         file.write_text(file.read_text().replace("B-PER", "NOUN").replace('"O"', '"X"'))
-    said = train(capsys, *argv, "-m", models["embed"], "--output", "out")
-    assert set(said["test"]) == {"accuracy", "macro_f1"}
+    output = train(capsys, *argv, "-m", models["embed"], "--output", "out")
+    assert set(output["test"]) == {"accuracy", "macro_f1"}
 
 
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,8 @@ def pairs(count: int, shift: int = 0) -> list[dict[str, Any]]:
 
 def scored(count: int) -> list[dict[str, Any]]:
     return [
-        {"sentence1": one["anchor"], "sentence2": one["positive" if i % 3 else "negative"], "score": 5.0 * (i % 3)}
-        for i, one in enumerate(pairs(count))
+        {"sentence1": item["anchor"], "sentence2": item["positive" if i % 3 else "negative"], "score": 5.0 * (i % 3)}
+        for i, item in enumerate(pairs(count))
     ]
 
 
@@ -51,15 +51,15 @@ def test_pairs(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture
     argv = ["train", "embed", "train.jsonl", "--dev", "dev.jsonl", "--test", "test.jsonl", "-m", models["fill"], *QUICK]
     more = ["--loss", "infonce:scale=10", "--matryoshka", "8,4", "--pooling", "cls", "--baseline", models["embed"]]
     assert main([*argv, *more, "--output", "out", "--json", "--seeds", "2"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["task"] == "embed"
+    output = json.loads(capsys.readouterr().out)
+    assert output["task"] == "embed"
     embedder = Embedder.load("out")
     assert embedder.modules.pooling.modes == ("cls",)
     for split in ("dev", "test"):
         quick = training_for(embedder).metrics(read_dataset("embed", f"{split}.jsonl", training=False))
-        assert {name: score["value"] for name, score in said[split].items()} == pytest.approx(quick)
+        assert {name: score["value"] for name, score in output[split].items()} == pytest.approx(quick)
         assert set(quick) == {"recall_1", "recall_10", "mrr_10", "accuracy"}
-    assert set(said["baseline"]["difference"]) == set(quick)
+    assert set(output["baseline"]["difference"]) == set(quick)
     card = Path("out/README.md").read_text()
     assert "SentenceTransformer(" in card
     assert 'pipeline_tag: "sentence-similarity"' in card
@@ -82,13 +82,13 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
         '[training]\nepochs = 1\nloss = "cosent"\nmatryoshka = [8]\ndev_fraction = 0.2\n'
     )
     assert main(["train", "--recipe", "sts.toml", "-m", models["embed"], "--output", "out", "--resamples", "20"]) == 0
-    said = capsys.readouterr()
-    assert "spearman" in said.out
+    output = capsys.readouterr()
+    assert "spearman" in output.out
     assert json.loads(Path("out/report.json").read_text())["recipe"]["matryoshka"] == [8]
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "output"),
     [
         (["--loss", "nce"], "loss='nce' must be one of infonce"),
         (["--loss", "cosent"], "CoSENTLoss takes two texts and a score per row"),
@@ -102,13 +102,13 @@ def test_a_recipe_with_scores(models: dict[str, str], here: Path, capsys: pytest
     ],
 )
 def test_refusals(
-    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], output: str
 ) -> None:
     write(here / "train.jsonl", pairs(8))
     write(here / "scores.jsonl", scored(8))
     assert run(["train", "embed", "train.jsonl", "-m", models["embed"], "--output", "out", *QUICK, *flags]) != 0
-    assert said in capsys.readouterr().err
-    assert {one.name for one in here.iterdir()} == {"train.jsonl", "scores.jsonl"}
+    assert output in capsys.readouterr().err
+    assert {item.name for item in here.iterdir()} == {"train.jsonl", "scores.jsonl"}
 
 
 def test_other_tasks_have_no_loss(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,12 +124,12 @@ def test_mine(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[
     write(here / "corpus.jsonl", [{"text": row[name]} for row in rows for name in ("positive", "negative")])
     argv = ["mine", "pairs.jsonl", "--corpus", "corpus.jsonl", "-m", models["embed"], "--negatives", "2"]
     assert main([*argv, "--max-ratio", "1", "-o", "mined.jsonl", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    found = [json.loads(line) for line in Path("mined.jsonl").read_text().splitlines()]
-    assert said["rows"] == len(found) > 0
-    assert said["rows"] + said["incomplete"] == 20
+    output = json.loads(capsys.readouterr().out)
+    results = [json.loads(line) for line in Path("mined.jsonl").read_text().splitlines()]
+    assert output["rows"] == len(results) > 0
+    assert output["rows"] + output["incomplete"] == 20
     own = {row["anchor"]: row["positive"] for row in rows}
-    for row in found:
+    for row in results:
         assert row["positive"] == own[row["query"]]
         assert len(set(row["negatives"])) == 2
         assert own[row["query"]] not in row["negatives"]

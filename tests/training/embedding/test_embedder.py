@@ -39,11 +39,11 @@ def about(draw: random.Random, topic: str) -> str:
 
 def pairs(count: int, seed: int = 0, columns: int = 2) -> list[tuple[str, ...]]:
     draw = random.Random(seed)
-    found = []
+    rows = []
     for _ in range(count):
         topic, *others = draw.sample(TOPICS, max(1, columns - 1))
-        found.append((about(draw, topic), about(draw, topic), *(about(draw, other) for other in others)))
-    return found
+        rows.append((about(draw, topic), about(draw, topic), *(about(draw, other) for other in others)))
+    return rows
 
 
 def scored(count: int, seed: int = 0) -> tuple[list[tuple[str, str]], list[float]]:
@@ -56,7 +56,7 @@ def scored(count: int, seed: int = 0) -> tuple[list[tuple[str, str]], list[float
     return texts, scores
 
 
-def test_it_learns_to_find_what_belongs_together(folder: Path, tmp_path: Path) -> None:
+def test_training_on_pairs_improves_retrieval(folder: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     draw = random.Random(9)
@@ -84,7 +84,7 @@ def test_it_learns_to_find_what_belongs_together(folder: Path, tmp_path: Path) -
     assert not again.checkpoint.heads
 
 
-def test_the_rank_is_that_of_a_plain_search(folder: Path) -> None:
+def test_ranks_equal_an_exhaustive_search(folder: Path) -> None:
     """Against a loop over all texts; of several that belong to a text, the others are not in the way."""
     data = pairs(20, 3, columns=3)
     data += [(data[0][0], *data[5][1:]), (data[1][0], data[1][0], data[2][1])]  # a second right one, and itself
@@ -110,7 +110,7 @@ def test_the_rank_is_that_of_a_plain_search(folder: Path) -> None:
     assert scores["mrr_10"] == pytest.approx(np.mean([1 / r if r <= 10 else 0 for r in ranks]))
 
 
-def test_a_model_that_tells_nothing_apart_finds_nothing() -> None:
+def test_ties_count_as_misses() -> None:
     assert retrieval_from_ranks([1, 1], [3, 12])["recall_1"].value == 0
     with pytest.raises(InputError, match="from 1 on"):
         retrieval_from_ranks([1], [0])
@@ -155,7 +155,7 @@ def test_every_kind_of_data(folder: Path, name: str) -> None:
     assert embedder.checkpoint.sentence is embedder.modules
 
 
-def test_matryoshka_and_a_loss_of_ones_own(folder: Path) -> None:
+def test_matryoshka_and_a_custom_loss(folder: Path) -> None:
     loss = losses.InfoNCELoss(scale=10.0, symmetric=True)
     embedder = Embedder(folder, loss=loss, matryoshka=[16, 8], epochs=1, normalize=True)
     embedder.fit(pairs(20), progress=False)
@@ -167,7 +167,7 @@ def test_matryoshka_and_a_loss_of_ones_own(folder: Path) -> None:
         Embedder(folder, matryoshka=[64]).fit(pairs(4), progress=False)
 
 
-def test_scikit_learn_knows_it(folder: Path) -> None:
+def test_scikit_learn(folder: Path) -> None:
     from sklearn.base import clone
 
     embedder = Embedder(folder, epochs=1, loss="triplet", matryoshka=[4])
@@ -181,7 +181,7 @@ def test_scikit_learn_knows_it(folder: Path) -> None:
         Embedder(folder, epoch=3)  # type: ignore[call-arg]
 
 
-def test_the_same_again_and_from_a_checkpoint(folder: Path) -> None:
+def test_fit_starts_again_from_the_given_model(folder: Path) -> None:
     """`fit` begins anew from what was given."""
     embedder = Embedder(folder, **{**FAST, "epochs": 1})
     once = embedder.fit(pairs(32), progress=False).embed(["a river"])
@@ -193,7 +193,7 @@ def test_the_same_again_and_from_a_checkpoint(folder: Path) -> None:
     np.testing.assert_array_equal(Embedder(given).embed(["a river"]), before)
 
 
-def test_long_texts_and_prompts_are_read_as_embed_reads_them(tmp_path: Path) -> None:
+def test_training_reads_long_texts_and_prompts_as_embed_does(tmp_path: Path) -> None:
     """What the loss is given is what `embed` gives, without dropout."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
@@ -213,8 +213,8 @@ def test_long_texts_and_prompts_are_read_as_embed_reads_them(tmp_path: Path) -> 
     mini = objective.collate(list(training.items(data)))
     assert len(mini.batch) > 6
     with torch.no_grad():
-        found = objective.embed(embedder.model, mini, "").numpy()
-    np.testing.assert_allclose(found, seen, atol=1e-6)
+        embeddings = objective.embed(embedder.model, mini, "").numpy()
+    np.testing.assert_allclose(embeddings, seen, atol=1e-6)
 
 
 def test_refusals(folder: Path) -> None:
@@ -237,15 +237,15 @@ def test_refusals(folder: Path) -> None:
         Classifier(folder, loss="infonce")  # type: ignore[call-arg]
 
 
-def test_a_run_that_was_stopped_goes_on_in_another_process(folder: Path, tmp_path: Path) -> None:
+def test_fingerprints_are_the_same_in_another_process(folder: Path, tmp_path: Path) -> None:
     """A loss is told from another by what it is set to, not by where it lies in memory."""
     data = read_dataset("embed", pairs(8))
-    said = []
+    fingerprints = []
     for scale in (20.0, 20.0, 10.0):
 
         def own(column: Embeddings) -> tuple[Embeddings, int]:
             return column, 0
 
         embedder = Embedder(folder, loss=losses.InfoNCELoss(scale=scale, gather=own))
-        said.append(training_for(embedder).fingerprint([data]))
-    assert said[0] == said[1] != said[2]
+        fingerprints.append(training_for(embedder).fingerprint([data]))
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]

@@ -36,7 +36,7 @@ def test_classifier(encoder: Path, tmp_path: Path) -> None:
     temperature = task.info.calibration
     assert temperature.temperature != 1.0
     assert temperature.precision == 0.9
-    assert {one.sure for one in task.classify(TEXTS)} <= {True, False}
+    assert {item.sure for item in task.classify(TEXTS)} <= {True, False}
     task.save(tmp_path / "out")
     loaded = bertie.load(tmp_path / "out")
     assert isinstance(loaded, bertie.Classifier)
@@ -57,9 +57,9 @@ def test_probabilities_use_the_fitted_temperature(encoder: Path) -> None:
 def test_labels_keep_their_type(encoder: Path) -> None:
     task = bertie.Classifier(encoder, epochs=1)
     numbers = [int(mood == "good") for mood in MOODS]
-    found = task.fit(TEXTS, numbers, progress=False).predict(TEXTS[:4])
-    assert found.dtype.kind == "i"
-    assert set(found.tolist()) <= {0, 1}
+    results = task.fit(TEXTS, numbers, progress=False).predict(TEXTS[:4])
+    assert results.dtype.kind == "i"
+    assert set(results.tolist()) <= {0, 1}
 
 
 def test_multi_label(encoder: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_long_texts_are_trained_in_windows(encoder: Path) -> None:
     labels = [i % 2 for i in range(24)]
     task = bertie.Classifier(encoder, epochs=2, batch_size=4).fit(texts, labels, progress=False)
     assert task.classify(texts[:1])[0].windows > 3
-    whole = sum(one.tokens_total for one in task.classify(texts))
+    whole = sum(item.tokens_total for item in task.classify(texts))
     assert task.history_.tokens / 2 > whole  # every token in each epoch, and overlaps
     cut = bertie.Classifier(encoder, epochs=2, batch_size=4, overflow="truncate").fit(texts, labels, progress=False)
     assert cut.history_.tokens / 2 <= 24 * tiny.REACH

@@ -61,12 +61,12 @@ def sentence(number: int, words: int = 8) -> str:
 def test_an_evaluation(task: Classifier, data: LabelledDataset) -> None:
     from sklearn.metrics import accuracy_score
 
-    found = evaluate(task, data, resamples=20)
-    assert found.scores["accuracy"].value == pytest.approx(accuracy_score(found.gold, found.predicted))
-    assert list(found.labels) == ["cat", "dog", "mat"]
-    assert found.texts is not None
-    assert found.texts[3] == data.examples[3].texts[0]
-    assert np.asarray(found.lengths)[3] == 8
+    result = evaluate(task, data, resamples=20)
+    assert result.scores["accuracy"].value == pytest.approx(accuracy_score(result.gold, result.predicted))
+    assert list(result.labels) == ["cat", "dog", "mat"]
+    assert result.texts is not None
+    assert result.texts[3] == data.examples[3].texts[0]
+    assert np.asarray(result.lengths)[3] == 8
 
 
 # --- calibration and abstention ---
@@ -79,20 +79,22 @@ def test_calibration_before_and_after(folder: Path, data: LabelledDataset, sever
     if several:
         info = replace(task.info, problem="multi_label_classification")
         task.checkpoint.heads["classify"] = info
-        data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
+        data = replace(data, multi=True, examples=[replace(item, target=(item.target,)) for item in data.examples])
         assert task.problem == "multi"
     plain = training_for(task).scores(training_for(task).predict_labelled(data), resamples=50)
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.5))
     predictions = training_for(task).predict_labelled(data)
-    found = calibration_report(task, predictions, "test", resamples=50)
-    assert found is not None
-    for one, wanted in (
-        (found.before, plain["ece"]),
-        (found.after, training_for(task).scores(predictions, resamples=50)["ece"]),
+    result = calibration_report(task, predictions, "test", resamples=50)
+    assert result is not None
+    for item, expected in (
+        (result.before, plain["ece"]),
+        (result.after, training_for(task).scores(predictions, resamples=50)["ece"]),
     ):
-        assert [one.value, one.low, one.high] == pytest.approx([wanted.value, wanted.low, wanted.high], abs=1e-4)
-    assert found.before.value > found.after.value + 0.05
-    assert sum(one.count for one in found.bins_before) == len(data.examples) * (3 if several else 1)
+        assert [item.value, item.low, item.high] == pytest.approx(
+            [expected.value, expected.low, expected.high], abs=1e-4
+        )
+    assert result.before.value > result.after.value + 0.05
+    assert sum(item.count for item in result.bins_before) == len(data.examples) * (3 if several else 1)
     task.checkpoint.set_calibration("classify", Calibration())
     assert calibration_report(task, training_for(task).predict_labelled(data), "test") is None
 
@@ -122,11 +124,11 @@ def test_leaks_of_pairs(task: Classifier) -> None:
     mixed = [pairs[2], (pairs[3][0], pairs[11][1]), *pairs[10:]]
     test = read_dataset("classify", mixed, labels[:12], known=train.labels)
     rest = replace(test, examples=test.examples[1:])
-    found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
-    assert [(one.test_index, one.train_index, one.kind) for one in found.leaks] == [(0, 2, "exact")]
-    assert found.rows == 12
-    assert found.scores_without == training_for(task).scores(training_for(task).predict_labelled(rest), resamples=20)
-    assert found.texts[0][0] == "\n".join(pairs[2])
+    result = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
+    assert [(item.test_index, item.train_index, item.kind) for item in result.leaks] == [(0, 2, "exact")]
+    assert result.rows == 12
+    assert result.scores_without == training_for(task).scores(training_for(task).predict_labelled(rest), resamples=20)
+    assert result.texts[0][0] == "\n".join(pairs[2])
 
 
 def test_leaks_of_queries(tmp_path: Path) -> None:
@@ -136,9 +138,9 @@ def test_leaks_of_queries(tmp_path: Path) -> None:
     train = read_dataset("rerank", [(query, "the mat") for query in queries[:2]], [1, 0])
     pairs = [(query, f"the {who} ran") for query in queries[1:] for who in ("cat", "dog")]
     test = read_dataset("rerank", pairs, [1, 0] * 3)
-    found = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
-    assert [(one.test_index, one.train_index) for one in found.leaks] == [(0, 1), (1, 1)]
-    assert found.scores_without is not None
+    result = check_leaks(task, train, training_for(task).predict_labelled(test), resamples=20)
+    assert [(item.test_index, item.train_index) for item in result.leaks] == [(0, 1), (1, 1)]
+    assert result.scores_without is not None
     everything = check_leaks(task, replace(test, name="all"), training_for(task).predict_labelled(test), resamples=20)
     assert len(everything.leaks) == 6
     assert everything.scores_without is None
@@ -148,28 +150,28 @@ def test_leaks_of_questions(task: Classifier) -> None:
     """A question is known with its context; one context with several questions is the same text, lightly edited."""
     contexts = [sentence(i, 40) for i in range(2)]
     train = read_dataset("answer", [("who is w0x1", contexts[0])], [["w0x1"]])
-    asked = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
-    test = read_dataset("answer", asked, [["w0x1"], ["w0x2"], ["w1x1"]])
+    requested = [("who is w0x1", contexts[0]), ("what w0x2 is", contexts[0]), ("who is w1x1", contexts[1])]
+    test = read_dataset("answer", requested, [["w0x1"], ["w0x2"], ["w1x1"]])
     predictions = training_for(task).predict_labelled(
         read_dataset("classify", ["a cat"] * 3, ["cat"] * 3, training=False)
     )
-    found = check_leaks(task, train, replace(predictions, data=test), resamples=5)
-    assert [(one.test_index, one.kind) for one in found.leaks] == [(0, "exact"), (1, "near")]
+    result = check_leaks(task, train, replace(predictions, data=test), resamples=5)
+    assert [(item.test_index, item.kind) for item in result.leaks] == [(0, "exact"), (1, "near")]
 
 
 # --- comparisons ---
 
 
-def test_another_model_with_other_names(task: Classifier, data: LabelledDataset) -> None:
+def test_a_baseline_with_other_label_names(task: Classifier, data: LabelledDataset) -> None:
     """The same weights under other names, in numbers: no difference. Weights of the opposite: all the difference."""
     numbers = {"cat": "0", "dog": "1", "mat": "2"}
-    given = replace(data, examples=[replace(one, target=numbers[one.target]) for one in data.examples])
+    given = replace(data, examples=[replace(item, target=numbers[item.target]) for item in data.examples])
     other = Classifier.load(task.checkpoint.source)
     names = {0: "mat", 1: "cat", 2: "bird"}  # some of this model's names, for other classes
     other.checkpoint.heads["classify"] = replace(other.info, labels=names)
     predictions = training_for(task).predict_labelled(with_labels_of(task, given))
-    judged_too = training_for(other).predict_labelled(with_labels_of(other, given))
-    same = compare(task, predictions, Baseline("other", other, judged_too), resamples=30)
+    other_predictions = training_for(other).predict_labelled(with_labels_of(other, given))
+    same = compare(task, predictions, Baseline("other", other, other_predictions), resamples=30)
     assert same.mcnemar == 1.0
     for gap in same.differences.values():
         assert (gap.value, gap.low, gap.high) == pytest.approx((0, 0, 0))
@@ -177,16 +179,16 @@ def test_another_model_with_other_names(task: Classifier, data: LabelledDataset)
         out = other.model.head("classify").out
         assert out is not None
         out.weight.neg_()
-    judged_too = training_for(other).predict_labelled(with_labels_of(other, given))
-    opposite = compare(task, predictions, Baseline("other", other, judged_too), resamples=30)
-    mine, theirs = (np.array(one.gold) == np.array(one.predicted) for one in (predictions, judged_too))
-    assert opposite.differences["accuracy"].value == pytest.approx(mine.mean() - theirs.mean())
+    other_predictions = training_for(other).predict_labelled(with_labels_of(other, given))
+    opposite = compare(task, predictions, Baseline("other", other, other_predictions), resamples=30)
+    own, theirs = (np.array(item.gold) == np.array(item.predicted) for item in (predictions, other_predictions))
+    assert opposite.differences["accuracy"].value == pytest.approx(own.mean() - theirs.mean())
     assert opposite.scores["accuracy"].value == pytest.approx(theirs.mean())
     assert opposite.mcnemar is not None
     assert opposite.mcnemar < 1
 
 
-def test_other_models_of_several_labels(folder: Path, data: LabelledDataset) -> None:
+def test_multi_label_baselines(folder: Path, data: LabelledDataset) -> None:
     """Their labels may stand in another order."""
     tasks = []
     for order in (["cat", "dog", "mat"], ["mat", "cat", "dog"]):
@@ -201,21 +203,21 @@ def test_other_models_of_several_labels(folder: Path, data: LabelledDataset) -> 
             assert out.bias is not None
             out.bias.copy_(out.bias[rows].clone())
         tasks.append(task)
-    data = replace(data, multi=True, examples=[replace(one, target=(one.target,)) for one in data.examples])
+    data = replace(data, multi=True, examples=[replace(item, target=(item.target,)) for item in data.examples])
     first, second = (training_for(task).predict_labelled(with_labels_of(task, data)) for task in tasks)
-    found = compare(tasks[0], first, Baseline("other", tasks[1], second), resamples=30)
-    assert {name: gap.value for name, gap in found.differences.items()} == pytest.approx(
-        dict.fromkeys(found.differences, 0), abs=1e-7
+    result = compare(tasks[0], first, Baseline("other", tasks[1], second), resamples=30)
+    assert {name: gap.value for name, gap in result.differences.items()} == pytest.approx(
+        dict.fromkeys(result.differences, 0), abs=1e-7
     )
 
 
-def test_words_of_a_model(task: Classifier) -> None:
+def test_labels_of_a_model(task: Classifier) -> None:
     known = ("cat", "dog", "mat")
     by_name = read_dataset("classify", ["x", "y"], ["dog", "cat"], training=False)
     by_number = read_dataset("classify", ["x", "y"], [1, 0], training=False)
-    found = with_labels_of(task, by_name), with_labels_of(task, by_number)
-    assert found[0].examples == found[1].examples == by_name.examples
-    assert found[0].labels == found[1].labels == known
+    result = with_labels_of(task, by_name), with_labels_of(task, by_number)
+    assert result[0].examples == result[1].examples == by_name.examples
+    assert result[0].labels == result[1].labels == known
     with pytest.raises(InputError, match=r"y.jsonl, row 2: the label '3' is not one of .*'s: 'cat', 'dog', 'mat'"):
         with_labels_of(task, read_dataset("classify", ["x", "y"], [1, 3], name="y.jsonl"))
 
@@ -223,7 +225,7 @@ def test_words_of_a_model(task: Classifier) -> None:
 # --- all of it ---
 
 
-def test_a_whole_study(task: Classifier, data: LabelledDataset, tmp_path: Path) -> None:
+def test_a_full_report(task: Classifier, data: LabelledDataset, tmp_path: Path) -> None:
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.0))
     task.save(tmp_path / "model")
     predictions = training_for(task).predict_labelled(data)

@@ -28,9 +28,9 @@ def test_tagger(encoder: Path, tmp_path: Path) -> None:
     words, tags = tagged_words()
     task = bertie.Tagger(encoder, **FAST).fit(words, tags, dev=(words, tags), progress=False)
     assert task.score(words, tags) > 0.95
-    assert [len(one) for one in task.predict(words)] == [len(one) for one in words]
-    (found,) = task.tag(["Jane and the Emma of that."])
-    assert [span.text for span in found.spans] == ["Jane", "Emma"]
+    assert [len(item) for item in task.predict(words)] == [len(item) for item in words]
+    (results,) = task.tag(["Jane and the Emma of that."])
+    assert [span.text for span in results.spans] == ["Jane", "Emma"]
     task.save(tmp_path / "out")
     loaded = bertie.Tagger.load(tmp_path / "out")
     assert loaded.predict(words) == task.predict(words)

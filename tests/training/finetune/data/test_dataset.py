@@ -225,7 +225,7 @@ def test_texts_are_found_by_name(kind: Kind, names: str) -> None:
     assert [one.texts for one in data.examples] == [tuple(f"{name} {i}" for name in names.split()) for i in range(2)]
 
 
-def test_a_question_goes_with_its_sentence() -> None:
+def test_question_and_sentence_columns() -> None:
     data = read_dataset("classify", {"sentence": ["s", "t"], "question": ["q", "r"], "label": [0, 1]})
     assert [one.texts for one in data.examples] == [("q", "s"), ("r", "t")]
 
@@ -253,7 +253,7 @@ def test_score_before_label_and_tags_of_the_hub() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "columns", "said"),
+    ("kind", "table", "columns", "message"),
     [
         ("classify", {"review": ["a"], "label": [1]}, None, r"has no column 'text' or 'text_a' \+ 'text_b' or"),
         ("classify", {"review": ["a"], "label": [1]}, None, "only 'review', 'label'; name the right one with"),
@@ -267,12 +267,12 @@ def test_score_before_label_and_tags_of_the_hub() -> None:
         ("classify", {"text": "a", "label": "b"}, None, "column 'text' is str; it must be a list"),
     ],
 )
-def test_columns_that_are_not_there(kind: Kind, table: Any, columns: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_missing_columns(kind: Kind, table: Any, columns: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_dataset(kind, table, columns=columns, name="the data")
 
 
-def test_tables_that_are_none() -> None:
+def test_inputs_that_are_not_tables() -> None:
     double = pandas.DataFrame([["a", "b", 1]], columns=["text", "text", "label"])
     with pytest.raises(InputError, match="two columns of the same name: text, text, label"):
         read_dataset("classify", double)
@@ -299,7 +299,7 @@ def test_labels_are_missing() -> None:
         read_dataset("classify", pandas.Series(["a", "b"]))
 
 
-def test_x_and_y_do_not_fit() -> None:
+def test_x_and_y_of_different_lengths() -> None:
     with pytest.raises(InputError, match="X has 3 texts and y 2 labels"):
         read_dataset("classify", ["a", "b", "c"], [1, 0])
     with pytest.raises(InputError, match=r"y has the shape \(2, 3\); give one label per text"):
@@ -339,7 +339,7 @@ def test_labels(given: Any, labels: tuple[str, ...], original: dict[str, Any]) -
     assert {key: type(value) for key, value in data.original.items()} == {k: type(v) for k, v in original.items()}
 
 
-def test_several_labels_in_a_cell(tmp_path: Path) -> None:
+def test_multi_label_cells(tmp_path: Path) -> None:
     file = in_file(tmp_path, "in.csv", 'text,labels\na,x | y\nb,[]\nc,y\nd,"[""x"", 3]"\n')
     data = read_dataset("classify", file)
     assert [one.target for one in data.examples] == [("x", "y"), (), ("y",), ("x", "3")]
@@ -357,14 +357,14 @@ def test_tags_come_with_o_first() -> None:
     assert read_dataset("tag", [["a", "b", "c"]], [[10, 9, 0]]).labels == ("0", "9", "10")
 
 
-def test_words_and_tags_with_spaces_between(tmp_path: Path) -> None:
+def test_words_and_tags_separated_by_spaces(tmp_path: Path) -> None:
     file = in_file(tmp_path, "in.tsv", "tokens\ttags\nBern is  old\tB-LOC O O\n")
     assert shown(read_dataset("tag", file)) == filled(
         [(("Bern is old",), ("B-LOC", "O", "O"), ((0, 4), (5, 7), (8, 11)))]
     )
 
 
-def test_names_behind_the_numbers_of_a_data_set() -> None:
+def test_class_label_names() -> None:
     datasets = pytest.importorskip("datasets")
     names = datasets.ClassLabel(names=["neg", "pos"])
     features = datasets.Features(
@@ -439,36 +439,36 @@ GOOD: dict[str, dict[str, Any]] = {
     "answer": {"question": "q", "context": CONTEXT, "answers": [(0, 6)]},
     "rerank": {"query": "q", "passage": "p", "label": 1},
 }
-MEND = "; fill it in or leave the row out"
+FIX = "; fill it in or leave the row out"
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("classify", {"text": None}, "no text in column 'text'" + MEND),
-    ("classify", {"text": ""}, "no text in column 'text'" + MEND),
-    ("classify", {"text": " \n"}, "no text in column 'text'" + MEND),
-    ("classify", {"text": math.nan}, "no text in column 'text'" + MEND),
+    ("classify", {"text": None}, "no text in column 'text'" + FIX),
+    ("classify", {"text": ""}, "no text in column 'text'" + FIX),
+    ("classify", {"text": " \n"}, "no text in column 'text'" + FIX),
+    ("classify", {"text": math.nan}, "no text in column 'text'" + FIX),
     ("classify", {"text": 3}, "int 3 in column 'text' is not text"),
     ("classify", {"text": ["a", "b"]}, "list ['a', 'b'] in column 'text' is not text"),
     ("classify", {"text": "a\ud800"}, "column 'text': character 1 is the lone surrogate U+D800"),
-    ("pair", {"text_b": " "}, "no text in column 'text_b'" + MEND),
-    ("classify", {"label": None}, "no label in column 'label'" + MEND),
-    ("classify", {"label": math.nan}, "no label in column 'label'" + MEND),
-    ("classify", {"label": pandas.NA}, "no label in column 'label'" + MEND),
-    ("classify", {"label": " "}, "no label in column 'label'" + MEND),
+    ("pair", {"text_b": " "}, "no text in column 'text_b'" + FIX),
+    ("classify", {"label": None}, "no label in column 'label'" + FIX),
+    ("classify", {"label": math.nan}, "no label in column 'label'" + FIX),
+    ("classify", {"label": pandas.NA}, "no label in column 'label'" + FIX),
+    ("classify", {"label": " "}, "no label in column 'label'" + FIX),
     ("classify", {"label": 2.5}, "label 2.5 in column 'label' is not a class; for numbers use regress"),
     ("classify", {"label": math.inf}, "label inf in column 'label' is not a class"),
     ("classify", {"label": {"a": 1}}, "dict {'a': 1} in column 'label' is not a label; it must be a str, an int"),
-    ("classify", {"label": ["x"]}, "a list in column 'label', and one label each in the rows before; use lists in all rows"),
+    ("classify", {"label": ["x"]}, "a list in column 'label', and one label each in the rows before; use lists"),
     ("multi", {"labels": 1}, "one label in column 'labels', and lists in the rows before; use lists in all rows"),
-    ("multi", {"labels": None}, "no labels in column 'labels'" + MEND + ", or write [] if the text has none"),
-    ("multi", {"labels": ""}, "no label in column 'labels'" + MEND),
-    ("multi", {"labels": ["x", None]}, "no label in column 'labels'" + MEND),
-    ("multi", {"labels": "x||y"}, "no label in column 'labels'" + MEND),
+    ("multi", {"labels": None}, "no labels in column 'labels'" + FIX + ", or write [] if the text has none"),
+    ("multi", {"labels": ""}, "no label in column 'labels'" + FIX),
+    ("multi", {"labels": ["x", None]}, "no label in column 'labels'" + FIX),
+    ("multi", {"labels": "x||y"}, "no label in column 'labels'" + FIX),
     ("multi", {"labels": [0, 1, 0]}, "a label twice in column 'labels': [0, 1, 0]; list each label of the text"),
-    ("regress", {"score": None}, "no score in column 'score'" + MEND),
+    ("regress", {"score": None}, "no score in column 'score'" + FIX),
     ("regress", {"score": "high"}, "str 'high' in column 'score' is not a number"),
     ("regress", {"score": [1]}, "list [1] in column 'score' is not a number"),
     ("regress", {"score": 10**400}, "in column 'score' is not a number"),
-    ("regress", {"score": "inf"}, "score inf in column 'score' is not finite" + MEND),
-    ("regress", {"score": np.float32("nan")}, "score nan in column 'score' is not finite" + MEND),
+    ("regress", {"score": "inf"}, "score inf in column 'score' is not finite" + FIX),
+    ("regress", {"score": np.float32("nan")}, "score nan in column 'score' is not finite" + FIX),
     ("tag", {"tokens": ["a"]}, "1 words and 2 tags; each word needs one tag"),
     ("tag", {"tags": ["O", "O", "O"]}, "2 words and 3 tags; each word needs one tag"),
     ("tag", {"tokens": ["a", ""]}, "word 2 in column 'tokens' is str ''; a word must not be empty, or have whitespace"),
@@ -477,20 +477,20 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("tag", {"tokens": ["a", 7]}, "word 2 in column 'tokens' is int 7; a word must"),
     ("tag", {"tokens": "[1, 2]"}, "word 1 in column 'tokens' is int 1; a word must"),
     ("tag", {"tokens": ["a", "\ud800"]}, "column 'tokens': character 2 is the lone surrogate"),
-    ("tag", {"tokens": []}, "no words in column 'tokens'" + MEND),
-    ("tag", {"tokens": None}, "no words in column 'tokens'" + MEND),
+    ("tag", {"tokens": []}, "no words in column 'tokens'" + FIX),
+    ("tag", {"tokens": None}, "no words in column 'tokens'" + FIX),
     ("tag", {"tokens": 7}, "int 7 in column 'tokens' is not a list of words"),
-    ("tag", {"tags": None}, "no tags in column 'tags'" + MEND),
-    ("tag", {"tags": ["O", None]}, "no tag in column 'tags'" + MEND),
+    ("tag", {"tags": None}, "no tags in column 'tags'" + FIX),
+    ("tag", {"tags": ["O", None]}, "no tag in column 'tags'" + FIX),
     ("tag", {"tags": ["O", 0.5]}, "tag 0.5 in column 'tags' is not a class"),
-    ("answer", {"context": ""}, "no text in column 'context'" + MEND),
-    ("answer", {"answers": None}, "no answers in column 'answers'" + MEND + ", or write [] if the answer is not in"),
+    ("answer", {"context": ""}, "no text in column 'context'" + FIX),
+    ("answer", {"answers": None}, "no answers in column 'answers'" + FIX + ", or write [] if the answer is not in"),
     ("answer", {"answers": 3}, "int 3, not answers, in column 'answers'"),
     ("answer", {"answers": "Basel"}, "answer 'Basel' in column 'answers' is not in the context; copy it from there"),
     ("answer", {"answers": ["Bern", ""]}, "answer str '' in column 'answers' is not text; write [] if the answer"),
     ("answer", {"answers": [3]}, "answer int 3 in column 'answers' is not text"),
     ("answer", {"answers": [{"start": 3}]}, "answer NoneType None in column 'answers' is not text"),
-    ("answer", {"answers": [(6, 6)]}, "answer [6, 6] in column 'answers' is not a (start, end) within the context, which has 41"),
+    ("answer", {"answers": [(6, 6)]}, "answer [6, 6] in column 'answers' is not a (start, end) within"),
     ("answer", {"answers": [(40, 42)]}, "answer [40, 42] in column 'answers' is not a (start, end)"),
     ("answer", {"answers": [(-2, 4)]}, "answer [-2, 4] in column 'answers' is not a (start, end)"),
     ("answer", {"answers": [(0, 1.5)]}, "answer [0, 1.5] in column 'answers' is not a (start, end)"),
@@ -504,26 +504,26 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("answer", {"answers": [{"text": "Bern", "start": -1}]}, "is not at character -1 of the context, but at 20"),
     ("answer", {"answers": [{"text": "Basel", "start": 3}]}, "answer 'Basel' in column 'answers' is not in the"),
     ("answer", {"answers": [{"text": "Bern", "start": "20"}]}, "starts at str '20'; it must be an int, counted from 0"),
-    ("rerank", {"query": " "}, "no text in column 'query'" + MEND),
+    ("rerank", {"query": " "}, "no text in column 'query'" + FIX),
     ("rerank", {"label": 3}, "score 3.0 in column 'label' is not from 0 (irrelevant) to 1 (relevant); divide"),
     ("rerank", {"label": -0.5}, "score -0.5 in column 'label' is not from 0"),
-    ("rerank", {"label": None}, "no score in column 'label'" + MEND),
+    ("rerank", {"label": None}, "no score in column 'label'" + FIX),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "change", "said"), BAD, ids=[f"{i} {one[0]}" for i, one in enumerate(BAD)])
-def test_bad_rows(what: str, change: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("what", "change", "message"), BAD, ids=[f"{i} {one[0]}" for i, one in enumerate(BAD)])
+def test_bad_rows(what: str, change: dict[str, Any], message: str) -> None:
     kind: Any = {"multi": "classify", "pair": "classify"}.get(what, what)
     rows = [GOOD[what], GOOD[what], GOOD[what] | change, GOOD[what]]
     with pytest.raises(InputError) as caught:
         read_dataset(kind, rows, name="the data")
     assert str(caught.value).startswith("the data, row 3: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("kind", "X", "y", "said"),
+    ("kind", "X", "y", "message"),
     [
         ("classify", ["a", None], ["x", "y"], "row 2: no text in X; fill"),
         ("classify", ["a", 3], ["x", "y"], "row 2: int 3 in X is not text"),
@@ -540,18 +540,18 @@ def test_bad_rows(what: str, change: dict[str, Any], said: str) -> None:
         ("tag", [["a"]], [None], "row 1: no tags in y"),
     ],
 )
-def test_bad_items(kind: Kind, X: Any, y: Any, said: str) -> None:
+def test_bad_items(kind: Kind, X: Any, y: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read_dataset(kind, X, y)
-    assert str(caught.value).startswith("the training data, " + said)
+    assert str(caught.value).startswith("the training data, " + message)
 
 
-def test_a_row_that_is_no_dict() -> None:
+def test_a_row_that_is_not_a_dict() -> None:
     with pytest.raises(InputError, match="row 2: no text in column 'text'"):
         read_dataset("classify", [GOOD["classify"], "a"])
 
 
-def test_holes_of_pandas_and_polars() -> None:
+def test_missing_values_of_pandas_and_polars() -> None:
     for table in (
         pandas.DataFrame({"text": ["a", None, "c"], "label": pandas.Series([1, 2, None], dtype="Int64")}),
         pandas.DataFrame({"text": ["a", None, "c"], "label": [1, 2, None]}),
@@ -580,7 +580,7 @@ def test_the_first_few_problems_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_dataset("classify", file)
     lines = str(caught.value).splitlines()
-    assert lines == [f"{file}, row {i}: no label in column 'label'{MEND}" for i in (10, 20, 30, 40, 50)] + [
+    assert lines == [f"{file}, row {i}: no label in column 'label'{FIX}" for i in (10, 20, 30, 40, 50)] + [
         "and 7 more rows"
     ]
 
@@ -590,7 +590,7 @@ def test_each_file_counts_its_own_rows(tmp_path: Path) -> None:
     two = in_file(tmp_path, "two.csv", "sentence,label\na,1\n,1\n")
     with pytest.raises(InputError) as caught:
         read_dataset("classify", [one, two])
-    assert str(caught.value) == f"{two}, row 2: no text in column 'sentence'{MEND}"
+    assert str(caught.value) == f"{two}, row 2: no text in column 'sentence'{FIX}"
     two.write_text("sentence,label\na,1\nb,1\n")
     data = read_dataset("classify", [one, two])
     assert data.name == f"{one} and 1 more"
@@ -599,7 +599,7 @@ def test_each_file_counts_its_own_rows(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="there is no file"):
+    with pytest.raises(NotFoundError, match="no such file"):
         read_dataset("classify", "nowhere.csv")
     with pytest.raises(InputError, match=r"in.txt has no column 'label' or 'labels', only 'text'"):
         read_dataset("classify", in_file(tmp_path, "in.txt", "a\nb\n"))
@@ -610,7 +610,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "X", "y", "said"),
+    ("kind", "X", "y", "message"),
     [
         ("classify", ["a", "b"], ["x", "x"], "has the label 'x' in each of its 2 rows; training needs two labels"),
         ("classify", ["a", "b"], [["x"], ["x"]], r"has the label \('x',\) in each of its 2 rows"),
@@ -625,17 +625,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("answer", [("q", "c")], [[]], "has no answer in any of its 1 rows; training needs some"),
     ],
 )
-def test_nothing_to_learn(kind: Kind, X: Any, y: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_nothing_to_learn(kind: Kind, X: Any, y: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_dataset(kind, X, y)
     assert len(read_dataset(kind, X, y, training=False).examples) == len(X)
 
 
-def test_one_label_that_some_lack_can_be_learned() -> None:
+def test_a_single_label_that_some_texts_lack() -> None:
     assert read_dataset("classify", ["a", "b"], [["x"], []]).labels == ("x",)
 
 
-def test_nothing_at_all() -> None:
+def test_empty_data() -> None:
     for X, y in (([], []), ({"text": [], "label": []}, None), (pandas.DataFrame({"text": [], "label": []}), None)):
         with pytest.raises(InputError, match="the training data is empty"):
             read_dataset("classify", X, y)
@@ -712,7 +712,7 @@ def test_splits(data: LabelledDataset, fraction: float, seed: int) -> None:
     fraction=st.floats(0.05, 0.5),
     seed=st.integers(0, 1000),
 )
-def test_each_label_gives_its_share(counts: list[int], fraction: float, seed: int) -> None:
+def test_splits_are_stratified(counts: list[int], fraction: float, seed: int) -> None:
     y = [label for label, count in enumerate(counts) for _ in range(count)]
     data = read_dataset("classify", [f"text {i}" for i in range(len(y))], y)
     if max(counts) == 1:
@@ -727,7 +727,7 @@ def test_each_label_gives_its_share(counts: list[int], fraction: float, seed: in
     assert abs(sum(held.values()) - max(1, fraction * spare)) < 0.5 + 1e-9
 
 
-def test_a_seed_and_the_texts_decide() -> None:
+def test_splits_depend_on_the_seed_and_the_texts() -> None:
     texts = [f"text {i}" for i in range(200)]
     data = read_dataset("classify", texts, [i % 2 for i in range(200)])
     held = [{one.texts for one in split(data, 0.1, seed)[1].examples} for seed in range(3)]
@@ -750,7 +750,7 @@ def test_labels_that_share_a_text_are_not_lost() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, math.nan])
-def test_shares_that_are_none(fraction: float) -> None:
+def test_invalid_fractions(fraction: float) -> None:
     data = read_dataset("classify", ["a", "b"], [0, 1])
     with pytest.raises(InputError, match=r"fraction=.* must be between 0 and 1"):
         split(data, fraction, 0)
@@ -792,14 +792,14 @@ def test_fingerprints_tell_data_apart() -> None:
 
 
 def test_fingerprints_do_not_change_from_run_to_run() -> None:
-    found = fingerprint(read_dataset("classify", [("ü", "b"), ("c", "d")], [1, 0]))
-    assert found == "73a84d0e8917a9d9e8fc54f1803cb8f3850b30e0636e9fb7d89c423b3e835188"
+    data = fingerprint(read_dataset("classify", [("ü", "b"), ("c", "d")], [1, 0]))
+    assert data == "73a84d0e8917a9d9e8fc54f1803cb8f3850b30e0636e9fb7d89c423b3e835188"
     assert fingerprint(read_dataset("regress", ["a"], [0.1])) != fingerprint(
         read_dataset("regress", ["a"], [0.1 + 1e-16])
     )
 
 
 def test_no_torch() -> None:
-    code = "import sys, bertie.training.finetune.data; print([m for m in ('torch', 'pandas', 'pyarrow') if m in sys.modules])"
+    code = "import sys, bertie.training.finetune.data; print({'torch', 'pandas', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "set()"

@@ -43,7 +43,7 @@ PAIR = {"anchor": ["a cat", "a dog"], "positive": ["the cat", "the dog"]}
         ),
     ],
 )
-def test_texts_to_be_compared(table: Any, texts: Any, targets: Any, inputs: str, tmp_path: Path) -> None:
+def test_embedding_tables(table: Any, texts: Any, targets: Any, inputs: str, tmp_path: Path) -> None:
     rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -54,13 +54,13 @@ def test_texts_to_be_compared(table: Any, texts: Any, targets: Any, inputs: str,
         data = read_dataset("embed", form)
         assert data.inputs == inputs
         if texts is not None:
-            assert [one.texts for one in data.examples][: len(texts) - texts.count(None)] == [t for t in texts if t]
+            assert [item.texts for item in data.examples][: len(texts) - texts.count(None)] == [t for t in texts if t]
         if targets is not None:
-            assert [one.target for one in data.examples] == targets
-        assert len({len(one.texts) for one in data.examples}) == 1
+            assert [item.target for item in data.examples] == targets
+        assert len({len(item.texts) for item in data.examples}) == 1
 
 
-def test_lists_of_texts_to_be_compared() -> None:
+def test_embedding_lists() -> None:
     pairs = [("a", "b"), ("c", "d")]
     assert read_dataset("embed", pairs).inputs == "pairs"
     assert read_dataset("embed", [("a", "b", "c")]).examples[0] == Example(("a", "b", "c"), None, 1)
@@ -72,11 +72,11 @@ def test_lists_of_texts_to_be_compared() -> None:
     renamed = read_dataset("embed", {"q": ["a"], "p": ["b"], "n": ["c"]}, columns=columns)
     assert renamed.examples[0].texts == ("a", "b", "c")
     held = split(read_dataset("embed", [("q", str(i)) for i in range(5)] + [("r", "x")]), 0.3, 0)
-    assert not {one.texts[0] for one in held[0].examples} & {one.texts[0] for one in held[1].examples}
+    assert not {item.texts[0] for item in held[0].examples} & {item.texts[0] for item in held[1].examples}
 
 
 @pytest.mark.parametrize(
-    ("X", "y", "said"),
+    ("X", "y", "message"),
     [
         ([("a", "b"), ("c",)], None, "row 2: 1 texts; give 2, the same in each row"),
         (["a", "b"], None, "give two texts or more, in a tuple"),
@@ -90,12 +90,12 @@ def test_lists_of_texts_to_be_compared() -> None:
         (PAIR | {"negatives": [["x", "z"], ["y"]]}, None, "row 2: 3 texts; give 4"),
     ],
 )
-def test_texts_that_cannot_be_compared(X: Any, y: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_invalid_embedding_data(X: Any, y: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_dataset("embed", X, y)
 
 
-def test_files_of_several_kinds(tmp_path: Path) -> None:
+def test_files_of_different_kinds(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"anchor": "a", "positive": "b"}\n')
     (tmp_path / "b.jsonl").write_text('{"text_a": "a", "text_b": "b", "score": 1}\n')
     with pytest.raises(InputError, match="scores here and pairs before; all data must be of one kind"):
