@@ -196,7 +196,7 @@ def test_search_over_an_index(serve: Serve, models: dict[str, str], tmp_path: Pa
     pytest.importorskip("bm25s")
     from bertie.search.index import Index
 
-    with Index.create(tmp_path / "index", models["embed"], size=20) as index:
+    with Index.create(tmp_path / "index", models["embed"], chunk_size=20) as index:
         index.add(["a cat sat on the mat", "the dog ran", "find a dog : the cat"])
         wanted = index.search("the dog", k=2)
     server = serve(models["rerank"], "--index", str(tmp_path / "index"))  # the model of the index is served, too
