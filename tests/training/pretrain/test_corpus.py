@@ -1,4 +1,4 @@
-"""The corpus: what goes in comes out, copies do not, a kill changes no byte, and each token is read once an epoch."""
+"""Corpora: building, filtering, resuming and reading them."""
 
 from __future__ import annotations
 
@@ -6,66 +6,17 @@ import csv
 import json
 import random
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.pretrain import cleaning, dedup
-from bertie.training.pretrain.cleaning import clean_text, normalize_words
 from bertie.training.pretrain.corpus import Corpus, CorpusSettings, build_corpus, documents, read_titles, writing
-from bertie.training.pretrain.dedup import Deduplicator, minhash_signature
-from bertie.training.pretrain.packing import SPECIAL_TOKENS, PackedCorpus, first_fit
-
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES = [a + b for a in "bdgklmnprst" for b in "aeiou"]
-
-
-def tokenizer_of(words: list[str]) -> Tokenizer:
-    vocab = {word: i for i, word in enumerate(words)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
-    backend.normalizer = tokenizers.normalizers.BertNormalizer()
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    backend.add_special_tokens([word for word in SPECIALS if word in vocab])
-    return Tokenizer(backend)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return tokenizer_of([*SPECIALS, ".", ",", *PIECES, *(f"##{piece}" for piece in PIECES)])
-
-
-def sentence(draw: random.Random, words: int) -> str:
-    return " ".join("".join(draw.choices(PIECES, k=draw.randint(1, 4))) for _ in range(words)) + "."
-
-
-def texts(count: int, seed: int = 0) -> list[str]:
-    """Documents of a title and some paragraphs."""
-    draw = random.Random(seed)
-    return [
-        "\n".join([f"Ba {i}", *(sentence(draw, draw.randint(1, 30)) for _ in range(draw.randint(1, 6)))])
-        for i in range(count)
-    ]
-
-
-def write_text(path: Path, documents: list[str]) -> str:
-    path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    return str(path)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
-
-
-# --- what is stored ---
+from tests.training.pretrain.corpus_texts import SPECIALS, files, sentence, texts, tokenizer_of, write_text
 
 
 def test_what_goes_in_comes_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -173,24 +124,6 @@ def test_a_document_without_end_goes_on_as_the_next(
     assert (made["documents"], made["tokens"]) == (2, 8)
 
 
-# --- cleaning ---
-
-
-def test_cleaning() -> None:
-    raw = "  Cafe\u0301\u00a0 is \x00open \r\n\n * * * \nLine\x0btwo\ufeff"
-    assert clean_text(raw, ()) == "  Cafe\u0301\u00a0 is \x00open \r\n * * * \nLine\x0btwo\ufeff"
-    assert clean_text(raw, ("spaces", "controls", "nfc")) == "Café is open\n* * *\nLine two"
-    assert clean_text(raw, cleaning.CLEANERS) == "Café is open\nLine two"
-    with pytest.raises(InputError, match=r"clean=.'html'."):
-        clean_text("", ["html"])
-
-
-@given(st.text())
-def test_cleaning_twice_is_cleaning_once(text: str) -> None:
-    once = clean_text(text, cleaning.CLEANERS)
-    assert clean_text(once, cleaning.CLEANERS) == once
-
-
 def test_short_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write_text(tmp_path / "a.txt", ["ba", "ba da", "badagakalama", "ba da ga ka la"])
     made = build_corpus([source], tokenizer, tmp_path / "out", CorpusSettings(min_characters=5, min_words=2))
@@ -222,91 +155,6 @@ def test_titles(tokenizer: Tokenizer, tmp_path: Path) -> None:
     counts = build_corpus([source], tokenizer, tmp_path / "out", exclude=titles)["counts"]
     assert (counts["excluded"], counts["kept"]) == (3, 2)
     assert counts["excluded_titles"] == ["Ba da (1999 ga)", "Ka, la", "Ba's"]
-
-
-# --- copies ---
-
-
-def runs(words: list[str]) -> set[tuple[str, ...]]:
-    return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
-
-
-def jaccard(a: set[tuple[str, ...]], b: set[tuple[str, ...]]) -> float:
-    return len(a & b) / len(a | b)
-
-
-def edited(words: list[str], edits: int, draw: random.Random) -> list[str]:
-    words = list(words)
-    for i in draw.sample(range(len(words)), edits):
-        words[i] = f"new{draw.random()}"
-    return words
-
-
-def test_signatures_estimate_jaccard() -> None:
-    draw = random.Random(0)
-    errors = []
-    for edits in (0, 1, 2, 5, 10, 20, 40) * 20:
-        a = [f"w{draw.randrange(5000)}" for _ in range(200)]
-        b = edited(a, edits, draw)
-        true = jaccard(runs(a), runs(b))
-        estimate = float((minhash_signature(" ".join(a).encode()) == minhash_signature(" ".join(b).encode())).mean())
-        errors.append((estimate - true) / max(np.sqrt(true * (1 - true) / dedup.HASHES), 1e-9))
-        if edits == 0:
-            assert estimate == 1.0
-    spread = np.array(errors)
-    assert np.abs(spread).max() < 5
-    assert abs(spread.mean()) < 5 / np.sqrt(len(spread))
-    assert 0.7 < spread[spread != 0].std() < 1.3
-
-
-@pytest.mark.parametrize("block", [4, 4096])
-def test_near_copies_are_found(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """By comparing each with each. The same are found when all lie in sorted arrays."""
-    monkeypatch.setattr(dedup, "BLOCK", block)
-    draw = random.Random(1)
-    documents: list[list[str]] = []
-    for _ in range(120):
-        new = [f"w{draw.randrange(3000)}" for _ in range(draw.randint(100, 200))]
-        documents += [new, edited(draw.choice(documents or [new]), draw.choice([1, 1, 7, 8, 30]), draw)]
-    copies = Deduplicator("near")
-    kept: list[int] = []
-    sure = 0
-    shingles = [runs(words) for words in documents]
-    for i, words in enumerate(documents):
-        near = {j: jaccard(shingles[i], shingles[j]) for j in kept}
-        found = copies.check(" ".join(words), i)
-        best = max(near.values(), default=0.0)
-        if best > 0.9:
-            sure += 1
-            assert found is not None
-        if best < 0.65:
-            assert found is None
-        if found is None:
-            kept.append(i)
-        else:
-            assert found.kind == "near"
-            assert found.of in kept
-            assert found.similarity == pytest.approx(near[found.of], abs=0.15)
-    assert sure > 20
-    assert len(kept) > 80
-
-
-def test_exact_copies() -> None:
-    said = ["Ba da.", "ba DA", "ba  da!", "da ba", "…", "—", "कि", "का"]
-    kinds = [Deduplicator("exact")] * len(said)
-    found = [copies.check(normalize_words(text), i) for i, (copies, text) in enumerate(zip(kinds, said, strict=True))]
-    assert [one.of if one else None for one in found] == [None, 0, 0, None, None, None, None, None]
-    none = Deduplicator("none")
-    assert [none.check("ba", i) for i in range(2)] == [None, None]
-
-
-def test_copies_take_no_more_memory_than_allowed() -> None:
-    copies = Deduplicator("near", memory=10 * dedup.NEAR_BYTES)
-    for i in range(10):
-        assert copies.check(f"document {i}", i) is None
-    assert copies.check("document 3", 10) is not None
-    with pytest.raises(InputError, match="use exact deduplication"):
-        copies.check("one more", 11)
 
 
 def test_copies_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -431,7 +279,7 @@ def test_other_settings_do_not_go_on(tokenizer: Tokenizer, stopped: tuple[str, P
     source, out = stopped
     with pytest.raises(ExistsError, match="pass --resume"):
         build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400))
-    with pytest.raises(InputError, match=r"settings.dedup='exact', and now it is 'none'"):
+    with pytest.raises(InputError, match=r"settings.dedup='exact', and now settings.dedup='none'"):
         build_corpus([source], tokenizer, out, CorpusSettings(shard_tokens=400, dedup="none"), resume=True)
     with pytest.raises(InputError, match=r"tokenizer.fingerprint="):
         build_corpus([source], tokenizer_of([*SPECIALS, "ba"]), out, CorpusSettings(shard_tokens=400), resume=True)
@@ -506,158 +354,3 @@ def test_broken_corpora(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_wrong_settings(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         CorpusSettings(**wrong)
-
-
-# --- packing ---
-
-
-def corpus_of(lengths: list[int], tokenizer: Tokenizer, folder: Path, shard_tokens: int = 100) -> Corpus:
-    """Documents of these lengths in tokens, no two alike."""
-    draw = random.Random(0)
-    documents = []
-    for length in lengths:
-        words, left = [], length
-        while left:
-            pieces = min(left, draw.randint(1, 3))
-            words.append("".join(draw.choices(PIECES, k=pieces)))
-            left -= pieces
-        documents.append(" ".join(words))
-    with (folder / "a.jsonl").open("w") as file:
-        file.writelines(json.dumps(document) + "\n" for document in documents)
-    build_corpus(
-        [str(folder / "a.jsonl")], tokenizer, folder / "out", CorpusSettings(dedup="none", shard_tokens=shard_tokens)
-    )
-    return Corpus.open(folder / "out", tokenizer)
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=25),
-    max_length=st.integers(3, 30),
-    more=st.integers(0, 60),
-    seed=st.integers(0, 1 << 40),
-)
-def test_every_token_once(
-    tokenizer: Tokenizer,
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    max_length: int,
-    more: int,
-    seed: int,
-) -> None:
-    of = corpus_of(lengths, tokenizer, tmp_path_factory.mktemp("packed"))
-    assert of.lengths.tolist() == lengths
-    packed = PackedCorpus(of, max_length + more, max_length, seed)
-    end = 0
-    for epoch in range(2):
-        begin, end = end, end + packed.steps(epoch)
-        seen = [np.zeros(length, np.int64) for length in lengths]
-        for n in range(begin, end):
-            assert packed.locate(n) == (epoch, n - begin)
-            pieces = packed.step(n)
-            assert pieces
-            assert sum(b - a + SPECIAL_TOKENS for _, a, b in pieces) <= packed.budget
-            for document, a, b in pieces:
-                assert 0 < b - a <= max_length - SPECIAL_TOKENS
-                seen[document][a:b] += 1
-            check_batch(packed, n)
-        assert all((one == 1).all() for one in seen)
-    # Any step, asked for first, is the same.
-    n = seed % end
-    assert PackedCorpus(of, max_length + more, max_length, seed).step(n) == packed.step(n)
-
-
-def check_batch(packed: PackedCorpus, n: int) -> None:
-    """Against one piece after the other."""
-    of = packed.corpus
-    ids, words = [], []
-    lengths = []
-    for document, a, b in packed.step(n):
-        ids += [of.cls_id, *of.document(document)[a:b].tolist(), of.sep_id]
-        starts = of.word_starts(document)[a:b].tolist()
-        words += [True, True, *starts[1:], True]
-        lengths.append(b - a + SPECIAL_TOKENS)
-    flat, cu, special, begin = packed.batch(n)
-    assert flat.tolist() == ids
-    assert [b - a for a, b in pairwise(cu.tolist())] == lengths
-    assert special.tolist() == [one in (of.cls_id, of.sep_id) for one in ids]
-    assert begin.tolist() == words
-
-
-def test_documents_without_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """They are there, that a resumed build may count them, and are never read; a shard may have no other."""
-    source = write_text(tmp_path / "a.txt", ["ba", "\ufffd", "da ga", "\ufffd", "\ufffd"])
-    made = build_corpus([source], tokenizer, tmp_path / "out", CorpusSettings(shard_tokens=1, dedup="none"))
-    assert [shard["tokens"] for shard in made["shards"]] == [1, 2, 0]
-    of = Corpus.open(tmp_path / "out")
-    assert [len(of.document(i)) for i in range(5)] == [len(of.word_starts(i)) for i in range(5)] == [1, 0, 2, 0, 0]
-    assert of.lines(4).tolist() == []
-    packed = PackedCorpus(of, 5, 5, 0)
-    assert sorted(packed.step(0) + packed.step(1)) == [(0, 0, 1), (2, 0, 2)]
-    check_batch(packed, 0)
-    build_corpus([write_text(tmp_path / "b.txt", ["\ufffd"])], tokenizer, tmp_path / "none")
-    with pytest.raises(InputError, match="holds no tokens"):
-        PackedCorpus(Corpus.open(tmp_path / "none"), 5, 5, 0)
-
-
-def test_spelled_special_tokens_are_special(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    build_corpus([write_text(tmp_path / "a.txt", ["ba [SEP] zzz bada"])], tokenizer, tmp_path / "out")
-    ids, cu, special, words = PackedCorpus(Corpus.open(tmp_path / "out"), 20, 20, 0).batch(0)
-    assert [tokenizer.token(one) for one in ids] == "[CLS] ba [SEP] [UNK] ba ##da [SEP]".split()
-    assert special.tolist() == [True, False, True, True, False, False, True]
-    assert words.tolist() == [True, True, True, True, True, False, True]
-    assert cu.tolist() == [0, 7]
-
-
-@pytest.mark.parametrize(("budget", "max_length"), [(4096, 128), (4096, 512), (2048, 1024)])
-def test_steps_are_full(budget: int, max_length: int) -> None:
-    """Documents as long as those of an encyclopedia, and short ones, cut to the max_length."""
-    rng = np.random.default_rng(0)
-    whole = np.concatenate([rng.lognormal(7, 1, 400), rng.lognormal(4, 1, 400)]).astype(np.int64) + 1
-    room = max_length - SPECIAL_TOKENS
-    sizes = [size for n in whole.tolist() for size in [room] * (n // room) + [n % room] if size]
-    pieces = rng.permutation(np.array(sizes, np.int32)) + SPECIAL_TOKENS
-    order, cuts = first_fit(pieces, budget)
-    assert sorted(order.tolist()) == list(range(len(pieces)))
-    steps = np.add.reduceat(pieces[order], cuts[:-1])
-    assert steps.max() <= budget
-    assert steps[:-1].mean() > 0.99 * budget
-
-
-@given(st.lists(st.integers(3, 40), min_size=1, max_size=60), st.integers(40, 90))
-def test_first_fit(sizes: list[int], budget: int) -> None:
-    """As the textbook has it: each goes to the first bin that has room."""
-    bins: list[list[int]] = []
-    for i, size in enumerate(sizes):
-        for one in bins:
-            if sum(sizes[j] for j in one) + size <= budget:
-                one.append(i)
-                break
-        else:
-            bins.append([i])
-    order, cuts = first_fit(np.array(sizes, np.int32), budget)
-    assert [order[a:b].tolist() for a, b in pairwise(cuts.tolist())] == bins
-
-
-def test_seeds_and_epochs_give_other_orders(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    of = corpus_of([9] * 60, tokenizer, tmp_path, shard_tokens=1 << 20)
-    one, other = (PackedCorpus(of, 44, 11, seed) for seed in (1, 2))
-    assert one.steps() == 15
-    assert one.utilization() == 1.0
-    orders = [[packed.step(n) for n in range(a, a + 15)] for packed in (one, other) for a in (0, 15)]
-    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
-    assert orders[0] == [PackedCorpus(of, 44, 11, 1).step(n) for n in range(15)]
-
-
-def test_wrong_packing(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    of = corpus_of([5], tokenizer, tmp_path)
-    with pytest.raises(InputError, match="max_length=2"):
-        PackedCorpus(of, 10, 2, 0)
-    with pytest.raises(InputError, match="budget=10"):
-        PackedCorpus(of, 10, 11, 0)
-    with pytest.raises(InputError, match="step -1"):
-        PackedCorpus(of, 11, 11, 0).step(-1)
-    bare = tokenizer_of(["[UNK]", "ba"])
-    build_corpus([write_text(tmp_path / "b.txt", ["ba"])], bare, tmp_path / "bare")
-    with pytest.raises(ConfigError, match="no \[CLS\] or \[SEP\] token"):
-        PackedCorpus(Corpus.open(tmp_path / "bare"), 10, 10, 0)

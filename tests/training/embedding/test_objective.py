@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from bertie.checkpoints.sentence_modules import SentenceModules
@@ -24,12 +22,11 @@ from bertie.training.embedding import losses
 from bertie.training.embedding import similarity_functions as similarity
 from bertie.training.embedding.losses import EmbeddingLoss
 from bertie.training.embedding.objective import EmbeddingObjective, Output, make_row, named_loss
-from bertie.training.embedding.row_sampler import RowSampler
 from bertie.training.objectives import TrainingWindow
 from bertie.training.prefetch import split_micro_batches
-from bertie.training.sampling import TrainingTask
 from bertie.training.step import ObjectiveModule, TrainStep
-from tests.training import compared, tiny
+from tests.training import tiny
+from tests.training.embedding import objective_runs
 from tests.training.kill_points import forked
 
 DOT = losses.InfoNCELoss(scale=1.0, score=similarity.DotProduct())
@@ -54,13 +51,13 @@ ALL: dict[str, tuple[EmbeddingLoss, int, Output]] = {
 @pytest.mark.parametrize("name", ALL)
 def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> None:
     loss, columns, output = ALL[name]
-    items = compared.rows(loss.inputs, 13, columns)
+    items = objective_runs.rows(loss.inputs, 13, columns)
     parts = split_micro_batches(items, 64)
     assert len(parts) > 2
     head = "mlm" if output == "sparse" else ""
 
     # All graphs at once, and the loss by hand.
-    model, objective = compared.begun(loss, dropout, output)
+    model, objective = objective_runs.begun(loss, dropout, output)
     minis = [objective.collate(part) for part in parts]
     model.train()
     found = []
@@ -71,7 +68,7 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
     wanted.backward()
     grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
 
-    again, objective = compared.begun(loss, dropout, output)
+    again, objective = objective_runs.begun(loss, dropout, output)
     again.train()
     stepper = TrainStep(ObjectiveModule(again), torch.optim.SGD(again.parameters()), dtype=torch.float32, clip=0.0)
     said = [
@@ -92,10 +89,10 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
 @pytest.mark.parametrize("name", ALL)
 def test_one_micro_batch_or_many(name: str) -> None:
     loss, columns, output = ALL[name]
-    items = compared.rows(loss.inputs, 10, columns)
+    items = objective_runs.rows(loss.inputs, 10, columns)
     found = []
     for tokens in (10_000, 48):
-        model, objective = compared.begun(loss, output=output)
+        model, objective = objective_runs.begun(loss, output=output)
         stepper = TrainStep(ObjectiveModule(model), torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
         parts = split_micro_batches(items, tokens)
         head = "mlm" if output == "sparse" else ""
@@ -108,7 +105,7 @@ def test_one_micro_batch_or_many(name: str) -> None:
 
 
 def test_a_long_text_is_the_mean_of_its_windows() -> None:
-    model, objective = compared.begun(losses.InfoNCELoss())
+    model, objective = objective_runs.begun(losses.InfoNCELoss())
     rng = np.random.default_rng(0)
     one, two = tiny.piece(rng, 0, 5), tiny.piece(rng, 1, 7)
     weights = (0.25, 0.75)
@@ -136,9 +133,9 @@ def test_no_more_tokens_at_a_time_than_a_micro_batch_has(monkeypatch: pytest.Mon
         return rows(self, model, mini, head)
 
     monkeypatch.setattr(EmbeddingObjective, "embed", counted)
-    items = compared.rows("pairs", 200, 2)
+    items = objective_runs.rows("pairs", 200, 2)
     recipe = {"batch_size": 200, "micro_tokens": 100, "epochs": 1}
-    compared.trainer(losses.InfoNCELoss(), items, recipe=recipe).run()
+    objective_runs.trainer(losses.InfoNCELoss(), items, recipe=recipe).run()
     assert sum(map(len, items)) > 2000
     assert sum(held) == sum(map(len, items))
     assert max(held) <= 100
@@ -147,9 +144,9 @@ def test_no_more_tokens_at_a_time_than_a_micro_batch_has(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", ["infonce", "triplet", "colbert", "splade"])
 def test_the_loss_falls(name: str) -> None:
     loss, columns, output = ALL[name]
-    items = compared.rows(loss.inputs, 60, max(2, columns))
+    items = objective_runs.rows(loss.inputs, 60, max(2, columns))
     recipe = {"batch_size": 20, "micro_tokens": 150, "epochs": 12, "lr": 1e-2}
-    done = compared.trainer(loss, items, output=output, recipe=recipe).run()
+    done = objective_runs.trainer(loss, items, output=output, recipe=recipe).run()
     assert done.curve[-1]["loss"] < 0.8 * done.curve[0]["loss"]  # two rows may be about one thing
 
 
@@ -173,8 +170,8 @@ def run(folder: Path, die: int = 0) -> None:
     torch.set_num_threads(1)
     Dies.left = die
     recipe = {"batch_size": 8, "micro_tokens": 48, "epochs": 3}
-    items = compared.rows("pairs", 30, 3)
-    one = compared.trainer(
+    items = objective_runs.rows("pairs", 30, 3)
+    one = objective_runs.trainer(
         Dies(), items, dropout=0.1, recipe=recipe, folder=folder, resume=folder.exists(), save_steps=2
     )
     done = one.run()
@@ -201,8 +198,8 @@ def spread_run(name: str, how: str) -> dict[str, torch.Tensor]:
     loss, columns, output = ALL[name]
     # 3 steps, the last of one row: one of two processes has none. Of tokens there must be some.
     recipe = {"batch_size": 8, "micro_tokens": 64, "epochs": 1, "lr": 1e-3}
-    items = compared.rows(loss.inputs, 18 if output == "tokens" else 17, columns)
-    one = compared.trainer(loss, items, output=output, recipe=recipe, strategy=how)
+    items = objective_runs.rows(loss.inputs, 18 if output == "tokens" else 17, columns)
+    one = objective_runs.trainer(loss, items, output=output, recipe=recipe, strategy=how)
     one.run()
     return tiny.without_key_biases(tiny.weights(one.model))
 
@@ -213,7 +210,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         port = one.getsockname()[1]
     script = (
         "import os, sys, torch; torch.set_num_threads(1)\n"
-        "from tests.training.test_vectors import SPREAD, spread_run\n"
+        "from tests.training.embedding.test_objective import SPREAD, spread_run\n"
         "for name, how in SPREAD.items():\n"
         "    torch.save(spread_run(name, how), sys.argv[1] + '/' + name + '-' + os.environ['RANK'])\n"
     )
@@ -229,52 +226,6 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         first, second = (torch.load(tmp_path / f"{name}-{rank}") for rank in range(2))
         tiny.assert_same(first, second)
         tiny.assert_same(first, spread_run(name, "ddp"), atol=2e-5)
-
-
-# --- which rows ---
-
-words = st.lists(st.tuples(*[st.sampled_from("abcdefghij")] * 3), min_size=1, max_size=40)
-
-
-@settings(max_examples=60, deadline=None)
-@given(words, st.integers(1, 8), st.integers(2, 3))
-def test_no_step_has_a_right_text_twice(texts: list[tuple[str, ...]], size: int, columns: int) -> None:
-    texts = [one[:columns] for one in texts]
-    piece = tiny.piece(np.random.default_rng(0), 0, 4)
-    items = [make_row([[piece]] * columns) for _ in texts]
-    source = TrainingTask("", EmbeddingObjective(losses.InfoNCELoss()), items)
-    plan = RowSampler(source, tiny.recipe(batch_size=size, epochs=2), texts)
-    assert plan.epoch_starts[-1] == plan.total_steps
-    for epoch in range(2):
-        steps = [chosen for _, chosen in plan._epoch_batches(epoch)]
-        assert sorted(i for chosen in steps for i in chosen) == list(range(len(texts)))
-        for chosen in steps:
-            assert 1 <= len(chosen) <= size
-            for i in chosen:
-                others = {text for j in chosen if j != i for text in texts[j]}
-                assert others.isdisjoint(texts[i][:2])
-
-
-def test_steps_are_full_where_nothing_clashes() -> None:
-    texts = [(f"a{i}", f"b{i}", "the same") for i in range(20)]
-    piece = tiny.piece(np.random.default_rng(0), 0, 4)
-    source = TrainingTask("", EmbeddingObjective(losses.InfoNCELoss()), [make_row([[piece]] * 3) for _ in texts])
-    plan = RowSampler(source, tiny.recipe(batch_size=8, epochs=1), texts)
-    assert [len(plan.read(step)[1]) for step in range(plan.total_steps)] == [8, 8, 4]
-    by_tokens = RowSampler(source, tiny.recipe(batch_tokens=36, epochs=1), texts)
-    assert [len(by_tokens.read(step)[1]) for step in range(by_tokens.total_steps)] == [3] * 6 + [2]
-
-
-def test_of_long_texts_some_windows_are_read() -> None:
-    rng = np.random.default_rng(0)
-    long = [tiny.piece(rng, 0, 4, 0.1) for _ in range(10)]
-    source = TrainingTask(
-        "", EmbeddingObjective(losses.InfoNCELoss()), [make_row([long, [tiny.piece(rng, 0, 4)], long])]
-    )
-    plan = RowSampler(source, tiny.recipe(train_windows=3, epochs=1))
-    (item,) = plan.read(0)[1]
-    assert item.extras["windows"].tolist() == [3, 1, 3]
-    assert [round(piece.share, 3) for piece in item.windows] == [0.333] * 3 + [1.0] + [0.333] * 3
 
 
 # --- names ---
@@ -298,7 +249,7 @@ def test_losses_by_name() -> None:
 
 
 def test_what_is_trained_beside_goes_away() -> None:
-    model, objective = compared.begun(losses.SoftmaxLoss(3))
+    model, objective = objective_runs.begun(losses.SoftmaxLoss(3))
     assert list(model.auxiliary) == ["sentence", "loss"]
     objective.detach(model)
     assert isinstance(model.auxiliary, nn.ModuleDict)
@@ -309,10 +260,10 @@ def test_what_is_trained_beside_goes_away() -> None:
 
 
 def test_what_a_loss_trains_cannot_be_sharded() -> None:
-    model, objective = compared.begun(losses.SoftmaxLoss(3))
+    model, objective = objective_runs.begun(losses.SoftmaxLoss(3))
     module: Any = ObjectiveModule(model)
     module.set_requires_gradient_sync = lambda on: None  # as FSDP gives it
     stepper = TrainStep(module, torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
-    mini = objective.collate(compared.rows("classes", 2, 2))
+    mini = objective.collate(objective_runs.rows("classes", 2, 2))
     with pytest.raises(ConfigError, match="strategy='fsdp' cannot train the parameters of SoftmaxLoss"):
         stepper.add(mini, "", objective, 2, 0, True)
