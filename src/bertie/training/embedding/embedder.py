@@ -101,13 +101,13 @@ class EmbeddingTraining(TaskTraining[Embedder]):
 
     def objective(self, data: LabelledDataset) -> EmbeddingObjective:
         """The loss that was asked for, or the usual one for this kind of data."""
-        given = self.task.loss
-        if isinstance(given, EmbeddingLoss):
-            loss = given
-        elif given is None and data.inputs == "lists":
+        requested = self.task.loss
+        if isinstance(requested, EmbeddingLoss):
+            loss = requested
+        elif requested is None and data.inputs == "lists":
             loss = KLDivergenceLoss(scale=20.0, score=Cosine())
         else:
-            loss = named_loss(given or DEFAULT_LOSSES[data.inputs], classes=len(data.labels))
+            loss = named_loss(requested or DEFAULT_LOSSES[data.inputs], classes=len(data.labels))
         _check_inputs(loss, data)
         self._inputs = loss.inputs
         self._index = {label: i for i, label in enumerate(data.labels)}
