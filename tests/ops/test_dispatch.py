@@ -83,8 +83,9 @@ def test_disabling_and_replacing_layers_resolve_anew() -> None:
 
 def test_report_of_a_model() -> None:
     model = Model(GOOD, {}).eval()
+    assert model.encoder.dispatch().site.training  # gradients are recorded here
+    rows = model.dispatch_report()
     with torch.no_grad():
-        rows = model.dispatch_report()
         assert rows == report(GOOD, "cpu", "fp32")
         assert backends(rows, "replay") == ["none"]
         assert backends(rows, "encoder") == [*(["native.encoder"] if HAS_NATIVE else []), "torch.layers"]

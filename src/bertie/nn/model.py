@@ -100,8 +100,9 @@ class Model(nn.Module):
         return self._replayed("hidden", self.encoder, batch, "token")
 
     def dispatch_report(self) -> list[dict[str, str]]:
-        """The resolved backends as plain data (ops/dispatch.py): operation, backend, condition."""
-        return self.encoder.dispatch().report()
+        """The backends resolved for inference, as plain data (ops/dispatch.py): operation, backend, condition."""
+        with torch.no_grad():
+            return self.encoder.dispatch().report()
 
     def _replays(self, head: str | None) -> bool:
         return (

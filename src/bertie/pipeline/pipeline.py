@@ -94,6 +94,9 @@ class Pipeline(Generic[Options, Output, Result]):
     ) -> None:
         self.checkpoint, self.tokenizer, self.task = checkpoint, tokenizer, task
         self.overflow, self.deterministic = overflow, deterministic
+        if deterministic:
+            # A size is replayed from its eighth batch on, by other attention kernels: the last bits would change.
+            checkpoint.model.replay = False
 
     def run(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Result]:
         """Results in order, from a bounded number of inputs in memory; see `chunks`."""
