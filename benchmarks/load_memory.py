@@ -1,8 +1,8 @@
-"""How much memory loading takes: the rise of the peak over what the imports take, by the size of the weight files.
+"""Peak memory of loading a checkpoint, beyond that of the imports, relative to the size of the weight files.
 
     python benchmarks/load_memory.py FOLDER [--json]
 
-The measured load runs in a fresh process, since a peak never falls.
+The measured load runs in a fresh process, because a peak never decreases.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 
-def peak() -> int:
-    """Bytes that the process has held at most."""
+def peak_bytes() -> int:
+    """Peak resident memory of this process in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 
@@ -27,18 +27,18 @@ def measure(folder: str) -> dict[str, float]:
 
     from bertie.checkpoints.checkpoint import Checkpoint
 
-    torch.ones(8) @ torch.ones(8, 8)  # what torch sets up on first use is not the model's
-    before, start = peak(), time.perf_counter()
+    torch.ones(8) @ torch.ones(8, 8)  # torch's one-time setup is not the model's
+    before, start = peak_bytes(), time.perf_counter()
     checkpoint = Checkpoint.load(folder)
-    seconds, rise = time.perf_counter() - start, peak() - before
+    seconds, rise = time.perf_counter() - start, peak_bytes() - before
     files = [p for p in Path(folder).rglob("*") if p.suffix in (".safetensors", ".bin")]
-    kept = [p for p in files if p.suffix == ".safetensors"] or files
-    size = sum(p.stat().st_size for p in kept)
+    weight_files = [p for p in files if p.suffix == ".safetensors"] or files
+    size = sum(p.stat().st_size for p in weight_files)
     weights = sum(p.numel() * p.element_size() for p in checkpoint.model.parameters())
     return {
         "weight_file_mb": size / 2**20,
         "weights_in_memory_mb": weights / 2**20,
-        "peak_rise_mb": rise / 2**20,
+        "peak_increase_mb": rise / 2**20,
         "ratio": rise / size,
         "seconds": seconds,
     }
