@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_precision_does_not_matter(folder: Path) -> None:
-    expected = fingerprint._hash(Checkpoint.load(folder).model.encoder)
+    expected = fingerprint.hash_weights(Checkpoint.load(folder).model.encoder)
     for precision in ("int8", "bf16", "fp16", "fp32"):
         assert weights_fingerprint(Checkpoint.load(folder, precision=precision)) == expected  # type: ignore[arg-type]
 
@@ -41,8 +41,8 @@ def test_every_weight_counts(folder: Path) -> None:
 
 def test_it_is_computed_once_per_version_of_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = []
-    compute = fingerprint._hash
-    monkeypatch.setattr(fingerprint, "_hash", lambda encoder: hashed.append(encoder) or compute(encoder))
+    compute = fingerprint.hash_weights
+    monkeypatch.setattr(fingerprint, "hash_weights", lambda encoder: hashed.append(encoder) or compute(encoder))
     first = weights_fingerprint(Checkpoint.load(folder))
     assert [weights_fingerprint(Checkpoint.load(folder, precision="int8")) for _ in range(2)] == [first, first]
     assert len(hashed) == 1

@@ -68,11 +68,11 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
     encoder, origin, precision = checkpoint.model.encoder, checkpoint.origin, checkpoint.precision
     # int8 and fp8 models cannot be trained: their weights are those of the files.
     if origin is None or (precision not in ("int8", "fp8") and not origin.is_current(encoder)):
-        return _hash(encoder)
+        return hash_weights(encoder)
     key = origin.cache_key()
     fingerprints = _read_cache()
     if key not in fingerprints:
-        fingerprints[key] = _hash(encoder if precision == "fp32" else _reload(origin))
+        fingerprints[key] = hash_weights(encoder if precision == "fp32" else _reload(origin))
         _write_cache(fingerprints)
     return fingerprints[key]
 
@@ -90,9 +90,10 @@ def _versions(encoder: nn.Module) -> tuple[int, ...]:
         return ()
 
 
-def _hash(encoder: nn.Module) -> str:
+def hash_weights(module: nn.Module) -> str:
+    """Hash the names, shapes and fp32 values of all tensors of a module."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(encoder.state_dict().items()):
+    for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().float().cpu().contiguous().numpy())
     return digest.hexdigest()[:32]

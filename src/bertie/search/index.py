@@ -380,14 +380,14 @@ class Index:
 
 def model_fingerprint(embedder: Embedder) -> str:
     """Return a hash of all that determines embeddings: weights, pooling, tokenizer, prompts; but not the precision."""
-    from bertie.checkpoints.fingerprint import weights_fingerprint
+    from bertie.checkpoints.fingerprint import hash_weights, weights_fingerprint
 
+    modules, pooling = embedder.modules, embedder.modules.pooling
     digest = hashlib.sha256(weights_fingerprint(embedder.checkpoint).encode())
-    modules = embedder.modules
     digest.update(embedder.tokenizer.files()["tokenizer.json"])
-    for name, data in sorted(modules.files().items()):
-        if "/" in name:  # files of modules; those at the top level contain versions of software
-            digest.update(name.encode() + data)
+    layers = [type(module).__name__ for module in modules.modules()]  # activations are modules, too
+    residual = [getattr(layer, "add_input", False) for layer in modules.layers]
+    digest.update(repr((pooling.modes, pooling.include_prompt, layers, residual, hash_weights(modules))).encode())
     settings = (modules.lower_case, sorted(modules.prompts.items()), modules.default_prompt)
     digest.update(repr((*settings, embedder.dimension, embedder.overflow, embedder.checkpoint.max_length)).encode())
     return digest.hexdigest()[:32]
