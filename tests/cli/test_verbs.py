@@ -96,8 +96,8 @@ def test_classify_into_any_labels(models: dict[str, str], capsys: pytest.Capture
 
 
 def test_tag(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "tag", "the cat sat on the mat", "-m", models["tag"], "--words", "first")
-    ours = bertie.Tagger.load(models["tag"]).tag(["the cat sat on the mat"], words="first")
+    found = lines(capsys, "tag", "the cat sat on the mat", "-m", models["tag"], "--aggregation-strategy", "first")
+    ours = bertie.Tagger.load(models["tag"]).tag(["the cat sat on the mat"], aggregation_strategy="first")
     assert found == [{"row": 1} | plain(ours[0])]
     assert found[0]["spans"]
 

@@ -112,8 +112,8 @@ def test_zero_shot(call: Callable[..., Any], registry: Registry) -> None:
 def test_tag(call: Callable[..., Any], registry: Registry) -> None:
     local = Tagger(registry["tag"].checkpoint)
     same(call("tag", "tag", TEXTS), local.tag(TEXTS))
-    found = call("tag", "tag", TEXTS[:5], words="first", outside=["O", "nothing"])
-    same(found, local.tag(TEXTS[:5], words="first", outside=["O", "nothing"]))
+    found = call("tag", "tag", TEXTS[:5], aggregation_strategy="first", ignore_labels=["O", "nothing"])
+    same(found, local.tag(TEXTS[:5], aggregation_strategy="first", ignore_labels=["O", "nothing"]))
 
 
 def test_answer(call: Callable[..., Any], registry: Registry) -> None:

@@ -127,12 +127,16 @@ def cases(checkpoint: Checkpoint) -> dict[str, Case]:
             first,
         ),
         "tag": Case(
-            lambda text: plain(tagger.tag([text], words="none", outside=())[0]),
-            lambda texts: [plain(result) for result in tagger.tag(texts, words="none", outside=())],
-            lambda texts: (plain(result) for result in tagger.tag_each(iter(texts), words="none", outside=())),
-            lambda text: ["tag", text, "--words", "none", "--outside", ""],
+            lambda text: plain(tagger.tag([text], aggregation_strategy="none", ignore_labels=())[0]),
+            lambda texts: [
+                plain(result) for result in tagger.tag(texts, aggregation_strategy="none", ignore_labels=())
+            ],
+            lambda texts: (
+                plain(result) for result in tagger.tag_each(iter(texts), aggregation_strategy="none", ignore_labels=())
+            ),
+            lambda text: ["tag", text, "--aggregation-strategy", "none", "--ignore-labels", ""],
             without_row,
-            lambda text: ("/tag", {"texts": [text], "words": "none", "outside": []}),
+            lambda text: ("/tag", {"texts": [text], "aggregation_strategy": "none", "ignore_labels": []}),
             first,
         ),
         "answer": Case(

@@ -127,7 +127,7 @@ def test_windows_and_parameters_reach_the_executor(tmp_path: Path) -> None:
     """What an executor gets is enough to compute the outputs: token ids, lengths, and small parameters."""
     tagger = Tagger.load(save(tmp_path, "wordpiece", "ForTokenClassification", labels=LABELS))
     texts = [*sentences(3), document(12)]
-    expected = tagger.tag(texts, words="none")
+    expected = tagger.tag(texts, aggregation_strategy="none")
     calls: list[Any] = []
 
     def executor(task: Any, windows: Any, parameters: Any) -> list[Any]:
@@ -140,7 +140,7 @@ def test_windows_and_parameters_reach_the_executor(tmp_path: Path) -> None:
             return outputs
 
     tagger.pipeline.executor = executor
-    assert tagger.tag(texts, words="none") == expected
+    assert tagger.tag(texts, aggregation_strategy="none") == expected
     ((windows, parameters),) = calls
     assert parameters is None
     assert len(windows) == sum(result.windows for result in expected) > 4

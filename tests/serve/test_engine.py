@@ -109,7 +109,7 @@ def test_all_tasks_in_shared_batches_say_what_each_says_alone(
         calls += [
             lambda text=text: list(embedder.embed_each([text])),
             lambda text=text: mood.classify([text]),
-            lambda text=text: names.tag([text], words="none"),
+            lambda text=text: names.tag([text], aggregation_strategy="none"),
             lambda text=text: spans.answer([("Who wrote?", text)], top_k=3),
             lambda text=text: rank.rerank("the river", [text, several[0]]),
             lambda text=text: filler.fill([f"{text} the [MASK] of", "a [MASK]"], top_k=4),
@@ -220,14 +220,14 @@ def test_numbers_that_are_not_finite_stay_with_their_text(
     bad = set(embedder.tokenizer.encode("mountain history", special=False).ids.tolist())
     clean = [i for i, text in enumerate(several) if not bad & set(embedder.tokenizer.encode(text).ids.tolist())]
     assert len(clean) >= 2
-    vectors, tags = embedder.embed(several), names.tag(several, words="none")
+    vectors, tags = embedder.embed(several), names.tag(several, aggregation_strategy="none")
     for value in (float("nan"), float("inf")):
         with torch.no_grad():
             checkpoint.model.encoder.embeddings.words.weight[sorted(bad)] = value
         with running(checkpoint.model) as engine, monkeypatch.context() as patch:
             embedder.pipeline.executor = names.pipeline.executor = engine.compute
             calls = [lambda text=text: embedder.embed([text])[0] for text in several]
-            calls += [lambda text=text: names.tag([text], words="none")[0] for text in several]
+            calls += [lambda text=text: names.tag([text], aggregation_strategy="none")[0] for text in several]
             found = together(engine, Gate(checkpoint.model, patch), calls)
         for i in range(len(several)):
             if i in clean:
@@ -382,12 +382,12 @@ def test_replicas(checkpoint: Checkpoint, folder: Path) -> None:
         model.encoder.register_forward_hook(lambda module, *_: used.add(id(module)))
     names = Tagger(checkpoint, head="names")
     several = sentences(60)
-    expected = names.tag(several, words="none")
+    expected = names.tag(several, aggregation_strategy="none")
     used.clear()
     with running(checkpoint.model, replicas=[replica.model], budget=32) as engine:
         names.pipeline.executor = engine.compute
         with ThreadPoolExecutor(16) as pool:
-            found = list(pool.map(lambda text: names.tag([text], words="none")[0], several))
+            found = list(pool.map(lambda text: names.tag([text], aggregation_strategy="none")[0], several))
     assert used == {id(checkpoint.model.encoder), id(replica.model.encoder)}
     assert_same(found, expected)
 
@@ -396,12 +396,14 @@ def test_several_workers(checkpoint: Checkpoint) -> None:
     """Windows of one request may be read by different ones at the same time."""
     embedder, names = Embedder(checkpoint), Tagger(checkpoint, head="names")
     several = [document(40, seed) for seed in range(6)] + sentences(30)
-    vectors, tags = embedder.embed(several), names.tag(several, words="none")
+    vectors, tags = embedder.embed(several), names.tag(several, aggregation_strategy="none")
     with running(checkpoint.model, workers=4, budget=64) as engine:
         embedder.pipeline.executor = names.pipeline.executor = engine.compute
         with ThreadPoolExecutor(12) as pool:
             found = list(
-                pool.map(lambda text: (embedder.embed([text])[0], names.tag([text], words="none")[0]), several)
+                pool.map(
+                    lambda text: (embedder.embed([text])[0], names.tag([text], aggregation_strategy="none")[0]), several
+                )
             )
         assert engine.stats().windows > 3 * len(several)
     assert_allclose([vector for vector, _ in found], vectors, atol=1e-5)

@@ -38,7 +38,7 @@ def every(made: Made, **options: Any) -> dict[str, Callable[[Any], Any]]:
         "zero_shot": lambda texts: zero_shot.classify(texts, ["London", "history"]),
         "rerank": lambda texts: reranker.predict([("the river", text) for text in texts]).tolist(),
         "answer": lambda texts: reader.answer((("who", text) for text in texts), top_k=3),
-        "tag": lambda texts: tagger.tag(texts, words="simple"),
+        "tag": lambda texts: tagger.tag(texts, aggregation_strategy="simple"),
         "fill": filler.fill,
         "embed": lambda texts: list(embedder.embed_each(texts)),
     }
@@ -192,8 +192,8 @@ def test_refusals(made: Made) -> None:
     with pytest.raises(InputError, match=r"text 1: no \[MASK\]"):
         filler.fill(["[MASK]", "a"])
     tagger = Tagger.load(made("wordpiece", "ForTokenClassification", labels=LABELS))
-    with pytest.raises(InputError, match="words='last' must be one of"):
-        tagger.tag_each([], words="last")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="aggregation_strategy='last' must be one of"):
+        tagger.tag_each([], aggregation_strategy="last")  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="entailment"):
         ZeroShot.load(made("wordpiece", "ForSequenceClassification", labels=["bad", "good"]))
 
@@ -206,9 +206,9 @@ def test_calls_do_not_disturb_each_other(made: Made) -> None:
     assert mixed[::2] == filler.fill(texts)
     assert mixed[1::2] == filler.fill(texts, top_k=1, candidates=["o", "a"])
     tagger = Tagger.load(made("wordpiece", "ForTokenClassification", labels=LABELS))
-    none, average = tagger.tag_each(texts, words="none"), tagger.tag_each(texts, outside=())
-    assert next(average) == tagger.tag(texts, outside=())[0]
-    assert list(none) == tagger.tag(texts, words="none")
+    none, average = tagger.tag_each(texts, aggregation_strategy="none"), tagger.tag_each(texts, ignore_labels=())
+    assert next(average) == tagger.tag(texts, ignore_labels=())[0]
+    assert list(none) == tagger.tag(texts, aggregation_strategy="none")
     reader = Reader.load(made("wordpiece", "ForQuestionAnswering"))
     asked = [("who", text) for text in texts]
     two, three = reader.answer_each(asked, top_k=2), reader.answer_each(asked, top_k=3, longest=2)

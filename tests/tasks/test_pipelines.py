@@ -75,12 +75,12 @@ def trim(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def tags(folder: Path, words: str, texts: list[str], **options: Any) -> tuple[list[Any], list[Any]]:
+def tags(folder: Path, strategy: str, texts: list[str], **options: Any) -> tuple[list[Any], list[Any]]:
     """Ours and theirs as (label, start, end, score)."""
-    ours = Tagger.load(folder).tag(texts, words=words)
-    theirs = pipeline("token-classification", model=str(folder), device="cpu", aggregation_strategy=words)
+    ours = Tagger.load(folder).tag(texts, aggregation_strategy=strategy)
+    theirs = pipeline("token-classification", model=str(folder), device="cpu", aggregation_strategy=strategy)
     got = [[(s.label, s.start, s.end, pytest.approx(s.score, abs=2e-6)) for s in one.spans] for one in ours]
-    name = "entity" if words == "none" else "entity_group"
+    name = "entity" if strategy == "none" else "entity_group"
     want = [[(e[name], *trim(text, e["start"], e["end"]), e["score"]) for e in theirs(text)] for text in texts]
     for text, one in zip(texts, ours, strict=True):
         assert all(text[s.start : s.end] == s.text for s in one.spans)
@@ -88,27 +88,27 @@ def tags(folder: Path, words: str, texts: list[str], **options: Any) -> tuple[li
     return got, want
 
 
-@pytest.mark.parametrize("words", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("labels", [LABELS, ["O", "NOUN", "VERB", "DET"]], ids=["BIO", "plain"])
-def test_token_classification(made: Made, words: str, labels: list[str]) -> None:
-    got, want = tags(made("wordpiece", "ForTokenClassification", max_length=160, labels=labels), words, TEXTS)
+def test_token_classification(made: Made, strategy: str, labels: list[str]) -> None:
+    got, want = tags(made("wordpiece", "ForTokenClassification", max_length=160, labels=labels), strategy, TEXTS)
     assert got == want
 
 
-@pytest.mark.parametrize("words", ["none", "simple"])
-def test_token_classification_of_pieces_in_bpe(made: Made, words: str) -> None:
-    got, want = tags(made("bpe", "ForTokenClassification", max_length=160, labels=LABELS), words, TEXTS)
+@pytest.mark.parametrize("strategy", ["none", "simple"])
+def test_token_classification_of_pieces_in_bpe(made: Made, strategy: str) -> None:
+    got, want = tags(made("bpe", "ForTokenClassification", max_length=160, labels=LABELS), strategy, TEXTS)
     assert got == want
 
 
-@pytest.mark.parametrize("words", ["first", "average", "max"])
-def test_token_classification_of_words_in_bpe(made: Made, words: str) -> None:
+@pytest.mark.parametrize("strategy", ["first", "average", "max"])
+def test_token_classification_of_words_in_bpe(made: Made, strategy: str) -> None:
     """transformers goes by spaces here and Bertie by the tokenizer's words: the same where no punctuation is."""
     folder = made("bpe", "ForTokenClassification", max_length=160, labels=LABELS)
     plain = ["".join(c for c in text if c.isalpha() or c == " ") for text in TEXTS[:8]]
-    got, want = tags(folder, words, plain)
+    got, want = tags(folder, strategy, plain)
     assert got == want
-    (one,) = Tagger.load(folder).tag(["the river, London."], words=words, outside=())
+    (one,) = Tagger.load(folder).tag(["the river, London."], aggregation_strategy=strategy, ignore_labels=())
     ends = {span.end for span in one.spans} | {span.start for span in one.spans}
     assert ends <= {0, 3, 4, 9, 10, 11, 17, 18}, "words end where letters do"
 

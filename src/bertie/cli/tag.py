@@ -1,4 +1,4 @@
-"""Find labelled spans in each text: named entities, parts of speech, or whatever the model was trained for."""
+"""Find labelled spans in each text: named entities, parts of speech, or any other labels of the model."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def add(verbs: Verbs) -> None:
     add_model(parser)
     add_head(parser)
     parser.add_argument(
-        "--words",
+        "--aggregation-strategy",
         choices=("average", "first", "max", "simple", "none"),
         default="average",
-        help="how the pieces of a word agree: average (the default), first or max; simple and none: not at all",
+        help="how the tokens of a word get one label: by their average probabilities (the default), by the first token "
+        "or by the most confident one (max); simple: label tokens and join adjacent ones; none: one span per token",
     )
-    parser.add_argument("--outside", default="O", metavar="A,B,…", help="labels that mark no span (O)")
+    parser.add_argument("--ignore-labels", default="O", metavar="A,B,…", help="labels that mark no span (default: O)")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -47,7 +48,11 @@ def run(args: argparse.Namespace) -> None:
     task = load(Tagger, args)
 
     def work(texts: list[str]) -> Iterator[dict[str, Any]]:
-        return map(asdict, task.tag_each(texts, words=args.words, outside=args.outside.split(",")))
+        ignore_labels = args.ignore_labels.split(",")
+        return map(
+            asdict,
+            task.tag_each(texts, aggregation_strategy=args.aggregation_strategy, ignore_labels=ignore_labels),
+        )
 
     stream.write(
         stream.results(work),

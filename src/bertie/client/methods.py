@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_PAIRS = 1024  # of a text and a label per request, the server's default limit
 
-Words = Literal["average", "first", "max", "simple", "none"]
+AggregationStrategy = Literal["average", "first", "max", "simple", "none"]
 Mode = Literal["hybrid", "dense", "lexical"]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,13 +125,15 @@ class ClientMethods:
         self,
         texts: Iterable[str],
         *,
-        words: Words = "average",
-        outside: Iterable[str] = ("O",),
+        aggregation_strategy: AggregationStrategy = "average",
+        ignore_labels: Iterable[str] = ("O",),
         head: str | None = None,
     ) -> ListCall[TaggingResult]:
         """Find the labelled spans of each text, as `Tagger.tag`."""
-        items, labels = requests.check_texts(texts, "tag"), list(requests.check_list(outside, "outside=", "labels"))
-        return self._list_call("/tag", "texts", items, responses.parse_tags, head=head, words=words, outside=labels)
+        items = requests.check_texts(texts, "tag")
+        labels = list(requests.check_list(ignore_labels, "ignore_labels=", "labels"))
+        options = {"head": head, "aggregation_strategy": aggregation_strategy, "ignore_labels": labels}
+        return self._list_call("/tag", "texts", items, responses.parse_tags, **options)
 
     @ClientMethod
     def answer(

@@ -1,7 +1,8 @@
 """Token classification: named entities, parts of speech, or any other labels of tokens.
 
-Each token's logits come from the window where it has the most context on both sides. The tokens of a word get one label
-(`words`); then adjacent words are joined into spans by the scheme of the labels: BIO, BIOES, BILOU, or plain labels.
+Each token's logits come from the window where it has the most context on both sides. The tokens of
+a word get one label (`aggregation_strategy`); then adjacent words are joined into spans by the
+scheme of the labels: BIO, BIOES, BILOU, or plain labels.
 
 Words are those of the tokenizer (`bertie.text.windows.word_starts`). transformers agrees for WordPiece; for other
 tokenizers it splits at spaces only, so that "London." would be one word with its full stop, and a Chinese sentence one
@@ -31,14 +32,14 @@ from bertie.text.encoding import Encoding, IntArray
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import word_starts
 
-Words = Literal["average", "first", "max", "simple", "none"]
-WORDS = ("average", "first", "max", "simple", "none")
+AggregationStrategy = Literal["average", "first", "max", "simple", "none"]
+AGGREGATION_STRATEGIES = ("average", "first", "max", "simple", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    words: Words
-    outside: frozenset[str]
+    aggregation_strategy: AggregationStrategy
+    ignore_labels: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +70,41 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
     needs_offsets = True
 
     def tag(
-        self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)
+        self,
+        texts: Iterable[str],
+        *,
+        aggregation_strategy: AggregationStrategy = "average",
+        ignore_labels: Iterable[str] = ("O",),
     ) -> list[TaggingResult]:
         """Find the labelled spans of each text.
 
-        `words`: how the tokens of a word get one label: by their mean probabilities ("average"), by the first token
-        ("first") or by the most confident one ("max"); "simple" labels each token, "none" makes each token a span.
-        `outside`: labels that mark no span.
+        `aggregation_strategy`: how the tokens of a word get one label: by their mean probabilities
+        ("average"), by the first token ("first") or by the most confident one ("max"). "simple" labels
+        each token, "none" makes each token a span. The names are those of transformers.
+        `ignore_labels`: labels that mark no span.
         """
-        return list(self.tag_each(texts, words=words, outside=outside))
+        return list(self.tag_each(texts, aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels))
 
     def tag_each(
-        self, texts: Iterable[str], *, words: Words = "average", outside: Iterable[str] = ("O",)
+        self,
+        texts: Iterable[str],
+        *,
+        aggregation_strategy: AggregationStrategy = "average",
+        ignore_labels: Iterable[str] = ("O",),
     ) -> Iterator[TaggingResult]:
         """As `tag`, one by one."""
-        return self.run(text_inputs(texts, "tag", self.options(words=words, outside=outside)), texts)
+        options = self.options(aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels)
+        return self.run(text_inputs(texts, "tag", options), texts)
 
-    def options(self, *, words: Words = "average", outside: Iterable[str] = ("O",)) -> _Options:
+    def options(
+        self, *, aggregation_strategy: AggregationStrategy = "average", ignore_labels: Iterable[str] = ("O",)
+    ) -> _Options:
         """The options of `tag`, checked."""
-        if words not in WORDS:
-            raise InputError(f"words={words!r} must be one of {', '.join(WORDS)}")
-        return _Options(words, frozenset(check_list(outside, "outside=", "labels")))
+        if aggregation_strategy not in AGGREGATION_STRATEGIES:
+            raise InputError(
+                f"aggregation_strategy={aggregation_strategy!r} must be one of {', '.join(AGGREGATION_STRATEGIES)}"
+            )
+        return _Options(aggregation_strategy, frozenset(check_list(ignore_labels, "ignore_labels=", "labels")))
 
     def outputs(
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
@@ -101,27 +116,30 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
         """Combine tokens into words, and words into spans."""
         (content,), options, encoding = text.input.texts, text.input.options, text.encoding
         tokens, logits = owned_rows(text.windows, outputs)
-        single = options.words in ("none", "simple")
+        strategy = options.aggregation_strategy
+        single = strategy in ("none", "simple")
         starts = np.arange(len(tokens)) if single else np.flatnonzero(word_starts(encoding, tokens, content))
-        units = self._units(softmax(logits), encoding.offsets[tokens], starts, options.words)
+        units = self._units(softmax(logits), encoding.offsets[tokens], starts, strategy)
         spans = []
-        for group in ([unit] for unit in units) if options.words == "none" else _join(units):
+        for group in ([unit] for unit in units) if strategy == "none" else _join(units):
             first = group[0]
-            if options.outside.isdisjoint((first.label, first.type)):
+            if options.ignore_labels.isdisjoint((first.label, first.type)):
                 start, end = trim_span(content, first.start, group[-1].end)
                 score = float(np.mean([unit.score for unit in group]))
-                label = first.label if options.words == "none" else first.type
+                label = first.label if strategy == "none" else first.type
                 spans.append(TaggedSpan(label, start, end, content[start:end], score))
         return TaggingResult(tuple(spans), **text.counts())
 
-    def _units(self, scores: FloatArray, offsets: IntArray, starts: IntArray, words: Words) -> Iterator[_Unit]:
+    def _units(
+        self, scores: FloatArray, offsets: IntArray, starts: IntArray, strategy: AggregationStrategy
+    ) -> Iterator[_Unit]:
         labels = self.info.labels
         known = frozenset(labels.values())
         for start, end in zip(starts, np.append(starts, len(scores))[1:], strict=True):
             tokens = scores[start:end]
-            if words == "first" or len(tokens) == 1:
+            if strategy == "first" or len(tokens) == 1:
                 row = tokens[0]
-            elif words == "max":
+            elif strategy == "max":
                 row = tokens[int(tokens.max(axis=1).argmax())]
             else:
                 row = tokens.mean(axis=0)

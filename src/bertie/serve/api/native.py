@@ -168,8 +168,8 @@ class TagRequest(TaskRequest):
     """POST /tag."""
 
     texts: Texts = Field(examples=["Ada Lovelace was born in London."])
-    words: Literal["average", "first", "max", "simple", "none"] = "average"
-    outside: list[str] = Field(["O"], description="Labels that mark no span.")
+    aggregation_strategy: Literal["average", "first", "max", "simple", "none"] = "average"
+    ignore_labels: list[str] = Field(["O"], description="Labels that mark no span.")
 
 
 class TagSpan(Response):
@@ -200,7 +200,7 @@ def tag(service: Service, request: TagRequest, context: RequestContext) -> Any:
     """Find labelled spans, such as named entities."""
     texts = service.as_list(request.texts, "texts")
     task = service.task(Tagger, request.model, context, head=request.head, overflow=request.overflow)
-    results = task.tag(texts, words=request.words, outside=request.outside)
+    results = task.tag(texts, aggregation_strategy=request.aggregation_strategy, ignore_labels=request.ignore_labels)
     context.add_read(results)
     return {"model": context.model, "head": task.head, "results": results}
 
