@@ -106,8 +106,8 @@ def test_answer(models: dict[str, str], capsys: pytest.CaptureFixture[str], here
     Path("long.txt").write_text(LONG + "\n" + LONG)
     Path("many.jsonl").write_text('{"text": "a dog ran"}\n{"text": "the cat sat"}\n')
     reader = bertie.Reader.load(models["answer"])
-    options = {"top_k": 2, "longest": 3, "threshold": 0.5}
-    flags = ["--top-k", "2", "--longest", "3", "--threshold", "0.5", "-m", models["answer"]]
+    options = {"top_k": 2, "max_answer_length": 3, "threshold": 0.5}
+    flags = ["--top-k", "2", "--max-answer-length", "3", "--threshold", "0.5", "-m", models["answer"]]
     for context, documents in (
         ("the dog ran", "the dog ran"),
         ("long.txt", LONG + "\n" + LONG),

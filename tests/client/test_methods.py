@@ -120,7 +120,7 @@ def test_answer(call: Callable[..., Any], registry: Registry) -> None:
     local = Reader(registry["answer"].checkpoint)
     questions: list[Any] = [("find the cat", TEXTS[i]) for i in range(80)] + [("the dog", [*LONG, "a mat"])]
     same(call("answer", "answer", questions), local.answer(questions))
-    options: dict[str, Any] = {"top_k": 3, "longest": 5, "threshold": 0.5}
+    options: dict[str, Any] = {"top_k": 3, "max_answer_length": 5, "threshold": 0.5}
     same(call("answer", "answer", questions[-3:], **options), local.answer(questions[-3:], **options))
 
 

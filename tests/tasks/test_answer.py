@@ -17,7 +17,7 @@ KINDS = ("wordpiece", "bpe")
 Made = Callable[..., Path]
 
 
-def search(folder: Path, kind: str, question: str, text: str, longest: int = 30) -> tuple[list[Any], float]:
+def search(folder: Path, kind: str, question: str, text: str, max_answer_length: int = 30) -> tuple[list[Any], float]:
     """All spans with their scores, best first, and the score of no answer, by transformers' model."""
     import transformers
 
@@ -38,7 +38,7 @@ def search(folder: Path, kind: str, question: str, text: str, longest: int = 30)
         none = min(none, start[0] + end[0])
         for first in range(len(e)):
             for last in range(first, len(e)):
-                if last - first < longest and e.sequence_ids[first] == e.sequence_ids[last] == 1:
+                if last - first < max_answer_length and e.sequence_ids[first] == e.sequence_ids[last] == 1:
                     place = (int(e.offsets[first][0]), int(e.offsets[last][1]))
                     if text[slice(*place)].strip():
                         best[place] = max(start[first] + end[last], best.get(place, -1e9))
@@ -47,17 +47,17 @@ def search(folder: Path, kind: str, question: str, text: str, longest: int = 30)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [2, 20], ids=["fits", "long"])
-@pytest.mark.parametrize("longest", [4, 30])
-def test_the_best_spans_of_all(made: Made, kind: str, count: int, longest: int) -> None:
+@pytest.mark.parametrize("max_answer_length", [4, 30])
+def test_the_best_spans_of_all(made: Made, kind: str, count: int, max_answer_length: int) -> None:
     folder = made(kind, "ForQuestionAnswering", max_length=80)
     question, text = "who wrote the letter", document(count, seed=3).strip()
-    want, none = search(folder, kind, question, text, longest)
-    (got,) = Reader.load(folder).answer([(question, text)], top_k=20, longest=longest)
+    want, none = search(folder, kind, question, text, max_answer_length)
+    (got,) = Reader.load(folder).answer([(question, text)], top_k=20, max_answer_length=max_answer_length)
     assert (got.windows > 1) == (count > 2)
     assert got.tokens_read == got.tokens_total
     assert [(a.start, a.end) for a in got.answers] == [place for place, _ in want[:20]]
     assert [a.score for a in got.answers] == pytest.approx([score for _, score in want[:20]], abs=1e-4)
-    assert got.no_answer == pytest.approx(none, abs=1e-4)
+    assert got.no_answer_score == pytest.approx(none, abs=1e-4)
     assert all(a.text == text[a.start : a.end] and a.document == 0 for a in got.answers)
 
 
@@ -69,7 +69,7 @@ def test_several_documents(made: Made, kind: str) -> None:
     want = sorted(((score, d, place) for d, (spans, _) in enumerate(found) for place, score in spans), reverse=True)
     (got, again) = Reader.load(folder).answer([(question, texts), (question, texts[1])], top_k=9)
     assert [(a.document, (a.start, a.end)) for a in got.answers] == [(d, place) for _, d, place in want[:9]]
-    assert got.no_answer == pytest.approx(min(none for _, none in found), abs=1e-4)
+    assert got.no_answer_score == pytest.approx(min(none for _, none in found), abs=1e-4)
     assert [(a.start, a.end) for a in again.answers] == [place for place, _ in found[1][0][:9]]
 
 
@@ -77,11 +77,11 @@ def test_no_answer(made: Made) -> None:
     reader = Reader.load(made("wordpiece", "ForQuestionAnswering", max_length=80))
     asked = [("who", document(2))]
     (plain,) = reader.answer(asked, top_k=2)
-    ahead = plain.best.score - plain.no_answer
+    ahead = plain.best.score - plain.no_answer_score
     (kept,) = reader.answer(asked, top_k=2, threshold=ahead - 0.01)
     assert kept == plain
     (refused,) = reader.answer(asked, top_k=2, threshold=ahead + 0.01)
-    assert (refused.best.text, refused.best.start, refused.best.score) == ("", None, plain.no_answer)
+    assert (refused.best.text, refused.best.start, refused.best.score) == ("", None, plain.no_answer_score)
     assert refused.answers[1] == plain.best
     (empty,) = reader.answer([("who", "")])
     assert (empty.best.text, empty.best.start, empty.best.document) == ("", None, None)

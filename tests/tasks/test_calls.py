@@ -154,7 +154,7 @@ def test_refusals(made: Made) -> None:
     ):
         with pytest.raises(InputError, match=message):
             reader.answer(wrong)  # type: ignore[arg-type]
-    for options in ({"top_k": 0}, {"longest": 0}):
+    for options in ({"top_k": 0}, {"max_answer_length": 0}):
         with pytest.raises(InputError, match="=0 must be at least 1"):
             reader.answer_each([], **options)
     reranker = Reranker.load(made("wordpiece", "ForSequenceClassification", labels=["relevant"]))
@@ -211,8 +211,8 @@ def test_calls_do_not_disturb_each_other(made: Made) -> None:
     assert list(none) == tagger.tag(texts, aggregation_strategy="none")
     reader = Reader.load(made("wordpiece", "ForQuestionAnswering"))
     asked = [("who", text) for text in texts]
-    two, three = reader.answer_each(asked, top_k=2), reader.answer_each(asked, top_k=3, longest=2)
-    assert next(three) == reader.answer(asked, top_k=3, longest=2)[0]
+    two, three = reader.answer_each(asked, top_k=2), reader.answer_each(asked, top_k=3, max_answer_length=2)
+    assert next(three) == reader.answer(asked, top_k=3, max_answer_length=2)[0]
     assert list(two) == reader.answer(asked, top_k=2)
 
 

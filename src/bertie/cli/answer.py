@@ -45,7 +45,9 @@ def add(verbs: Verbs) -> None:
     add_model(parser)
     add_head(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="N", help="answers to each question (1)")
-    parser.add_argument("--longest", type=int, default=30, metavar="N", help="tokens that an answer may have (30)")
+    parser.add_argument(
+        "--max-answer-length", type=int, default=30, metavar="N", help="maximum length of an answer, in tokens (30)"
+    )
     parser.add_argument(
         "--threshold", type=float, metavar="X", help="by how much an answer must beat there being none (always given)"
     )
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
 
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
         questions = items if documents is None else [(question, documents) for question in items]
-        options = {"top_k": args.top_k, "longest": args.longest, "threshold": args.threshold}
+        options = {"top_k": args.top_k, "max_answer_length": args.max_answer_length, "threshold": args.threshold}
         return map(asdict, task.answer_each(questions, **options))
 
     stream.write(
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
                 record["row"],
                 one["text"],
                 one["score"],
-                record["no_answer"],
+                record["no_answer_score"],
                 "" if one["document"] is None else one["document"] + 1,
                 "" if one["start"] is None else f"{one['start']}-{one['end']}",
                 *read_cells(record),

@@ -141,13 +141,13 @@ class ClientMethods:
         questions: Iterable[tuple[str, str | Sequence[str]]],
         *,
         top_k: int = 1,
-        longest: int = 30,
+        max_answer_length: int = 30,
         threshold: float | None = None,
         head: str | None = None,
     ) -> ListCall[AnswerResult]:
         """Answer each question from its document or documents, as `Reader.answer`."""
         items = requests.check_questions(questions)
-        options = {"top_k": top_k, "longest": longest, "threshold": threshold}
+        options = {"top_k": top_k, "max_answer_length": max_answer_length, "threshold": threshold}
         return self._list_call("/answer", "questions", items, responses.parse_answers, head=head, **options)
 
     @ClientMethod

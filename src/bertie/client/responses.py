@@ -78,7 +78,9 @@ def parse_answers(response: Any) -> list[AnswerResult]:
     from bertie.tasks.results import AnswerResult, AnswerSpan
 
     return [
-        AnswerResult(tuple(AnswerSpan(**answer) for answer in item["answers"]), item["no_answer"], **read_counts(item))
+        AnswerResult(
+            tuple(AnswerSpan(**answer) for answer in item["answers"]), item["no_answer_score"], **read_counts(item)
+        )
         for item in response["results"]
     ]
 

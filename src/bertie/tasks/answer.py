@@ -30,7 +30,7 @@ from bertie.text.windows import Window
 @dataclass(frozen=True, slots=True)
 class _Options:
     top_k: int
-    longest: int
+    max_answer_length: int
     threshold: float | None
 
 
@@ -54,28 +54,28 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         questions: Iterable[tuple[str, str | Sequence[str]]],
         *,
         top_k: int = 1,
-        longest: int = 30,
+        max_answer_length: int = 30,
         threshold: float | None = None,
     ) -> list[AnswerResult]:
         """Find the best answers to each question in its document or documents.
 
-        `longest`: maximum length of an answer, in tokens. `threshold`: by how much the best span must beat the score of
+        `max_answer_length` is in tokens. `threshold`: by how much the best span must beat the score of
         "no answer"; without one, a span is always returned.
         """
-        return list(self.answer_each(questions, top_k=top_k, longest=longest, threshold=threshold))
+        return list(self.answer_each(questions, top_k=top_k, max_answer_length=max_answer_length, threshold=threshold))
 
     def answer_each(
         self,
         questions: Iterable[tuple[str, str | Sequence[str]]],
         *,
         top_k: int = 1,
-        longest: int = 30,
+        max_answer_length: int = 30,
         threshold: float | None = None,
     ) -> Iterator[AnswerResult]:
         """As `answer`, one by one."""
-        check_positive(top_k=top_k, longest=longest)
+        check_positive(top_k=top_k, max_answer_length=max_answer_length)
         check_list(questions, "answer", "pairs of a question and its documents")
-        return self._answer_each(questions, _Options(top_k, longest, threshold))
+        return self._answer_each(questions, _Options(top_k, max_answer_length, threshold))
 
     def _answer_each(
         self, questions: Iterable[tuple[str, str | Sequence[str]]], options: _Options
@@ -113,8 +113,8 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
                 best[span] = max(score, best.get(span, score))
         ranked = sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[: text.input.options.top_k]
         answers = tuple(AnswerSpan(document[start:end], start, end, score) for (start, end), score in ranked)
-        no_answer = min(float(logits[0].sum()) for logits in outputs)
-        return AnswerResult(answers, no_answer, **text.counts())
+        no_answer_score = min(float(logits[0].sum()) for logits in outputs)
+        return AnswerResult(answers, no_answer_score, **text.counts())
 
     def predict(self, X: Iterable[tuple[str, str]]) -> list[str]:
         """The text of the best answer to each question."""
@@ -134,11 +134,11 @@ def _checked(item: object, name: str) -> tuple[str, Sequence[str]]:
 
 
 def _best_spans(window: Window, logits: FloatArray, task_input: TaskInput[_Options]) -> dict[tuple[int, int], float]:
-    """The best spans of one window by character offsets: every start with every end up to `longest` tokens later."""
+    """The best spans of one window by character offsets, over all spans of up to `max_answer_length` tokens."""
     options, text = task_input.options, task_input.texts[1]
     inside = np.flatnonzero(window.encoding.sequence_ids == 1)
     offsets, logits = window.encoding.offsets[inside], logits[inside]
-    n, width = len(inside), min(options.longest, len(inside))
+    n, width = len(inside), min(options.max_answer_length, len(inside))
     best: dict[tuple[int, int], float] = {}
     if not n:
         return best
@@ -160,12 +160,12 @@ def _merge_documents(documents: Sequence[AnswerResult], options: _Options) -> An
     """The best spans of several documents; "no answer" only if none of them has one."""
     spans = [replace(span, document=number) for number, result in enumerate(documents) for span in result.answers]
     spans.sort(key=lambda span: -span.score)
-    no_answer = min(result.no_answer for result in documents)
-    if not spans or (options.threshold is not None and spans[0].score - no_answer < options.threshold):
-        spans.insert(0, AnswerSpan("", None, None, no_answer))
+    no_answer_score = min(result.no_answer_score for result in documents)
+    if not spans or (options.threshold is not None and spans[0].score - no_answer_score < options.threshold):
+        spans.insert(0, AnswerSpan("", None, None, no_answer_score))
     return AnswerResult(
         tuple(spans[: options.top_k]),
-        no_answer,
+        no_answer_score,
         sum(result.tokens_total for result in documents),
         sum(result.tokens_read for result in documents),
         sum(result.windows for result in documents),

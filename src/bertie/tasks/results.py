@@ -94,7 +94,7 @@ class AnswerResult:
     """The best answers to a question, best first."""
 
     answers: tuple[AnswerSpan, ...]
-    no_answer: float  # the score of "no answer", comparable to the scores of the answers
+    no_answer_score: float  # the score of "no answer", comparable to the scores of the answers
     tokens_total: int
     tokens_read: int
     windows: int

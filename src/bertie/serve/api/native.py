@@ -221,7 +221,7 @@ class AnswerRequest(TaskRequest):
 
     questions: Question | list[Question]
     top_k: int = Field(1, ge=1, le=100)
-    longest: int = Field(30, ge=1, le=1000, description="The maximum number of tokens in an answer.")
+    max_answer_length: int = Field(30, ge=1, le=1000, description="The maximum number of tokens in an answer.")
     threshold: float | None = Field(
         None, description="The minimum difference between the best answer's score and the no-answer score."
     )
@@ -241,7 +241,7 @@ class AnswerItem(ReadCounts):
     """The best answers to one question."""
 
     answers: list[AnswerSpanItem]
-    no_answer: float
+    no_answer_score: float
 
 
 class AnswerResponse(Response):
@@ -260,7 +260,9 @@ def answer(service: Service, request: AnswerRequest, context: RequestContext) ->
         if not isinstance(documents, str):
             service.check_count(documents, "documents")
     task = service.task(Reader, request.model, context, head=request.head, overflow=request.overflow)
-    results = task.answer(pairs, top_k=request.top_k, longest=request.longest, threshold=request.threshold)
+    results = task.answer(
+        pairs, top_k=request.top_k, max_answer_length=request.max_answer_length, threshold=request.threshold
+    )
     context.add_read(results)
     return {"model": context.model, "head": task.head, "results": results}
 

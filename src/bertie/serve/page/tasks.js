@@ -94,7 +94,7 @@ export const answerView = createView("answer", async (view, signal) => {
   const [result] = results;
   const answers = result.answers.filter((answer) => answer.start !== null);
   const total = codePoints(text).length;
-  $("answer-best").replaceChildren(...describeAnswers(answers, result.no_answer));
+  $("answer-best").replaceChildren(...describeAnswers(answers, result.no_answer_score));
   $("answer-map").hidden = false;
   $("answer-map").replaceChildren(...windowMap(map, total, answers[0]));
   showAnswer(text, total, answers[0]);
