@@ -123,8 +123,8 @@ def _zero_shot(task: Any, texts: list[str]) -> Case:
     def scores(results: Any) -> Any:  # in one order: equally probable labels may come in either
         return [dict(sorted(result.scores.items())) for result in results]
 
-    body = {"texts": texts[:1], "labels": list(LABELS), "multi": True}
-    expected = scores(task.classify(texts[:1], LABELS, multi=True))
+    body = {"texts": texts[:1], "labels": list(LABELS), "multi_label": True}
+    expected = scores(task.classify(texts[:1], LABELS, multi_label=True))
     return _case("/classify", body, lambda response: scores(responses.parse_zero_shot(response)), expected)
 
 

@@ -78,7 +78,7 @@ def test_zero_shot_takes_the_head_that_entails(small: str) -> None:
     pairs = [("the cat sat", "cat"), ("the cat sat", "dog")]
     classes = bertie.Classifier.load(head="nli")
     logits = [np.log([one.scores["entailment"], one.scores["contradiction"]]) for one in classes.classify(pairs)]
-    found = bertie.ZeroShot.load().classify(["the cat sat"], ["cat", "dog"], template="{}", multi=True)[0]
+    found = bertie.ZeroShot.load().classify(["the cat sat"], ["cat", "dog"], template="{}", multi_label=True)[0]
     for label, (entails, contradicts) in zip(("cat", "dog"), logits, strict=True):
         assert found.scores[label] == pytest.approx(1 / (1 + np.exp(contradicts - entails)), abs=1e-5)
     assert bertie.ZeroShot.load(head="nli").classify(["a"], ["cat", "dog"])[0].windows == 1

@@ -136,7 +136,7 @@ def test_a_model_without_that_head(
         (["fill", "a [MASK]", "--top-k", "0"], 1, "top_k=0"),
         (["fill", "a [MASK]", "--candidates", "cat dog"], 1, "2 tokens"),
         (["fill", "a cat", "--score", "--candidates", "a"], 2, "--score"),
-        (["classify", "a cat", "--multi"], 2, "need --labels"),
+        (["classify", "a cat", "--multi-label"], 2, "need --labels"),
         (["classify", "a cat", "--labels", "x,x"], 1, "different"),
         (["classify", "a cat", "--labels", "x", "--template", "none"], 1, "{}"),
         (["answer", "a cat"], 2, "pass --context"),

@@ -89,9 +89,12 @@ def test_classify_pairs(models: dict[str, str], capsys: pytest.CaptureFixture[st
 
 
 def test_classify_into_any_labels(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["classify", "the cat sat", "-m", models["nli"], "--labels", "cat, dog", "--template", "a {}", "--multi"]
+    argv = ["classify", "the cat sat", "-m", models["nli"], "--labels", "cat, dog", "--template", "a {}"]
+    argv.append("--multi-label")
     found = lines(capsys, *argv)
-    ours = bertie.ZeroShot.load(models["nli"]).classify(["the cat sat"], ["cat", "dog"], template="a {}", multi=True)
+    ours = bertie.ZeroShot.load(models["nli"]).classify(
+        ["the cat sat"], ["cat", "dog"], template="a {}", multi_label=True
+    )
     assert found == [{"row": 1} | plain(ours[0])]
 
 

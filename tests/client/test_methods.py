@@ -105,8 +105,8 @@ def test_zero_shot(call: Callable[..., Any], registry: Registry) -> None:
     local = ZeroShot(registry["nli"].checkpoint)
     labels, template = ["cat", "dog", "mat"], "find a {}"
     same(call("nli", "zero_shot", TEXTS[:9], labels), local.classify(TEXTS[:9], labels))
-    found = call("nli", "zero_shot", TEXTS[89:], labels, template=template, multi=True)
-    same(found, local.classify(TEXTS[89:], labels, template=template, multi=True))
+    found = call("nli", "zero_shot", TEXTS[89:], labels, template=template, multi_label=True)
+    same(found, local.classify(TEXTS[89:], labels, template=template, multi_label=True))
 
 
 def test_tag(call: Callable[..., Any], registry: Registry) -> None:

@@ -92,8 +92,8 @@ def test_results_equal_those_of_local_tasks(server: Running, registry: Registry)
     pairs: Any = [("a cat", "the dog"), ("mat", LONG)]
     classes = server.post_json("/classify", {"texts": pairs, "model": "classify"})
     close(classes["results"], as_json(local_task(registry, "classify", Classifier).classify(pairs)))
-    any_labels = {"texts": TEXTS, "model": "nli", "labels": ["cat", "dog"], "template": "find {}", "multi": True}
-    zero = local_task(registry, "nli", ZeroShot).classify(TEXTS, ["cat", "dog"], template="find {}", multi=True)
+    any_labels = {"texts": TEXTS, "model": "nli", "labels": ["cat", "dog"], "template": "find {}", "multi_label": True}
+    zero = local_task(registry, "nli", ZeroShot).classify(TEXTS, ["cat", "dog"], template="find {}", multi_label=True)
     found = server.post_json("/classify", any_labels)["results"]
     close(found, as_json(zero))
     tags = server.post_json("/tag", {"texts": TEXTS, "model": "tag"})

@@ -369,7 +369,7 @@ def test_classification_and_abstention(visit: Open, checkpoint: Checkpoint) -> N
     text = page.input_value("#classify-text")
     shown(ZeroShot(checkpoint).classify([text], ["sport", "politics"])[0].scores)
     page.check("#classify-multi")
-    shown(ZeroShot(checkpoint).classify([text], ["sport", "politics"], multi=True)[0].scores)
+    shown(ZeroShot(checkpoint).classify([text], ["sport", "politics"], multi_label=True)[0].scores)
 
 
 # --- the request, as curl and as Python ---

@@ -113,17 +113,17 @@ def test_token_classification_of_words_in_bpe(made: Made, strategy: str) -> None
     assert ends <= {0, 3, 4, 9, 10, 11, 17, 18}, "words end where letters do"
 
 
-@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("names", [["contradiction", "neutral", "entailment"], ["ENTAILMENT", "neutral", "CONTRA"]])
 @pytest.mark.parametrize("labels", [["history", "a river", "London"], ["history"]], ids=len)
-def test_zero_shot(made: Made, multi: bool, names: list[str], labels: list[str]) -> None:
+def test_zero_shot(made: Made, multi_label: bool, names: list[str], labels: list[str]) -> None:
     folder = made("wordpiece", "ForSequenceClassification", max_length=160, labels=names)
     theirs = pipeline("zero-shot-classification", model=str(folder), device="cpu")
     texts, template = TEXTS[:5], "This was {}."
-    got = ZeroShot.load(folder).classify(texts, labels, template=template, multi=multi)
+    got = ZeroShot.load(folder).classify(texts, labels, template=template, multi_label=multi_label)
     assert len(got) == len(texts)
     for text, one in zip(texts, got, strict=True):
-        want = theirs(text, labels, hypothesis_template=template, multi_label=multi)
+        want = theirs(text, labels, hypothesis_template=template, multi_label=multi_label)
         assert list(one.scores) == want["labels"]
         assert list(one.scores.values()) == pytest.approx(want["scores"], abs=2e-6)
         assert (one.label, one.score) == next(iter(one.scores.items()))

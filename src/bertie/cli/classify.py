@@ -44,7 +44,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--labels", metavar="A,B,…", help="zero-shot classification into these labels")
     parser.add_argument("--template", help="with --labels: the hypothesis, with {} for the label")
     parser.add_argument(
-        "--multi", action="store_true", help="with --labels: score each label independently (multi-label)"
+        "--multi-label", action="store_true", help="with --labels: score each label independently, several may be true"
     )
     add_output(parser)
     parser.set_defaults(run=run)
@@ -52,8 +52,8 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
-    if args.labels is None and (args.template is not None or args.multi):
-        raise UsageError("--template and --multi need --labels")
+    if args.labels is None and (args.template is not None or args.multi_label):
+        raise UsageError("--template and --multi-label need --labels")
     table = open_input(args.items, args.format)
     columns = text_columns(args, table)
     if args.labels is not None and len(columns) > 1:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         options = {} if args.template is None else {"template": args.template}
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
-            return map(asdict, zero.classify_each(texts, labels, multi=args.multi, **options))
+            return map(asdict, zero.classify_each(texts, labels, multi_label=args.multi_label, **options))
 
     stream.write(
         stream.results(work),

@@ -72,7 +72,7 @@ def read_labelled(
     except InputError as error:
         message = re.sub(r"columns=\{'(\w+)': \.\.\.\}", r"--columns \1=…", str(error))
         raise InputError(re.sub(r"\bcolumns names\b", "--columns names", message)) from None
-    if like is not None and data.multi != like.multi:
-        multi, single = (like, data) if like.multi else (data, like)
+    if like is not None and data.multi_label != like.multi_label:
+        multi, single = (like, data) if like.multi_label else (data, like)
         raise InputError(f"{multi.name} has lists of labels and {single.name} one label per row; use lists in both")
     return data

@@ -108,14 +108,14 @@ class ClientMethods:
         labels: Sequence[str],
         *,
         template: str | None = None,
-        multi: bool = False,
+        multi_label: bool = False,
         head: str | None = None,
     ) -> ListCall[ZeroShotResult]:
         """Zero-shot classification with the given labels, as `ZeroShot.classify`."""
         names = [text for text, _ in requests.check_texts(labels, "labels=", "label")]
         if not names:
             raise InputError("labels=[] must have at least one label")
-        options: dict[str, Any] = {"head": head, "labels": names, "template": template, "multi": multi}
+        options: dict[str, Any] = {"head": head, "labels": names, "template": template, "multi_label": multi_label}
         options["max_items"] = max(1, min(requests.MAX_ITEMS, MAX_PAIRS // len(names)))
         items = requests.check_texts(texts, "zero_shot")
         return self._list_call("/classify", "texts", items, responses.parse_zero_shot, **options)

@@ -70,13 +70,18 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         labels: Sequence[str],
         *,
         template: str = "This example is {}.",
-        multi: bool = False,
+        multi_label: bool = False,
     ) -> list[ZeroShotResult]:
-        """Score the labels for each text. With `multi`, labels are scored independently and may all be true."""
-        return list(self.classify_each(texts, labels, template=template, multi=multi))
+        """Score the labels for each text. With `multi_label`, labels are scored independently and may all be true."""
+        return list(self.classify_each(texts, labels, template=template, multi_label=multi_label))
 
     def classify_each(
-        self, texts: Iterable[str], labels: Sequence[str], *, template: str = "This example is {}.", multi: bool = False
+        self,
+        texts: Iterable[str],
+        labels: Sequence[str],
+        *,
+        template: str = "This example is {}.",
+        multi_label: bool = False,
     ) -> Iterator[ZeroShotResult]:
         """As `classify`, one by one."""
         labels = [checked_text(label, f"label {i}") for i, label in enumerate(check_list(labels, "labels=", "words"))]
@@ -88,18 +93,18 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
             for text in text_inputs(texts, "classify", None)
             for hypothesis in hypotheses
         )
-        return self._classify_each(inputs, texts, labels, multi)
+        return self._classify_each(inputs, texts, labels, multi_label)
 
     def _classify_each(
-        self, inputs: Iterable[TaskInput[None]], texts: Iterable[str], labels: Sequence[str], multi: bool
+        self, inputs: Iterable[TaskInput[None]], texts: Iterable[str], labels: Sequence[str], multi_label: bool
     ) -> Iterator[ZeroShotResult]:
         hypotheses = self.run(inputs, texts)
         while group := list(islice(hypotheses, len(labels))):
-            yield self._combine(labels, group, multi)
+            yield self._combine(labels, group, multi_label)
 
-    def _combine(self, labels: Sequence[str], hypotheses: Sequence[_Hypothesis], multi: bool) -> ZeroShotResult:
+    def _combine(self, labels: Sequence[str], hypotheses: Sequence[_Hypothesis], multi_label: bool) -> ZeroShotResult:
         logits = np.stack([hypothesis.logits for hypothesis in hypotheses])
-        if multi or len(labels) == 1:
+        if multi_label or len(labels) == 1:
             scores = softmax(logits[:, [self._contradiction, self._entailment]])[:, 1]
         else:
             scores = softmax(logits[:, self._entailment])

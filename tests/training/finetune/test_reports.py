@@ -79,7 +79,9 @@ def test_calibration_before_and_after(folder: Path, data: LabelledDataset, sever
     if several:
         info = replace(task.info, problem="multi_label_classification")
         task.checkpoint.heads["classify"] = info
-        data = replace(data, multi=True, examples=[replace(item, target=(item.target,)) for item in data.examples])
+        data = replace(
+            data, multi_label=True, examples=[replace(item, target=(item.target,)) for item in data.examples]
+        )
         assert task.problem == "multi"
     plain = training_for(task).scores(training_for(task).predict_labelled(data), resamples=50)
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.5))
@@ -203,7 +205,7 @@ def test_multi_label_baselines(folder: Path, data: LabelledDataset) -> None:
             assert out.bias is not None
             out.bias.copy_(out.bias[rows].clone())
         tasks.append(task)
-    data = replace(data, multi=True, examples=[replace(item, target=(item.target,)) for item in data.examples])
+    data = replace(data, multi_label=True, examples=[replace(item, target=(item.target,)) for item in data.examples])
     first, second = (training_for(task).predict_labelled(with_labels_of(task, data)) for task in tasks)
     result = compare(tasks[0], first, Baseline("other", tasks[1], second), resamples=30)
     assert {name: gap.value for name, gap in result.differences.items()} == pytest.approx(

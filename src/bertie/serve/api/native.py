@@ -119,7 +119,7 @@ class ClassifyRequest(TaskRequest):
     )
     labels: list[Label] | None = Field(None, description="Labels for zero-shot classification.")
     template: str | None = Field(None, max_length=1000, description="The hypothesis, with {} for the label.")
-    multi: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
+    multi_label: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
 
 
 class ClassifyItem(ReadCounts):
@@ -143,8 +143,8 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
     """Classify texts or pairs."""
     texts = service.as_list(request.texts, "texts")
     if request.labels is None:
-        if request.template is not None or request.multi:
-            raise ApiError("invalid", "`template` and `multi` require `labels`", field="labels")
+        if request.template is not None or request.multi_label:
+            raise ApiError("invalid", "`template` and `multi_label` require `labels`", field="labels")
         task = service.task(Classifier, request.model, context, head=request.head, overflow=request.overflow)
         pairs = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
         results: Sequence[Any] = task.classify(pairs)
@@ -155,7 +155,7 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         service.check_count(range(len(texts) * len(request.labels)), "labels")
         options = {} if request.template is None else {"template": request.template}
         zero_shot = service.zero_shot(request.model, context, head=request.head, overflow=request.overflow)
-        results = zero_shot.classify(texts, request.labels, multi=request.multi, **options)
+        results = zero_shot.classify(texts, request.labels, multi_label=request.multi_label, **options)
         head = zero_shot.head
     context.add_read(results)
     return {"model": context.model, "head": head, "results": results}

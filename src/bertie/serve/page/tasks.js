@@ -256,9 +256,9 @@ function zeroShotRequest(text) {
   const labels = $("classify-labels").value.split(",").map((label) => label.trim()).filter(Boolean);
   if (!labels.length) throw new UserError("Enter at least one label.");
   const template = $("classify-template").value;
-  const multi = $("classify-multi").checked;
-  const body = { texts: [text], labels, template, ...(multi ? { multi } : {}) };
-  const options = `template=${py(template)}${multi ? ", multi=True" : ""}`;
+  const multiLabel = $("classify-multi").checked;
+  const body = { texts: [text], labels, template, ...(multiLabel ? { multi_label: true } : {}) };
+  const options = `template=${py(template)}${multiLabel ? ", multi_label=True" : ""}`;
   return [body, `client.zero_shot([${py(text)}], [${labels.map(py).join(", ")}], ${options})`];
 }
 

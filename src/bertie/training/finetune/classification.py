@@ -38,7 +38,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
 
     def head_for(self, data: LabelledDataset) -> HeadInfo:
         """One output per label."""
-        problem = "multi_label_classification" if data.multi else "single_label_classification"
+        problem = "multi_label_classification" if data.multi_label else "single_label_classification"
         return HeadInfo("classify", dict(enumerate(data.labels)), problem)
 
     def objective(self, data: LabelledDataset) -> Objective:
@@ -61,7 +61,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
 
     def main_metric(self, data: LabelledDataset) -> str:
         """Macro-F1 for multi-label data."""
-        return "macro_f1" if data.multi else super().main_metric(data)
+        return "macro_f1" if data.multi_label else super().main_metric(data)
 
     def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """Classify labelled data."""

@@ -89,7 +89,7 @@ def with_labels_of(task: AnyTrainable, data: LabelledDataset) -> LabelledDataset
     if data.kind not in ("classify", "tag"):
         return data
     source, known = task.checkpoint.source, labels_of(task)
-    if data.multi and isinstance(task, Classifier) and task.problem == "single":
+    if data.multi_label and isinstance(task, Classifier) and task.problem == "single":
         raise InputError(f"{data.name} has lists of labels, and {source} predicts one label per text")
     labels = {label for example in data.examples for label in as_tuple(example.target)}
     by_index = all(map(_is_integer, labels)) and not any(map(_is_integer, known))

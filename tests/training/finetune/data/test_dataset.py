@@ -174,7 +174,7 @@ def test_tables(tmp_path: Path, what: str, shape: str) -> None:
     assert shown(data) == filled(expected)
     assert [one.row for one in data.examples] == list(range(1, len(rows) + 1))
     assert data.kind == kind
-    assert data.multi == (what == "multi")
+    assert data.multi_label == (what == "multi")
 
 
 def pairs(rows: Rows) -> list[Any]:
@@ -343,12 +343,12 @@ def test_multi_label_cells(tmp_path: Path) -> None:
     file = in_file(tmp_path, "in.csv", 'text,labels\na,x | y\nb,[]\nc,y\nd,"[""x"", 3]"\n')
     data = read_dataset("classify", file)
     assert [one.target for one in data.examples] == [("x", "y"), (), ("y",), ("x", "3")]
-    assert data.multi
+    assert data.multi_label
     assert data.labels == ("3", "x", "y")
     # In a column of another name it is a label like any other.
     assert read_dataset("classify", ["a", "b"], ["x|y", "z"]).labels == ("x|y", "z")
     # A column `labels` of plain numbers has one a text.
-    assert not read_dataset("classify", {"text": ["a", "b"], "labels": [0, 1]}).multi
+    assert not read_dataset("classify", {"text": ["a", "b"], "labels": [0, 1]}).multi_label
 
 
 def test_tags_come_with_o_first() -> None:
@@ -672,7 +672,7 @@ def key(data: LabelledDataset, example: Example) -> tuple[str, ...]:
 
 def can_be_spared(data: LabelledDataset, groups: dict[tuple[str, ...], list[Example]], one: tuple[str, ...]) -> bool:
     """Without it, is there something left, and of each of its labels?"""
-    if data.kind != "classify" or data.multi:
+    if data.kind != "classify" or data.multi_label:
         return len(groups) > 1
     rest = {example.target for group, members in groups.items() if group != one for example in members}
     alike = [members for members in groups.values() if members[0].target == groups[one][0].target]
@@ -686,7 +686,7 @@ def test_splits(data: LabelledDataset, fraction: float, seed: int) -> None:
     for one in data.examples:
         groups.setdefault(key(data, one), []).append(one)
     sizes = [len(group) for group in groups.values()]
-    single = data.kind == "classify" and not data.multi
+    single = data.kind == "classify" and not data.multi_label
     if not any(can_be_spared(data, groups, group) for group in groups):
         with pytest.raises(InputError, match="too few rows to hold some out"):
             split(data, fraction, seed)
@@ -779,7 +779,7 @@ def test_fingerprints_tell_data_apart() -> None:
         replace(data, examples=[one, replace(two, answers=("c",))]),
         replace(data, labels=("B", "O")),
         replace(data, kind="classify"),
-        replace(data, multi=True),
+        replace(data, multi_label=True),
     ]
     assert len({fingerprint(data), *map(fingerprint, changed)}) == 1 + len(changed)
     same = [

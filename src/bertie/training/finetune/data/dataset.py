@@ -48,7 +48,7 @@ class LabelledDataset:
     name: str
     kind: Kind
     examples: list[Example]
-    multi: bool  # classify: multi-label
+    multi_label: bool  # classify only
     labels: tuple[str, ...]  # classify and tag: in the order of a model's outputs
     original: dict[str, Any]  # from a label to its value in the input: {"0": 0}
     inputs: Inputs = ""  # embed: pairs have no target, classes a label, scores a float, lists a float per passage
@@ -91,7 +91,7 @@ def read_dataset(
     if training:
         _check_trainable(kind, examples, name)
     labels = tuple(known) if known is not None else _sort_labels(reader.original)
-    return LabelledDataset(name, kind, examples, bool(reader.multi), labels, reader.original, reader.inputs)
+    return LabelledDataset(name, kind, examples, bool(reader.multi_label), labels, reader.original, reader.inputs)
 
 
 def _read_rows(reader: ExampleReader, sources: Iterable[RowSource]) -> tuple[str, list[Example]]:
@@ -134,7 +134,7 @@ def split(data: LabelledDataset, fraction: float, seed: int) -> tuple[LabelledDa
     """
     if not 0 < fraction < 1:
         raise InputError(f"fraction={fraction!r} must be between 0 and 1")
-    single = data.kind == "classify" and not data.multi
+    single = data.kind == "classify" and not data.multi_label
     labels: list[str] = [example.target if single else "" for example in data.examples]
     held = _held_out(_strata(data, labels, seed), labels, fraction, seed)
     if not held:
@@ -185,7 +185,7 @@ def _held_out(strata: Mapping[str, list[list[int]]], labels: Sequence[str], frac
 
 def fingerprint(data: LabelledDataset) -> str:
     """A hash of all that training sees: the same for the same examples in the same order, whatever their source."""
-    digest = sha256(json.dumps([data.kind, data.multi, data.labels]).encode())
+    digest = sha256(json.dumps([data.kind, data.multi_label, data.labels]).encode())
     for example in data.examples:
         digest.update(json.dumps([example.texts, example.target, example.words, example.answers]).encode())
     return digest.hexdigest()

@@ -45,7 +45,7 @@ class ExampleReader:
         self.kind = kind
         self.known = known
         self.original: dict[str, Any] = {}
-        self.multi: bool | None = None
+        self.multi_label: bool | None = None
         self.inputs: Inputs = ""
         self._width = 0
 
@@ -130,10 +130,10 @@ class ExampleReader:
             labels = tuple([self._label(source, item, where) for item in items])
             if len(set(labels)) < len(labels):
                 raise InputError(f"a label twice in {where}: {items!r:.60}; list each label of the text once")
-        if self.multi is None:
-            self.multi = items is not None
-        if self.multi != (items is not None):
-            this, before = ("one label", "lists") if self.multi else ("a list", "one label each")
+        if self.multi_label is None:
+            self.multi_label = items is not None
+        if self.multi_label != (items is not None):
+            this, before = ("one label", "lists") if self.multi_label else ("a list", "one label each")
             raise InputError(f"{this} in {where}, and {before} in the rows before; use lists in all rows, or in none")
         return labels
 
