@@ -90,8 +90,8 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
             scores = sigmoid(scores / temperature) if self.problem == "multi" else scores
         by_label = {label: float(scores[i]) for i, label in info.labels.items()}
         best = max(by_label, key=lambda label: by_label[label])
-        sure = by_label[best] >= (info.calibration.abstain_below or -np.inf)
-        return ClassificationResult(best, by_label[best], by_label, sure, **text.counts())
+        confident = by_label[best] >= (info.calibration.abstain_below or -np.inf)
+        return ClassificationResult(best, by_label[best], by_label, confident, **text.counts())
 
     # --- scikit-learn ---
 

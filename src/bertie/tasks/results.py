@@ -29,7 +29,7 @@ class ClassificationResult:
     label: str  # the most probable one
     score: float  # its probability
     scores: dict[str, float]
-    sure: bool  # False: below the confidence that reaches the precision given to `fit` as `abstain`
+    confident: bool  # False: below the confidence that reaches the precision given to `fit` as `abstain`
     tokens_total: int
     tokens_read: int
     windows: int

@@ -36,7 +36,7 @@ def test_classifier(encoder: Path, tmp_path: Path) -> None:
     temperature = task.info.calibration
     assert temperature.temperature != 1.0
     assert temperature.precision == 0.9
-    assert {item.sure for item in task.classify(TEXTS)} <= {True, False}
+    assert {item.confident for item in task.classify(TEXTS)} <= {True, False}
     task.save(tmp_path / "out")
     loaded = bertie.load(tmp_path / "out")
     assert isinstance(loaded, bertie.Classifier)

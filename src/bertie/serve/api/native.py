@@ -123,12 +123,12 @@ class ClassifyRequest(TaskRequest):
 
 
 class ClassifyItem(ReadCounts):
-    """A text's label. `sure` is false below the head's abstention threshold; zero-shot results have none."""
+    """A text's label. `confident` is false below the head's abstention threshold; zero-shot results have none."""
 
     label: str
     score: float
     scores: dict[str, float]
-    sure: bool | None = None
+    confident: bool | None = None
 
 
 class ClassifyResponse(Response):
