@@ -1,8 +1,8 @@
 """Fingerprints of model weights, independent of the precision that they are loaded in.
 
-A fingerprint is a SHA-256 hash of the encoder's weights in fp32. Hashing takes longer than a query, so fingerprints are
-cached on disk by the path, size, modification time and inode of the weight files: in $BERTIE_CACHE, else in
-$XDG_CACHE_HOME/bertie, else in ~/.cache/bertie.
+A fingerprint is a SHA-256 hash of the encoder's weights in fp32. Hashing takes longer than a query,
+so fingerprints are cached on disk by the path, size, modification time and inode of the weight
+files: in $BERTIE_CACHE, else in $XDG_CACHE_HOME/bertie, else in ~/.cache/bertie.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "config.json")
 class WeightsOrigin:
     """The files that the weights of a model were loaded from, and the arguments to load them again.
 
-    `versions` are PyTorch's version counters of the encoder's tensors, which in-place changes such as training
-    increment.
+    `versions` are PyTorch's version counters of the encoder's tensors, which in-place changes such
+    as training increment.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class WeightsOrigin:
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
-    """Return the fingerprint of a checkpoint's encoder, which is the same for all precisions it may be loaded in."""
+    """Return the fingerprint of a checkpoint's encoder, the same at every precision."""
     encoder, origin, precision = checkpoint.model.encoder, checkpoint.origin, checkpoint.precision
     # int8 and fp8 models cannot be trained: their weights are those of the files.
     if origin is None or (precision not in ("int8", "fp8") and not origin.is_current(encoder)):

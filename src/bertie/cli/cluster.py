@@ -30,7 +30,7 @@ def check_ray(args: argparse.Namespace) -> None:
 
 @contextmanager
 def on_cluster() -> Iterator[None]:
-    """Name flags instead of keyword arguments in errors, and redirect the output of Ray to standard error."""
+    """Name flags instead of arguments in errors, and redirect Ray's output to stderr."""
     try:
         with redirect_stdout(sys.stderr):
             yield

@@ -24,7 +24,7 @@ class UsageError(BertieError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports errors in one line, and accepts no abbreviated flags: they break when a flag is added."""
+    """Reports errors in one line, and accepts no abbreviated flags."""
 
     _intermixed = False
 
@@ -93,7 +93,7 @@ def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precisi
             "--overflow",
             choices=("window", "error", "truncate"),
             default="window",
-            help="text longer than the model's maximum length: overlapping windows (the default), an error, or truncation",
+            help="text longer than the maximum length: overlapping windows (the default), an error, or truncation",
         )
 
 
@@ -104,7 +104,7 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output_folder(name: str, *, overwrite: bool) -> Path:
-    """Return the absolute path of an output folder, which must be new or empty unless `overwrite`."""
+    """Return the path of an output folder, which must be new or empty unless `overwrite`."""
     folder = Path(os.path.abspath(name))
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
         raise ExistsError(f"{name} already exists; pass --overwrite to replace a folder, or another name")
@@ -229,5 +229,5 @@ def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
 
 
 def absolute_path(name: str | None) -> str | None:
-    """Return the absolute path of an existing file or folder; other names are returned as they are."""
+    """Return the absolute path of an existing file or folder; other names unchanged."""
     return str(Path(name).resolve()) if name and _is_path(name) else name

@@ -1,8 +1,8 @@
 """Create a search index from files, or update one.
 
-Text, Markdown, HTML, PDF, and the rows of JSONL, CSV, TSV and Parquet are split into passages and embedded. --refresh
-resumes an interrupted run and updates an index: it embeds new and modified documents only, and deletes those of files
-that no longer exist.
+Text, Markdown, HTML, PDF, and the rows of JSONL, CSV, TSV and Parquet are split into passages and
+embedded. --refresh resumes an interrupted run and updates an index: it embeds new and modified
+documents only, and deletes those of files that no longer exist.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def parse_condition(text: str) -> list[MetadataFilter]:
-    """Parse a --where condition. A value that looks like a number matches both the number and the text.
+    """Parse a --where condition; a value like a number matches the number and the text.
 
     >>> [(f.name, f.op, f.value) for f in parse_condition("year>=1990")]
     [('year', '>=', 1990)]
@@ -128,7 +128,7 @@ def _typed_values(text: str) -> list[MetadataValue]:
 
 
 def format_results(results: SearchResults, total: int, *, color: bool) -> str:
-    """Format the hits of a query, with scores and highlighted query terms, and the time per stage."""
+    """Format hits with scores and highlighted query terms, and the time per stage."""
     lines = []
     for number, hit in enumerate(results, 1):
         scores = "  ".join(f"{name} {score:.4g}" for name, score in hit.scores.items())

@@ -22,8 +22,9 @@ from bertie.data.readers import STDIN, Row, Table, chunk_rows, text_cell
 from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWriter, check_output_name, make_writer
 from bertie.errors import InputError
 
-# A chunk is one call of the task. Its batches depend on the chunk alone, and a run resumes between two chunks: so the
-# batches are the same wherever a run was interrupted, and results are equal bit for bit.
+# A chunk is one call of the task. Its batches depend on the chunk alone, and a run resumes between
+# two chunks: so the batches are the same wherever a run was interrupted, and results are equal bit
+# for bit.
 CHUNK_ROWS = 1024
 CHUNK_CHARACTERS = 1 << 20
 
@@ -104,7 +105,7 @@ class Stream:
         *,
         dimension: int | None = None,
     ) -> None:
-        """Write results as they arrive. `format_row` turns a result into rows of the printed table."""
+        """Write results as they arrive; `format_row` returns table rows of a result."""
         if self._output is None:
             self._print(results, titles, format_row)
             return
@@ -166,7 +167,7 @@ def _model_stamp(model: str | None) -> str | None:
 
 
 def result_schema(result: type, **types: FieldType) -> Schema:
-    """Return the schema of a result class from its annotations; `types` are those that annotations do not have."""
+    """Return the schema of a result class by its annotations; `types` overrides them."""
     hints = get_type_hints(result)
     return {field.name: types.get(field.name) or _field_type(hints[field.name]) for field in fields(result)}
 

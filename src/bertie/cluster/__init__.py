@@ -5,9 +5,10 @@
 
 Files are read by Ray tasks, and models run in Ray actors, one per device.
 
-A shard is a range of rows of one file, and depends on that file alone. An actor renames the file of a shard once it is
-on disk, so that it is complete or absent; a shard that is computed twice, because an actor was lost, yields the same
-file. Only a few dozen shards are in flight, however large the input is: backpressure makes readers wait for actors.
+A shard is a range of rows of one file, and depends on that file alone. An actor renames the file of
+a shard once it is on disk, so that it is complete or absent; a shard that is computed twice,
+because an actor was lost, yields the same file. Only a few dozen shards are in flight, however
+large the input is: backpressure makes readers wait for actors.
 """
 
 from bertie.cluster.embed_job import embed

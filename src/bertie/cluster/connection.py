@@ -23,9 +23,10 @@ THREADS = 4  # of an actor without a GPU: a small model gains little from more
 class RayResources:
     """The cluster of a job, and the resources of its actors.
 
-    `address`: "local" or None starts a cluster on this machine; `host:port` or `auto` joins one that this machine
-    belongs to. A process that is connected to a cluster uses that one. `workers`: one actor per GPU; without GPUs, or
-    with `device="cpu"`, as many as there are cores for, with `threads` each.
+    `address`: "local" or None starts a cluster on this machine; `host:port` or `auto` joins one
+    that this machine belongs to. A process that is connected to a cluster uses that one. `workers`:
+    one actor per GPU; without GPUs, or with `device="cpu"`, as many as there are cores for, with
+    `threads` each.
     """
 
     address: str | None = None
@@ -99,11 +100,11 @@ def connect(address: str | None) -> Iterator[Any]:
 
 
 def check_reachable(address: str) -> None:
-    """Connect from a subprocess first: Ray itself would retry forever, and cannot be interrupted."""
+    """Connect from a subprocess first, since Ray itself would retry forever."""
     if address.startswith("ray://"):
         raise InputError(
-            f"address={address!r}: Ray Data does not run through the Ray client; run this on a node of the cluster with "
-            "auto or host:port, or submit it with ray job submit"
+            f"address={address!r}: Ray Data does not run through the Ray client; run this on a node of the cluster "
+            "with auto or host:port, or submit it with ray job submit"
         )
     if address != "auto":
         host, _, port = address.rpartition(":")

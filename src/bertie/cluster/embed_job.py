@@ -39,14 +39,14 @@ def embed(
     overwrite: bool = False,
     **options: Any,
 ) -> ShardedEmbeddings:
-    """Embed files or texts on a Ray cluster, into a folder of Parquet files of about `rows` rows each.
+    """Embed files or texts on a Ray cluster into Parquet files of about `rows` rows.
 
     >>> result = embed([Path("a.jsonl"), Path("b.csv.gz")], "embeddings", column="review")   # doctest: +SKIP
     >>> polars.scan_parquet(result.folder / "*.parquet")                                     # doctest: +SKIP
 
-    A `Path` is a file, a `str` is a text. The files, `output` and the model folder must have the same paths on every
-    node. `options` are `address`, `device`, `workers` and `threads` of `RayResources`, and the arguments of
-    `Embedder.load`; embeddings are the same as there.
+    A `Path` is a file, a `str` is a text. The files, `output` and the model folder must have the
+    same paths on every node. `options` are `address`, `device`, `workers` and `threads` of
+    `RayResources`, and the arguments of `Embedder.load`; embeddings are the same as there.
 
     `resume` continues an interrupted job with the same settings: complete shards are kept.
     """
@@ -118,7 +118,8 @@ class EmbedActor(ray_job.EmbedderActor[EmbedJobConfig]):
         table = pa.table({name: column for name, column in columns.items() if column is not None})
         final = Path(self.config.folder, shard.name)
         part = final.with_name(f"{shard.name}.{uuid.uuid4().hex}{PART}")
-        # The values of embeddings hardly ever repeat: neither compression nor a dictionary pays off.
+        # The values of embeddings hardly ever repeat: neither compression nor a dictionary pays
+        # off.
         parquet.write_table(table, part, compression="none", use_dictionary=["file"])
         atomic_rename(part, final)
 
@@ -148,7 +149,7 @@ def _id_column(shard: TextShard) -> Any:
 
 
 def _check_options(model: str | Path | None, prompt: str | None, options: dict[str, Any]) -> tuple[str, int]:
-    """Return the model's name on all nodes and its dimension; reject invalid options before a cluster is started."""
+    """Return the model's name and dimension; reject invalid options before connecting."""
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.checkpoints.hub import default_model
     from bertie.tasks import Embedder

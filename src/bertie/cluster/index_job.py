@@ -28,13 +28,14 @@ def index(
     threads: int | None = None,
     **options: Unpack[ReadOptions],
 ) -> IndexUpdate:
-    """Run `Index.refresh` with a Ray cluster that splits and embeds documents: the same passages, in the same order.
+    """Run `Index.refresh` with a Ray cluster that splits and embeds documents.
 
     >>> index(Index.open("my-index"), "docs/", address="auto")                              # doctest: +SKIP
     IndexUpdate(added=120, changed=0, unchanged=0, deleted=0, passages=913)
 
-    Only the driver writes, so that commits survive a kill. `address`, `device`, `workers` and `threads` are those of
-    `RayResources`. Files and model must have the same paths on every node; the index only on the driver.
+    Only the driver writes, so that commits survive a kill. `address`, `device`, `workers` and
+    `threads` are those of `RayResources`. Files and model must have the same paths on every node;
+    the index only on the driver.
     """
     from bertie.search.file_changes import FileChanges
 
@@ -45,15 +46,7 @@ def index(
     roots = [paths] if isinstance(paths, str | os.PathLike) else paths
     paths = [os.path.abspath(path) for path in roots]  # tasks have another working directory
     FileChanges(paths, known, **options)  # rejects invalid options now
-    model, model_options = target.config["model"], {}
-    if (embedder := target.loaded_embedder) is not None:
-        model = embedder.checkpoint.source
-        model_options = {
-            "overflow": embedder.overflow,
-            "normalize": embedder.normalize,
-            "dimension": embedder.truncate_dim,
-            "precision": embedder.checkpoint.precision,
-        }
+    model, model_options = _model_of(target)
     with connection.connect(address) as ray:
         actors, actor_threads = resources.allocate(ray)
         config = IndexJobConfig(
@@ -79,6 +72,18 @@ def index(
         if on_skip is not None:
             on_skip(path, reason)
     return replace(update, added=summary.added, changed=summary.changed, unchanged=summary.unchanged)
+
+
+def _model_of(target: Index) -> tuple[str, dict[str, Any]]:
+    """Return the model of an index and the options to load it on the nodes."""
+    if (embedder := target.loaded_embedder) is None:
+        return target.config["model"], {}
+    return embedder.checkpoint.source, {
+        "overflow": embedder.overflow,
+        "normalize": embedder.normalize,
+        "dimension": embedder.truncate_dim,
+        "precision": embedder.checkpoint.precision,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ def run_job(
     *,
     ordered: bool = False,
 ) -> Iterator[Any]:
-    """Read inputs in tasks, process work items in actors, and yield the results as they arrive, or in order."""
+    """Read inputs in tasks, process work items in actors, and yield the results."""
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = context.print_on_execution_start = False
     context.target_max_block_size = 1  # one work item per block, the unit that an actor gets
@@ -126,7 +126,7 @@ class AttemptCounter:
 
 
 class EmbedderActor(ABC, Generic[ConfigT]):
-    """A Ray actor with a model. Errors are returned as results, which says more than an actor that died."""
+    """A Ray actor with a model; errors are returned as results."""
 
     def __init__(self, config: ConfigT, attempts: Any) -> None:
         import torch

@@ -35,7 +35,7 @@ class ShardedEmbeddings:
 
 
 class ShardFolder:
-    """Shards, and a manifest with the settings of the job and, at the end, the number of shards. One process writes."""
+    """Shards and a manifest with the job's settings; one process writes at a time."""
 
     def __init__(self, path: Path, *, resume: bool, overwrite: bool) -> None:
         self.path, self._resume, self._overwrite = path.absolute(), resume, overwrite
@@ -121,7 +121,7 @@ class ShardFolder:
         return [InputFile(0, str(self.path / TEXTS), size, digest.hexdigest()[:16], "jsonl", "text", None)]
 
     def check_settings(self, settings: dict[str, Any]) -> ShardedEmbeddings | None:
-        """Check that a resumed run has the same settings, and return its result if it is complete."""
+        """Check the settings of a resumed run, and return its result if it is complete."""
         self._settings = settings
         if self._previous is None or not self._resume:
             return None

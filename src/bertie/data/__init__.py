@@ -1,1 +1,1 @@
-"""Tables in and out: stream rows from files in bounded memory, and write results atomically and resumably."""
+"""Tables in and out: stream rows in bounded memory, write results atomically, resume."""

@@ -1,7 +1,7 @@
 """gzip, xz and zstd: detected by magic number when reading, chosen by suffix when writing.
 
-Each chunk is written as a separate gzip member, xz stream or zstd frame: concatenated they are a valid file, and so is a
-file truncated after any chunk.
+Each chunk is written as a separate gzip member, xz stream or zstd frame: concatenated they are a
+valid file, and so is a file truncated after any chunk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_decompressed(raw: io.BufferedReader, name: str) -> BinaryIO:
 
 
 def compress(data: bytes, suffix: str) -> bytes:
-    """Compress a chunk into a complete member, stream or frame, deterministically (without a time stamp)."""
+    """Compress a chunk deterministically into a complete member, stream or frame."""
     if suffix == ".gz":
         return gzip.compress(data, compresslevel=6, mtime=0)
     compressed: bytes = data
@@ -100,7 +100,8 @@ def _zstd() -> Any:
 class _Frames(io.RawIOBase):
     """A stream of concatenated frames (xz: streams) that detects truncation and corruption.
 
-    zstandard's own reader accepts a truncated file, and Python's lzma.open one whose second stream is corrupt.
+    zstandard's own reader accepts a truncated file, and Python's lzma.open one whose second stream
+    is corrupt.
     """
 
     def __init__(self, raw: BinaryIO, decompressor: Callable[[], Any], error: type[Exception]) -> None:

@@ -1,9 +1,9 @@
 """Resumable output files: a partial file with a journal, renamed atomically when complete.
 
-`OUT.part` grows by whole chunks; the journal `OUT.part.json` has the number of rows and bytes that are safe, and the
-settings of the run. Data are flushed to disk before the journal, so that the journal never promises too much. To resume,
-the partial file is truncated to what the journal says. Chunks depend on the input alone, so that the result does not
-depend on where a run was interrupted.
+`OUT.part` grows by whole chunks; the journal `OUT.part.json` has the number of rows and bytes that
+are safe, and the settings of the run. Data are flushed to disk before the journal, so that the
+journal never promises too much. To resume, the partial file is truncated to what the journal says.
+Chunks depend on the input alone, so that the result does not depend on where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def check_same_settings(path: Path, before: dict[str, Any], now: dict[str, Any],
 class ResumableFile:
     """A partial output file and its journal.
 
-    The constructor only checks; `start` creates the file. Leaving the `with` block by an exception keeps what is safe.
+    The constructor only checks; `start` creates the file. Leaving the `with` block by an exception
+    keeps what is safe.
     """
 
     def __init__(self, final: Path, settings: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
@@ -129,7 +130,8 @@ class ResumableFile:
             file.write(entry)
             file.flush()
             os.fsync(file.fileno())
-        # Updated first: after a Ctrl-C in between, the file must not be truncated below what the journal says.
+        # Updated first: after a Ctrl-C in between, the file must not be truncated below what the
+        # journal says.
         self.rows, self._size, self._committed_at = self._written, size, time.monotonic()
         os.replace(temporary, self.journal)
 

@@ -10,7 +10,7 @@ from typing import Self, TextIO
 
 
 class Progress:
-    """A progress bar with rate and remaining time: one line on a terminal, else a line every ten seconds.
+    """A progress bar with rate and remaining time; a line every ten seconds in log files.
 
     >>> with Progress("embed", lambda: 0.5) as progress:
     ...     progress.update(1024)

@@ -49,7 +49,7 @@ class Table:
     is_literal: bool = False  # texts of the command line rather than a file
 
     def column(self, names: Sequence[str], requested: str | None, flag: str, *, only: bool = False) -> str:
-        """Return the requested column, else the first of `names`; with `only`, else the only text column."""
+        """Return the requested column, else the first of `names`, or the only text column."""
         if requested is not None:
             if requested not in self.columns:
                 raise InputError(f"{self.name} has no column {requested!r}, {self._available()}")
@@ -66,7 +66,7 @@ class Table:
 
 
 def text_cell(table: Table, number: int, row: Row, column: str) -> str:
-    """Return the text of a cell; a missing value or another type raises an error that names the row."""
+    """Return the text of a cell; anything else raises an error that names the row."""
     value = row.get(column)
     if isinstance(value, str):
         return value
@@ -280,7 +280,7 @@ def _is_text(value: object) -> bool:
 def chunk_rows(
     rows: Iterable[tuple[int, Row, Any]], max_rows: int, max_characters: int
 ) -> Iterator[list[tuple[int, Row, Any]]]:
-    """Group (number, row, text or pair) tuples into chunks of bounded size, which depend on the rows alone."""
+    """Group (number, row, item) tuples into chunks of bounded size."""
     chunk: list[tuple[int, Row, Any]] = []
     size = 0
     for item in rows:

@@ -1,8 +1,8 @@
-"""Write records as JSONL, CSV, TSV, Parquet or NumPy arrays, one chunk at a time, or print them as a table.
+"""Write records as JSONL, CSV, TSV, Parquet or NumPy arrays, or print them as a table.
 
-A record is a dict; its schema maps field names to types: `int`, `float`, `str`, `np.float32`, a list of a type (`[int]`) or
-a struct of types (`{"start": int}`). All but the table are append-only, so that a file truncated after any chunk can be
-resumed.
+A record is a dict; its schema maps field names to types: `int`, `float`, `str`, `np.float32`, a
+list of a type (`[int]`) or a struct of types (`{"start": int}`). All but the table are append-only,
+so that a file truncated after any chunk can be resumed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class NpyWriter(Writer):
         self._dimension = dimension
 
     def header(self) -> bytes:
-        """Return the header for zero rows. Its length is fixed, since numpy reserves space for the first axis to grow."""
+        """Return the header for zero rows, which has room for any number of them."""
         return self._header(0)
 
     def encode(self, records: Sequence[Record]) -> bytes:
@@ -138,7 +138,7 @@ class NpyWriter(Writer):
 
 
 class ParquetWriter(Writer):
-    """Appends an Arrow stream, which may end after any batch, and converts it to Parquet at the end."""
+    """Appends an Arrow stream, and converts it to Parquet at the end."""
 
     def __init__(self, schema: Schema) -> None:
         self._pa = _arrow()
@@ -184,7 +184,7 @@ class ParquetWriter(Writer):
 
 
 class TableWriter:
-    """Formats an aligned table. Column widths follow the rows so far, since the rest is not known yet."""
+    """Formats an aligned table, whose column widths follow the rows so far."""
 
     MAX_CELL = 60
 

@@ -1,9 +1,10 @@
 """Lexical search: an incremental BM25 index over stemmed terms.
 
-The index stores term frequencies per passage, in immutable segments: passage keys are ascending, so that new passages
-form a new segment. Document frequencies and the mean passage length are computed at query time over all live passages
-of all segments: scores equal those of an index built from scratch. (The package bm25s precomputes scores at indexing
-time, and would need all texts again after each change.)
+The index stores term frequencies per passage, in immutable segments: passage keys are ascending, so
+that new passages form a new segment. Document frequencies and the mean passage length are computed
+at query time over all live passages of all segments: scores equal those of an index built from
+scratch. (The package bm25s precomputes scores at indexing time, and would need all texts again
+after each change.)
 
     lexical/0-262144/    passages with keys above 0 and up to 262144
     lexical/262144-262150/
@@ -142,7 +143,7 @@ class BM25Index:
         return cls(analyzer, list(_build_segments(texts, analyzer)))
 
     def search(self, query: str, k: int, allowed: Keys | None = None) -> tuple[Keys, FloatArray]:
-        """Return keys and scores of the k best passages, best first; only passages that contain a query term."""
+        """Return keys and scores of the k best passages that contain a query term, best first."""
         scores = [np.zeros(len(segment.keys), np.float32) for segment in self.segments]
         for term, frequency in Counter(self.analyzer.terms(query)).items():
             postings = [segment.postings(term, live) for segment, live in zip(self.segments, self._live, strict=True)]
@@ -179,8 +180,8 @@ def refresh_bm25(
 ) -> tuple[int, BM25Index]:
     """Return the generation of the store and a BM25 index of its current passages.
 
-    `previous` is returned if it is still current. Otherwise its segments, or those saved in `folder`, are reused, and
-    new passages are added.
+    `previous` is returned if it is still current. Otherwise its segments, or those saved in
+    `folder`, are reused, and new passages are added.
     """
     generation = store.generation
     if previous is not None and previous[0] == generation:
@@ -207,9 +208,10 @@ def _last_key(segments: Sequence[_BM25Segment]) -> int:
 
 
 def _reusable(segments: Sequence[_BM25Segment], live: Keys) -> list[_BM25Segment]:
-    """Return the leading segments up to one with many deletions, or one that is better rebuilt with what follows.
+    """Return the leading segments up to one with many deletions, or too small to be kept.
 
-    A segment is kept while it is larger than all that follows: so there are few, and each passage is read a few times.
+    A segment is kept while it is larger than all that follows: so there are few, and each passage
+    is read a few times.
     """
     kept: list[_BM25Segment] = []
     for segment in segments:
@@ -239,7 +241,8 @@ def _remove_orphans(folder: Path, segments: Sequence[_BM25Segment]) -> None:
     """Remove segments that are no longer used."""
     names = {f"{after}-{last}" for after, last in pairwise([0, *(_last_key([segment]) for segment in segments)])}
     for path in folder.iterdir() if folder.is_dir() else ():
-        # A hidden folder may be one that another process is writing, unless it is old: then that process was killed.
+        # A hidden folder may be one that another process is writing, unless it is old: then that
+        # process was killed.
         stale = path.name[0] != "." or time.time() - path.stat().st_mtime > ORPHAN_AGE
         if path.name not in names and stale:
             shutil.rmtree(path, ignore_errors=True)

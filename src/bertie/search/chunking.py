@@ -1,8 +1,9 @@
 """Split documents into passages of bounded token length, at the boundaries a reader would choose.
 
-A text is split into units: headings, sentences, lines of code and of tables, and pieces of anything longer than a
-passage. Units are packed into passages; the break priority before each unit decides where a passage ends. Tokens are
-counted once per unit and once more per passage, so that the work is linear in the length of the text.
+A text is split into units: headings, sentences, lines of code and of tables, and pieces of anything
+longer than a passage. Units are packed into passages; the break priority before each unit decides
+where a passage ends. Tokens are counted once per unit and once more per passage, so that the work
+is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ class _Span(NamedTuple):
 class Chunker:
     """Splits documents into passages of at most `chunk_size` tokens, special tokens included.
 
-    Passages start at headings, if the previous one is full enough, and end with paragraphs, sentences, or at least
-    words. Neighbours overlap by up to about `chunk_overlap` tokens, in whole sentences if these are short enough, but not
-    across headings. Fenced code and tables stay in one passage if they fit. No text but whitespace is dropped.
+    Passages start at headings, if the previous one is full enough, and end with paragraphs,
+    sentences, or at least words. Neighbours overlap by up to about `chunk_overlap` tokens, in whole
+    sentences if these are short enough, but not across headings. Fenced code and tables stay in one
+    passage if they fit. No text but whitespace is dropped.
 
     >>> from bertie.text.legacy import LegacyTokenizer
     >>> import pathlib, tempfile
@@ -118,7 +120,7 @@ class Chunker:
         ]
 
     def _may_fit(self, text: str) -> bool:
-        """Whether the text may be a single passage. With headings it may be several even if it fits."""
+        """Whether a text may be a single passage; with headings it may be several."""
         return len(text) < 6 * self._room and _STRUCTURE.search(text) is None
 
     def _pack_texts(self, texts: list[str]) -> list[list[_Span]]:
@@ -142,7 +144,7 @@ class Chunker:
             yield from [len(encoding) - self._special for encoding in self._tokenizer.encode_batch(batch)]
 
     def _split_long_units(self, text: str, units: list[_Unit], counts: Iterator[int]) -> tuple[list[_Unit], list[int]]:
-        """Return units and their token counts; units longer than a passage are split into pieces."""
+        """Return units and token counts, and split units longer than a passage."""
         fine: list[_Unit] = []
         tokens: list[int] = []
         blocks: dict[int, int] = {}
@@ -158,7 +160,7 @@ class Chunker:
         return fine, tokens
 
     def _split_overfull(self, text: str, spans: list[_Span], counts: Iterator[int]) -> list[_Span]:
-        """Drop the overlap of spans that have too many tokens, and split them again if that is not enough."""
+        """Drop the overlap of spans with too many tokens, and split them if need be."""
         result: list[_Span] = []
         for span in spans:
             tokens = next(counts)
@@ -173,7 +175,7 @@ class Chunker:
         return result
 
     def _pieces(self, text: str, start: int, end: int, tokens: int, share: float) -> Iterator[tuple[int, int]]:
-        """Yield start and token count of the pieces of a span: the whole span if it fits, else pieces of about `share`."""
+        """Yield start and token count of the pieces of a span that does not fit."""
         tokens = max(tokens, (end - start) // MAX_TOKEN_CHARACTERS)
         if tokens <= self._room or end - start == 1:  # a single character cannot be split
             yield start, tokens
@@ -253,7 +255,7 @@ def _split_units(text: str) -> list[_Unit]:
 
 
 def _parse_structure(text: str, match: re.Match[str], unclosed: dict[str, int]) -> tuple[int | None, int, str]:
-    """Return the end of a heading, code block or table, and level and title of a heading; None if it is neither."""
+    """Return the end of a structure (None: it is none), and a heading's level and title."""
     if (fence := match["fence"]) is not None:
         if len(fence) >= unclosed.get(fence[0], len(fence) + 1):
             return None, 0, ""
@@ -303,7 +305,7 @@ def _ends_sentence(text: str, start: int, stop: int, next_: int) -> bool:
 
 
 def _break_positions(text: str, start: int, end: int, step: int, furthest: int) -> Iterator[int]:
-    """Yield positions about `step` characters apart, after a line or word; after a longer word if within `furthest`."""
+    """Yield break positions after lines or words, `step` to `furthest` characters apart."""
     position = start
     while position + step < end:
         best = 1 + text.rfind("\n", position + step // 2, position + step)
@@ -318,7 +320,7 @@ def _break_positions(text: str, start: int, end: int, step: int, furthest: int) 
 
 
 def _grapheme_boundary(text: str, low: int, position: int) -> int:
-    """Return a position at or before `position` that does not separate a combining mark from its base character."""
+    """Return a position up to `position` that does not split a grapheme."""
     boundary = position
     while boundary > low + 1 and (
         unicodedata.category(text[boundary])[0] == "M" or "\u200d" in text[boundary - 1 : boundary + 1]
@@ -359,7 +361,7 @@ def _pack(text: str, units: list[_Unit], tokens: list[int], room: int, overlap: 
 
 
 def _best_break(units: list[_Unit], done: int, limit: int, earliest: int) -> int:
-    """Return the unit with the best break from `earliest` to `limit`, or before if these are glued; else `done`."""
+    """Return the best unit to break before, from `earliest` to `limit` if possible."""
     best = max(done, limit)
     for i in range(best, done, -1):
         if units[i].priority > units[best].priority:
@@ -372,7 +374,7 @@ def _best_break(units: list[_Unit], done: int, limit: int, earliest: int) -> int
 def _overlap_start(
     text: str, units: list[_Unit], before: list[int], starts: list[int], first: int, high: int, overlap: int
 ) -> tuple[int, int, int]:
-    """Return where the span after units `first` to `high` starts: its first whole unit, tokens before that, position."""
+    """Return the start of the next span: first whole unit, tokens before it, position."""
     if units[high].priority == HEADING or not overlap:
         return high, 0, starts[high]
     sentence = piece = high

@@ -18,7 +18,7 @@ MAX_DELETED = 0.3  # share of deleted rows above which a segment is rewritten
 def choose_segments(
     segments: Mapping[int, VectorSegment], tombstones: Keys, *, full: bool, segment_rows: int
 ) -> list[int]:
-    """Return the numbers of segments to merge: enough of similar size, or one with many deleted rows."""
+    """Return the segments to merge: several of similar size, or one with many deleted rows."""
     deleted = {number: len(segment.rows_of(tombstones)) for number, segment in segments.items()}
     if full:
         return list(deleted) if len(deleted) > 1 or any(deleted.values()) else []
@@ -31,7 +31,7 @@ def choose_segments(
 
 
 def merge_segments(segments: Sequence[VectorSegment], tombstones: Keys) -> tuple[Keys, Iterator[VectorBlock]]:
-    """Return the keys and embeddings of several segments in the order of keys, without deleted rows."""
+    """Return the keys and embeddings of segments in key order, without deleted rows."""
     live = [np.setdiff1d(np.arange(len(segment)), segment.rows_of(tombstones)) for segment in segments]
     keys = np.concatenate([segment.keys[rows] for segment, rows in zip(segments, live, strict=True)])
     origin = np.concatenate([np.full(len(rows), number) for number, rows in enumerate(live)])

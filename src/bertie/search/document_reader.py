@@ -1,8 +1,9 @@
 """Read documents from files: text, Markdown, HTML, PDF, and the rows of tables.
 
-A document's version is a hash of its text and metadata. The version of a file's last document ends in `@` and a stamp of
-the file: its size, modification time and read options. A store that has it has the complete file, so that a file with
-the same stamp need not be read again (`bertie.search.file_changes`).
+A document's version is a hash of its text and metadata. The version of a file's last document ends
+in `@` and a stamp of the file: its size, modification time and read options. A store that has it
+has the complete file, so that a file with the same stamp need not be read again
+(`bertie.search.file_changes`).
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ class ReadOptions(TypedDict, total=False):
 def read_documents(paths: Paths, **options: Unpack[ReadOptions]) -> Iterator[Document]:
     """Read files and folders: one document per file, or per row of JSONL, CSV, TSV and Parquet.
 
-    Folders are read recursively in the order of names, without hidden files; files may be compressed. A document's id is
-    its path relative to the given folder; for a row it is `path#` and its `id` (the column of that name, or `id` or
-    `_id` if there is one, else the row number).
+    Folders are read recursively in the order of names, without hidden files; files may be
+    compressed. A document's id is its path relative to the given folder; for a row it is `path#`
+    and its `id` (the column of that name, or `id` or `_id` if there is one, else the row number).
 
-    `text`, `title` and `metadata` name columns of tables; without `metadata`, all columns with scalar values are used.
-    Text must be UTF-8 or start with a byte order mark; `encoding` is that of all other text, and is never guessed.
-    A file that cannot be read raises an error, or is skipped with `on_error="skip"`. `on_skip` is called with the path
-    and the reason for each skipped file, including files in folders with an unknown suffix.
+    `text`, `title` and `metadata` name columns of tables; without `metadata`, all columns with
+    scalar values are used. Text must be UTF-8 or start with a byte order mark; `encoding` is that
+    of all other text, and is never guessed. A file that cannot be read raises an error, or is
+    skipped with `on_error="skip"`. `on_skip` is called with the path and the reason for each
+    skipped file, including files in folders with an unknown suffix.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -93,7 +95,7 @@ class _DocumentFile:
 
 
 class DocumentReader:
-    """One pass over files. `read` and `failed` are the paths that were read completely, and those that were not."""
+    """One pass over files: `read` are the paths that were read completely, `failed` the others."""
 
     def __init__(
         self,
@@ -320,7 +322,7 @@ def _row_id(row: Row, column: str, where: str, seen: set[str]) -> str:
 
 
 def _to_scalar(value: object) -> object:
-    """Convert a cell to a metadata value; non-finite numbers become None, and non-scalars are returned as they are."""
+    """Convert a cell to a metadata value; non-finite numbers become None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, str):

@@ -14,9 +14,10 @@ from bertie.search.records import Document
 class FileChanges:
     """The differences between files and the documents that a store has of them.
 
-    `known` is what `VectorStore.documents` yields. Iterating yields new and modified documents; files with an unchanged
-    stamp are not read. After that, `deleted` has the ids of documents that no longer exist. Documents of files that
-    could not be read are kept, and so are documents from outside `paths`.
+    `known` is what `VectorStore.documents` yields. Iterating yields new and modified documents;
+    files with an unchanged stamp are not read. After that, `deleted` has the ids of documents that
+    no longer exist. Documents of files that could not be read are kept, and so are documents from
+    outside `paths`.
 
     >>> import pathlib, tempfile
     >>> from bertie.search.document_reader import read_documents
@@ -80,8 +81,8 @@ class FileChanges:
     def _has_same_content(self, document: Document, version: str) -> bool:
         if document.version == version:
             return True
-        # A file that was only touched is not embedded again. In a table with several rows, the row with the stamp is:
-        # with an outdated stamp, the whole file would be read each time.
+        # A file that was only touched is not embedded again. In a table with several rows, the row
+        # with the stamp is: with an outdated stamp, the whole file would be read each time.
         is_table = len(self._stamps.get(document.source or "", ())) > 1
         return not is_table and document.version.partition("@")[0] == version.partition("@")[0]
 

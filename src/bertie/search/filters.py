@@ -18,8 +18,9 @@ OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in")
 class MetadataFilter:
     """A condition `name op value` on a document's metadata; several filters are combined with AND.
 
-    `op` is one of =, !=, <, <=, >, >=, in. A document without the field only matches !=. Values are compared within
-    their type, which is text (by code point), number or boolean: "1", 1 and True all differ and have no order.
+    `op` is one of =, !=, <, <=, >, >=, in. A document without the field only matches !=. Values are
+    compared within their type, which is text (by code point), number or boolean: "1", 1 and True
+    all differ and have no order.
 
     >>> matches_filters({"year": 1999}, [MetadataFilter("year", ">=", 1990), MetadataFilter("lang", "!=", "de")])
     True
@@ -47,7 +48,7 @@ class MetadataFilter:
 
 
 def parse_filters(where: Mapping[str, Any] | Sequence[MetadataFilter]) -> tuple[MetadataFilter, ...]:
-    """Parse `{"name op": value}`: the operator defaults to =, and a collection of values means `in`.
+    """Parse `{"name op": value}`: the default operator is =, or `in` for a collection of values.
 
     >>> [(f.name, f.op, f.value) for f in parse_filters({"year >=": 1990, "lang": ["en", "fr"]})]
     [('year', '>=', 1990), ('lang', 'in', ('en', 'fr'))]

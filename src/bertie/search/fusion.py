@@ -19,10 +19,11 @@ def reciprocal_rank_fusion(
     weights: Sequence[float] | None = None,
     rank_constant: int = RANK_CONSTANT,
 ) -> list[tuple[Item, float]]:
-    """Reciprocal rank fusion: (item, score) pairs, best first; ties keep the order of first appearance.
+    """Fuse rankings by reciprocal rank into (item, score) pairs, best first; ties keep their order.
 
-    The score of an item is the sum of weight / (rank_constant + rank) over the rankings that contain it, with ranks from
-    1. Only ranks count, so that scores on different scales can be combined.
+    The score of an item is the sum of weight / (rank_constant + rank) over the rankings that
+    contain it, with ranks from 1. Only ranks count, so that scores on different scales can be
+    combined.
 
     >>> [item for item, _ in reciprocal_rank_fusion([["a", "b", "c"], ["c", "a"]])]
     ['a', 'c', 'b']
@@ -43,10 +44,10 @@ def reciprocal_rank_fusion(
 def weighted_score_fusion(
     scores: Mapping[str, Mapping[Item, float]], weights: Mapping[str, float]
 ) -> list[tuple[Item, float]]:
-    """Weighted sum of min-max normalized scores: (item, score) pairs, best first; ties keep their order.
+    """Fuse rankings by a weighted sum of min-max normalized scores into (item, score) pairs.
 
-    The scores of each ranking are normalized to 0 (its last) to 1 (its first). Unlike ranks, they tell a clear winner
-    from a narrow one. An item that a ranking does not contain gets 0 from it.
+    The scores of each ranking are normalized to 0 (its last) to 1 (its first). Unlike ranks, they
+    tell a clear winner from a narrow one. An item that a ranking does not contain gets 0 from it.
 
     >>> dense, lexical = {"a": 0.75, "b": 0.5, "c": 0.25}, {"c": 12.0, "b": 10.0, "d": 4.0}
     >>> weighted_score_fusion({"dense": dense, "lexical": lexical}, {"dense": 1, "lexical": 0.5})

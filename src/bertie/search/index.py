@@ -53,8 +53,8 @@ class IndexUpdate:
 class Index:
     """A searchable index of the passages of documents: dense, lexical (BM25) or hybrid.
 
-    Its location is a folder; or `postgresql://…`, a database with pgvector, where `#NAME` at the end selects one of
-    several indexes; or `lance://FOLDER`, for more passages than fit into memory.
+    Its location is a folder; or `postgresql://…`, a database with pgvector, where `#NAME` at the
+    end selects one of several indexes; or `lance://FOLDER`, for more passages than fit into memory.
 
     >>> index = Index.create("my-index")                                                     # doctest: +SKIP
     >>> index.refresh("docs/")                   # files; call it again after changes        # doctest: +SKIP
@@ -63,8 +63,8 @@ class Index:
     >>> for hit in index.search("how is text split?", k=3, where={"path": "docs/search.md"}):  # doctest: +SKIP
     ...     print(hit.score, hit.document, hit.text[:60])
 
-    Commits are durable: an interrupted run loses at most its last few thousand passages, and running it again resumes
-    from there. One process writes at a time, any number read.
+    Commits are durable: an interrupted run loses at most its last few thousand passages, and
+    running it again resumes from there. One process writes at a time, any number read.
     """
 
     progress = False  # whether to show progress bars
@@ -93,11 +93,12 @@ class Index:
     ) -> Self:
         """Create an empty index for the embeddings of a model, by default the built-in one.
 
-        Passages have at most `chunk_size` tokens and overlap by `chunk_overlap`: 256 and 32, or less if the maximum
-        length of the model is shorter. `embedding_precision` of an index in a folder is "fp32", "int8" (a quarter of the
-        size) or "binary" (bits for retrieval, int8 for scoring); the index can be searched with the model in any
-        precision. `language` selects the stemmer and the stop words of lexical search, None disables both. The prompts
-        are names of the checkpoint's prompts, by default "query", and "passage" or "document", if it has them.
+        Passages have at most `chunk_size` tokens and overlap by `chunk_overlap`: 256 and 32, or
+        less if the maximum length of the model is shorter. `embedding_precision` of an index in a
+        folder is "fp32", "int8" (a quarter of the size) or "binary" (bits for retrieval, int8 for
+        scoring); the index can be searched with the model in any precision. `language` selects the
+        stemmer and the stop words of lexical search, None disables both. The prompts are names of
+        the checkpoint's prompts, by default "query", and "passage" or "document", if it has them.
         """
         embedder = _load_embedder(model)
         chunk_size = min(CHUNK_SIZE, embedder.checkpoint.max_length) if chunk_size is None else chunk_size
@@ -124,7 +125,7 @@ class Index:
 
     @classmethod
     def open(cls, location: str | Path, model: str | Path | Embedder | None = None) -> Self:
-        """Open an existing index. By default its model is loaded when first needed; any precision of it will do."""
+        """Open an index, with its model in any precision; by default it is loaded when needed."""
         store = open_store(location)
         try:
             return cls(store, None if model is None else _load_embedder(model))
@@ -134,7 +135,7 @@ class Index:
 
     @classmethod
     def rebuild(cls, folder: str | Path, model: str | Path | Embedder | None = None) -> int:
-        """Rebuild the corrupt files of an index from its passages, and return how many were embedded again."""
+        """Rebuild corrupt files from the passages; return how many were embedded again."""
         store = LocalStore(Path(folder), check_segments=False)
         with cls(store, None if model is None else _load_embedder(model)) as index:
             return store.repair(index.embed)
@@ -180,7 +181,7 @@ class Index:
         return self._embedder
 
     def _check_model(self, embedder: Embedder) -> None:
-        """Reject another model: its embeddings cannot be compared, even if the dimension is the same."""
+        """Reject another model, whose embeddings could not be compared."""
         dimension = self.store.dimension
         if embedder.dimension != dimension or model_fingerprint(embedder) != self.config["fingerprint"]:
             raise InputError(
@@ -212,7 +213,7 @@ class Index:
     # --- writing ---
 
     def add(self, documents: Iterable[Document | str]) -> IndexUpdate:
-        """Add documents, or texts, whose ids are content hashes. Documents with an existing id are updated."""
+        """Add or update documents, or texts, whose ids are content hashes."""
         known = self._known_versions()
         unchanged = 0
 
@@ -233,7 +234,7 @@ class Index:
         return replace(update, unchanged=unchanged)
 
     def _known_versions(self) -> dict[str, str]:
-        """Return document versions by id. They are cached, so that adding documents one by one stays linear."""
+        """Return document versions by id, cached so that adding one by one stays linear."""
         generation = self.store.generation
         if self._versions is None or self._versions[0] != generation:
             self._versions = generation, {id: version for id, _, version in self.store.documents()}
@@ -260,9 +261,10 @@ class Index:
         return IndexUpdate(deleted=len(existing))
 
     def refresh(self, paths: Paths, **options: Unpack[ReadOptions]) -> IndexUpdate:
-        """Synchronize the index with files: embed new and modified ones, and delete documents of deleted ones.
+        """Synchronize the index with files: embed new and modified, delete missing ones.
 
-        Documents from elsewhere are kept. `options` are those of `bertie.search.document_reader.read_documents`.
+        Documents from elsewhere are kept. `options` are those of
+        `bertie.search.document_reader.read_documents`.
         """
         changes = FileChanges(paths, self.store.documents(), **options)
         update = self.write(map(self.embed_documents, group_documents(changes)), deleted=lambda: changes.deleted)
@@ -274,9 +276,10 @@ class Index:
         known: Collection[str] = (),
         deleted: Callable[[], Sequence[str]] = lambda: (),
     ) -> IndexUpdate:
-        """Commit batches of `embed_documents`, computed here or on another machine, and then delete documents.
+        """Commit batches of `embed_documents`, computed anywhere, and then delete documents.
 
-        Documents with `known` ids count as changed. If `batches` raises, all complete batches are still committed.
+        Documents with `known` ids count as changed. If `batches` raises, all complete batches are
+        still committed.
         """
         added = changed = passages = safe = 0
         pending: list[EmbeddedDocument] = []
@@ -344,12 +347,13 @@ class Index:
     ) -> SearchResults:
         """Return the k best passages for a query.
 
-        `mode` is "dense" (embeddings), "lexical" (BM25), or "hybrid" (both, combined by reciprocal rank fusion). With
-        `rerank`, a cross-encoder reranks the best `depth` passages. `where` filters documents by metadata:
-        `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
+        `mode` is "dense" (embeddings), "lexical" (BM25), or "hybrid" (both, combined by reciprocal
+        rank fusion). With `rerank`, a cross-encoder reranks the best `depth` passages. `where`
+        filters documents by metadata: `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
 
-        `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replace rank fusion by a weighted sum of min-max
-        normalized scores; the reranker is then one of the summands. `bertie eval --beir --tune` finds good weights.
+        `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replace rank fusion by a
+        weighted sum of min-max normalized scores; the reranker is then one of the summands. `bertie
+        eval --beir --tune` finds good weights.
         """
         return self.search_batch([query], k, mode=mode, rerank=rerank, where=where, depth=depth, weights=weights)[0]
 
@@ -379,7 +383,7 @@ class Index:
 
 
 def model_fingerprint(embedder: Embedder) -> str:
-    """Return a hash of all that determines embeddings: weights, pooling, tokenizer, prompts; but not the precision."""
+    """Return a hash of everything that determines embeddings, except for the precision."""
     from bertie.checkpoints.fingerprint import hash_weights, weights_fingerprint
 
     modules, pooling = embedder.modules, embedder.modules.pooling

@@ -4,9 +4,9 @@
     passages.lance    one table with one row per passage; LanceDB never modifies files, and keeps old versions
     writer.lock       held by the writing process
 
-A commit deletes and adds rows, each of which creates a table version that no reader sees; then it atomically replaces
-index.json, which makes all changes visible at once. Versions after the current one are leftovers of a kill: the next
-writer rolls them back.
+A commit deletes and adds rows, each of which creates a table version that no reader sees; then it
+atomically replaces index.json, which makes all changes visible at once. Versions after the current
+one are leftovers of a kill: the next writer rolls them back.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class _Manifest:
 class LanceStore:
     """Passages and embeddings in a LanceDB folder, read from disk on demand.
 
-    Search is exhaustive up to 50,000 passages; beyond that `optimize` builds an IVF index with quantized codes, whose
-    candidates are rescored with the full embeddings. Writers wait for each other; readers never wait.
+    Search is exhaustive up to 50,000 passages; beyond that `optimize` builds an IVF index with
+    quantized codes, whose candidates are rescored with the full embeddings. Writers wait for each
+    other; readers never wait.
 
         store = LanceStore.create("texts.lance", dimension=384, config={"model": "…"})
         store.commit([EmbeddedDocument(document, passages, embeddings)])
@@ -148,7 +149,7 @@ class LanceStore:
                 yield from zip(rows["key"].to_pylist(), rows["text"].to_pylist(), strict=True)
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
-        """Return passages in the order of `keys`, without those that have been deleted meanwhile."""
+        """Return passages in the order of `keys`, without those deleted meanwhile."""
         keys = [int(key) for key in keys]
         if not keys:
             return []
@@ -175,7 +176,7 @@ class LanceStore:
     def search(
         self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
     ) -> list[tuple[Keys, FloatArray]]:
-        """Return keys and scores of the k nearest passages of each query by inner product, best first."""
+        """Return keys and inner products of the k nearest passages of each query, best first."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_queries(queries, k, self.dimension)
         manifest, table = self._snapshot()
@@ -212,7 +213,7 @@ class LanceStore:
             return np.sort(table.search().where(condition).select(["key"]).to_arrow()["key"].to_numpy())
 
     def _snapshot(self) -> tuple[_Manifest, Any]:
-        """Return the table as of the last commit, which stays as it is however many commits follow."""
+        """Return an immutable snapshot of the table as of the last commit."""
         if self._closed:
             raise InputError(f"the index in {self.folder} is closed")
         manifest = _read_manifest(self.folder)
@@ -276,7 +277,8 @@ class LanceStore:
         table.optimize(cleanup_older_than=KEEP_ALL)
         manifest = replace(manifest, version=table.version)
         _publish(self.folder, manifest, started)
-        # Only now that the new version is current may others be removed: those older than the one current an hour ago.
+        # Only now that the new version is current may others be removed: those older than the one
+        # current an hour ago.
         timestamps = [version["timestamp"] for version in table.list_versions()]
         if expired := [timestamp for timestamp in timestamps if now - timestamp > KEEP_VERSIONS]:
             table.optimize(cleanup_older_than=now - max(expired) + KEEP_VERSIONS)
@@ -319,7 +321,7 @@ def _read_manifest(folder: Path) -> _Manifest:
 
 
 def _check_no_orphan(folder: Path) -> None:
-    """Reject a table with data but without a manifest: it is not the leftover of a `create` that was killed."""
+    """Reject a table with data but without a manifest, which no killed `create` leaves."""
     if any((folder / f"{TABLE}.lance" / "data").glob("*")):
         raise CheckpointError(
             f"{folder / MANIFEST} is missing, which has the current version of {TABLE}.lance; restore a backup of it, "
@@ -344,7 +346,7 @@ def _publish(folder: Path, manifest: _Manifest, started: float) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait for the writer lock. The operating system releases it when the process ends, however it ends."""
+    """Wait for the writer lock, which the operating system releases when the process ends."""
     import fcntl
 
     try:

@@ -110,7 +110,7 @@ def _sortable(value: MetadataValue) -> str:
 
 
 def quote_sql(text: str) -> str:
-    """Quote an SQL literal, since LanceDB takes no parameters. Only the quote itself needs an escape."""
+    """Quote an SQL literal, since LanceDB takes no parameters."""
     return "'" + text.replace("'", "''") + "'"
 
 

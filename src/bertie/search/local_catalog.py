@@ -1,4 +1,4 @@
-"""The SQLite catalog of a local store: schema, transactions, and statements on documents and segments."""
+"""The SQLite catalog of a local store: schema, transactions, documents and segments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from bertie.search.records import EmbeddedDocument, Keys, Passage, StoredPassage
 FORMAT = 2
 CACHED_FILTERS = 16
 
-# `pending` holds embeddings that are not yet in a segment, `tombstones` the keys of deleted rows of segments.
+# `pending` holds embeddings that are not yet in a segment, `tombstones` the keys of deleted rows of
+# segments.
 SCHEMA = """
 CREATE TABLE properties (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE documents (
@@ -66,7 +67,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def lock_writer(folder: Path) -> int:
-    """Acquire the writer lock. The operating system releases it when the process ends, however it ends."""
+    """Acquire the writer lock, which the operating system releases when the process ends."""
     try:
         lock = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
@@ -204,7 +205,7 @@ class LocalCatalog:
         return properties
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
-        """Return passages in the order of `keys`, without those that have been deleted meanwhile."""
+        """Return passages in the order of `keys`, without those deleted meanwhile."""
         passages: dict[int, StoredPassage] = {}
         with self.reading() as db:
             for start in range(0, len(keys), 500):  # SQLite limits the parameters of a statement

@@ -4,9 +4,10 @@
     segments/7/     embeddings, as in `bertie.search.segments`
     writer.lock     held by the writing process
 
-A commit is one SQLite transaction. A segment is complete and on disk before a transaction registers it, and the next
-writer removes unregistered ones; so a kill at any moment leaves what was committed and nothing else. Small commits
-accumulate in SQLite until they fill a segment, and `optimize` merges segments of similar size.
+A commit is one SQLite transaction. A segment is complete and on disk before a transaction registers
+it, and the next writer removes unregistered ones; so a kill at any moment leaves what was committed
+and nothing else. Small commits accumulate in SQLite until they fill a segment, and `optimize`
+merges segments of similar size.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class _Snapshot:
 class LocalStore:
     """Passages and embeddings in a folder.
 
-    `embedding_precision` is how embeddings are stored: "fp32"; "int8", one byte per dimension; or "binary", where one
-    bit per dimension finds candidates and one byte per dimension scores them. `thresholds` are the numbers of rows from
-    which HNSW and IVF-PQ are used.
+    `embedding_precision` is how embeddings are stored: "fp32"; "int8", one byte per dimension; or
+    "binary", where one bit per dimension finds candidates and one byte per dimension scores them.
+    `thresholds` are the numbers of rows from which HNSW and IVF-PQ are used.
 
     >>> import tempfile
     >>> from bertie.search.records import Document, Passage
@@ -189,7 +190,7 @@ class LocalStore:
         yield from self._catalog.stream("SELECT key, text FROM passages WHERE key > ? ORDER BY key", (after,))
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
-        """Return passages in the order of `keys`, without those that have been deleted meanwhile."""
+        """Return passages in the order of `keys`, without those deleted meanwhile."""
         return self._catalog.fetch([int(key) for key in keys])
 
     def matching_keys(self, where: Sequence[MetadataFilter]) -> Keys:
@@ -203,7 +204,7 @@ class LocalStore:
     def search(
         self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
     ) -> list[tuple[Keys, FloatArray]]:
-        """Return keys and scores of the k nearest passages of each query by inner product, best first."""
+        """Return keys and inner products of the k nearest passages of each query, best first."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_queries(queries, k, self.dimension)
         snapshot = self._snapshot()
@@ -254,7 +255,7 @@ class LocalStore:
                 self._flush(db)
 
     def optimize(self, full: bool = False) -> None:
-        """Merge segments of similar size, or all, and drop deleted rows. Search results stay the same."""
+        """Merge segments of similar size, or all, and drop deleted rows."""
         with self._writing() as db:
             if full:
                 self._flush(db)
@@ -268,7 +269,7 @@ class LocalStore:
         return choose_segments(snapshot.segments, snapshot.tombstones, full=full, segment_rows=SEGMENT_ROWS)
 
     def repair(self, embed: Callable[[list[str]], FloatArray]) -> int:
-        """Rebuild corrupt segments, and return how many passages had to be embedded again from their texts."""
+        """Rebuild corrupt segments, and return how many passages were embedded again."""
         with self._writing() as db:
             lost = {key for (key,) in db.execute("SELECT key FROM passages")}
             lost -= {key for (key,) in db.execute("SELECT key FROM pending")}
@@ -377,7 +378,7 @@ class LocalStore:
         return VectorSegment(folder, effort, self.thresholds)
 
     def _read_pending(self, db: sqlite3.Connection, known: _Snapshot | None = None) -> tuple[Keys, VectorBlock | None]:
-        """Read pending embeddings; of those in the `known` snapshot only the keys are read again."""
+        """Read pending embeddings; only keys for those in the `known` snapshot."""
         keys, blocks = np.empty(0, np.int64), []
         if known is not None and known.pending is not None:
             current = np.fromiter((key for (key,) in db.execute("SELECT key FROM pending")), np.int64)

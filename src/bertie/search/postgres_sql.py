@@ -51,7 +51,8 @@ def connect(url: str) -> Connection[Any]:
     psycopg = import_psycopg()
     server = describe_server(url)
     try:
-        # No prepared statements: a generic plan for any filter and any k would not use the HNSW index.
+        # No prepared statements: a generic plan for any filter and any k would not use the HNSW
+        # index.
         connection: Connection[Any] = psycopg.connect(
             url, autocommit=True, prepare_threshold=None, client_encoding="utf8"
         )
@@ -156,7 +157,7 @@ def _json_object(metadata: Mapping[str, MetadataValue]) -> str:
 
 
 def _json_scalar(value: MetadataValue) -> str:
-    """Encode a value such that jsonb returns the same: it turns 1e16 into an integer unless there is a decimal."""
+    """Encode a value; jsonb would turn 1e16 into an integer without the decimal."""
     return f"{value:.1f}" if isinstance(value, float) and abs(value) >= 1e16 else json.dumps(value)
 
 

@@ -40,9 +40,10 @@ MAX_EF_SEARCH = 1000  # pgvector's limit
 class PostgresStore:
     """Passages and embeddings in a schema of a PostgreSQL database with pgvector 0.8 or newer.
 
-    A commit is one transaction; writers wait for each other, and readers never wait. Search is exhaustive up to 10,000
-    passages; beyond that it uses an HNSW index over fp16 embeddings, whose candidates are rescored in fp32. A server
-    that builds large HNSW indexes needs a large `maintenance_work_mem`.
+    A commit is one transaction; writers wait for each other, and readers never wait. Search is
+    exhaustive up to 10,000 passages; beyond that it uses an HNSW index over fp16 embeddings, whose
+    candidates are rescored in fp32. A server that builds large HNSW indexes needs a large
+    `maintenance_work_mem`.
 
         store = PostgresStore.create("postgresql://me@localhost/texts", dimension=384, config={"model": "…"})
         store.commit([EmbeddedDocument(document, passages, embeddings)])
@@ -134,7 +135,7 @@ class PostgresStore:
     def search(
         self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
     ) -> list[tuple[Keys, FloatArray]]:
-        """Return keys and scores of the k nearest passages of each query by inner product, best first."""
+        """Return keys and inner products of the k nearest passages of each query, best first."""
         from psycopg import sql
 
         check_queries(queries, k, self.dimension)
@@ -149,8 +150,9 @@ class PostgresStore:
         ).format(table=table, half=self._half_precision)
         results = []
         with self._session() as connection, connection.transaction():
-            # Without sorting, the planner must use the HNSW index, which is the only ordered access path. The iterative
-            # scan continues until enough rows have passed the filter, or 20,000 have been visited.
+            # Without sorting, the planner must use the HNSW index, which is the only ordered access
+            # path. The iterative scan continues until enough rows have passed the filter, or 20,000
+            # have been visited.
             (has_hnsw, *_) = fetch_row(
                 connection,
                 "SELECT to_regclass('passages_hnsw') IS NOT NULL, set_config('enable_sort', 'off', true),"
@@ -169,7 +171,7 @@ class PostgresStore:
         return results
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
-        """Return passages in the order of `keys`, without those that have been deleted meanwhile."""
+        """Return passages in the order of `keys`, without those deleted meanwhile."""
         keys = [int(key) for key in keys]
         with self._session() as connection:
             rows = connection.execute(
@@ -198,7 +200,7 @@ class PostgresStore:
         yield from self._stream(sql.SQL("SELECT key, text FROM passages WHERE key > %s ORDER BY key"), (after,))
 
     def optimize(self, full: bool = False) -> None:
-        """Build the HNSW index once there are enough passages, or rebuild it, and update the planner's statistics.
+        """Build the HNSW index once it pays off, or rebuild it, and update the statistics.
 
         From then on commits keep the HNSW index up to date.
         """
@@ -240,7 +242,7 @@ class PostgresStore:
 
     @contextmanager
     def _session(self) -> Iterator[Connection[Any]]:
-        """Borrow a connection from the pool, so that threads can search concurrently and a stream blocks nobody."""
+        """Borrow a connection from the pool, so that threads can search concurrently."""
         if self._closed:
             raise InputError(f"the index {self._name!r} is closed")
         psycopg = import_psycopg()

@@ -1,4 +1,4 @@
-"""The records of an index: documents, their passages, and embedded documents on the way into a store."""
+"""The records of an index: documents, passages, and embedded documents."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Scores = dict[str, dict[int, float]]  # of one query: stage -> passage key -> sc
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A retrieved passage. `score` is that of the last stage; `scores` are those of all stages that returned it."""
+    """A retrieved passage: `score` of the last stage, and `scores` of all stages."""
 
     document: str  # document id
     text: str
@@ -138,7 +138,7 @@ class Searcher:
         return [{stage: _by_key(*results[i]) for stage, results in retrieved.items()} for i in range(len(queries))]
 
     def _fuse(self, scores: Scores) -> dict[int, float]:
-        """Fuse the retrievers: by rank, or by weighted scores. What is reranked does not depend on the weights."""
+        """Fuse the retrievers; the candidates of reranking do not depend on the weights."""
         by_retriever = {name: scores[name] for name in self._retrievers}
         if self.weights is None or self.reranker is not None:
             return dict(reciprocal_rank_fusion([list(ranking) for ranking in by_retriever.values()]))

@@ -4,9 +4,10 @@
     up to `hnsw` rows     HNSW over 8-bit scalar-quantized embeddings; for binary precision, Hamming distance
     above                 IVF-PQ
 
-Each method only proposes candidate rows. These are rescored by the inner product with the stored embeddings in float64,
-so that the score of a passage does not depend on the method. With a filter, more candidates are requested until enough
-of them pass; when that would take too many, the passing rows are scanned: recall is as high as without a filter.
+Each method only proposes candidate rows. These are rescored by the inner product with the stored
+embeddings in float64, so that the score of a passage does not depend on the method. With a filter,
+more candidates are requested until enough of them pass; when that would take too many, the passing
+rows are scanned: recall is as high as without a filter.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class IndexThresholds:
 
 
 class VectorSegment:
-    """A folder of embeddings that never changes: `keys` (n,) ascending, `block` (n, D), and a FAISS index.
+    """An immutable folder of embeddings: `keys` (n,) ascending, `block` (n, D), a FAISS index.
 
     `effort` is efSearch of HNSW, nprobe of IVF, or the oversampling factor of binary codes.
     """
@@ -69,7 +70,7 @@ class VectorSegment:
         return present
 
     def search(self, queries: FloatArray, k: int, mask: Mask | None = None) -> list[tuple[Keys, FloatArray]]:
-        """Return keys and scores of the k nearest rows of each query, among those in `mask` (n,)."""
+        """Return keys and scores of the k nearest rows of each query in `mask` (n,)."""
         allowed = len(self) if mask is None else int(mask.sum())
         k = min(k, allowed)
         if not k:
@@ -81,7 +82,7 @@ class VectorSegment:
     def _filtered_candidates(
         self, queries: FloatArray, k: int, count: int, allowed: int, mask: Mask | None
     ) -> list[Rows]:
-        """Return at least k allowed rows per query, out of `count` candidates or more, or by an exhaustive scan."""
+        """Return at least k allowed rows per query, from candidates or an exhaustive scan."""
         has_index = self.index is not None or self.bits is not None
         if not has_index or count > MAX_CANDIDATES or allowed <= CANDIDATE_COST * count:
             return scan(self.block, queries, k, mask)
@@ -205,8 +206,8 @@ def _hnsw(faiss: Any, segment: VectorSegment) -> Any:
 def _ivf_pq(faiss: Any, segment: VectorSegment) -> Any:
     dimension, n = segment.block.codes.shape[1], len(segment)
     lists = max(1, min(4 * int(n**0.5), n // 40))
-    # One byte per eight dimensions, or the nearest divisor. `np`: no polysemous training, which would take minutes and
-    # gain nothing here.
+    # One byte per eight dimensions, or the nearest divisor. `np`: no polysemous training, which
+    # would take minutes and gain nothing here.
     subquantizers = max(m for m in range(1, max(dimension // 8, 1) + 1) if dimension % m == 0)
     index = faiss.index_factory(dimension, f"IVF{lists},PQ{subquantizers}x8np", faiss.METRIC_INNER_PRODUCT)
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # avoids warnings on standard error
@@ -216,7 +217,8 @@ def _ivf_pq(faiss: Any, segment: VectorSegment) -> Any:
 
 def _read_faiss(file: Path, *, ivf: bool) -> Any:
     faiss = _faiss()
-    # Both flags memory-map most of the file: one is for inverted lists, the other for HNSW over scalar codes.
+    # Both flags memory-map most of the file: one is for inverted lists, the other for HNSW over
+    # scalar codes.
     return faiss.read_index(str(file), faiss.IO_FLAG_MMAP if ivf else faiss.IO_FLAG_MMAP_IFC)
 
 
@@ -230,8 +232,8 @@ def _sample(segment: VectorSegment, count: int) -> FloatArray:
 def _tune_effort(segment: VectorSegment, maximum: int) -> int:
     """Return the smallest effort (in powers of two) that reaches the target recall@10.
 
-    A stored embedding is too easy a query, since the graph was built to lead to it. The midpoint between two of them is
-    slightly harder than real queries.
+    A stored embedding is too easy a query, since the graph was built to lead to it. The midpoint
+    between two of them is slightly harder than real queries.
     """
     left, right = np.split(_sample(segment, 200)[: 2 * (min(200, len(segment)) // 2)], 2)
     queries = left + right
@@ -255,8 +257,8 @@ def corruption_error(folder: Path, names: Sequence[str]) -> CheckpointError:
     """Return the error for corrupt files of a segment."""
     index = folder.parent.parent
     return CheckpointError(
-        f"{folder / names[0]} is corrupt. The passages are intact: `bertie index --rebuild -o {index}` rebuilds it from "
-        "them"
+        f"{folder / names[0]} is corrupt. The passages are intact: `bertie index --rebuild -o {index}` rebuilds it "
+        "from them"
     )
 
 

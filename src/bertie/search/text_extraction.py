@@ -70,7 +70,7 @@ def _silence(logger: str) -> Iterator[None]:
 
 
 def extract_html(page: str, name: str) -> tuple[str, str | None]:
-    """Return the visible text of a page, with headings, lists and code in Markdown, and its title."""
+    """Return the visible text of a page as simple Markdown, and its title."""
     parser = _parse_html(page, name, keep_hidden=False)
     if parser.skipped not in (None, "script", "style"):  # an unclosed element would swallow the rest of the page
         parser = _parse_html(page, name, keep_hidden=True)

@@ -1,4 +1,4 @@
-"""Character encodings: decode files by byte order mark, declaration or a given encoding, never by guessing."""
+"""Character encodings: by byte order mark, declaration or option, never by guessing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _READ_SIZE = 1 << 20
 
 
 def decode(data: bytes, name: str, encoding: str | None, declared: str | None = None) -> str:
-    """Decode by byte order mark, else as UTF-8, as the declared charset, or as `encoding`, in this order."""
+    """Decode by byte order mark, else as UTF-8, as declared, or as `encoding`."""
     marked = next((codec for mark, codec in BYTE_ORDER_MARKS if data.startswith(mark)), None)
     others = [] if marked else [codec for codec in (_browser_charset(declared), encoding) if codec]
-    # 7-bit encodings such as ISO-2022-JP look like UTF-8 but for their escapes, and UTF-16 of English but for its NULs.
+    # 7-bit encodings such as ISO-2022-JP look like UTF-8 but for their escapes, and UTF-16 of
+    # English but for its NULs.
     seven_bit = others and (b"\x1b" in data or b"\0" in data)
     attempts = [*others, "utf-8"] if seven_bit else [marked or "utf-8", *others]
     text: str | None = None
@@ -53,7 +54,7 @@ def decode(data: bytes, name: str, encoding: str | None, declared: str | None = 
 
 
 def _browser_charset(charset: str | None) -> str | None:
-    """Return the encoding of a declared charset; Latin-1 and ASCII mean cp1252, as in every browser."""
+    """Return the encoding of a charset; Latin-1 and ASCII mean cp1252, as in browsers."""
     if charset is None or not is_encoding(charset):
         return None
     return "cp1252" if codecs.lookup(charset).name in ("iso8859-1", "ascii") else charset

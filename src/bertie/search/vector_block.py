@@ -1,4 +1,4 @@
-"""Embeddings as an index stores them: fp32, or int8 with one scale per row; exact scores and top-k over them."""
+"""Stored embeddings in fp32, or int8 with one scale per row; exact scores and top-k."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class VectorBlock:
         return codes if self.scales is None else codes * self.scales[:, None]
 
     def approximate_scores(self, queries: FloatArray) -> FloatArray:
-        """(Q, D) -> (Q, n) float32 inner products. Their last bits depend on the shape of the block (GEMM)."""
+        """(Q, D) -> (Q, n) by GEMM, whose last bits depend on the shape of the block."""
         scores: FloatArray = queries @ np.asarray(self.codes, dtype=np.float32).T
         return scores if self.scales is None else scores * self.scales
 
@@ -70,7 +70,7 @@ def top_k(keys: Keys, scores: FloatArray, k: int) -> tuple[Keys, FloatArray]:
 
 
 def scan(block: VectorBlock, queries: FloatArray, k: int, mask: Mask | None) -> list[Rows]:
-    """Return candidate rows for the k nearest neighbours of each query by an exhaustive scan of the rows in `mask`."""
+    """Return candidate nearest rows of each query by an exhaustive scan of `mask`."""
     rows = np.arange(len(block)) if mask is None else np.flatnonzero(mask)
     candidates = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
     for start in range(0, len(rows), SCAN_ROWS):

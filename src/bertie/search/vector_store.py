@@ -13,7 +13,7 @@ from bertie.search.records import EmbeddedDocument, FloatArray, Keys, StoredPass
 
 
 class VectorStore(Protocol):
-    """Durable storage for passages and embeddings. A commit that returned survives a crash; nothing else does.
+    """Durable storage for passages and embeddings: commits survive a crash, nothing else does.
 
     Passage keys are ascending and never reused. One process writes at a time, any number read.
     """
@@ -33,16 +33,16 @@ class VectorStore(Protocol):
     def search(
         self, queries: FloatArray, k: int, where: Sequence[MetadataFilter] = ()
     ) -> list[tuple[Keys, FloatArray]]:
-        """Return keys and scores of the k nearest passages of each query by inner product, best first."""
+        """Return keys and inner products of the k nearest passages of each query, best first."""
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
-        """Return passages in the order of `keys`, without those that have been deleted meanwhile."""
+        """Return passages in the order of `keys`, without those deleted meanwhile."""
 
     def matching_keys(self, where: Sequence[MetadataFilter]) -> Keys:
         """Return the keys of all passages whose document matches the filters, ascending."""
 
     def passage_texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
-        """Iterate over (key, text) of all passages with keys above `after`, ascending: the input of BM25."""
+        """Iterate over (key, text) of passages with keys above `after`, ascending."""
 
     def optimize(self, full: bool = False) -> None:
         """Compact the store as far as it pays off, or `full`; search results stay the same.
