@@ -103,10 +103,10 @@ def subject(model: str) -> Subject:
 
 
 def test_articles_are_the_held_out_ones_that_nobody_trained_on(data: Path) -> None:
-    found = builtin_data.articles(data)
-    assert [text.split("\n")[0] for text in found] == ["valid 0", "valid 2", "test 1", "test 2"]
-    assert found[0].endswith("\nLater ( life )\nIn 1,907 the well-read <unk> .")
-    assert "=" not in "".join(found)
+    result = builtin_data.articles(data)
+    assert [text.split("\n")[0] for text in result] == ["valid 0", "valid 2", "test 1", "test 2"]
+    assert result[0].endswith("\nLater ( life )\nIn 1,907 the well-read <unk> .")
+    assert "=" not in "".join(result)
 
 
 def test_a_title_is_not_said_twice() -> None:
@@ -147,12 +147,12 @@ def test_masked_words_are_judged_as_transformers_judges_them(
 
     other = transformers.BertForMaskedLM.from_pretrained(model).eval()
     loss = right = count = 0.0
-    for (cu, places), (read, wanted) in zip(asked, hidden, strict=True):
+    for (cu, places), (read, expected) in zip(asked, hidden, strict=True):
         for low, high in pairwise(cu):
             inside = (places >= low) & (places < high)
             with torch.no_grad():
                 logits = other(input_ids=torch.from_numpy(read[low:high])[None]).logits[0, places[inside] - low]
-            truth = torch.from_numpy(wanted[inside])
+            truth = torch.from_numpy(expected[inside])
             loss += float(torch.nn.functional.cross_entropy(logits, truth, reduction="sum"))
             right, count = right + float((logits.argmax(-1) == truth).sum()), count + len(truth)
     assert count > 100
@@ -184,17 +184,17 @@ def test_the_interval_of_a_mean_is_that_of_draws() -> None:
     rng = np.random.default_rng(0)
     made = [(0.3, 0.05), (0.6, 0.02), (0.9, 0.01)]
     drawn = np.mean([rng.normal(value, sd, 100_000) for value, sd in made], axis=0)
-    found = builtin_report.mean([Figure(value, value - 1.96 * sd, value + 1.96 * sd, 10) for value, sd in made])
-    assert found.value == pytest.approx(0.6)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=1e-3)
-    assert found.n == 30
+    result = builtin_report.mean([Figure(value, value - 1.96 * sd, value + 1.96 * sd, 10) for value, sd in made])
+    assert result.value == pytest.approx(0.6)
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=1e-3)
+    assert result.n == 30
 
 
 def test_search_finds_what_is_nearest(subject: Subject, data: Path) -> None:
     collection = builtin_data.SearchCollection.read(data, "cranfield", "")
     assert len(collection.queries) == 8  # of ten: two are not predictions
-    found = subject.vectors(collection.texts)
-    run = collection.run(found[[3, 5, 7, 9, 11, 13, 15, 17]] @ found.T)
+    result = subject.vectors(collection.texts)
+    run = collection.run(result[[3, 5, 7, 9, 11, 13, 15, 17]] @ result.T)
     assert [next(iter(one)) for one in run.values()] == ["d3", "d5", "d7", "d9", "d11", "d13", "d15", "d17"]
     figures = builtin.search(subject, data, OPTIONS)
     assert {"Cranfield, nDCG@10", "mean nDCG@10", "CoSQA, nDCG@10, first 50 reranked", "NPL, recall_100"} <= set(
@@ -212,8 +212,8 @@ def test_reranking_changes_the_first_and_keeps_the_others_behind(data: Path, mon
     monkeypatch.setattr(builtin, "RERANK_DEPTH", 3)
     collection = builtin_data.SearchCollection.read(data, "cranfield", "")
     run = {"q0": {"d1": 0.9, "d2": 0.8, "d3": 0.7, "d4": 0.6, "d5": 0.5}}
-    found = builtin.rerank(Backwards(), collection, run)["q0"]  # type: ignore[arg-type]
-    assert sorted(found, key=lambda d: -found[d]) == ["d3", "d2", "d1", "d4", "d5"]
+    result = builtin.rerank(Backwards(), collection, run)["q0"]  # type: ignore[arg-type]
+    assert sorted(result, key=lambda d: -result[d]) == ["d3", "d2", "d1", "d4", "d5"]
 
 
 def test_bm25_finds_words_in_any_form_and_nothing_else(
@@ -238,15 +238,15 @@ def test_heads_are_scored_by_what_they_say(subject: Subject, data: Path, tmp_pat
     figures = builtin.heads(subject, data, argparse.Namespace(quick=False, sentiment=tmp_path / "mood.gz"))
     classifier = subject.classifier({"negative", "positive"})
     assert classifier is not None
-    said = classifier.predict([row["text"] for row in moods])
-    wanted = accuracy_score([row["label"] for row in moods], said)
-    assert figures["sentiment (GoEmotions), accuracy"].value == pytest.approx(wanted)
+    output = classifier.predict([row["text"] for row in moods])
+    expected = accuracy_score([row["label"] for row in moods], output)
+    assert figures["sentiment (GoEmotions), accuracy"].value == pytest.approx(expected)
     read = builtin_data.rows(data / "snli/test.jsonl.gz")
     predict_labelled = subject.classifier({"entailment"})
     assert predict_labelled is not None
-    said = predict_labelled.predict([(row["text_a"], row["text_b"]) for row in read])
+    output = predict_labelled.predict([(row["text_a"], row["text_b"]) for row in read])
     assert figures["entailment (SNLI), accuracy"].value == pytest.approx(
-        accuracy_score([r["label"] for r in read], said)
+        accuracy_score([r["label"] for r in read], output)
     )
     assert figures["names (WikiANN), F1"] == figures["names (WNUT-17), F1"]  # the same, in other types
     assert {"answers (SQuAD dev), f1", "answers (SQuAD dev), exact_match"} <= set(figures)
@@ -278,19 +278,19 @@ def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         return argparse.Namespace(stdout=json.dumps({f"texts a second, {threads}": float(len(asked))}))
 
     monkeypatch.setattr(subprocess, "run", pretend)
-    found = builtin.speed(["a", "b"], Path(), 3)
+    result = builtin.speed(["a", "b"], Path(), 3)
     assert asked == [(name, k, k, k) for _ in range(3) for k in "12" for name in "ab"]
-    assert found["a"]["texts a second, 1"] == Figure(5.0, 1.0, 9.0, 3)
+    assert result["a"]["texts a second, 1"] == Figure(5.0, 1.0, 9.0, 3)
 
 
 def test_one_process_times_itself(model: str, data: Path) -> None:
     threads = torch.get_num_threads()
     try:
-        found = builtin.time_process(model, data, 1)
+        result = builtin.time_process(model, data, 1)
     finally:
         torch.set_num_threads(threads)
-    assert found["sentences a second, 1 thread"] > 0
-    assert found["peak memory, MiB"] >= found["memory of the imports, MiB"] > 10
+    assert result["sentences a second, 1 thread"] > 0
+    assert result["peak memory, MiB"] >= result["memory of the imports, MiB"] > 10
 
 
 # --- what is shown ---
@@ -307,10 +307,10 @@ def column(name: str, seed: int, shift: float = 0.0) -> Column:
 def test_columns_are_compared_on_the_same_queries(data: Path) -> None:
     one, other, words = column("one", 0, 0.2), column("other", 0), column(builtin_report.BM25, 1)
     one.parts["search"]["Cranfield, nDCG@10, first 50 reranked"] = one.parts["search"]["Cranfield, nDCG@10"]
-    found = {(label, a, b): gap for label, a, b, gap in builtin_report.compare_models([one, other, words], data)}
-    gap = found["Cranfield, nDCG@10", "one", "other"]
+    result = {(label, a, b): gap for label, a, b, gap in builtin_report.compare_models([one, other, words], data)}
+    gap = result["Cranfield, nDCG@10", "one", "other"]
     assert (gap.value, gap.low, gap.high) == pytest.approx((0.2, 0.2, 0.2))
-    assert set(found) == {
+    assert set(result) == {
         ("Cranfield, nDCG@10", "one", "other"),
         ("Cranfield, nDCG@10", "one", "BM25"),
         ("Cranfield, nDCG@10, first 50 reranked", "one", "BM25"),
@@ -392,10 +392,10 @@ def test_the_command(model: str, data: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "argv", ["builtin", *arguments])
     assert builtin.main() == 0
     printed = capsys.readouterr().out
-    (found,) = builtin.read_columns(out)
-    assert found.name == "small"
-    assert list(found.parts) == ["facts", "similarity"]
-    assert f"| STS-B test | {found.parts['similarity']['STS-B test']} |" in printed
+    (result,) = builtin.read_columns(out)
+    assert result.name == "small"
+    assert list(result.parts) == ["facts", "similarity"]
+    assert f"| STS-B test | {result.parts['similarity']['STS-B test']} |" in printed
     assert (tmp_path / "docs/builtin-similarity.svg").is_file()
     monkeypatch.setattr(sys, "argv", ["builtin", model, "--data", str(data), "--only", "sts,nonsense"])
     with pytest.raises(SystemExit):

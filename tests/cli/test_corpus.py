@@ -53,17 +53,17 @@ def test_a_corpus(models: dict[str, str], here: Path, source: str, capsys: pytes
     assert main([*argv, "-o", "out", "--json"]) == 0
     made: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert made == json.loads((here / "out/corpus.json").read_text())
-    found = Corpus.open("out", Tokenizer.from_folder(models["embed"]))
+    result = Corpus.open("out", Tokenizer.from_folder(models["embed"]))
     counts = made["counts"]
     assert (counts["read"], counts["short"], counts["exact_duplicates"], counts["excluded"]) == (62, 1, 1, 1)
     assert counts["kept"] + counts["held_out"] == 59
-    assert len(found) == counts["kept"]
+    assert len(result) == counts["kept"]
     assert len(Corpus.open("out/heldout")) == counts["held_out"] > 0
     assert main([*argv, "-o", "again"]) == 0
-    said = capsys.readouterr().out
-    assert f"{counts['kept']} kept: {made['tokens']:,} tokens" in said
-    assert "1 excluded by 2 titles" in said
-    assert "exact: 'CAT 3' (text.txt, line 181), similarity 100% to document 4" in said
+    output = capsys.readouterr().out
+    assert f"{counts['kept']} kept: {made['tokens']:,} tokens" in output
+    assert "1 excluded by 2 titles" in output
+    assert "exact: 'CAT 3' (text.txt, line 181), similarity 100% to document 4" in output
     assert files(here / "again") == files(here / "out")
 
 
@@ -76,7 +76,7 @@ def test_clean(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("flags", "status", "said"),
+    ("flags", "status", "output"),
     [
         (["--clean", "html"], 1, "clean=['html'] must be among nfc, controls, spaces, letters"),
         (["--held-out", "1.5"], 1, "held_out=1.5"),
@@ -89,11 +89,11 @@ def test_clean(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_wrong_use(
-    models: dict[str, str], source: str, capsys: pytest.CaptureFixture[str], flags: list[str], status: int, said: str
+    models: dict[str, str], source: str, capsys: pytest.CaptureFixture[str], flags: list[str], status: int, output: str
 ) -> None:
     assert run(["corpus", source, "--tokenizer", models["embed"], "-o", "out", *flags]) == status
     error = capsys.readouterr().err
-    assert said in error
+    assert output in error
     assert error.startswith("bertie: ")
     assert error.count("\n") == 1
 

@@ -33,11 +33,11 @@ def classified(n: int = 120, k: int = 3, seed: int = 0) -> Evaluation:
     logits[np.arange(n), true] += 3
     true[:5] = (true[:5] + 1) % k  # labels that are wrong
     table = calibration.softmax(2 * logits)
-    gold, said = ([labels[i] for i in one] for one in (true, table.argmax(1)))
+    gold, output = ([labels[i] for i in one] for one in (true, table.argmax(1)))
     return Evaluation(
         scores=metrics.classification(gold, table, labels, resamples=50),
         gold=gold,
-        predicted=said,
+        predicted=output,
         labels=labels,
         confidences=table.max(1),
         probabilities=table,
@@ -116,19 +116,23 @@ def of_kind(kind: Any) -> ModelReport:
     if kind == "multi":
         labels = ["a", "b", "c"]
         gold = [("a",), (), ("a", "b"), ("b",), ("a",), ("b",)]
-        said: Any = [("a",), ("b",), ("a",), ("b",), ("a",), ()]
+        output: Any = [("a",), ("b",), ("a",), ("b",), ("a",), ()]
         table = np.array([[label in one for label in labels] for one in gold])
-        found = metrics.multi_label(table, np.array([[float(label in one) for label in labels] for one in said]), 0.5)
-        one = Evaluation(scores=found, gold=gold, predicted=said, labels=labels, lengths=lengths)
+        result = metrics.multi_label(
+            table, np.array([[float(label in one) for label in labels] for one in output]), 0.5
+        )
+        one = Evaluation(scores=result, gold=gold, predicted=output, labels=labels, lengths=lengths)
     elif kind == "tag":
         gold = [["B-X", "I-X", "O"], ["O", "B-Y"]] * 3
-        said = [["B-X", "I-X", "O"], ["O", "O"]] * 3
-        one = Evaluation(scores=metrics.tagging(gold, said), gold=gold, predicted=said, lengths=lengths)
+        output = [["B-X", "I-X", "O"], ["O", "O"]] * 3
+        one = Evaluation(scores=metrics.tagging(gold, output), gold=gold, predicted=output, lengths=lengths)
     elif kind == "answer":
-        gold, said = [["a cat"], [], ["b"]] * 2, ["cat", "", "c"] * 2
-        one = Evaluation(scores=metrics.answering(gold, said), gold=gold, predicted=said, lengths=lengths)
+        gold, output = [["a cat"], [], ["b"]] * 2, ["cat", "", "c"] * 2
+        one = Evaluation(scores=metrics.answering(gold, output), gold=gold, predicted=output, lengths=lengths)
     else:
-        gold, said = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0], [0.1, 0.9, 0.3, 0.2, 0.5, 0.0]
-        found = metrics.regression(gold, said) if kind == "regress" else metrics.ranking([1, 1, 1, 2, 2, 2], gold, said)
-        one = Evaluation(scores=found, gold=gold, predicted=said, lengths=lengths)
+        gold, output = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0], [0.1, 0.9, 0.3, 0.2, 0.5, 0.0]
+        result = (
+            metrics.regression(gold, output) if kind == "regress" else metrics.ranking([1, 1, 1, 2, 2, 2], gold, output)
+        )
+        one = Evaluation(scores=result, gold=gold, predicted=output, lengths=lengths)
     return ModelReport(title=kind, kind=kind, model="x", evaluations={"test": one})

@@ -25,22 +25,22 @@ def drawn(logits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return (table.cumsum(axis=1) > rng.random((len(table), 1))).argmax(axis=1)
 
 
-@pytest.mark.parametrize("heat", [0.4, 1.0, 3.0])
-def test_a_known_temperature_is_found(heat: float) -> None:
+@pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
+def test_a_known_temperature_is_found(factor: float) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(6000, 4)) * 2
     gold = drawn(logits, rng)
-    assert temperature(logits * heat, gold) == pytest.approx(heat, rel=0.06)
+    assert temperature(logits * factor, gold) == pytest.approx(factor, rel=0.06)
     # Only differences between logits count, and logarithms of probabilities are logits.
-    assert temperature(logits * heat + 7, gold) == pytest.approx(temperature(np.log(softmax(logits * heat)), gold))
+    assert temperature(logits * factor + 7, gold) == pytest.approx(temperature(np.log(softmax(logits * factor)), gold))
 
 
-@pytest.mark.parametrize("heat", [0.4, 1.0, 3.0])
-def test_a_known_temperature_of_independent_labels_is_found(heat: float) -> None:
+@pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
+def test_a_known_temperature_of_independent_labels_is_found(factor: float) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3000, 3)) * 2
     gold = rng.random(logits.shape) < 1 / (1 + np.exp(-logits))
-    assert temperature_multi(logits * heat, gold) == pytest.approx(heat, rel=0.06)
+    assert temperature_multi(logits * factor, gold) == pytest.approx(factor, rel=0.06)
 
 
 def test_temperature_is_the_best_of_a_grid() -> None:
@@ -49,12 +49,12 @@ def test_temperature_is_the_best_of_a_grid() -> None:
     gold = rng.integers(0, 3, 400)
     gold[:250] = logits[:250].argmax(axis=1)
 
-    def loss(heat: float) -> float:
-        table = softmax(logits, heat)
-        return float(-np.log(table[np.arange(400), gold]).sum() + math.log(heat) ** 2 / 2)
+    def loss(factor: float) -> float:
+        table = softmax(logits, factor)
+        return float(-np.log(table[np.arange(400), gold]).sum() + math.log(factor) ** 2 / 2)
 
-    found = temperature(logits, gold)
-    assert loss(found) <= min(loss(heat) for heat in np.geomspace(0.05, 20, 400)) + 1e-6
+    result = temperature(logits, gold)
+    assert loss(result) <= min(loss(factor) for factor in np.geomspace(0.05, 20, 400)) + 1e-6
 
 
 def test_no_errors_are_no_reason_for_infinite_confidence() -> None:
@@ -101,10 +101,10 @@ def test_abstention_reaches_what_was_wanted() -> None:
     fresh = answers(20000)
     reached, coverage = [], []
     for _ in range(50):
-        found = abstention(*answers(800), 0.95)
-        assert found is not None
-        reached.append(selective_precision(*fresh, found.threshold).value)
-        coverage.append(found.coverage)
+        result = abstention(*answers(800), 0.95)
+        assert result is not None
+        reached.append(selective_precision(*fresh, result.threshold).value)
+        coverage.append(result.coverage)
     assert np.mean(np.array(reached) >= 0.95) > 0.75
     assert min(reached) > 0.93
     assert np.mean(coverage) > 0.4  # 0.59 could be answered by who knew the truth
@@ -113,15 +113,15 @@ def test_abstention_reaches_what_was_wanted() -> None:
 def test_abstention_takes_the_lowest_threshold() -> None:
     sure = np.linspace(1, 0.5, 101)
     right = sure >= 0.7
-    found = abstention(sure, right, 0.9)
-    assert found is not None
-    inside = sure >= found.threshold
-    assert found.coverage == pytest.approx(inside.mean())
-    assert found.precision.value == pytest.approx(right[inside].mean())
-    assert found.precision.low < found.precision.value < found.precision.high
+    result = abstention(sure, right, 0.9)
+    assert result is not None
+    inside = sure >= result.threshold
+    assert result.coverage == pytest.approx(inside.mean())
+    assert result.precision.value == pytest.approx(right[inside].mean())
+    assert result.precision.low < result.precision.value < result.precision.high
     # One standard error under the precision is what has to reach 0.9, so it stops before 0.9 itself.
-    assert 0.9 < found.precision.value < 0.95
-    assert found.target == 0.9
+    assert 0.9 < result.precision.value < 0.95
+    assert result.target == 0.9
 
 
 def test_abstention_that_cannot_be() -> None:
@@ -132,10 +132,10 @@ def test_abstention_that_cannot_be() -> None:
 
 def test_equal_confidences_are_answered_together() -> None:
     sure, right = np.array([0.9] * 60 + [0.6] * 40), np.array([1] * 55 + [0] * 5 + [0] * 40)
-    found = abstention(sure, right, 0.85)
-    assert found is not None
-    assert (found.threshold, found.coverage) == (0.9, 0.6)
-    assert found.precision.value == pytest.approx(55 / 60)
+    result = abstention(sure, right, 0.85)
+    assert result is not None
+    assert (result.threshold, result.coverage) == (0.9, 0.6)
+    assert result.precision.value == pytest.approx(55 / 60)
 
 
 def test_nothing_kept() -> None:
@@ -150,8 +150,8 @@ def test_best_threshold_is_the_best_of_the_grid() -> None:
     def macro(threshold: float) -> float:
         return float(f1_score(gold, table >= threshold, average="macro", zero_division=0))
 
-    found = best_threshold(gold, table)
-    assert macro(found) == pytest.approx(max(macro(i / 100) for i in range(1, 100)))
+    result = best_threshold(gold, table)
+    assert macro(result) == pytest.approx(max(macro(i / 100) for i in range(1, 100)))
 
 
 def test_best_threshold_lies_amid_equals() -> None:

@@ -14,22 +14,22 @@ from tests.evaluation.studies import bare, full, of_kind
 
 
 def front(card: str) -> dict[str, Any]:
-    found = re.match(r"---\n(.*?)\n---\n", card, re.S)
-    assert found is not None
-    said = yaml.safe_load(found.group(1))
-    assert isinstance(said, dict)
-    return said
+    result = re.match(r"---\n(.*?)\n---\n", card, re.S)
+    assert result is not None
+    output = yaml.safe_load(result.group(1))
+    assert isinstance(output, dict)
+    return output
 
 
 def test_front_matter() -> None:
     study = full()
-    said = front(model_card(study))
-    assert said["language"] == ["en", "de"]
-    assert said["library_name"] == "bertie"
-    assert said["pipeline_tag"] == "text-classification"
-    assert said["base_model"] == "some/encoder"
-    assert "matthews_correlation" in said["metrics"]
-    (model,) = said["model-index"]
+    output = front(model_card(study))
+    assert output["language"] == ["en", "de"]
+    assert output["library_name"] == "bertie"
+    assert output["pipeline_tag"] == "text-classification"
+    assert output["base_model"] == "some/encoder"
+    assert "matthews_correlation" in output["metrics"]
+    (model,) = output["model-index"]
     assert [one["dataset"]["split"] for one in model["results"]] == ["dev", "test"]
     metrics = {one["name"]: one for one in model["results"][1]["metrics"]}
     assert metrics["macro_f1"]["type"] == "f1"
@@ -50,8 +50,8 @@ def test_the_hub_reads_it() -> None:
 
 def test_nothing_is_made_up() -> None:
     card = model_card(bare())
-    said = front(card)
-    assert not {"language", "base_model", "license"} & set(said)
+    output = front(card)
+    assert not {"language", "base_model", "license"} & set(output)
     assert re.findall(r"^## (.*)$", card, re.M) == ["Model description", "Usage", "Results", "Limitations"]
     assert "None" not in card
 

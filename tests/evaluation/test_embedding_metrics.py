@@ -50,10 +50,10 @@ def test_sts_is_scipys_correlation() -> None:
     rng = np.random.default_rng(0)
     gold = np.round(rng.random(80) * 5)
     predicted = gold + rng.normal(size=80)
-    found = sts(gold, predicted, resamples=100)
-    assert found["spearman"].value == pytest.approx(spearmanr(gold, predicted)[0])
-    assert found["pearson"].value == pytest.approx(pearsonr(gold, predicted)[0])
-    assert all(one.low < one.value < one.high for one in found.values())
+    result = sts(gold, predicted, resamples=100)
+    assert result["spearman"].value == pytest.approx(spearmanr(gold, predicted)[0])
+    assert result["pearson"].value == pytest.approx(pearsonr(gold, predicted)[0])
+    assert all(one.low < one.value < one.high for one in result.values())
 
 
 # --- pair classification ---
@@ -63,26 +63,26 @@ def test_sts_is_scipys_correlation() -> None:
 @pytest.mark.parametrize("ties", [True, False])
 def test_thresholds_are_the_best_there_are(seed: int, ties: bool) -> None:
     same, values = made(seed, ties=ties)
-    found = Thresholds.fit(same, values)
+    result = Thresholds.fit(same, values)
     tried = [*np.unique(values), values.max() + 1]
-    assert f1_score(same, values >= found.f1) == pytest.approx(max(f1_score(same, values >= t) for t in tried[:-1]))
-    assert accuracy_score(same, values >= found.accuracy) == max(accuracy_score(same, values >= t) for t in tried[:-1])
+    assert f1_score(same, values >= result.f1) == pytest.approx(max(f1_score(same, values >= t) for t in tried[:-1]))
+    assert accuracy_score(same, values >= result.accuracy) == max(accuracy_score(same, values >= t) for t in tried[:-1])
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_pairs_are_scored_as_by_scikit_learn(seed: int) -> None:
     thresholds = Thresholds.fit(*made(seed + 100))
     same, values = made(seed)
-    found = pair_classification(same, values, thresholds, resamples=60)
-    assert found["average_precision"].value == pytest.approx(average_precision_score(same, values))
-    assert found["f1"].value == pytest.approx(f1_score(same, values >= thresholds.f1))
-    assert found["accuracy"].value == pytest.approx(accuracy_score(same, values >= thresholds.accuracy))
+    result = pair_classification(same, values, thresholds, resamples=60)
+    assert result["average_precision"].value == pytest.approx(average_precision_score(same, values))
+    assert result["f1"].value == pytest.approx(f1_score(same, values >= thresholds.f1))
+    assert result["accuracy"].value == pytest.approx(accuracy_score(same, values >= thresholds.accuracy))
     # The ends of the interval, from the same resamples by scikit-learn.
     drawn = [
         average_precision_score(same, values, sample_weight=one) for some in resample_counts(60, 60, 0) for one in some
     ]
     low, high = np.quantile(drawn, (0.025, 0.975))
-    assert (found["average_precision"].low, found["average_precision"].high) == pytest.approx((low, high))
+    assert (result["average_precision"].low, result["average_precision"].high) == pytest.approx((low, high))
 
 
 def test_pairs_that_cannot_be_scored() -> None:
@@ -101,15 +101,15 @@ def test_clusters_are_scored_as_by_scikit_learn(spread: float) -> None:
     truth = rng.integers(0, 6, 200)
     vectors = rng.normal(size=(6, 8))[truth] * 4 + rng.normal(size=(200, 8)) * spread
     labels = [f"label {i}" for i in truth]
-    found = clustering(vectors, labels, seed=3)
+    result = clustering(vectors, labels, seed=3)
     clusters = KMeans(n_clusters=6, n_init=10, random_state=3).fit_predict(vectors)
     for name, score in (
         ("v_measure", v_measure_score),
         ("homogeneity", homogeneity_score),
         ("completeness", completeness_score),
     ):
-        assert found[name].value == pytest.approx(score(labels, clusters), abs=1e-9), name
-        assert found[name].low <= found[name].value <= found[name].high
+        assert result[name].value == pytest.approx(score(labels, clusters), abs=1e-9), name
+        assert result[name].low <= result[name].value <= result[name].high
 
 
 def test_clusters_that_cannot_be_scored() -> None:
@@ -129,17 +129,17 @@ def test_a_model_of_vectors_is_scored_on_pairs(model: Path, tmp_path: Path, caps
     file = tmp_path / "pairs.jsonl"
     rows = [{"text_a": x, "text_b": y, "score": z} for x, y, z in zip(a, b, gold, strict=True)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wanted = spearmanr(gold, np.diagonal(Embedder.load(model).similarity(a, b)))[0]
+    expected = spearmanr(gold, np.diagonal(Embedder.load(model).similarity(a, b)))[0]
     for flags in ([], ["--task", "embed"]):
         assert main(["eval", str(file), "-m", str(model), "--resamples", "50", "--json", *flags]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert list(found) == ["spearman", "pearson"]
-        assert found["spearman"]["value"] == pytest.approx(wanted, abs=1e-5)
+        result = json.loads(capsys.readouterr().out)
+        assert list(result) == ["spearman", "pearson"]
+        assert result["spearman"]["value"] == pytest.approx(expected, abs=1e-5)
     bare = str(model.parent / "bare")
     assert main(["eval", str(file), "-m", str(model), "--baseline", bare, "--resamples", "50", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    gap = found["spearman"]["value"] - found["baseline"]["scores"]["spearman"]["value"]
-    assert found["baseline"]["difference"]["spearman"]["value"] == pytest.approx(gap)
+    result = json.loads(capsys.readouterr().out)
+    gap = result["spearman"]["value"] - result["baseline"]["scores"]["spearman"]["value"]
+    assert result["baseline"]["difference"]["spearman"]["value"] == pytest.approx(gap)
 
 
 def test_single_texts_and_flags_for_heads_are_refused(
@@ -150,4 +150,4 @@ def test_single_texts_and_flags_for_heads_are_refused(
     assert main(["eval", str(file), "-m", str(model)]) == 1
     assert "single texts" in capsys.readouterr().err
     assert main(["eval", str(file), "-m", str(model), "-o", str(tmp_path / "report")]) == 2
-    assert "leave off --output" in capsys.readouterr().err
+    assert "leave out --output" in capsys.readouterr().err

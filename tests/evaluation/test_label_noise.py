@@ -14,13 +14,13 @@ def test_planted_errors_are_found() -> None:
     table[np.arange(1000), true] += 0.6
     gold, wrong = true.copy(), rng.choice(1000, 60, replace=False)
     gold[wrong] = (true[wrong] + rng.integers(1, 5, 60)) % 5
-    found = find_label_issues(gold, table, most=60)
-    assert {one.index for one in found} <= set(wrong.tolist())
-    assert len(found) >= 30  # the half of which the model is surer than it usually is
-    for one in found:
+    result = find_label_issues(gold, table, most=60)
+    assert {one.index for one in result} <= set(wrong.tolist())
+    assert len(result) >= 30  # the half of which the model is surer than it usually is
+    for one in result:
         assert one.given == gold[one.index] != one.likely
         assert one.margin == pytest.approx(table[one.index, one.likely] - table[one.index, one.given])
-    assert [one.margin for one in found] == sorted((one.margin for one in found), reverse=True)
+    assert [one.margin for one in result] == sorted((one.margin for one in result), reverse=True)
 
 
 def test_a_model_that_is_never_sure_of_a_label_does_not_make_it_suspect() -> None:
@@ -31,8 +31,8 @@ def test_a_model_that_is_never_sure_of_a_label_does_not_make_it_suspect() -> Non
 
 
 def test_labels_that_no_text_has() -> None:
-    found = find_label_issues([0, 0, 0], [[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.0, 0.9]])
-    assert found == []
+    result = find_label_issues([0, 0, 0], [[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.0, 0.9]])
+    assert result == []
 
 
 def test_most() -> None:

@@ -29,20 +29,20 @@ def sentences(rng: random.Random, words: list[str], n: int, least: int = 8, most
 
 def edited(rng: random.Random, text: str, times: int, words: list[str]) -> str:
     """So many words replaced, left out, put in or misspelt."""
-    found = text.split()
+    result = text.split()
     for _ in range(times):
-        i = rng.randrange(len(found))
+        i = rng.randrange(len(result))
         kind = rng.choice(("replace", "leave out", "put in", "misspell"))
         if kind == "replace":
-            found[i] = rng.choice(words)
-        elif kind == "leave out" and len(found) > 1:
-            del found[i]
+            result[i] = rng.choice(words)
+        elif kind == "leave out" and len(result) > 1:
+            del result[i]
         elif kind == "put in":
-            found.insert(i, rng.choice(words))
+            result.insert(i, rng.choice(words))
         else:
-            at = rng.randrange(len(found[i]))
-            found[i] = found[i][:at] + rng.choice("xqj") + found[i][at + 1 :]
-    return " ".join(found)
+            at = rng.randrange(len(result[i]))
+            result[i] = result[i][:at] + rng.choice("xqj") + result[i][at + 1 :]
+    return " ".join(result)
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
@@ -52,12 +52,12 @@ def test_planted_copies_are_found_and_nothing_else(times: int) -> None:
     train, clean = sentences(rng, words, 2000), sentences(rng, words, 1000)
     source = rng.sample(range(2000), 200)
     test = [edited(rng, train[i], times, words) for i in source] + clean
-    found = {leak.test_index: leak for leak in find_leaks(train, test)}
-    hits = [i for i in range(200) if i in found and found[i].train_index == source[i]]
+    result = {leak.test_index: leak for leak in find_leaks(train, test)}
+    hits = [i for i in range(200) if i in result and result[i].train_index == source[i]]
     assert len(hits) >= 195
-    assert sum(i >= 200 for i in found) <= 5
+    assert sum(i >= 200 for i in result) <= 5
     if not times:
-        assert {found[i].kind for i in hits} == {"exact"}
+        assert {result[i].kind for i in hits} == {"exact"}
 
 
 def test_long_texts() -> None:
@@ -65,8 +65,8 @@ def test_long_texts() -> None:
     words = vocabulary(rng, 3000)
     train = sentences(rng, words, 200, least=150, most=300)
     test = [edited(rng, text, 15, words) for text in train[:50]] + sentences(rng, words, 50, least=150, most=300)
-    found = find_leaks(train, test)
-    assert [(leak.test_index, leak.train_index) for leak in found] == [(i, i) for i in range(50)]
+    result = find_leaks(train, test)
+    assert [(leak.test_index, leak.train_index) for leak in result] == [(i, i) for i in range(50)]
     # Half of it is another text: not a light edit.
     halves = [" ".join(text.split()[: len(text.split()) // 2] + test[-1].split()[:80]) for text in train[:50]]
     assert find_leaks(train, halves) == []
@@ -108,8 +108,8 @@ def test_pairs_are_near_if_both_texts_are() -> None:
     firsts, seconds, others = (sentences(rng, words, 100) for _ in range(3))
     train = [f"{a}\n{b}" for a, b in zip(firsts, seconds, strict=True)]
     assert find_leaks(train, [f"{a}\n{b}" for a, b in zip(firsts, others, strict=True)]) == []
-    found = find_leaks(train, [f"{a}\n{edited(rng, b, 1, words)}" for a, b in zip(firsts, seconds, strict=True)])
-    assert len(found) >= 98
+    result = find_leaks(train, [f"{a}\n{edited(rng, b, 1, words)}" for a, b in zip(firsts, seconds, strict=True)])
+    assert len(result) >= 98
 
 
 def test_frequent_words_alone_are_no_proof() -> None:
@@ -145,7 +145,7 @@ def plain(train: list[str], test: list[str]) -> dict[int, float]:
     kept = {i: bags[i] for i in {"".join(_words(t)): i for i, t in reversed(list(enumerate(train)))}.values()}
     kept = {i: units for i, units in kept.items() if len(units) >= 5}
     times = Counter(unit for units in kept.values() for unit in units)
-    found: dict[int, float] = {}
+    result: dict[int, float] = {}
     for i, text in enumerate(test):
         words = _words(text)
         for j, units in kept.items():
@@ -159,8 +159,8 @@ def plain(train: list[str], test: list[str]) -> dict[int, float]:
             if left_out <= max(3, int(0.15 * longer)) and (
                 nats * common / len(both) - leaks.EDIT_NATS * left_out > leaks.CHANCE_NATS
             ):
-                found[i] = max(found.get(i, 0.0), common / longer)
-    return found
+                result[i] = max(result.get(i, 0.0), common / longer)
+    return result
 
 
 def subsequence(a: list[str], b: list[str]) -> int:

@@ -125,19 +125,19 @@ def test_json_goes_round_without_nan(files: dict[str, str]) -> None:
     def refuse(name: str) -> float:
         raise AssertionError(name)
 
-    said = json.loads(files["report.json"], parse_constant=refuse)
-    assert json.loads(json.dumps(said)) == said
+    output = json.loads(files["report.json"], parse_constant=refuse)
+    assert json.loads(json.dumps(output)) == output
     study = full()
-    test = said["evaluations"]["test"]
+    test = output["evaluations"]["test"]
     assert test["scores"]["accuracy"] == study.evaluations["test"].scores["accuracy"].as_dict()
     assert test["leaks"]["scores_without"]["accuracy"] == {"value": 0.5, "low": 0.4, "high": None}
     assert test["leaks"]["leaks"][0] == {"test_index": 3, "train_index": 7, "kind": "near", "similarity": 0.9}
-    assert (said["main"], said["final"], said["kind"]) == ("accuracy", "test", "classify")
-    assert said["recipe"]["patience"] is None
-    assert len(said["curve"]) == 700
+    assert (output["main"], output["final"], output["kind"]) == ("accuracy", "test", "classify")
+    assert output["recipe"]["patience"] is None
+    assert len(output["curve"]) == 700
     assert sum(one["count"] for one in test["lengths"]) == 120
     assert 0 < test["abstention"]["coverage"] <= 1
-    empty = [one for one in said["calibration"]["bins_before"] if not one["count"]]
+    empty = [one for one in output["calibration"]["bins_before"] if not one["count"]]
     assert empty
     assert all(one["accuracy"] is None for one in empty)
 
@@ -146,8 +146,8 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, bare()))
     assert re.findall(r"^## (.*)$", markdown, re.M) == ["Summary", "Scores", "Confusion on test", "By label on test"]
     Page(html)
-    said = json.loads(data)
-    assert set(said) == {"title", "kind", "model", "data", "main", "final", "evaluations"}
+    output = json.loads(data)
+    assert set(output) == {"title", "kind", "model", "data", "main", "final", "evaluations"}
     assert "None" not in markdown + html
 
 
@@ -155,13 +155,13 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 def test_every_kind(kind: str, tmp_path: Path) -> None:
     markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, of_kind(kind)))
     Page(html)
-    said = json.loads(data)["evaluations"]["test"]
+    output = json.loads(data)["evaluations"]["test"]
     assert ("By length on test" in markdown) == (kind != "rerank")
     assert ("By label on test" in markdown) == (kind in ("multi", "tag"))
     if kind == "tag":
-        assert [one["label"] for one in said["labels"]] == ["X", "Y"]
+        assert [one["label"] for one in output["labels"]] == ["X", "Y"]
     if kind == "multi":
-        assert [one["support"] for one in said["labels"]] == [3, 3, 0]
+        assert [one["support"] for one in output["labels"]] == [3, 3, 0]
 
 
 def test_a_report_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,32 +181,32 @@ def test_a_report_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_confusion_is_scikit_learns() -> None:
     one = classified(k=5)
-    found = confusion(one)
+    result = confusion(one)
     expected = confusion_matrix(one.gold, one.predicted, labels=one.labels)
-    assert found.table == expected.tolist()
+    assert result.table == expected.tolist()
     np.fill_diagonal(expected, 0)
-    assert found.pairs[0][2] == expected.max()
-    assert sum(count for *_, count in found.pairs) <= expected.sum()
+    assert result.pairs[0][2] == expected.max()
+    assert sum(count for *_, count in result.pairs) <= expected.sum()
 
 
 def test_many_labels_are_gathered() -> None:
     one = classified(n=800, k=30)
-    found = confusion(one)
-    assert len(found.labels) == 21
-    assert found.labels[-1] == "10 others"
-    assert np.sum(found.table) == 800
+    result = confusion(one)
+    assert len(result.labels) == 21
+    assert result.labels[-1] == "10 others"
+    assert np.sum(result.table) == 800
     expected = confusion_matrix(one.gold, one.predicted, labels=one.labels)
     errors = expected.sum(axis=0) + expected.sum(axis=1) - 2 * np.diag(expected)
-    kept = [one.labels.index(label) for label in found.labels[:-1]]
+    kept = [one.labels.index(label) for label in result.labels[:-1]]
     left = [i for i in range(30) if i not in kept]
     assert errors[kept].min() >= errors[left].max()
-    assert [row[i] for i, row in enumerate(found.table[:-1])] == np.diag(expected)[kept].tolist()
+    assert [row[i] for i, row in enumerate(result.table[:-1])] == np.diag(expected)[kept].tolist()
 
 
 def test_markdown_that_means_nothing() -> None:
-    said = to_markdown(EVIL, [Section("s", [EVIL, Table(["a|b"], [["c\nd|"]])])])
-    assert "| a\\|b |\n| --- |\n| c d\\| |" in said
-    assert "\x00" not in said
+    output = to_markdown(EVIL, [Section("s", [EVIL, Table(["a|b"], [["c\nd|"]])])])
+    assert "| a\\|b |\n| --- |\n| c d\\| |" in output
+    assert "\x00" not in output
     assert escape_markdown("*a* <b>") == r"\*a\* &lt;b&gt;"
     assert "<script" not in to_html(EVIL, [Section(EVIL, [EVIL])])
 

@@ -50,12 +50,12 @@ def by_hand(qrels: dict[str, int], run: dict[str, float]) -> dict[str, float]:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_values_are_those_worked_out_by_hand(seed: int) -> None:
     qrels, run = made(seed)
-    found = per_query_metrics(qrels, run)
+    result = per_query_metrics(qrels, run)
     for i, query in enumerate(qrels):
         for name, value in by_hand(qrels[query], run[query]).items():
-            assert found[name][i] == pytest.approx(value, abs=1e-9), (query, name)
+            assert result[name][i] == pytest.approx(value, abs=1e-9), (query, name)
     scores = retrieval(qrels, run, resamples=50)
-    for name, values in found.items():
+    for name, values in result.items():
         assert scores[name].value == pytest.approx(values.mean())
         assert scores[name].low < scores[name].value < scores[name].high
 
@@ -72,8 +72,8 @@ def test_a_fully_judged_list_has_the_scores_of_ranking() -> None:
 
 
 def test_what_is_not_found_counts_and_what_is_not_judged_does_not() -> None:
-    qrels = {"found": {"a": 1}, "missing": {"a": 1}, "empty": {"a": 1}, "unjudged": {"a": 0}}
-    run = {"found": {"a": 1.0}, "empty": {}, "unjudged": {"a": 1.0}, "unasked": {"a": 1.0}}
+    qrels = {"result": {"a": 1}, "missing": {"a": 1}, "empty": {"a": 1}, "unjudged": {"a": 0}}
+    run = {"result": {"a": 1.0}, "empty": {}, "unjudged": {"a": 1.0}, "unasked": {"a": 1.0}}
     assert per_query_metrics(qrels, run)["map"].tolist() == [1.0, 0.0, 0.0]
     assert per_query_metrics(qrels, {})["ndcg_10"].tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(InputError, match="no query has a relevant"):

@@ -43,13 +43,13 @@ def test_labels_are_scikit_learns() -> None:
     rng = np.random.default_rng(0)
     labels = ["x", "y", "z"]
     gold = [labels[i] for i in rng.integers(0, 3, 200)]
-    said = [one if rng.random() < 0.7 else labels[rng.integers(3)] for one in gold]
-    found = by_label(gold, said, labels)
-    columns = precision_recall_fscore_support(gold, said, labels=labels)
-    for one, *expected in zip(found, *columns, strict=True):
+    output = [one if rng.random() < 0.7 else labels[rng.integers(3)] for one in gold]
+    result = by_label(gold, output, labels)
+    columns = precision_recall_fscore_support(gold, output, labels=labels)
+    for one, *expected in zip(result, *columns, strict=True):
         assert [one.precision.value, one.recall.value, one.f1.value, one.support] == pytest.approx(expected)
         assert one.f1.low < one.f1.value < one.f1.high
-        assert one.predicted == said.count(one.label)
+        assert one.predicted == output.count(one.label)
 
 
 def test_labels_that_are_not_there() -> None:
@@ -60,19 +60,19 @@ def test_labels_that_are_not_there() -> None:
 
 
 def test_several_labels() -> None:
-    gold, said = [("a", "b"), (), ("b",), ("a",)], [("a",), ("b",), ("b",), ("a", "b")]
-    found = {one.label: one for one in by_labels(gold, said, ["a", "b"])}
-    assert (found["a"].f1.value, found["a"].support) == (1, 2)
-    assert (found["b"].precision.value, found["b"].recall.value) == (pytest.approx(1 / 3), 0.5)
+    gold, output = [("a", "b"), (), ("b",), ("a",)], [("a",), ("b",), ("b",), ("a", "b")]
+    result = {one.label: one for one in by_labels(gold, output, ["a", "b"])}
+    assert (result["a"].f1.value, result["a"].support) == (1, 2)
+    assert (result["b"].precision.value, result["b"].recall.value) == (pytest.approx(1 / 3), 0.5)
 
 
 def test_entities_are_seqevals() -> None:
     rng = np.random.default_rng(0)
     tags = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
     gold = [[tags[i] for i in rng.integers(0, 5, 8)] for _ in range(60)]
-    said = [[tag if rng.random() < 0.8 else "O" for tag in one] for one in gold]
-    expected = classification_report(gold, said, output_dict=True)
-    for one in by_tag(gold, said):
+    output = [[tag if rng.random() < 0.8 else "O" for tag in one] for one in gold]
+    expected = classification_report(gold, output, output_dict=True)
+    for one in by_tag(gold, output):
         row = expected[one.label]
         assert [one.precision.value, one.recall.value, one.f1.value, one.support] == pytest.approx(
             [row["precision"], row["recall"], row["f1-score"], row["support"]]
@@ -80,6 +80,6 @@ def test_entities_are_seqevals() -> None:
 
 
 def test_plain_tags() -> None:
-    found = {one.label: one for one in by_tag([["N", "V"], ["N"]], [["N", "N"], ["N"]])}
-    assert (found["N"].support, found["N"].predicted, found["N"].precision.value) == (2, 3, pytest.approx(2 / 3))
-    assert found["V"].recall.value == 0
+    result = {one.label: one for one in by_tag([["N", "V"], ["N"]], [["N", "N"], ["N"]])}
+    assert (result["N"].support, result["N"].predicted, result["N"].precision.value) == (2, 3, pytest.approx(2 / 3))
+    assert result["V"].recall.value == 0

@@ -61,12 +61,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_folder_of_beir(folder: Path) -> None:
-    found = read_beir(folder)
-    assert list(found.queries.items()) == [(row["_id"], row["text"]) for row in QUERIES[:5]]
-    assert found.corpus["d0"] == f"Novel {TEXTS[0]}"
-    assert found.corpus["d1"] == TEXTS[1]
-    assert list(found.corpus) == [f"d{i}" for i in range(40)]
-    assert found.qrels == {f"q{i}": {f"d{7 * i}": 1, f"d{7 * i + 1}": 2} for i in range(5)}
+    result = read_beir(folder)
+    assert list(result.queries.items()) == [(row["_id"], row["text"]) for row in QUERIES[:5]]
+    assert result.corpus["d0"] == f"Novel {TEXTS[0]}"
+    assert result.corpus["d1"] == TEXTS[1]
+    assert list(result.corpus) == [f"d{i}" for i in range(40)]
+    assert result.qrels == {f"q{i}": {f"d{7 * i}": 1, f"d{7 * i + 1}": 2} for i in range(5)}
 
 
 def test_other_layouts_are_the_same_collection(folder: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "output"),
     [
         ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q9", "d1", 1)]), r"test\.tsv, row 2: .* no query 'q9' in .*queries"),
         ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q0", "x", 1)]), r"test\.tsv, row 2: .* no document 'x' in .*corpus"),
@@ -127,9 +127,9 @@ def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
         ("corpus.jsonl", "", "is empty"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_file_and_row(folder: Path, file: str, text: str, said: str) -> None:
+def test_what_is_wrong_is_said_with_its_file_and_row(folder: Path, file: str, text: str, output: str) -> None:
     (folder / file).write_text(text)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=output):
         read_beir(folder)
 
 
@@ -156,30 +156,30 @@ def test_dense_is_the_best_of_all_products(
 ) -> None:
     monkeypatch.setattr(beir, "BLOCK", block)
     monkeypatch.setattr(beir, "DEPTH", depth)
-    found, embedder = read_beir(folder), Embedder.load(models["one"])
+    result, embedder = read_beir(folder), Embedder.load(models["one"])
     done: list[int] = []
-    run = beir.dense_run(found, embedder, advance=done.append)
+    run = beir.dense_run(result, embedder, advance=done.append)
     assert sum(done) == 40
-    documents = embedder.embed(list(found.corpus.values())).astype(np.float64)
+    documents = embedder.embed(list(result.corpus.values())).astype(np.float64)
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
-    for query, text in found.queries.items():
+    for query, text in result.queries.items():
         (vector,) = embedder.embed([text]).astype(np.float64)
-        cosines = dict(zip(found.corpus, documents @ vector / np.linalg.norm(vector), strict=True))
+        cosines = dict(zip(result.corpus, documents @ vector / np.linalg.norm(vector), strict=True))
         best = sorted(cosines.values(), reverse=True)[:depth]
         assert list(run[query].values()) == pytest.approx(best, abs=1e-6)
         assert all(run[query][d] == pytest.approx(cosines[d], abs=1e-6) for d in run[query])
 
 
 def test_queries_and_documents_have_their_prompts(folder: Path, models: dict[str, str]) -> None:
-    found, embedder = read_beir(folder), Embedder.load(models["one"])
-    plain = beir.dense_run(found, embedder)
+    result, embedder = read_beir(folder), Embedder.load(models["one"])
+    plain = beir.dense_run(result, embedder)
     embedder.modules.prompts = {"query": "Find: ", "passage": "Read: "}
-    prompted = beir.dense_run(found, embedder)
+    prompted = beir.dense_run(result, embedder)
     embedder.modules.prompts = {}
-    texts = {name: f"Read: {text}" for name, text in found.corpus.items()}
-    asked = {name: f"Find: {text}" for name, text in found.queries.items()}
-    written = beir.dense_run(RetrievalDataset(texts, asked, found.qrels), embedder)
-    for query in found.queries:
+    texts = {name: f"Read: {text}" for name, text in result.corpus.items()}
+    asked = {name: f"Find: {text}" for name, text in result.queries.items()}
+    written = beir.dense_run(RetrievalDataset(texts, asked, result.qrels), embedder)
+    for query in result.queries:
         assert prompted[query] == pytest.approx(written[query], abs=1e-5)
         assert prompted[query] != pytest.approx(plain[query], abs=1e-5)
 
@@ -187,7 +187,7 @@ def test_queries_and_documents_have_their_prompts(folder: Path, models: dict[str
 def test_lexical_is_bm25_as_lucene_has_it() -> None:
     """Words that no stemmer changes and no list of stop words has."""
     texts = {"a": "cat dog cat", "b": "dog bird", "c": "bird bird bird fox", "d": "cat", "e": "wolf wolf"}
-    found = beir.bm25_run(RetrievalDataset(texts, {"q": "cat bird", "none": "zebra"}, {}))
+    result = beir.bm25_run(RetrievalDataset(texts, {"q": "cat bird", "none": "zebra"}, {}))
     lengths = {name: len(text.split()) for name, text in texts.items()}
     mean = sum(lengths.values()) / len(lengths)
     by_hand: Counter[str] = Counter()
@@ -197,9 +197,9 @@ def test_lexical_is_bm25_as_lucene_has_it() -> None:
         for name in holders:
             times = texts[name].split().count(word)
             by_hand[name] += idf * times / (times + 1.2 * (1 - 0.75 + 0.75 * lengths[name] / mean))
-    assert found["q"] == pytest.approx(by_hand, abs=1e-5)
-    assert list(found["q"]) == [name for name, _ in by_hand.most_common()]
-    assert found["none"] == {}
+    assert result["q"] == pytest.approx(by_hand, abs=1e-5)
+    assert list(result["q"]) == [name for name, _ in by_hand.most_common()]
+    assert result["none"] == {}
 
 
 def test_hybrid_is_by_reciprocal_ranks() -> None:
@@ -209,20 +209,20 @@ def test_hybrid_is_by_reciprocal_ranks() -> None:
     for run in runs:
         for place, document in enumerate(sorted(run["q"], key=lambda d: -run["q"][d]), 1):
             worth[document] += 1 / (60 + place)
-    found = beir.fuse_by_rank(*runs)
-    assert found["q"] == pytest.approx(worth)
+    result = beir.fuse_by_rank(*runs)
+    assert result["q"] == pytest.approx(worth)
     assert beir.fuse_by_rank({"q": {"a": 1.0}}, {}) == {"q": {"a": pytest.approx(1 / 61)}}
 
 
 def test_reranked_is_the_order_of_the_pairs(folder: Path, models: dict[str, str]) -> None:
-    found, reranker = read_beir(folder), Reranker.load(models["cross"])
-    run = beir.dense_run(found, Embedder.load(models["one"]))
+    result, reranker = read_beir(folder), Reranker.load(models["cross"])
+    run = beir.dense_run(result, Embedder.load(models["one"]))
     done: list[int] = []
-    again = beir.rerank_run(found, reranker, run, depth=6, advance=done.append)
+    again = beir.rerank_run(result, reranker, run, depth=6, advance=done.append)
     assert sum(done) == 6 * 5
     for query, one in run.items():
         first, others = list(one)[:6], list(one)[6:]
-        scores = reranker.predict([(found.queries[query], found.corpus[d]) for d in first])
+        scores = reranker.predict([(result.queries[query], result.corpus[d]) for d in first])
         assert [again[query][d] for d in first] == pytest.approx(scores.tolist(), abs=1e-5)
         ranked = sorted(again[query], key=lambda d: -again[query][d])
         assert ranked[6:] == others
@@ -234,9 +234,9 @@ def test_fused_is_by_weighted_scores() -> None:
         "dense": {"q": {"a": 0.9, "b": 0.5, "c": 0.1, "d": 0.0}, "r": {"a": 1.0}},
         "rerank": {"q": {"c": 5.0, "b": 4.0, "a": 3.0, "d": -9.0}},
     }
-    found = beir.fuse_by_score(runs, {"dense": 1.0, "rerank": 0.5}, depth=3)  # without d
-    assert found == {"q": {"a": pytest.approx(1.0), "b": pytest.approx(0.75), "c": pytest.approx(0.5)}, "r": {}}
-    assert list(found["q"]) == ["a", "b", "c"]
+    result = beir.fuse_by_score(runs, {"dense": 1.0, "rerank": 0.5}, depth=3)  # without d
+    assert result == {"q": {"a": pytest.approx(1.0), "b": pytest.approx(0.75), "c": pytest.approx(0.5)}, "r": {}}
+    assert list(result["q"]) == ["a", "b", "c"]
     with pytest.raises(InputError, match="weights="):
         beir.fuse_by_score(runs, {"dense": 1.0})
 
@@ -270,27 +270,27 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evaluated(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
     assert main(["eval", *map(str, argv), "--resamples", "50", "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def test_the_command_prints_the_scores_of_the_run(
     folder: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = read_beir(folder)
-    words, vectors = beir.bm25_run(found), beir.dense_run(found, Embedder.load(models["one"]))
+    result = read_beir(folder)
+    words, vectors = beir.bm25_run(result), beir.dense_run(result, Embedder.load(models["one"]))
     both = beir.fuse_by_rank(words, vectors)
-    again = beir.rerank_run(found, Reranker.load(models["cross"]), both)
+    again = beir.rerank_run(result, Reranker.load(models["cross"]), both)
     for flags, run in (
         ([], vectors),
         (["--mode", "lexical"], words),
         (["--mode", "hybrid"], both),
         (["--mode", "hybrid", "--rerank", models["cross"]], again),
     ):
-        said = evaluated(capsys, "--beir", folder, "-m", models["one"], *flags)
-        wanted = retrieval(found.qrels, run, resamples=50)
-        assert said == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in wanted.items()}, flags
-        assert list(said) == ["ndcg_10", "map", "recall_100", "mrr"]
+        output = evaluated(capsys, "--beir", folder, "-m", models["one"], *flags)
+        expected = retrieval(result.qrels, run, resamples=50)
+        assert output == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in expected.items()}, flags
+        assert list(output) == ["ndcg_10", "map", "recall_100", "mrr"]
 
 
 def test_the_command_finds_weights_on_another_split(
@@ -300,17 +300,17 @@ def test_the_command_finds_weights_on_another_split(
     (folder / "qrels" / "dev.tsv").write_text("\n".join(lines[:-1]) + "\n")
     embedder, cross = Embedder.load(models["one"]), Reranker.load(models["cross"])
 
-    def runs(found: RetrievalDataset) -> dict[str, Any]:
-        mine: dict[str, Any] = {"dense": beir.dense_run(found, embedder), "lexical": beir.bm25_run(found)}
-        return mine | {"rerank": beir.rerank_run(found, cross, beir.fuse_by_rank(*mine.values()))}
+    def runs(result: RetrievalDataset) -> dict[str, Any]:
+        mine: dict[str, Any] = {"dense": beir.dense_run(result, embedder), "lexical": beir.bm25_run(result)}
+        return mine | {"rerank": beir.rerank_run(result, cross, beir.fuse_by_rank(*mine.values()))}
 
     dev, test = read_beir(folder, "dev"), read_beir(folder)
     weights = beir.tune_weights(dev.qrels, runs(dev))
-    wanted = retrieval(test.qrels, beir.fuse_by_score(runs(test), weights), resamples=50)
+    expected = retrieval(test.qrels, beir.fuse_by_score(runs(test), weights), resamples=50)
     argv = ["--beir", str(folder), "-m", models["one"], "--mode", "hybrid", "--rerank", models["cross"]]
     assert main(["eval", *argv, "--tune", "dev", "--resamples", "50", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in wanted.items()}
+    assert json.loads(out) == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in expected.items()}
     told = next(line for line in err.splitlines() if "--weights" in line).split("--weights ")[1]
     assert evaluated(capsys, *argv, "--weights", told) == json.loads(out)
     assert main(["eval", *argv, "--tune", "test"]) == 2
@@ -345,7 +345,7 @@ def test_the_command_compares_two_models(
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "output"),
     [
         ([], "name a FILE of labelled texts, or a folder with --beir"),
         (["x.csv", "--beir", "."], "name a FILE of labelled texts, or a folder with --beir"),
@@ -357,9 +357,9 @@ def test_the_command_compares_two_models(
         (["--beir", ".", "--tune", "dev", "--weights", "dense=1"], "leave out --weights"),
     ],
 )
-def test_a_command_that_makes_no_sense(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_makes_no_sense(argv: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", *argv]) == 2
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 def test_errors_and_warnings_are_one_line(

@@ -57,9 +57,9 @@ def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str
 
     ours, theirs = MTEBEmbedder(folder, overflow="truncate"), SentenceTransformer(folder, device="cpu")
     for task in (retrieval_task("Tiny", COLLECTION), sts_task("TinySTS", PAIRS)):
-        found, wanted = through_mteb(ours, task), through_mteb(theirs, task)
-        assert found == pytest.approx(wanted, abs=1e-5)
-        assert len(set(found.values())) > 1  # there is something to compare
+        result, expected = through_mteb(ours, task), through_mteb(theirs, task)
+        assert result == pytest.approx(expected, abs=1e-5)
+        assert len(set(result.values())) > 1  # there is something to compare
 
 
 def test_windows_are_what_truncation_is_not(folder: str) -> None:
@@ -78,9 +78,9 @@ def test_reranking_is_that_of_sentence_transformers(cross: str) -> None:
     candidates = {query: [d for d in some if d != "d60"] for query, some in candidates.items()}
     ours, theirs = MTEBReranker(cross), sentence_transformers.CrossEncoder(cross, device="cpu")
     task = retrieval_task("TinyRerank", COLLECTION, candidates)
-    found = through_mteb(ours, task)
-    assert found == pytest.approx(through_mteb(theirs, task), abs=1e-5)
-    assert 0 < found["ndcg_at_10"] < 1
+    result = through_mteb(ours, task)
+    assert result == pytest.approx(through_mteb(theirs, task), abs=1e-5)
+    assert 0 < result["ndcg_at_10"] < 1
 
 
 def test_a_loaded_model_will_do_and_takes_no_options(folder: str, cross: str) -> None:

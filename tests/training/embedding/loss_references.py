@@ -63,8 +63,8 @@ def random_labels(loss: EmbeddingLoss, columns: int, seed: int) -> Tensor | None
     if loss.inputs == "classes":
         return torch.randint(CLASSES, (ROWS,), generator=draw)
     if loss.inputs == "scores":
-        found = torch.randint(0, 2 if isinstance(loss, ContrastiveLoss) else 4, (ROWS,), generator=draw)
-        return found / max(1, int(found.max()))  # with ties
+        result = torch.randint(0, 2 if isinstance(loss, ContrastiveLoss) else 4, (ROWS,), generator=draw)
+        return result / max(1, int(result.max()))  # with ties
     if loss.inputs == "lists":
         return 3 * torch.randn(ROWS, columns - 1, generator=draw, dtype=torch.float64)
     if loss.inputs == "vectors":
@@ -86,8 +86,8 @@ def all_parameters(columns: Sequence[Embeddings], auxiliary: nn.ModuleDict) -> l
     return [*map(column_states, columns), *auxiliary.parameters()]
 
 
-def gradients(found: Tensor, columns: Sequence[Embeddings], auxiliary: nn.ModuleDict) -> list[Tensor]:
-    return list(torch.autograd.grad(found, all_parameters(columns, auxiliary), materialize_grads=True))
+def gradients(result: Tensor, columns: Sequence[Embeddings], auxiliary: nn.ModuleDict) -> list[Tensor]:
+    return list(torch.autograd.grad(result, all_parameters(columns, auxiliary), materialize_grads=True))
 
 
 def assert_same(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-9) -> None:
@@ -112,8 +112,8 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum()
 
 
-def average(found: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(found)).sum() / len(found)
+def average(result: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(result)).sum() / len(result)
 
 
 def negative_log_likelihood(scores: list[Tensor], right: int) -> Tensor:
@@ -136,12 +136,12 @@ def _regression(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) ->
 
 
 def _cosent(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
-    found = [_cos(a, b) for a, b in zip(*columns, strict=True)]
+    result = [_cos(a, b) for a, b in zip(*columns, strict=True)]
     total = torch.ones((), dtype=torch.float64)
     for i, ours in enumerate(values.tolist()):
         for j, other in enumerate(values.tolist()):
             if ours > other:
-                total = total + (20 * (found[j] - found[i])).exp()
+                total = total + (20 * (result[j] - result[i])).exp()
     return total.log()
 
 
@@ -177,11 +177,11 @@ def _infonce(
 
 def _matryoshka(inner: Reference, weights: dict[int, float]) -> Reference:
     def reference(columns: list[Any], values: Any, auxiliary: nn.ModuleDict) -> Tensor:
-        found = []
+        result = []
         for dimension, weight in weights.items():
             cut = [[row[:dimension] / (row[:dimension] ** 2).sum().sqrt() for row in column] for column in columns]
-            found.append(weight * inner(cut, values, dict(auxiliary.items()).get(str(dimension), auxiliary)))  # type: ignore[arg-type]
-        return torch.stack(found).sum()
+            result.append(weight * inner(cut, values, dict(auxiliary.items()).get(str(dimension), auxiliary)))  # type: ignore[arg-type]
+        return torch.stack(result).sum()
 
     return reference
 
@@ -189,9 +189,9 @@ def _matryoshka(inner: Reference, weights: dict[int, float]) -> Reference:
 def _margins(scale: float, score: Callable[[Tensor, Tensor], Tensor]) -> Reference:
     def reference(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
         each = []
-        for (q, first, *others), wanted in zip(zip(*columns, strict=True), values, strict=True):
-            for other, score_t in zip(others, wanted[1:], strict=True):
-                each.append((scale * (score(q, first) - score(q, other)) - (wanted[0] - score_t)) ** 2)
+        for (q, first, *others), expected in zip(zip(*columns, strict=True), values, strict=True):
+            for other, score_t in zip(others, expected[1:], strict=True):
+                each.append((scale * (score(q, first) - score(q, other)) - (expected[0] - score_t)) ** 2)
         return average(each)
 
     return reference
@@ -209,7 +209,7 @@ def _kl(scale: float, score: Callable[[Tensor, Tensor], Tensor], teacher_scale: 
     def reference(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
         rows = zip(zip(*columns, strict=True), values, strict=True)
         return average(
-            [_divergence([scale * score(q, p) for p in ps], list(teacher_scale * wanted)) for (q, *ps), wanted in rows]
+            [_divergence([scale * score(q, p) for p in ps], list(teacher_scale * expected)) for (q, *ps), expected in rows]
         )
 
     return reference

@@ -65,13 +65,13 @@ from tests.training.embedding.loss_references import (
 @pytest.mark.parametrize("name", CASES)
 def test_as_in_loops(name: str, seed: int) -> None:
     loss, columns, values, auxiliary = make_case(name, seed)
-    found = loss.loss(columns, values, auxiliary)
-    assert found.shape == ()
+    result = loss.loss(columns, values, auxiliary)
+    assert result.shape == ()
     texts: list[Any] = [one.texts() if isinstance(one, TokenEmbeddings) else one for one in columns]
-    wanted = CASES[name][3](texts, values, auxiliary)
+    expected = CASES[name][3](texts, values, auxiliary)
     assert_same(
-        [found, *gradients(found, columns, auxiliary)],
-        [wanted, *gradients(wanted, columns, auxiliary)],
+        [result, *gradients(result, columns, auxiliary)],
+        [expected, *gradients(expected, columns, auxiliary)],
         tolerance=1e-8,
     )
 
@@ -169,14 +169,14 @@ def test_as_in_sentence_transformers(name: str) -> None:
     loss, columns, values, auxiliary = make_case(name, 5)
     if values is not None and values.is_floating_point():
         values = values.float()  # they take scores for nothing else
-    found = loss.loss(columns, values, auxiliary)
+    result = loss.loss(columns, values, auxiliary)
     theirs = _theirs(name, auxiliary)([{"vectors": one} for one in columns], values)
     if isinstance(theirs, dict):
         theirs = torch.stack(list(theirs.values())).sum()
     if name == "kl cosine":
         theirs = theirs * 20**2  # they multiply by the square of the student's temperature
     assert_same(
-        [found, *gradients(found, columns, auxiliary)],
+        [result, *gradients(result, columns, auxiliary)],
         [theirs, *gradients(theirs, columns, auxiliary)],
         tolerance=1e-6,
     )
@@ -198,13 +198,13 @@ def test_splade_pool_as_in_sentence_transformers() -> None:
 
     batch = Batch.from_ids([[1, 2, 3], [4], [5, 6]])
     logits = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    found = splade_pool(logits, batch)
+    result = splade_pool(logits, batch)
     padded = nn.utils.rnn.pad_sequence(list(torch.split(logits, list(batch.lengths))), batch_first=True)
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
     theirs = SpladePooling()({"token_embeddings": padded, "attention_mask": mask})["sentence_embedding"]
     weights = torch.rand(3, 9)
     assert_same(
-        [found, *torch.autograd.grad((found * weights).sum(), logits)],
+        [result, *torch.autograd.grad((result * weights).sum(), logits)],
         [theirs, *torch.autograd.grad((theirs * weights).sum(), logits)],
         tolerance=1e-6,
     )
@@ -238,33 +238,33 @@ class Net(nn.Module):
             for one in mine
         ]
         count = self.cut.stop - self.cut.start
-        wanted = None if values is None else values[self.cut]
+        expected = None if values is None else values[self.cut]
         world = RANKS if dist.is_initialized() else 1
-        found: Tensor = loss.loss(moved, wanted, self.auxiliary) * (count / ROWS * world)
-        return found
+        result: Tensor = loss.loss(moved, expected, self.auxiliary) * (count / ROWS * world)
+        return result
 
 
 def _alone(name: str) -> list[Tensor]:
     net = Net(name, slice(0, ROWS))
-    found = net(name)
-    found.backward()
-    return [found.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+    result = net(name)
+    result.backward()
+    return [result.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
 
 
 def _process(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=(folder / "meet").as_uri(), rank=rank, world_size=RANKS)
-    found = {}
+    result = {}
     for name in CASES:
         first = SHARES.get(name, 3)
         net = Net(name, slice(0, first) if rank == 0 else slice(first, ROWS))
         loss = net(name)
         loss.backward()
-        found[name] = [loss.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
-        for tensor in found[name]:  # the mean over processes, which DistributedDataParallel takes
+        result[name] = [loss.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+        for tensor in result[name]:  # the mean over processes, which DistributedDataParallel takes
             dist.all_reduce(tensor)
             tensor /= RANKS
-    torch.save(found, folder / f"{rank}.pt")
+    torch.save(result, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -284,18 +284,18 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tenso
         for rank in range(RANKS)
     ]
     try:
-        said = [process.communicate(timeout=120)[0] for process in started]
+        output = [process.communicate(timeout=120)[0] for process in started]
     finally:
         for process in started:
             process.kill()
-    assert all(process.returncode == 0 for process in started), "\n".join(said)
+    assert all(process.returncode == 0 for process in started), "\n".join(output)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_are_one(name: str, apart: list[dict[str, list[Tensor]]]) -> None:
-    for found in apart:
-        assert_same(found[name], _alone(name))
+    for result in apart:
+        assert_same(result[name], _alone(name))
 
 
 def test_a_process_alone_has_its_own() -> None:
@@ -310,9 +310,9 @@ def test_negatives_come_from_where_they_are_gathered() -> None:
     def gather(column: Embeddings) -> tuple[Embeddings, int]:
         return torch.cat([others, column_states(column)]), len(others)
 
-    found = InfoNCELoss(gather=gather).loss([queries, passages], None, nn.ModuleDict())
-    wanted = _infonce()([queries, torch.cat([passages, others])], None, nn.ModuleDict())
-    torch.testing.assert_close(found, wanted)
+    result = InfoNCELoss(gather=gather).loss([queries, passages], None, nn.ModuleDict())
+    expected = _infonce()([queries, torch.cat([passages, others])], None, nn.ModuleDict())
+    torch.testing.assert_close(result, expected)
 
 
 # --- edges
@@ -334,8 +334,8 @@ def test_one_row_and_equal_vectors_have_finite_gradients(name: str) -> None:
     one = similarity.slice_rows(made(1, 0)[0], 0, 1)
     columns = [as_leaf(one) for _ in range(count)]
     values = random_labels(loss, count, 0)
-    found = loss.loss(columns, None if values is None else values[:1], auxiliary)
-    for tensor in (found, *gradients(found, columns, auxiliary)):
+    result = loss.loss(columns, None if values is None else values[:1], auxiliary)
+    for tensor in (result, *gradients(result, columns, auxiliary)):
         assert tensor.isfinite().all()
 
 
@@ -350,16 +350,16 @@ def test_large_vectors_have_finite_losses(name: str) -> None:
     values = random_labels(loss, count, 0)
     if values is not None and values.is_floating_point():
         values = values.float()
-    found = loss.loss(scaled, values, auxiliary)
-    for tensor in (found, *gradients(found, scaled, auxiliary)):
+    result = loss.loss(scaled, values, auxiliary)
+    for tensor in (result, *gradients(result, scaled, auxiliary)):
         assert tensor.isfinite().all()
 
 
 def test_scores_of_any_scale_make_the_same_cosent() -> None:
     columns = random_embeddings(2, 0)
     scores = torch.tensor([0, 1, 2, 3, 3, 2, 1, 5.0])
-    found = [CoSENTLoss().loss(columns, one, nn.ModuleDict()) for one in (scores, 100 * scores - 7, scores.exp())]
-    assert found[0] == found[1] == found[2]
+    result = [CoSENTLoss().loss(columns, one, nn.ModuleDict()) for one in (scores, 100 * scores - 7, scores.exp())]
+    assert result[0] == result[1] == result[2]
     assert CoSENTLoss().loss(columns, torch.ones(ROWS), nn.ModuleDict()) == 0
 
 
@@ -384,7 +384,7 @@ def test_modules_are_there_for_softmax_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "output"),
     [
         (lambda: InfoNCELoss(scale=0), "scale=0 must be greater than 0"),
         (lambda: CoSENTLoss(scale=-1), "scale=-1"),
@@ -411,8 +411,8 @@ def test_modules_are_there_for_softmax_alone(name: str) -> None:
         ),
     ],
 )
-def test_wrong_settings(made: Callable[[], object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_settings(made: Callable[[], object], output: str) -> None:
+    with pytest.raises(ConfigError, match=output):
         made()
 
 
@@ -421,7 +421,7 @@ def _empty() -> TokenEmbeddings:
 
 
 @pytest.mark.parametrize(
-    ("loss", "columns", "values", "said"),
+    ("loss", "columns", "values", "output"),
     [
         (InfoNCELoss(), random_embeddings(1, 0), None, "InfoNCELoss takes 2 or more columns; there are 1"),
         (TripletLoss(), random_embeddings(2, 0), None, "TripletLoss takes 3 columns; there are 2"),
@@ -455,8 +455,8 @@ def _empty() -> TokenEmbeddings:
         (InfoNCELoss(score=MaxSim()), [_empty(), _empty()], None, "text 1 has no tokens"),
     ],
 )
-def test_wrong_input(loss: EmbeddingLoss, columns: Sequence[Embeddings], values: Tensor | None, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_input(loss: EmbeddingLoss, columns: Sequence[Embeddings], values: Tensor | None, output: str) -> None:
+    with pytest.raises(InputError, match=output):
         loss.loss(columns, values, nn.ModuleDict())
 
 

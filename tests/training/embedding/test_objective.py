@@ -60,22 +60,22 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
     model, objective = objective_runs.begun(loss, dropout, output)
     minis = [objective.collate(part) for part in parts]
     model.train()
-    found = []
+    result = []
     for number, mini in enumerate(minis):
         torch.manual_seed(100 + number)
-        found.append(objective.embed(model, mini, head))
-    wanted = objective.step_loss(model, torch.cat(found), minis, len(items))
-    wanted.backward()
+        result.append(objective.embed(model, mini, head))
+    expected = objective.step_loss(model, torch.cat(result), minis, len(items))
+    expected.backward()
     grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
 
     again, objective = objective_runs.begun(loss, dropout, output)
     again.train()
     stepper = TrainStep(ObjectiveModule(again), torch.optim.SGD(again.parameters()), dtype=torch.float32, clip=0.0)
-    said = [
+    message = [
         stepper.add(mini, head, objective, len(items), 100 + number, number == len(minis) - 1)
         for number, mini in enumerate(minis)
     ]
-    torch.testing.assert_close(sum(said), wanted * len(items), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(sum(message), expected * len(items), atol=1e-5, rtol=1e-5)
     ours = {key: p.grad for key, p in again.named_parameters() if p.grad is not None and p.grad.any()}
     assert any(key.startswith("encoder.blocks.0") for key in ours)
     if output != "sparse":
@@ -90,7 +90,7 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
 def test_one_micro_batch_or_many(name: str) -> None:
     loss, columns, output = ALL[name]
     items = objective_runs.rows(loss.inputs, 10, columns)
-    found = []
+    result = []
     for tokens in (10_000, 48):
         model, objective = objective_runs.begun(loss, output=output)
         stepper = TrainStep(ObjectiveModule(model), torch.optim.SGD(model.parameters()), dtype=torch.float32, clip=0.0)
@@ -98,10 +98,10 @@ def test_one_micro_batch_or_many(name: str) -> None:
         head = "mlm" if output == "sparse" else ""
         for number, part in enumerate(parts):
             stepper.add(objective.collate(part), head, objective, len(items), 0, number == len(parts) - 1)
-        found.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None and p.grad.any()})
-    assert found[0].keys() == found[1].keys()
-    for key in found[0]:
-        torch.testing.assert_close(found[0][key], found[1][key], atol=1e-5, rtol=0)
+        result.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None and p.grad.any()})
+    assert result[0].keys() == result[1].keys()
+    for key in result[0]:
+        torch.testing.assert_close(result[0][key], result[1][key], atol=1e-5, rtol=0)
 
 
 def test_a_long_text_is_the_mean_of_its_windows() -> None:
@@ -236,7 +236,7 @@ def test_losses_by_name() -> None:
     assert named_loss("triplet:margin=0.2,distance=cosine") == losses.TripletLoss(0.2, "cosine")
     assert named_loss("softmax", classes=4) == losses.SoftmaxLoss(4)
     assert named_loss("infonce:symmetric=true") == losses.InfoNCELoss(symmetric=True)
-    for text, said in {
+    for text, message in {
         "nce": "must be one of infonce, triplet",
         "infonce:scale": "must be one of scale, symmetric",
         "infonce:score=dot": "must be one of scale, symmetric",
@@ -244,7 +244,7 @@ def test_losses_by_name() -> None:
         "infonce:symmetric=1": "must be true or false",
         "cosine:scale=1": "must be one of nothing",
     }.items():
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             named_loss(text)
 
 

@@ -25,33 +25,33 @@ def test_what_goes_in_comes_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
         [write_text(tmp_path / "a.txt", documents)], tokenizer, tmp_path / "out", CorpusSettings(shard_tokens=500)
     )
     assert len(made["shards"]) > 3
-    found = Corpus.open(tmp_path / "out", tokenizer)
-    assert len(found) == len(documents)
+    result = Corpus.open(tmp_path / "out", tokenizer)
+    assert len(result) == len(documents)
     for i, document in enumerate(documents):
         ids: list[int] = []
         starts = []
         for line in document.split("\n"):
             starts.append(len(ids))
             ids += tokenizer.encode(line, special=False).ids.tolist()
-        assert found.document(i).tolist() == ids
-        assert found.document(i).dtype == np.uint16
-        assert found.lines(i).tolist() == starts
-        assert found.word_starts(i).tolist() == [not tokenizer.token(one).startswith("##") for one in ids]
-    assert found.tokens == made["tokens"] == sum(len(found.document(i)) for i in range(len(found)))
+        assert result.document(i).tolist() == ids
+        assert result.document(i).dtype == np.uint16
+        assert result.lines(i).tolist() == starts
+        assert result.word_starts(i).tolist() == [not tokenizer.token(one).startswith("##") for one in ids]
+    assert result.tokens == made["tokens"] == sum(len(result.document(i)) for i in range(len(result)))
     assert made["lines"] == sum(document.count("\n") + 1 for document in documents)
-    assert made["words"] == sum(int(found.word_starts(i).sum()) for i in range(len(found)))
-    for i in (-1, len(found)):
+    assert made["words"] == sum(int(result.word_starts(i).sum()) for i in range(len(result)))
+    for i in (-1, len(result)):
         with pytest.raises(InputError, match=f"document {i} does not exist"):
-            found.document(i)
+            result.document(i)
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     words = [*SPECIALS, *(f"w{i}" for i in range(70_000))]
     large = tokenizer_of(words)
     build_corpus([write_text(tmp_path / "a.txt", ["w3 w69999\nw65536"])], large, tmp_path / "out")
-    found = Corpus.open(tmp_path / "out", large).document(0)
-    assert found.dtype == np.uint32
-    assert found.tolist() == [words.index(word) for word in ("w3", "w69999", "w65536")]
+    result = Corpus.open(tmp_path / "out", large).document(0)
+    assert result.dtype == np.uint32
+    assert result.tolist() == [words.index(word) for word in ("w3", "w69999", "w65536")]
 
 
 @pytest.mark.parametrize("kind", ["txt", "txt.zst", "jsonl", "jsonl.gz", "csv", "parquet", "folder", "several"])
@@ -342,7 +342,7 @@ def test_broken_corpora(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "output"),
     [
         ({"held_out": 1.0}, "held_out=1.0"),
         ({"dedup": "fuzzy"}, "dedup='fuzzy'"),
@@ -351,6 +351,6 @@ def test_broken_corpora(tokenizer: Tokenizer, tmp_path: Path) -> None:
         ({"clean": ("html",)}, "clean="),
     ],
 )
-def test_wrong_settings(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_settings(wrong: dict[str, Any], output: str) -> None:
+    with pytest.raises(InputError, match=output):
         CorpusSettings(**wrong)

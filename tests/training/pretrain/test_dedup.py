@@ -60,28 +60,28 @@ def test_near_copies_are_found(monkeypatch: pytest.MonkeyPatch, block: int) -> N
     shingles = [runs(words) for words in documents]
     for i, words in enumerate(documents):
         near = {j: jaccard(shingles[i], shingles[j]) for j in kept}
-        found = copies.check(" ".join(words), i)
+        result = copies.check(" ".join(words), i)
         best = max(near.values(), default=0.0)
         if best > 0.9:
             sure += 1
-            assert found is not None
+            assert result is not None
         if best < 0.65:
-            assert found is None
-        if found is None:
+            assert result is None
+        if result is None:
             kept.append(i)
         else:
-            assert found.kind == "near"
-            assert found.of in kept
-            assert found.similarity == pytest.approx(near[found.of], abs=0.15)
+            assert result.kind == "near"
+            assert result.of in kept
+            assert result.similarity == pytest.approx(near[result.of], abs=0.15)
     assert sure > 20
     assert len(kept) > 80
 
 
 def test_exact_copies() -> None:
-    said = ["Ba da.", "ba DA", "ba  da!", "da ba", "…", "—", "कि", "का"]
-    kinds = [Deduplicator("exact")] * len(said)
-    found = [copies.check(normalize_words(text), i) for i, (copies, text) in enumerate(zip(kinds, said, strict=True))]
-    assert [one.of if one else None for one in found] == [None, 0, 0, None, None, None, None, None]
+    output = ["Ba da.", "ba DA", "ba  da!", "da ba", "…", "—", "कि", "का"]
+    kinds = [Deduplicator("exact")] * len(output)
+    result = [copies.check(normalize_words(text), i) for i, (copies, text) in enumerate(zip(kinds, output, strict=True))]
+    assert [one.of if one else None for one in result] == [None, 0, 0, None, None, None, None, None]
     none = Deduplicator("none")
     assert [none.check("ba", i) for i in range(2)] == [None, None]
 

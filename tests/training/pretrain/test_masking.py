@@ -34,7 +34,7 @@ def corpus(tokens: int, seed: int = 0, shortest: int = 60, longest: int = 400) -
 
 def units_of(special: Any, words: Any, cu: Any) -> list[list[int]]:
     """The words, by a plain loop."""
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for start, end in pairwise(cu):
         new = True
         for at in range(start, end):
@@ -42,10 +42,10 @@ def units_of(special: Any, words: Any, cu: Any) -> list[list[int]]:
                 new = True
                 continue
             if new or words[at]:
-                found.append([])
-            found[-1].append(at)
+                result.append([])
+            result[-1].append(at)
             new = False
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_rates_over_a_million_tokens(million: Any, unit: Any, rate: float) -> No
     assert abs(len(places) / total - rate) <= 3 * np.sqrt(rate * (1 - rate) / total)
     # By text: independent of each other, and each unbiased, so that the sum is within its own error, too.
     owner = np.searchsorted(cu, np.arange(len(ids)), side="right") - 1
-    wanted = rate * np.bincount(owner[~special], minlength=len(cu) - 1)
-    excess = np.bincount(owner[places], minlength=len(cu) - 1) - wanted
+    expected = rate * np.bincount(owner[~special], minlength=len(cu) - 1)
+    excess = np.bincount(owner[places], minlength=len(cu) - 1) - expected
     assert abs(excess.sum()) <= 3 * np.sqrt((excess**2).sum())
     assert np.abs(excess).max() < {"token": 1, "word": 30, "span": 100}[unit]
 
@@ -81,9 +81,9 @@ def test_rates_over_a_million_tokens(million: Any, unit: Any, rate: float) -> No
     read = masked[places]
     same = 0.2 / (VOCAB - len(NEVER))  # of the random ones, these are what was there
     shares = {0.7: read == MASK, 0.2 - same: (read != MASK) & (read != targets), 0.1 + same: read == targets}
-    for share, found in shares.items():
-        assert abs(found.mean() - share) <= 3 * np.sqrt(share * (1 - share) / len(places))
-    assert sum(found.sum() for found in shares.values()) == len(places)
+    for share, result in shares.items():
+        assert abs(result.mean() - share) <= 3 * np.sqrt(share * (1 - share) / len(places))
+    assert sum(result.sum() for result in shares.values()) == len(places)
     assert masking.keep == pytest.approx(0.1)
 
 
@@ -128,9 +128,9 @@ def test_spans_are_geometric_and_end_with_the_run() -> None:
     runs = runs[runs <= most]
     assert abs(runs.mean() - mean) <= 3 * runs.std() / np.sqrt(len(runs))
     # p = 0.2, cut at 10: SpanBERT's lengths.
-    wanted = 0.2 * 0.8 ** np.arange(most) / (1 - 0.8**most)
-    found = np.bincount(runs.astype(int), minlength=most + 1)[1:] / len(runs)
-    assert (np.abs(found - wanted) <= 4 * np.sqrt(wanted * (1 - wanted) / len(runs))).all()
+    expected = 0.2 * 0.8 ** np.arange(most) / (1 - 0.8**most)
+    result = np.bincount(runs.astype(int), minlength=most + 1)[1:] / len(runs)
+    assert (np.abs(result - expected) <= 4 * np.sqrt(expected * (1 - expected) / len(runs))).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -179,8 +179,8 @@ def test_static_and_dynamic() -> None:
     _, special, words, cu = corpus(2_000)
 
     def places(epoch: int | None, index: int, seed: int = 1) -> list[int]:
-        found: list[int] = Masking().choose(special, words, cu, masking_rng(seed, epoch, index)).tolist()
-        return found
+        result: list[int] = Masking().choose(special, words, cu, masking_rng(seed, epoch, index)).tolist()
+        return result
 
     assert places(None, 3) == places(None, 3) == places(0, 3)
     assert places(4, 3) == places(4, 3)
