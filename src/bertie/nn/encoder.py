@@ -116,8 +116,9 @@ class Encoder(nn.Module):
     def dispatch(self) -> DispatchTable:
         """The dispatch table for the present device, precision and mode, resolved once for each."""
         # Called in every pass: without nn.Module's attribute lookup, which takes longer than all the rest.
-        words = self._modules["embeddings"]._modules["words"]._parameters["weight"]  # type: ignore[union-attr]
-        assert words is not None
+        words = self._modules["embeddings"]._modules["words"]._parameters.get("weight")  # type: ignore[union-attr]
+        if words is None:  # parametrized, as with gradient-disentangled embedding sharing
+            words = self.embeddings.words.weight
         dtype, training = compute_dtype(words), self.needs_gradients()
         key = (words.device, words.dtype, dtype, training, self.gradient_checkpointing, switches.disabled())
         table = self._tables.get(key)

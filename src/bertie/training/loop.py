@@ -115,7 +115,26 @@ class Trainer:
         try:
             self._set_up()
             with InterruptHandler(self._saves) as interrupt, self._progress_bar() as progress:
-                self._train(interrupt, progress)
+                saved = time.monotonic()
+                if self.rollback and self.state.step == 0:
+                    self._save()  # a checkpoint to roll back to
+                while not self._done:
+                    try:
+                        progress.update(self._step())
+                        evaluate = self.state.step in self._evaluate_at
+                        save = self.save_steps is not None and self.state.step % self.save_steps == 0
+                        overdue, stop = self._agree(time.monotonic() - saved > SAVE_SECONDS, interrupt.requested)
+                        if evaluate or save or overdue or stop:
+                            self._gather()
+                            if evaluate and self.evaluate is not None:
+                                self._evaluate(self.evaluate)
+                            self._save()
+                            saved = time.monotonic()
+                    except LossSpike as spike:
+                        self._roll_back(spike)
+                        stop = False
+                    if stop and not self._done:
+                        raise self._interrupted()
             self._gather()
             if self.state.best_step >= 0 and self.keep == "best":
                 best: Any = self.folder.load_best(self.state.best_step) if self.world.is_main else None
@@ -127,29 +146,10 @@ class Trainer:
         curve, seconds = [parse_row(row) for row in p.rows[1:]], time.monotonic() - started
         return TrainingHistory(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
 
-    def _train(self, interrupt: InterruptHandler, progress: Progress) -> None:
-        saved = time.monotonic()
-        if self.rollback and self.state.step == 0:
-            self._save()  # a checkpoint to roll back to
-        while not self._done:
-            try:
-                progress.update(self._step())
-                evaluate = self.state.step in self._evaluate_at
-                save = self.save_steps is not None and self.state.step % self.save_steps == 0
-                overdue, stop = self._agree(time.monotonic() - saved > SAVE_SECONDS, interrupt.requested)
-                if evaluate or save or overdue or stop:
-                    self._gather()
-                    if evaluate and self.evaluate is not None:
-                        self._evaluate(self.evaluate)
-                    self._save()
-                    saved = time.monotonic()
-            except LossSpike as spike:
-                self._roll_back(spike)
-                stop = False
-            if stop and not self._done:
-                error = KeyboardInterrupt()
-                error.add_note(f"saved at step {self.state.step} of {self.sampler.total_steps}; continue with resume")
-                raise error
+    def _interrupted(self) -> KeyboardInterrupt:
+        error = KeyboardInterrupt()
+        error.add_note(f"saved at step {self.state.step} of {self.sampler.total_steps}; continue with resume")
+        return error
 
     @property
     def _done(self) -> bool:
@@ -246,7 +246,15 @@ class Trainer:
         p = self.state
         self._unfreeze()
         task, prepared = self._prefetch(p.step, self._micro_tokens)
-        loss = self._optimize(task, prepared) if prepared.total > 0 else self._zero()
+        loss = self._zero()
+        if prepared.total > 0:
+            try:
+                loss = self._accumulate(task, prepared)
+                self.train_step.update(self.schedule.factor(self.sampler.schedule_position(p.step)))
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise self._out_of_memory() from None
         # Only losses of the same kind are comparable.
         kind = f"{type(task.objective).__name__} {task.head} {task.sampler}" if task.objective.detect_spikes else ""
         self._losses.add(loss, kind, prepared.total)
@@ -261,20 +269,11 @@ class Trainer:
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _optimize(self, task: TrainingTask, prepared: PreparedStep) -> Tensor:
-        """Update the weights; returns the summed loss before the update."""
-        step = self.state.step
-        try:
-            loss = self._accumulate(task, prepared)
-            self.train_step.update(self.schedule.factor(self.sampler.schedule_position(step)))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise TrainingError(
-                f"out of memory at step {step + 1}, with micro_tokens={self._micro_tokens}; pass a smaller micro_tokens, "
-                "gradient_checkpointing=True or a smaller max_length. The last checkpoint is intact"
-            ) from None
-        return loss
+    def _out_of_memory(self) -> TrainingError:
+        return TrainingError(
+            f"out of memory at step {self.state.step + 1}, with micro_tokens={self._micro_tokens}; pass a smaller "
+            "micro_tokens, gradient_checkpointing=True or a smaller max_length. The last checkpoint is intact"
+        )
 
     def _unfreeze(self) -> None:
         epoch = self._current_epoch()
@@ -292,7 +291,7 @@ class Trainer:
         return self.state.micro_tokens or self.recipe.micro_tokens
 
     def _accumulate(self, task: TrainingTask, prepared: PreparedStep) -> Tensor:
-        """Accumulate the gradients of a step; returns its summed loss. Out of memory: retry with smaller micro-batches."""
+        """Accumulate the gradients of a step, if need be in smaller micro-batches; returns its loss."""
         while True:
             try:
                 return self._backward(task, prepared)
