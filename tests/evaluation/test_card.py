@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from bertie.evaluation.card import _yaml, model_card
 from bertie.evaluation.report import ModelReport
-from tests.evaluation.studies import bare, full, of_kind
+from tests.evaluation.model_reports import bare, full, of_kind
 
 
 def front(card: str) -> dict[str, Any]:

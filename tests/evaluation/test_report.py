@@ -17,7 +17,7 @@ from bertie.evaluation.intervals import Score
 from bertie.evaluation.model_report import confusion
 from bertie.evaluation.pages import Section, Table, escape_markdown, to_html, to_markdown
 from bertie.evaluation.report import DataFile, Evaluation, ModelReport, write_report
-from tests.evaluation.studies import EVIL, bare, classified, full, of_kind
+from tests.evaluation.model_reports import EVIL, bare, classified, full, of_kind
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
