@@ -58,7 +58,7 @@ def test_refusals(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("full").mkdir()
     Path("full/file").write_text("mine")
     for argv, message in (
-        (["one.txt", "-o", "full"], "full is there already; pass --overwrite"),
+        (["one.txt", "-o", "full"], "full already exists; pass --overwrite"),
         (["nowhere.txt", "-o", "new"], "nowhere.txt"),
         (["empty.txt", "-o", "new"], "empty.txt"),
         (["rows.jsonl", "-o", "new", "--column", "title"], "title"),

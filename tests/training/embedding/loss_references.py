@@ -209,7 +209,7 @@ def _kl(scale: float, score: Callable[[Tensor, Tensor], Tensor], teacher_scale: 
     def reference(columns: list[Any], values: Tensor, auxiliary: nn.ModuleDict) -> Tensor:
         rows = zip(zip(*columns, strict=True), values, strict=True)
         return average(
-            [_divergence([scale * score(q, p) for p in ps], list(teacher_scale * expected)) for (q, *ps), expected in rows]
+            [_divergence([scale * score(q, p) for p in ps], list(teacher_scale * t)) for (q, *ps), t in rows]
         )
 
     return reference

@@ -95,7 +95,7 @@ class PackedCorpus(PackingPlan):
     def __init__(self, corpus: Corpus, budget: int, max_length: int, seed: int) -> None:
         if max_length <= SPECIAL_TOKENS:
             raise InputError(
-                f"max_length={max_length} must be above {SPECIAL_TOKENS}: there are that many special tokens around each piece"
+                f"max_length={max_length} must be above {SPECIAL_TOKENS}, the special tokens around each piece"
             )
         if budget < max_length:
             raise InputError(

@@ -85,7 +85,7 @@ class Corpus:
             raise CheckpointError(f"{path / MANIFEST}: format={manifest.get('format')!r} must be {FORMAT}")
         if tokenizer is not None and tokenizer_fingerprint(tokenizer) != manifest["tokenizer"]["fingerprint"]:
             raise ConfigError(
-                f"{path} was built with another tokenizer (fingerprint={manifest['tokenizer']['fingerprint'][:12]}, and "
+                f"{path} was built with another tokenizer (fingerprint={manifest['tokenizer']['fingerprint'][:12]}, "
                 f"this one's is {tokenizer_fingerprint(tokenizer)[:12]}); use that one, or rebuild the corpus"
             )
         corpus = cls(path, manifest, [_open_shard(path, number, manifest) for number in range(len(manifest["shards"]))])
