@@ -44,8 +44,8 @@ def test_inference(dtype: torch.dtype, activation: Activation) -> None:
     x, linear = torch.randn(513, 384, device="cuda").to(dtype), nn.Linear(384, 1536, device="cuda").to(dtype)
     with torch.no_grad():
         wide = F.linear(*(one.double() for one in (x, *linear.parameters())))
-        found = triton_activation.linear_activation(x, linear, activation, gated=False)
-        wanted = activation_function(activation)(wide)
+        actual = triton_activation.linear_activation(x, linear, activation, gated=False)
+        expected = activation_function(activation)(wide)
     near = 2e-2 if dtype == torch.bfloat16 else 3e-3
-    assert found.dtype == dtype
-    assert_close(found.double(), wanted, atol=near, rtol=near)
+    assert actual.dtype == dtype
+    assert_close(actual.double(), expected, atol=near, rtol=near)

@@ -119,9 +119,9 @@ def test_selected_in_training_for_short_texts(more: int, dropout: float) -> None
         return path(*leaves, tuple(lengths), cu, scale=SCALE, dropout=dropout, **options)
 
     ours, theirs = call(disentangled_attention.attend, relative=None), call(varlen_attention.attend, pattern=Full())
-    found = call(attend, pattern=Full())
-    assert found.requires_grad
-    assert torch.equal(found, theirs if more else ours)
+    actual = call(attend, pattern=Full())
+    assert actual.requires_grad
+    assert torch.equal(actual, theirs if more else ours)
     if not dropout:
         assert_close(ours, theirs, atol=3e-2, rtol=0)
 
@@ -140,19 +140,19 @@ def test_relative_position_bias(dtype: torch.dtype, heads: int, monkeypatch: pyt
     relative = Relative(rows, scores=torch.randn(32, heads, device="cuda").to(dtype))
     cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
     heads_ = fused.split(heads, dim=1)
-    found = {}
+    actual = {}
     with torch.no_grad():
         for on in (True, False):
             if not on:
                 turn_off(monkeypatch, "triton.attention.disentangled")
-            found[on] = attend(*heads_, tuple(lengths), cu, scale=0.125, pattern=Full(), relative=relative)
+            actual[on] = attend(*heads_, tuple(lengths), cu, scale=0.125, pattern=Full(), relative=relative)
         ours = disentangled_attention.attend(*heads_, tuple(lengths), cu, scale=0.125, relative=relative)
         wide = Relative(rows, scores=relative.scores.float())
         slow = grouped_attention.attend(
             *(x.float() for x in heads_), tuple(lengths), scale=0.125, pattern=Full(), relative=wide
         )
-    assert torch.equal(found[True], ours)
-    for one in found.values():
+    assert torch.equal(actual[True], ours)
+    for one in actual.values():
         assert_close(one.float(), slow, atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -326,5 +326,5 @@ def test_cuda_graph_with_new_dropout_and_lengths(scheme: Any) -> None:
     cu.copy_(torch.tensor([0, 10, 74, 120]))
     graph, out = graphs[0.0]
     graph.replay()
-    wanted = grouped_attention.attend(*leaves[:3], (10, 64, 46), scale=SCALE, pattern=Full(), relative=relative)
-    assert_close(out, wanted, atol=3e-2, rtol=0)
+    expected = grouped_attention.attend(*leaves[:3], (10, 64, 46), scale=SCALE, pattern=Full(), relative=relative)
+    assert_close(out, expected, atol=3e-2, rtol=0)

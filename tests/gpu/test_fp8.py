@@ -72,13 +72,13 @@ def test_linear(rows: int, bias: bool, dtype: torch.dtype) -> None:
         x[-1, 5] = 300.0
         layer = Fp8Linear(linear.weight, linear.bias)
         values, scales = fp8.quantize_rows(x)
-        found = layer((values, scales))
-        wanted = (values.double() * scales) @ (layer.weight.double() * layer.scale[:, None]).T
-        wanted = wanted + linear.bias.double() if bias else wanted
-        assert (found.dtype, found.shape) == (dtype, (rows, outputs))
-        rough = float(wanted.abs().max())
-        assert_close(found.double(), wanted, atol=1e-2 * rough, rtol=1e-2)
-        assert relative_error(found, wanted) < 5e-3
+        actual = layer((values, scales))
+        expected = (values.double() * scales) @ (layer.weight.double() * layer.scale[:, None]).T
+        expected = expected + linear.bias.double() if bias else expected
+        assert (actual.dtype, actual.shape) == (dtype, (rows, outputs))
+        rough = float(expected.abs().max())
+        assert_close(actual.double(), expected, atol=1e-2 * rough, rtol=1e-2)
+        assert relative_error(actual, expected) < 5e-3
         if rows > 16:
             assert relative_error(layer(x), linear(x)) < 0.06
 
@@ -93,13 +93,13 @@ def test_linear_does_not_synchronize() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def assert_quantized(found: Fp8Rows, x: Tensor) -> None:
+def assert_quantized(actual: Fp8Rows, x: Tensor) -> None:
     """The fp8 rows of x (float64), up to roundings of intermediate results."""
-    values, scales = found
-    wanted, by = fp8.quantize_rows(x)
+    values, scales = actual
+    expected, by = fp8.quantize_rows(x)
     assert_close(scales, by, atol=0, rtol=1e-2)
-    assert_close(values.float(), wanted.float(), atol=2**-7, rtol=0.13)
-    assert (values.float() != wanted.float()).float().mean() < 0.1
+    assert_close(values.float(), expected.float(), atol=2**-7, rtol=0.13)
+    assert (values.float() != expected.float()).float().mean() < 0.1
     assert relative_error(values.float() * scales, x) < 0.04
 
 
@@ -116,17 +116,17 @@ def test_fp8_output_of_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     table, at = nn.Embedding(100, width, device=CUDA, dtype=dtype), torch.randint(100, (rows,), device=CUDA)
     kept = (x + residual).double()  # a stored sum is rounded before it is normalized
     wide = [x.double(), (x.double() + residual.double()), table.weight[at].double()]
-    for call, given in (
+    for call, inputs in (
         (lambda one: triton_norm.norm(x, one), wide[0]),
         (lambda one: triton_norm.add_norm(x, residual, one, 0.0), wide[1]),
         (lambda one: triton_norm.add_norms(x, residual, nn.Identity(), one, 0.0)[1], kept),
         (lambda one: triton_norm.embed_norm([(table, at)], one), wide[2]),
     ):
-        found = call(norm)
+        actual = call(norm)
         last = torch.finfo(dtype).eps
-        assert_close(found, call(plain), rtol=last, atol=last)
-        exact = F.layer_norm(given, (width,), plain.weight.double(), plain.bias.double(), plain.eps)
-        assert_quantized(found.fp8, exact)  # type: ignore[attr-defined]
+        assert_close(actual, call(plain), rtol=last, atol=last)
+        exact = F.layer_norm(inputs, (width,), plain.weight.double(), plain.bias.double(), plain.eps)
+        assert_quantized(actual.fp8, exact)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -154,12 +154,12 @@ def test_families(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     other, most = to_fp8_copy(model), MAX_ERROR_BY_FAMILY.get(family, MAX_ERROR)
     ids = [torch.randint(2, 60, (n,)).tolist() for n in (3, 17, 1, 40, 33)]
     batch = Batch.from_ids(ids).to("cuda")
-    found = other.hidden(batch)
-    assert found.dtype == dtype
-    assert 1e-3 < relative_error(found, model.hidden(batch)) < most
-    assert relative_error(other.hidden(Batch.from_ids(ids[1:2]).to("cuda")), found[3:20]) < most
+    actual = other.hidden(batch)
+    assert actual.dtype == dtype
+    assert 1e-3 < relative_error(actual, model.hidden(batch)) < most
+    assert relative_error(other.hidden(Batch.from_ids(ids[1:2]).to("cuda")), actual[3:20]) < most
     turn_off(monkeypatch, "triton.fused")
-    assert relative_error(other.hidden(batch), found) < most
+    assert relative_error(other.hidden(batch), actual) < most
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -189,8 +189,8 @@ def test_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact = Checkpoint.load(folder, device="cuda", precision="bf16")
     embedder = Embedder.load(folder, device="cuda", precision="fp8")
     assert (embedder.model.dtype, is_fp8(embedder.model.encoder)) == (torch.bfloat16, True)
-    found = differences(exact, embedder.checkpoint, ["the cat sat on the mat", "a dog"])
-    assert 0.95 < found["hidden"]["min_cosine"] <= 1
+    actual = differences(exact, embedder.checkpoint, ["the cat sat on the mat", "a dog"])
+    assert 0.95 < actual["hidden"]["min_cosine"] <= 1
     assert main(["bench", "-m", str(folder), "--precision", "fp8", "--device", "cuda", "--seconds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "fp8 on " in shown

@@ -41,9 +41,9 @@ def test_pooling(dtype: torch.dtype, mode: str, width: int) -> None:
     assert row_for("pooling", hidden).backend == "triton.fused.pooling"
     fast = Pooling(mode)(hidden, batch)
     assert fast.dtype == dtype
-    wanted = Pooling(mode)(hidden.double(), batch)
+    target = Pooling(mode)(hidden.double(), batch)
     share = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
-    assert_near(fast.double(), wanted, share)
+    assert_near(fast.double(), target, share)
     for one, n, found in zip(hidden.split(lengths)[:8], lengths, fast, strict=False):
         alone = Pooling(mode)(one.clone(), Batch.from_ids([[1] * n]).to("cuda"))
         assert torch.equal(alone[0], found)

@@ -59,9 +59,9 @@ def test_apply_rotary(tokens: int, heads: int, kv_heads: int, width: int, dtype:
     with torch.no_grad():
         q, k, v = qkv.clone().split(sizes, dim=1)
         again = rotary.apply_rotary(q, k, cos, sin)
-    for one, other, given in zip(again, fast[:2], (q, k), strict=True):
+    for one, other, inputs in zip(again, fast[:2], (q, k), strict=True):
         assert torch.equal(one, other)
-        assert one.data_ptr() == given.data_ptr()
+        assert one.data_ptr() == inputs.data_ptr()
     assert torch.equal(v, qkv.split(sizes, 1)[2])
 
 
@@ -69,10 +69,10 @@ def test_more_than_2_31_elements() -> None:
     """64-bit offsets."""
     tokens = (1 << 31) // (36 * 64) + 100
     qkv, cos, sin = random_qkv(tokens, 12, 12, 64, torch.bfloat16)
-    wanted = rotate(qkv[-50:, :12].clone(), cos[-50:], sin[-50:])
+    expected = rotate(qkv[-50:, :12].clone(), cos[-50:], sin[-50:])
     with torch.no_grad():
         q, _ = rotary.apply_rotary(*qkv.split(12, dim=1)[:2], cos, sin)
-    assert_close(q[-50:], wanted, atol=4e-2, rtol=0)
+    assert_close(q[-50:], expected, atol=4e-2, rtol=0)
 
 
 def test_inference_is_in_place() -> None:

@@ -151,10 +151,10 @@ def test_more_than_2_31_elements() -> None:
     count = (1 << 31) // (36 * 64) // 128 + 2
     q, k, v = torch.randn(128 * count, 36, 64, device="cuda", dtype=torch.bfloat16).split(12, dim=1)
     with torch.no_grad():
-        found = short_attention.attend(q, k, v, (128,) * count, scale=SCALE, pattern=Full())[-256:]
+        actual = short_attention.attend(q, k, v, (128,) * count, scale=SCALE, pattern=Full())[-256:]
         last = [x[-256:].float() for x in (q, k, v)]
-        wanted = grouped_attention.attend(*last, (128, 128), scale=SCALE, pattern=Full())
-    assert_close(found.float(), wanted, atol=3e-2, rtol=0)
+        expected = grouped_attention.attend(*last, (128, 128), scale=SCALE, pattern=Full())
+    assert_close(actual.float(), expected, atol=3e-2, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -196,13 +196,13 @@ def test_rotary_inside_or_before(pattern: Pattern, dtype: torch.dtype, monkeypat
     """Nearly equal; inside the kernel, q and k are not overwritten."""
     lengths = [1, 2, 40, 130, 512]
     q, k, v = (x.clone() for x in random_qkv(lengths, (12, 4, 64), dtype))
-    given = [x.clone() for x in (q, k, v)]
+    arguments = [x.clone() for x in (q, k, v)]
     rotation = cos_sin(lengths, 64)
     call: dict[str, Any] = {"scale": SCALE, "pattern": pattern, "rotation": rotation}
     with monkeypatch.context() as patched:
         patched.setattr(rotary, "_rotate_into", None)
         inside = attend(q, k, v, tuple(lengths), cu_seqlens(lengths), **call)
-    assert all(torch.equal(one, other) for one, other in zip((q, k, v), given, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip((q, k, v), arguments, strict=True))
     turn_off(monkeypatch, "triton.attention.short_rotary")
     before = attend(q, k, v, tuple(lengths), cu_seqlens(lengths), **call)
     assert_close(inside, before, atol=TOLERANCE[dtype], rtol=0)
@@ -222,8 +222,8 @@ def test_a_text_with_rotary_does_not_depend_on_its_neighbours(lengths: list[int]
         for x in (q, k, v, cos, sin):
             x[:start] = torch.inf
             x[start + n :] = torch.nan
-        found = short_attention.attend(q, k, v, tuple(lengths), **call, rotation=(cos, sin))
-    assert torch.equal(found[own], alone)
+        actual = short_attention.attend(q, k, v, tuple(lengths), **call, rotation=(cos, sin))
+    assert torch.equal(actual[own], alone)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -236,12 +236,12 @@ def test_encoder_with_rotary_embeddings(dtype: torch.dtype, monkeypatch: pytest.
     torch.manual_seed(0)
     encoder = Encoder(cfg).eval().cuda().to(dtype)
     batch = Batch.from_ids([torch.randint(0, 50, (n,)).tolist() for n in (1, 2, 15, 16, 129, 512)]).to("cuda")
-    found = []
+    actual = []
     with torch.inference_mode():
-        found.append(encoder(batch))
+        actual.append(encoder(batch))
         for name in ("triton.attention.short_rotary", "triton.attention.short"):
             turn_off(monkeypatch, name)
-            found.append(encoder(batch))
-    for other in found[1:]:
+            actual.append(encoder(batch))
+    for other in actual[1:]:
         near = (6e-2 if dtype == torch.bfloat16 else 1e-2) * float(other.float().abs().max())
-        assert_close(found[0].float(), other.float(), atol=near, rtol=0)
+        assert_close(actual[0].float(), other.float(), atol=near, rtol=0)

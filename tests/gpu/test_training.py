@@ -70,7 +70,7 @@ def made(rotary: bool = False, dropout: float = 0.0) -> Model:
 
 def items(objective: Objective, count: int = 40, longest: int = 40) -> list[TrainingExample]:
     draw = np.random.default_rng(0)
-    found = []
+    actual = []
     for i in range(count):
         parts = []
         for _ in range(1 + (i % 4 == 0)):
@@ -90,8 +90,8 @@ def items(objective: Objective, count: int = 40, longest: int = 40) -> list[Trai
             value = draw.integers(0, 2, 3).astype(np.float32)
         elif objective.level == "text":
             value = np.array(draw.random(), dtype=np.float32)
-        found.append(TrainingExample(tuple(parts), value))
-    return found
+        actual.append(TrainingExample(tuple(parts), value))
+    return actual
 
 
 def gradients(kind: str, recorded: bool, rotary: bool, longest: int) -> tuple[list[float], list[torch.Tensor]]:
@@ -122,9 +122,9 @@ def test_a_graph_gives_the_gradients_of_eager_steps(kind: str, longest: int, rot
     graph, got = gradients(kind, True, rotary, longest)
     assert graph == pytest.approx(eager, rel=2e-2, abs=1e-3)
     assert len(got) == len(expected)
-    for mine, theirs in zip(got, expected, strict=True):
+    for own_part, theirs in zip(got, expected, strict=True):
         # in bf16, sums over another number of rows round otherwise
-        torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.02 * float(theirs.abs().max()) + 1e-6)
+        torch.testing.assert_close(own_part, theirs, rtol=0.05, atol=0.02 * float(theirs.abs().max()) + 1e-6)
 
 
 def trained(recorded: bool, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dropout: float = 0.0) -> Any:
@@ -147,8 +147,8 @@ def test_a_recorded_run_goes_as_an_eager_one(options: dict[str, Any], monkeypatc
     one, ours = trained(True, recipe, monkeypatch)
     two, theirs = trained(False, recipe, monkeypatch)
     assert [row["loss"] for row in ours.curve] == pytest.approx([row["loss"] for row in theirs.curve], rel=5e-3)
-    for mine, other in zip(one.parameters(), two.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0.1, atol=1e-3)
+    for own_part, other in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(own_part, other, rtol=0.1, atol=1e-3)
 
 
 def test_dropout_follows_the_seed_of_each_step() -> None:

@@ -38,9 +38,9 @@ def test_fused_linear_cross_entropy(
     weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0, 0.0, 1.0], device=DEVICE)
     slow = F.cross_entropy(F.linear(x.float(), words, added), targets, reduction="none") @ weights
     fast = cross_entropy.fused_linear_cross_entropy(x, words, added, targets, weights)
-    wanted = [x, words, *([] if added is None else [added])]
+    expected = [x, words, *([] if added is None else [added])]
     assert_close(fast, slow, **TOLERANCE[dtype])
-    ours, theirs = (torch.autograd.grad(loss * 3.0, wanted) for loss in (fast, slow))
+    ours, theirs = (torch.autograd.grad(loss * 3.0, expected) for loss in (fast, slow))
     for one, other in zip(ours, theirs, strict=True):
         assert one.shape == other.shape
         assert one.dtype == other.dtype

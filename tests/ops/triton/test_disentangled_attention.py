@@ -162,8 +162,8 @@ def test_dropout(terms: str) -> None:
         weights = torch.softmax(scores * SCALE, -1) * kept[own, :, :n].transpose(0, 1) / (1 - dropout)
         pieces.append(torch.einsum("hij,jhd->ihd", weights, v))
         start += n
-    for got, wanted in zip(ours, torch.autograd.grad(torch.cat(pieces), leaves, dout), strict=True):
-        assert_close(got, wanted, atol=5e-5, rtol=1e-4)
+    for got, expected in zip(ours, torch.autograd.grad(torch.cat(pieces), leaves, dout), strict=True):
+        assert_close(got, expected, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

@@ -29,16 +29,16 @@ pytestmark = [
 ]
 
 
-def assert_quantized(found: Fp8Rows, x: Tensor) -> None:
+def assert_quantized(actual: Fp8Rows, x: Tensor) -> None:
     """The fp8 rows of x, up to one step where x was rounded to half precision before."""
-    values, scales = found
+    values, scales = actual
     assert (values.dtype, values.shape, scales.dtype, scales.shape) == (
         *(torch.float8_e4m3fn, x.shape, torch.float32, (len(x), 1)),
     )
-    wanted, by = fp8.quantize_rows(x)
+    expected, by = fp8.quantize_rows(x)
     assert_close(scales, by, atol=0, rtol=1e-2)  # of values rounded to bfloat16
-    assert_close(values.float(), wanted.float(), atol=2**-8, rtol=0.13)
-    assert (values.float() != wanted.float()).float().mean() < (0.2 if x.dtype == torch.bfloat16 else 0.02)
+    assert_close(values.float(), expected.float(), atol=2**-8, rtol=0.13)
+    assert (values.float() != expected.float()).float().mean() < (0.2 if x.dtype == torch.bfloat16 else 0.02)
     assert (values.float().abs().amax(1)[x.abs().amax(1) > 1e-12] == 448).all()
 
 
@@ -80,8 +80,8 @@ def test_fp8_output_of_activations(
             random_tensor(rows, width * (2 if gated else 1)).detach(),
             random_tensor(width * (2 if gated else 1)).detach(),
         )
-        found = fp8.activate_and_quantize(y, added if bias else None, activation, gated)
-        assert_quantized(found, eager.activate(y + added if bias else y, activation, gated))
+        actual = fp8.activate_and_quantize(y, added if bias else None, activation, gated)
+        assert_quantized(actual, eager.activate(y + added if bias else y, activation, gated))
 
 
 def test_quantize(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,10 +92,10 @@ def test_embed_norm(
             for part in (norm, *(table for table, _ in tables)):
                 patched.setattr(part, "forward", None)  # not called by the kernel
             fast = triton_norm.embed_norm(tables, norm)
-        wanted = F.layer_norm(sum(t.weight[at].float() for t, at in tables), (width,), eps=norm.eps)  # type: ignore[arg-type]
-        wanted = wanted * norm.weight.float() + (norm.bias.float() if bias else 0.0)
+        expected = F.layer_norm(sum(t.weight[at].float() for t, at in tables), (width,), eps=norm.eps)  # type: ignore[arg-type]
+        expected = expected * norm.weight.float() + (norm.bias.float() if bias else 0.0)
     assert fast.dtype == dtype
-    assert_close(fast.float(), wanted, **TOLERANCE[dtype])
+    assert_close(fast.float(), expected, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("what", ["first", "last", "norm"])
@@ -120,10 +120,10 @@ def test_inference_equals_training_bit_for_bit(dtype: torch.dtype, width: int) -
         random_layer_norm(width, True, dtype),
     )
     calls = {
-        "norm": lambda *given: (triton_norm.norm(given[0], norm),),
-        "add_norm": lambda *given: (triton_norm.add_norm(*given, norm, 0.0),),
-        "add_norms": lambda *given: triton_norm.add_norms(*given, nn.Identity(), norm, 0.0),
-        "dropout": lambda *given: triton_norm.add_norms(*given, nn.Identity(), norm, 0.3),
+        "norm": lambda *arguments: (triton_norm.norm(arguments[0], norm),),
+        "add_norm": lambda *arguments: (triton_norm.add_norm(*arguments, norm, 0.0),),
+        "add_norms": lambda *arguments: triton_norm.add_norms(*arguments, nn.Identity(), norm, 0.0),
+        "dropout": lambda *arguments: triton_norm.add_norms(*arguments, nn.Identity(), norm, 0.3),
     }
 
     def call(name: str) -> tuple[Tensor, ...]:
@@ -160,13 +160,13 @@ def test_rows_per_tile(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return *both, *torch.autograd.grad(both, (x, residual, *norm.parameters()), tuple(dout))
 
     block = next_power_of_2(width)
-    found = []
+    actual = []
     for tall in (1, 2, 4, 8):
         monkeypatch.setattr(triton_norm, "TILE", (tall * block, tall * block))
         assert triton_norm._block_sizes(width, 0)["BLOCK_ROWS"] == tall
-        found.append(step())
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
+        actual.append(step())
+    for other in actual[1:]:
+        for one, two in zip(actual[0], other, strict=True):
             assert torch.equal(one == 0, two == 0)
             assert_close(one, two, atol=1e-5, rtol=1e-5)
 
@@ -187,9 +187,9 @@ def test_add_norms_of_mixed_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = F.layer_norm(total.detach().requires_grad_(), (16,))
     assert_close(normed.float(), plain, atol=2e-2, rtol=2e-2)
     again = (x + residual).detach().requires_grad_()
-    (wanted,) = torch.autograd.grad((again * 1.0, F.layer_norm(again, (16,))), again, (dout[0], dout[1].float()))
-    assert_close(grads[1], wanted, atol=1e-5, rtol=1e-5)
-    assert_close(grads[0], wanted.bfloat16())
+    (expected,) = torch.autograd.grad((again * 1.0, F.layer_norm(again, (16,))), again, (dout[0], dout[1].float()))
+    assert_close(grads[1], expected, atol=1e-5, rtol=1e-5)
+    assert_close(grads[0], expected.bfloat16())
 
 
 def test_add_norms_dropout(monkeypatch: pytest.MonkeyPatch) -> None:

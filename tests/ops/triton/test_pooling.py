@@ -52,9 +52,9 @@ def test_pool(dtype: torch.dtype, mode: str, width: int, monkeypatch: pytest.Mon
     assert_close(fast.double(), slow, atol=near, rtol=near)
     strided = hidden.T.contiguous().T
     assert torch.equal(pooling.pool(strided, ends, mode), fast)
-    for one, found in zip(hidden.split(LENGTHS), fast, strict=True):  # bit for bit
+    for one, actual in zip(hidden.split(LENGTHS), fast, strict=True):  # bit for bit
         alone = pooling.pool(one, torch.tensor([0, len(one)], device=DEVICE).int(), mode)
-        assert torch.equal(alone[0], found)
+        assert torch.equal(alone[0], actual)
 
 
 @pytest.mark.parametrize("mode", pooling.MODES)
@@ -62,12 +62,12 @@ def test_pool_does_not_depend_on_neighbours(mode: str) -> None:
     """And propagates NaN and infinity within a text."""
     hidden = random_tensor(40, 8).detach()
     ends = torch.tensor([0, 3, 3, 20, 40], device=DEVICE).int()
-    wanted = pooling.pool(hidden, ends, mode)
+    expected = pooling.pool(hidden, ends, mode)
     hidden[1], hidden[39] = torch.nan, torch.inf
-    found = pooling.pool(hidden, ends, mode)
-    assert torch.equal(found[1:3], wanted[1:3])
-    assert found[0].isnan().all()
-    assert not found[3].isfinite().any()
+    actual = pooling.pool(hidden, ends, mode)
+    assert torch.equal(actual[1:3], expected[1:3])
+    assert actual[0].isnan().all()
+    assert not actual[3].isfinite().any()
 
 
 @pytest.mark.parametrize("modes", ["max", ("mean", "weightedmean"), pooling.MODES], ids=str)
@@ -78,7 +78,7 @@ def test_pooling_module(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = replace(batch, cu_seqlens=ends, lengths=(32,) * 5)
     hidden = random_tensor(22, 6).detach()
     with disable("triton.fused.pooling"):
-        wanted = Pooling(modes)(hidden.double(), roomy)
+        expected = Pooling(modes)(hidden.double(), roomy)
         skipped = Pooling(modes, include_prompt=False)(hidden, batch, [1, 0, 2])
     assert torch.equal(Pooling(modes, include_prompt=False)(hidden, batch, [1, 0, 2]), skipped)
     monkeypatch.setattr(Batch, "text_of_token", None)
@@ -87,4 +87,4 @@ def test_pooling_module(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             Pooling, "means", lambda self, hidden, batch: pooling.pool(hidden, batch.cu_seqlens, "mean").numpy()
         )
     for pool in (Pooling(modes), Pooling(modes, include_prompt=False)):
-        assert_close(pool(hidden, roomy).double(), wanted, atol=2e-6, rtol=2e-6)
+        assert_close(pool(hidden, roomy).double(), expected, atol=2e-6, rtol=2e-6)

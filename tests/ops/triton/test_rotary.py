@@ -49,23 +49,23 @@ def compare(
     wide = qkv.double().requires_grad_()
     plain = wide.split(sizes, dim=1)
     exact_rotated = [rotate_exactly(x, cos, sin) for x in plain[:2]]
-    (wanted,) = torch.autograd.grad((*exact_rotated, plain[2]), wide, [x.double() for x in dout])
+    (expected,) = torch.autograd.grad((*exact_rotated, plain[2]), wide, [x.double() for x in dout])
     assert torch.equal(leaf, qkv)  # with gradients, out of place
     for one, other, exact in zip(fast, slow, exact_rotated, strict=True):
         assert one.dtype == dtype
         assert_close(one.double(), other.double(), **near)
         assert_close(one.double(), exact, **near)
     assert gradient.dtype == dtype
-    assert_close(gradient.double(), wanted, **near)
+    assert_close(gradient.double(), expected, **near)
 
     kept = qkv.clone()
     with torch.no_grad():
         q, k, v = kept.split(sizes, dim=1)
         again = rotary.apply_rotary(q, k, cos, sin)
-    for one, other, given in zip(again, fast, (q, k), strict=True):
+    for one, other, arguments in zip(again, fast, (q, k), strict=True):
         assert torch.equal(one, other)
-        assert one.data_ptr() == given.data_ptr()
-        assert one.stride() == given.stride()
+        assert one.data_ptr() == arguments.data_ptr()
+        assert one.stride() == arguments.stride()
     assert torch.equal(v, qkv.split(sizes, 1)[2])
 
 
@@ -99,11 +99,11 @@ def test_other_layouts() -> None:
     qkv, cos, sin = random_qkv([7], 2, 2, 16, torch.float32)
     q, k = torch.randn(7, 4, 16, device=DEVICE), qkv[:, 2:4]
     strided = q.transpose(0, 1).contiguous().transpose(0, 1)
-    wanted = rotate(q, cos, sin), rotate(k, cos, sin)
+    expected = rotate(q, cos, sin), rotate(k, cos, sin)
     with torch.no_grad():
-        found = rotary.apply_rotary(strided, k, cos, sin)
+        actual = rotary.apply_rotary(strided, k, cos, sin)
     assert torch.equal(strided, q)
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert_close(one, other, atol=2e-6, rtol=0)
 
 
@@ -154,9 +154,9 @@ def test_cuda_graph() -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = step()
+        actual = step()
     static.mul_(2.0)
     for _ in range(2):
         graph.replay()
-        for one, other in zip(found, qkv.split(4, dim=1), strict=False):
+        for one, other in zip(actual, qkv.split(4, dim=1), strict=False):
             assert_close(one, rotate(2.0 * other, cos, sin), atol=8e-2, rtol=0)

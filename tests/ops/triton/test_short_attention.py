@@ -106,19 +106,19 @@ def test_other_layouts() -> None:
     _, k, v = random_qkv([7, 9], 2, 2, 16, torch.float32)
     q = torch.randn(16, 2, 16)
     strided = q.transpose(0, 1).contiguous().transpose(0, 1)
-    wanted = reference.attend(q, k, v, (7, 9), scale=SCALE, pattern=Full())
+    expected = reference.attend(q, k, v, (7, 9), scale=SCALE, pattern=Full())
     for queries in (q, strided):
         assert_close(
-            short_attention.attend(queries, k, v, (7, 9), scale=SCALE, pattern=Full()), wanted, atol=2e-6, rtol=0
+            short_attention.attend(queries, k, v, (7, 9), scale=SCALE, pattern=Full()), expected, atol=2e-6, rtol=0
         )
 
 
 def test_large_scores() -> None:
     """Softmax saturates; exp2 of the raw scores would overflow."""
     q, k, v = random_qkv([20], 1, 1, 16, torch.float32)
-    found = short_attention.attend(q * 1e4, k, v, (20,), scale=1.0, pattern=Full())
+    actual = short_attention.attend(q * 1e4, k, v, (20,), scale=1.0, pattern=Full())
     best = torch.einsum("ihd,jhd->ij", q, k).argmax(1)
-    assert_close(found, v[best], atol=1e-5, rtol=0)
+    assert_close(actual, v[best], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("pattern", [Full(), Sliding(4)], ids=str)
@@ -175,10 +175,10 @@ def test_rotary_layouts() -> None:
     q = torch.randn(16, 2, 32)
     rotation = rotary_tables_of([7, 9], 32)
     sliced = tuple(torch.cat((one, one), 1)[:, :32] for one in rotation)
-    wanted = reference.attend(*(rotate(x, *rotation) for x in (q, k)), v, (7, 9), scale=SCALE, pattern=Full())
+    expected = reference.attend(*(rotate(x, *rotation) for x in (q, k)), v, (7, 9), scale=SCALE, pattern=Full())
     for tables in (rotation, sliced):
-        found = short_attention.attend(q, k, v, (7, 9), scale=SCALE, pattern=Full(), rotation=tables)
-        assert_close(found, wanted, atol=2e-6, rtol=0)
+        actual = short_attention.attend(q, k, v, (7, 9), scale=SCALE, pattern=Full(), rotation=tables)
+        assert_close(actual, expected, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("pattern", [Full(), Sliding(4)], ids=str)
