@@ -59,7 +59,7 @@ def test_index_and_search(docs: Path, models: dict[str, str], capsys: Capture) -
     assert found["hits"][0]["text"] == ours[0].text
 
 
-def test_search_by_words_with_conditions(docs: Path, models: dict[str, str], capsys: Capture) -> None:
+def test_lexical_search_with_filters(docs: Path, models: dict[str, str], capsys: Capture) -> None:
     said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
     for where, documents in (
         ("year=1999", ["rows.csv#x"]),
@@ -83,13 +83,13 @@ def test_search_reranks(docs: Path, models: dict[str, str], capsys: Capture) -> 
     assert found["hits"][0]["scores"]["rerank"] == pytest.approx(ours[0].score)
 
 
-def test_the_built_in_model_does_both(docs: Path, small: str, capsys: Capture) -> None:
+def test_built_in_model(docs: Path, small: str, capsys: Capture) -> None:
     said(capsys, "index", "docs", "--output", "ix")
     assert Index.open("ix").config["model"] == small
     assert len(said(capsys, "search", "ix", "the cat", "--rerank", "-k", "1")["hits"]) == 1
 
 
-def test_what_is_wrong_is_said(
+def test_errors(
     docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(status: int, *argv: str) -> str:
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_said(
     assert main(["index", "docs", "--output", "ix", "--refresh", "--encoding", "latin-1"]) == 0
 
 
-def test_a_damaged_index_is_rebuilt(
+def test_rebuild(
     docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bertie.search.local_store.SEGMENT_ROWS", 2)
@@ -137,7 +137,7 @@ def test_a_damaged_index_is_rebuilt(
     assert len(said(capsys, "search", "ix", "the cat")["hits"]) == 4
 
 
-def test_conditions_of_the_command_line_take_text_for_numbers_and_numbers_for_text() -> None:
+def test_filter_values_match_text_and_numbers() -> None:
     for text, met, not_met in (
         ("year=1999", [{"year": 1999}, {"year": "1999"}], [{"year": 2000}, {}]),
         ("year!=1999", [{"year": 2000}, {}], [{"year": 1999}, {"year": "1999"}]),
@@ -150,7 +150,7 @@ def test_conditions_of_the_command_line_take_text_for_numbers_and_numbers_for_te
         assert not any(matches_filters(one, parse_condition(text)) for one in not_met)
 
 
-def test_words_are_lit_and_terminals_are_left_alone() -> None:
+def test_highlighting_and_control_characters() -> None:
     text = "x " * 300 + "The \x1b[2Jcat\nsat." + " y" * 300
     at = text.index("cat")
     hit = SearchHit("a\x1bb", text, 0, len(text), ("Top",), 0.5, {"dense": 0.5}, ((at, at + 3),), {}, None)
@@ -179,7 +179,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(here: Path, models: dict[str, str], capsys: Capture) -> None:
+def test_a_killed_run_is_resumed(here: Path, models: dict[str, str], capsys: Capture) -> None:
     draw = random.Random(3)
     Path("docs").mkdir()
     words = "a the cat dog sat ran on mat find".split()

@@ -115,7 +115,7 @@ def test_standard_input(models: dict[str, str], capsys: pytest.CaptureFixture[st
     assert done.stderr == b""
 
 
-def test_a_reader_that_has_seen_enough(models: dict[str, str], here: Path) -> None:
+def test_closed_pipe(models: dict[str, str], here: Path) -> None:
     Path("in.txt").write_text("the cat\n" * 5000)
     command = f"{sys.executable} -m bertie tokenize in.txt -m {models['tokenize']} --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
@@ -151,7 +151,7 @@ print(count)
 
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
-def test_killed_ten_times_and_gone_on_with(models: dict[str, str], here: Path, name: str) -> None:
+def test_killed_ten_times_and_resumed(models: dict[str, str], here: Path, name: str) -> None:
     Path("in.txt").write_text("".join(f"{'the cat sat on a mat ' * (i % 5)}dog {i}\n" for i in range(30_000)))
     argv = ["embed", "in.txt", "-m", models["embed"]]
 
@@ -167,7 +167,7 @@ def test_killed_ten_times_and_gone_on_with(models: dict[str, str], here: Path, n
     assert sorted(file.name for file in here.iterdir()) == sorted(["in.txt", name, f"whole.{name}"])
 
 
-def test_control_c_keeps_the_part(models: dict[str, str], here: Path) -> None:
+def test_control_c_keeps_committed_rows(models: dict[str, str], here: Path) -> None:
     Path("in.txt").write_text("".join(f"the cat sat {i}\n" for i in range(6000)))
     argv = [sys.executable, "-m", "bertie", "embed", "in.txt", "-m", models["embed"], "-o", "out.jsonl"]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
@@ -189,7 +189,7 @@ def test_control_c_keeps_the_part(models: dict[str, str], here: Path) -> None:
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
 
 
-def test_a_full_disk_keeps_what_is_safe(models: dict[str, str], here: Path) -> None:
+def test_full_disk_keeps_committed_rows(models: dict[str, str], here: Path) -> None:
     """A limit on the size of files stands in for the disk."""
     Path("in.txt").write_text("".join(f"the cat sat {i}\n" for i in range(6000)))
     argv = ["tokenize", "in.txt", "-m", models["tokenize"], "-o", "out.jsonl"]
@@ -217,7 +217,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.mark.slow
-def test_memory_is_flat(models: dict[str, str], here: Path) -> None:
+def test_constant_memory(models: dict[str, str], here: Path) -> None:
     """Ten times the rows, the same memory."""
 
     def peak(rows: int, out: str) -> int:

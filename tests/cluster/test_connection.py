@@ -24,7 +24,7 @@ def test_no_ray(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         cluster.embed(["a"], tmp_path / "out", model)
 
 
-def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody at the port; or someone who is not Ray, and says nothing."""
     monkeypatch.setattr(connection, "JOIN_TIMEOUT", 3.0)
     with socket.socket() as other:
@@ -42,7 +42,7 @@ def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.check_reachable("ray://127.0.0.1:10001")
 
 
-def test_one_worker_a_device() -> None:
+def test_one_actor_per_device() -> None:
     small, large, gpus = {"CPU": 2.0}, {"CPU": 9.0}, {"CPU": 16.0, "GPU": 8.0}
     for nodes, asked, wanted in (
         ((small,), (None, None, None), (1, 2)),

@@ -63,7 +63,7 @@ def test_files_by_ray(ray_cluster: None, model: Path, tmp_path: Path) -> None:
     compare_files(model, tmp_path)
 
 
-def test_chunks_end_by_characters_too(
+def test_chunks_are_bounded_by_characters(
     without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards end where chunks do: long texts make both smaller, and batches are those of one machine."""
@@ -138,7 +138,7 @@ def kill_midway(out: Path, shards: int) -> tuple[threading.Thread, list[int]]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
-def test_a_killed_worker(ray_cluster: None, model: Path, tmp_path: Path) -> None:
+def test_killed_actor(ray_cluster: None, model: Path, tmp_path: Path) -> None:
     texts = sentences(12_000)
     thread, killed = kill_midway(tmp_path / "out", 3)
     done = cluster.embed(texts, tmp_path / "out", model, rows=1024, threads=1)
@@ -162,7 +162,7 @@ def test_a_killed_worker(ray_cluster: None, model: Path, tmp_path: Path) -> None
         ([{"text": "a", "id": 1}, {"text": "a", "id": "x"}], {}, r"a\.jsonl, row 2: id 'x' must be an integer"),
     ],
 )
-def test_a_bad_row(
+def test_invalid_row(
     without_ray: None, model: Path, tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any], said: str
 ) -> None:
     good, bad = tmp_path / "0.jsonl", tmp_path / "a.jsonl"
@@ -172,7 +172,7 @@ def test_a_bad_row(
         cluster.embed([good, bad], tmp_path / "out", model, threads=1, **options)
 
 
-def test_wrong_input(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_input(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it is said before a cluster is started, and leaves no folder behind."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("x,y\ncat,dog\n")
@@ -214,7 +214,7 @@ def test_a_hundred_thousand_texts(ray_cluster: None, model: Path, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_stopped_and_gone_on_with(model: Path, tmp_path: Path, how: signal.Signals) -> None:
+def test_interrupted_command_is_resumed(model: Path, tmp_path: Path, how: signal.Signals) -> None:
     """The command, with a cluster of its own."""
     texts, out = sentences(30_000), tmp_path / "out"
     (tmp_path / "a.txt").write_text("".join(text + "\n" for text in texts))

@@ -79,7 +79,7 @@ def test_index_on_the_command_line(
     assert main([*same, "three", "--threads", "1"]) == 2
 
 
-def test_what_is_wrong_with_an_index(
+def test_index_errors(
     without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bertie.search.index.GROUP_CHARACTERS", 1)  # a group each

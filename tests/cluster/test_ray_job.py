@@ -17,7 +17,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 ray = pytest.importorskip("ray")
 
 
-def test_a_shard_that_kills_every_worker(
+def test_retries_are_limited(
     without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is given up after some, and says which it is."""
@@ -28,7 +28,7 @@ def test_a_shard_that_kills_every_worker(
         cluster.embed(sentences(20), tmp_path / "out", model, threads=1, overwrite=True)
 
 
-def test_another_version_on_the_cluster() -> None:
+def test_version_mismatch() -> None:
     plan = ray_job.JobConfig(version="0.0.0", model="", options={}, threads=1)
     (row,) = ray_job.read_task({"cell": b""}, read_shards, plan)
     assert "install the same" in str(pickle.loads(row["cell"]))

@@ -42,7 +42,7 @@ def test_resume(without_ray: None, model: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(embeddings_of(read_output(out)), whole)
 
 
-def test_the_folder_keeps_to_what_was_asked(without_ray: None, model: Path, tmp_path: Path) -> None:
+def test_settings_of_a_folder(without_ray: None, model: Path, tmp_path: Path) -> None:
     texts, out = sentences(20), tmp_path / "out"
     done = cluster.embed(texts, out, model, threads=1)
     assert cluster.embed(texts, out, model, threads=1, resume=True) == done
@@ -65,7 +65,7 @@ def test_the_folder_keeps_to_what_was_asked(without_ray: None, model: Path, tmp_
     assert (out / "film.part").exists()
 
 
-def test_one_process_at_a_time(without_ray: None, model: Path, tmp_path: Path) -> None:
+def test_lock(without_ray: None, model: Path, tmp_path: Path) -> None:
     with ShardFolder(tmp_path / "out", resume=False, overwrite=False) as folder:
         begun = folder.path / f"00000-000000.parquet.{'0' * 32}.part"
         begun.write_bytes(b"half")
@@ -75,7 +75,7 @@ def test_one_process_at_a_time(without_ray: None, model: Path, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_the_workers_do_not_see(
+def test_folder_not_shared_by_the_nodes(
     without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EmbedActor, "_write", lambda self, shard: None)

@@ -53,7 +53,7 @@ def texts(table: Table, column: str = "text") -> list[str]:
 
 @pytest.mark.parametrize("packed", PACK)
 @pytest.mark.parametrize("kind", ["txt", "csv", "tsv", "jsonl", "parquet"])
-def test_what_was_written_is_read(tmp_path: Path, kind: str, packed: str) -> None:
+def test_formats_roundtrip(tmp_path: Path, kind: str, packed: str) -> None:
     wanted = [one for one in TEXTS if kind not in ("txt", "csv", "tsv") or (one and (kind != "txt" or "\n" not in one))]
     rows = [{"id": i, "text": one} for i, one in enumerate(wanted)]
     file = tmp_path / f"in.{kind}{packed}"
@@ -73,7 +73,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, kind: Any, packed: str)
     assert texts(open_table("-", kind)) == ["a", "b"]
 
 
-def test_lines_end_as_on_windows_and_the_mark_is_dropped(tmp_path: Path) -> None:
+def test_windows_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "in.txt"
     file.write_bytes(b"\xef\xbb\xbfone\r\ntwo \xc2\x85 \xe2\x80\xa8 still two\r\n\r\nlast")
     assert texts(open_table(str(file))) == ["one", "two \x85 \u2028 still two", "", "last"]
@@ -82,7 +82,7 @@ def test_lines_end_as_on_windows_and_the_mark_is_dropped(tmp_path: Path) -> None
     assert texts(open_table(str(csv))) == ["one"]
 
 
-def test_several_members_are_one_file(tmp_path: Path) -> None:
+def test_concatenated_compressed_members(tmp_path: Path) -> None:
     for packed in (".gz", ".xz", ".zst"):
         file = tmp_path / f"in.txt{packed}"
         file.write_bytes(PACK[packed](b"a\n") + PACK[packed](b"") + PACK[packed](b"b\nc"))
@@ -95,7 +95,7 @@ def test_a_long_field_is_read(tmp_path: Path) -> None:
     assert len(texts(open_table(str(file)))[0]) == 300_000
 
 
-def test_texts_alone_are_rows_of_jsonl(tmp_path: Path) -> None:
+def test_jsonl_of_strings(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('"one"\n\n"two"\n')
     assert texts(open_table(str(file))) == ["one", "two"]
@@ -132,7 +132,7 @@ def test_texts_alone_are_rows_of_jsonl(tmp_path: Path) -> None:
         ("in.json", b"[]", "convert it to JSONL"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+def test_errors_name_the_row(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError) as caught:
         texts(open_table(str(tmp_path / name)))
@@ -150,14 +150,14 @@ def test_null_in_parquet(tmp_path: Path) -> None:
         open_table(str(tmp_path / "none.parquet"))
 
 
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
+def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such file"):
         open_table(str(tmp_path / "none.txt"))
     with pytest.raises(InputError, match="is a folder"):
         open_table(str(tmp_path))
 
 
-def test_a_column_is_found_or_named(tmp_path: Path) -> None:
+def test_column_selection(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("id,stars,review,title\n1,5,good,x\n")
     with pytest.raises(
@@ -176,7 +176,7 @@ def test_a_column_is_found_or_named(tmp_path: Path) -> None:
     [("pyarrow", "in.parquet", b"PAR1"), ("zstandard", "in.txt.zst", zstandard.compress(b"a"))],
 )
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 has its own zstd")
-def test_a_missing_package_is_named_with_its_line(
+def test_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, data: bytes
 ) -> None:
     (tmp_path / name).write_bytes(data)
@@ -185,7 +185,7 @@ def test_a_missing_package_is_named_with_its_line(
         open_table(str(tmp_path / name))
 
 
-def test_a_python_without_lzma_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_lzma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in.txt.xz").write_bytes(lzma.compress(b"a"))
     monkeypatch.setitem(sys.modules, "lzma", None)
     with pytest.raises(MissingPackageError, match="module lzma"):
@@ -193,7 +193,7 @@ def test_a_python_without_lzma_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["in.txt", "in.csv.gz", "in.jsonl.xz", "in.jsonl.zst", "in.parquet"])
-def test_few_rows_are_held(tmp_path: Path, name: str) -> None:
+def test_memory_is_bounded(tmp_path: Path, name: str) -> None:
     rows = 200_000 if name in ("in.txt", "in.parquet") else 80_000  # tracing makes the others slow
     kind, _, packed = name.removeprefix("in.").partition(".")
     data = as_bytes(kind, [{"text": f"row {i} of many, and some more words to make it long"} for i in range(rows)])
@@ -223,5 +223,5 @@ def test_chunks_depend_on_the_rows_alone() -> None:
         assert list(chunk_rows(rows[done:], 64, 5000)) == whole[cut:]
 
 
-def test_errors_are_ours() -> None:
+def test_errors_are_bertie_errors() -> None:
     assert issubclass(InputError, BertieError)

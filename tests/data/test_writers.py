@@ -100,14 +100,14 @@ def test_npy(tmp_path: Path) -> None:
     assert np.array_equal(found, np.stack([one["vector"] for one in RECORDS]))
 
 
-def test_npy_is_what_numpy_writes(tmp_path: Path) -> None:
+def test_npy_equals_numpy_save(tmp_path: Path) -> None:
     np.save(tmp_path / "theirs.npy", np.stack([one["vector"] for one in RECORDS]))
     (tmp_path / "x").mkdir()
     assert written(tmp_path / "x", "out.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["out", "out.json", "out.gz", "out.xz", "out.npy", "out.parquet.gz", "out.txt"])
-def test_endings_that_say_nothing(name: str) -> None:
+def test_unknown_suffixes(name: str) -> None:
     with pytest.raises(InputError):
         check_output_name(name, embeddings=False)
     check_output_name("out.npy", embeddings=True)
@@ -115,7 +115,7 @@ def test_endings_that_say_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv.gz", "out.jsonl.xz", "out.tsv.zst", "out.npy", "out.parquet"])
 @pytest.mark.parametrize("cut", range(5))
-def test_it_goes_on_wherever_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cut: int) -> None:
+def test_resume_after_any_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cut: int) -> None:
     """Stopped after each chunk, with half a chunk behind what is safe, as a kill leaves it."""
     monkeypatch.setattr(journal, "COMMIT_INTERVAL", 0)
     (tmp_path / "whole").mkdir()
@@ -154,7 +154,7 @@ def stopped(folder: Path) -> Path:
     return folder / "out.jsonl"
 
 
-def test_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_resume_with_other_settings(tmp_path: Path) -> None:
     final = stopped(tmp_path)
     with pytest.raises(InputError, match="started with model='m', and now model='other'"):
         ResumableFile(final, ASKED | {"model": "other"}, resume=True, overwrite=False)
@@ -163,7 +163,7 @@ def test_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
     assert ResumableFile(final, dict(ASKED), resume=True, overwrite=False).rows == 1
 
 
-def test_a_stopped_run_is_not_lost_by_mistake(tmp_path: Path) -> None:
+def test_interrupted_output_is_not_overwritten(tmp_path: Path) -> None:
     final = stopped(tmp_path)
     with pytest.raises(ExistsError, match="1 rows of an interrupted run; pass --resume"):
         ResumableFile(final, ASKED, resume=False, overwrite=False)
@@ -174,7 +174,7 @@ def test_a_stopped_run_is_not_lost_by_mistake(tmp_path: Path) -> None:
     assert final.read_bytes() == b""
 
 
-def test_a_new_run_leaves_no_old_journal(tmp_path: Path) -> None:
+def test_overwrite_removes_the_old_journal(tmp_path: Path) -> None:
     """Else the old one would vouch for the new part's bytes."""
     final = stopped(tmp_path)
     part = ResumableFile(final, ASKED, resume=False, overwrite=True)
@@ -185,7 +185,7 @@ def test_a_new_run_leaves_no_old_journal(tmp_path: Path) -> None:
     assert ResumableFile(final, ASKED, resume=True, overwrite=False).rows == 0
 
 
-def test_a_finished_output(tmp_path: Path) -> None:
+def test_complete_output(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("{}\n")
     with pytest.raises(ExistsError, match="--overwrite"):
         ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False)
@@ -197,7 +197,7 @@ def test_a_finished_output(tmp_path: Path) -> None:
         ResumableFile(tmp_path / "out.jsonl", ASKED, resume=True, overwrite=False)
 
 
-def test_damage_is_said(tmp_path: Path) -> None:
+def test_corrupt_journal(tmp_path: Path) -> None:
     final = stopped(tmp_path)
     os.truncate(tmp_path / "out.jsonl.part", 1)
     with pytest.raises(InputError, match="shorter than its journal says"):
@@ -207,7 +207,7 @@ def test_damage_is_said(tmp_path: Path) -> None:
         ResumableFile(final, ASKED, resume=True, overwrite=False)
 
 
-def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+def test_concurrent_writers_are_rejected(tmp_path: Path) -> None:
     with ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as one:
         one.start(JsonlWriter())
         one.append(b"{}\n", 1)
@@ -219,7 +219,7 @@ def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [InputError("x"), KeyboardInterrupt(), RuntimeError("bug")])
-def test_an_error_keeps_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_an_error_keeps_committed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(journal, "COMMIT_INTERVAL", 0)
 
     def fail() -> None:
@@ -236,7 +236,7 @@ def test_an_error_keeps_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "out.jsonl.part").read_bytes() == b"{}\n"
 
 
-def test_an_error_before_anything_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_before_the_first_commit_leaves_no_file(tmp_path: Path) -> None:
 
     def fail() -> None:
         with ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as part:
@@ -248,7 +248,7 @@ def test_an_error_before_anything_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_lines_up() -> None:
+def test_table_alignment() -> None:
     table = TableWriter(("row", "text"))
     assert table.text([(1, "a\nb"), (10, "x" * 100)]).splitlines() == [
         "row  text",
@@ -268,7 +268,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_has_rate_and_time_left(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_progress_rate_and_remaining_time(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     clock = [0.0]
     monkeypatch.setattr("bertie.data.progress.time.monotonic", lambda: clock[0])
     file, done = Terminal(terminal), [0.0]
@@ -283,7 +283,7 @@ def test_progress_has_rate_and_time_left(monkeypatch: pytest.MonkeyPatch, termin
     assert "left" in out
 
 
-def test_short_work_says_nothing() -> None:
+def test_no_progress_for_short_work() -> None:
     file = Terminal(True)
     with Progress("embed", lambda: 0.5, file=file) as progress:
         progress.update(10)

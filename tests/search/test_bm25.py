@@ -29,7 +29,7 @@ def index() -> BM25Index:
     return BM25Index.build(zip(KEYS, TEXTS, strict=True), Analyzer())
 
 
-def test_scores_are_those_of_bm25s_from_texts() -> None:
+def test_scores_equal_those_of_bm25s() -> None:
     stemmer = Stemmer.Stemmer("english")
     theirs = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
     options = {"stopwords": "en", "stemmer": stemmer, "show_progress": False}
@@ -41,7 +41,7 @@ def test_scores_are_those_of_bm25s_from_texts() -> None:
     assert keys.tolist() == [KEYS[row] for row in np.lexsort((KEYS, -scores))[: len(keys)]]
 
 
-def test_scores_are_those_of_the_formula() -> None:
+def test_scores_follow_lucenes_formula() -> None:
     words = Analyzer()
     stems = [words.terms(text) for text in TEXTS]
     mean = sum(map(len, stems)) / len(stems)
@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_formula() -> None:
     assert scores[-1] == pytest.approx(sorted(expected.values())[-10], rel=1e-4)
 
 
-def test_only_what_is_allowed_is_found() -> None:
+def test_only_allowed_keys_are_returned() -> None:
     allowed = np.array([key for key in KEYS if key % 2])
     keys, scores = index().search(QUERY, 5, allowed)
     every, all_scores = index().search(QUERY, 200)
@@ -68,21 +68,21 @@ def test_only_what_is_allowed_is_found() -> None:
     assert len(index().search(QUERY, 5, np.array([1]))[0]) == 0
 
 
-def test_nothing_is_found_of_unknown_words_stop_words_and_nothing() -> None:
+def test_unknown_words_stop_words_and_empty_queries_match_nothing() -> None:
     for query in ("unknown", "the of and", "", "?!"):
         assert len(index().search(query, 5)[0]) == 0
     empty = BM25Index.build([], Analyzer())
     assert len(empty.search("cat", 5)[0]) == 0
 
 
-def test_other_languages_and_none() -> None:
+def test_languages() -> None:
     assert Analyzer("german").terms("Die Häuser der Stadt") == ["haus", "stadt"]
     assert Analyzer(None).terms("The cats") == ["the", "cats"]
     with pytest.raises(InputError, match="language='klingon'"):
         Analyzer("klingon")
 
 
-def test_spans_are_of_words_with_the_stems() -> None:
+def test_spans_of_terms() -> None:
     text = "Running dogs ran; a dog's run."
     assert [text[a:b] for a, b in Analyzer().spans(text, {"run", "dog"})] == ["Running", "dogs", "dog", "run"]
 
@@ -117,7 +117,7 @@ def names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-def test_only_what_is_new_is_read(tmp_path: Path) -> None:
+def test_only_new_passages_are_read(tmp_path: Path) -> None:
     store: Any = Toy()
     folder, words = tmp_path / "lexical", Analyzer()
     first = refresh_bm25(store, words, folder, None, progress=True)
@@ -138,7 +138,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("full", [32, 1 << 18])
-def test_after_any_changes_scores_are_those_of_bm25s_made_anew(
+def test_incremental_scores_equal_those_of_a_rebuilt_index(
     full: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bertie.search.bm25.SEGMENT_PASSAGES", full)
@@ -160,7 +160,7 @@ def test_after_any_changes_scores_are_those_of_bm25s_made_anew(
             assert len(names(folder)) == len(now[1].segments)
 
 
-def test_texts_without_words_are_kept_too(tmp_path: Path) -> None:
+def test_passages_without_terms(tmp_path: Path) -> None:
     store: Any = Toy()
     store.rows = [(1, "?"), (2, "the")]
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_texts_without_words_are_kept_too(tmp_path: Path) -> None:
     assert store.read == 2
 
 
-def test_what_changes_meanwhile_is_looked_at_again() -> None:
+def test_a_concurrent_commit_is_not_cached() -> None:
     store: Any = Toy()
     rows, store.rows = store.rows, store.rows[:100]
     plain = store.passage_texts
@@ -187,7 +187,7 @@ def test_what_changes_meanwhile_is_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "lose"])
-def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
+def test_corrupt_segments_are_rebuilt(harm: str, tmp_path: Path) -> None:
     store: Any = Toy()
     folder = tmp_path / "lexical"
     whole = refresh_bm25(store, Analyzer(), folder, None)[1].search(QUERY, 9)
@@ -203,7 +203,7 @@ def test_what_is_damaged_is_made_again(harm: str, tmp_path: Path) -> None:
         assert [one.tolist() for one in found] == [one.tolist() for one in whole]
 
 
-def test_a_folder_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
+def test_read_only_folder(tmp_path: Path) -> None:
     store: Any = Toy()
     (tmp_path / "lexical").write_text("a file")
     assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical" / "x", None)[1].search(QUERY, 9)[0]) == 9

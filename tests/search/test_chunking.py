@@ -65,7 +65,7 @@ def test_passages(kind: str, several: list[str], size: int, share: float) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ends_and_begins_with_sentences(kind: str) -> None:
+def test_passages_are_whole_sentences(kind: str) -> None:
     text = " ".join(sentences(200, 3))
     for size, overlap in ((60, 0), (80, 20)):
         passages = Chunker(MINE[kind], size, overlap).split(Document("d", text))
@@ -80,7 +80,7 @@ def test_ends_and_begins_with_sentences(kind: str) -> None:
         assert sum(filled) >= 0.7 * size * len(filled)
 
 
-def test_overlap_is_whole_sentences_or_the_last_words() -> None:
+def test_overlap() -> None:
     text = "One two three four. Five six seven. Eight nine ten. Alpha beta gamma delta."
     assert texts(text, 14, 4) == [
         "One two three four. Five six seven. Eight nine ten.",
@@ -104,7 +104,7 @@ def test_headings() -> None:
     assert [one.headings for one in cut(text, 12)] == [(), ("A", "B"), ("C",)]
 
 
-def test_headings_of_an_outer_section_end() -> None:
+def test_nested_headings() -> None:
     text = "".join(
         f"{'#' * level} {name}\n\none two three four five six.\n\n" for level, name in ((1, "A"), (3, "B"), (2, "C"))
     )
@@ -118,7 +118,7 @@ def test_no_overlap_across_headings() -> None:
     assert second.text.startswith("# B")
 
 
-def test_a_heading_stays_with_what_follows() -> None:
+def test_headings_stay_with_their_section() -> None:
     text = "# A\n\n" + "one two three four five six. " * 2 + "\n\n# B\n\none two three four five six seven eight nine."
     for size in range(16, 24):
         assert not [one for one in texts(text, size) if one.endswith("# B")]
@@ -133,7 +133,7 @@ def test_underlined_headings() -> None:
     assert [one.headings for one in cut("one two\nthree four\n-----\n\nfive\n", 12)] == [()], "more than one line"
 
 
-def test_code_stays_whole_and_holds_no_headings() -> None:
+def test_code_blocks() -> None:
     code = "```python\n# set it\nx = 1\n\n# and again\ny = 2\n```"  # 15 tokens
     before = "One two three four five six. Seven eight nine ten eleven twelve."
     found = cut(f"# A\n\n{before}\n\n{code}\n\nBehind it.", 18, 6)
@@ -145,24 +145,24 @@ def test_code_stays_whole_and_holds_no_headings() -> None:
     assert all(one.startswith(("```", "x")) for one in texts(long, 24)), "it does not fit, and is cut at lines"
 
 
-def test_a_fence_that_nothing_closes_is_none() -> None:
+def test_unclosed_fence() -> None:
     assert cut("```\n\none two three four five six seven.\n\n# A\n\none two.", 12)[-1].headings == ("A",)
     assert cut("a\n\n``` inline ```\n\n# A\n\n```\n", 12)[-1].headings == ("A",)
 
 
-def test_tables_stay_whole() -> None:
+def test_tables() -> None:
     table = "| a | b |\n|---|---|\n| c | d |"
     found = texts(f"One two three four five. Six seven eight nine.\n\n{table}\n\nOne two three.", 24)
     assert any(table in one for one in found)
 
 
-def test_abbreviations_end_no_sentence() -> None:
+def test_abbreviations() -> None:
     text = "She met Dr. Weiss and J. Li there. They spoke of rivers, e.g. the Rhine and the Elbe."
     assert texts(text, 20)[0] == "She met Dr. Weiss and J. Li there."
     assert texts("第一句话。第二句话很长很长。第三句。", 9, 0) == ["第一句话。第二句话很长很长。第三句。"]
 
 
-def test_a_word_is_only_cut_if_it_alone_is_too_long() -> None:
+def test_long_words() -> None:
     text = " ".join(["river"] * 30 + ["a" * 60] + ["river"] * 30)
     for one in Chunker(MINE["bpe"], 80, 0).split(Document("d", text)):
         assert set(one.text.split()) <= {"river", "a" * 60}
@@ -171,7 +171,7 @@ def test_a_word_is_only_cut_if_it_alone_is_too_long() -> None:
     assert all(one.text[0] == "e" for one in cuts), "no accent without its letter"
 
 
-def test_a_passage_that_has_more_tokens_than_its_parts_is_cut_again() -> None:
+def test_overfull_passages_are_split() -> None:
     backend = tokenizers.Tokenizer.from_str(words()._backend.to_str())
     backend.normalizer = normalizers.Replace(tokenizers.Regex(r"\. B"), ". x x x x x x x x B")
     strange = Tokenizer(backend)
@@ -200,7 +200,7 @@ HARD = {
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_work_grows_as_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_linear_in_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = 0
     encode_batch = Tokenizer.encode_batch
 
@@ -216,7 +216,7 @@ def test_work_grows_as_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert max(len(one.text) for one in found) <= 16 * 64 + 50_000 * (name == "spaces")
 
 
-def test_blank_and_bad() -> None:
+def test_blank_and_invalid_text() -> None:
     assert texts("") == texts(" \n\t\f ") == []
     assert texts("  one  ") == ["one"]
     with pytest.raises(InputError, match=r"the document 'd': character 4 is the lone surrogate U\+D800"):

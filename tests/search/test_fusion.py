@@ -10,7 +10,7 @@ from bertie.errors import InputError
 from bertie.search.fusion import check_weights, reciprocal_rank_fusion, weighted_score_fusion
 
 
-def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
+def test_reciprocal_rank_fusion() -> None:
     draw = random.Random(0)
     rankings = [draw.sample(range(50), draw.randrange(1, 40)) for _ in range(3)]
     weights = [1.0, 0.5, 2.0]
@@ -24,7 +24,7 @@ def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
     assert found == sorted(found, key=lambda one: (-one[1], named.index(one[0])))
 
 
-def test_one_ranking_keeps_its_order_and_the_first_of_two_mentions_counts() -> None:
+def test_single_ranking_and_duplicates() -> None:
     assert [thing for thing, _ in reciprocal_rank_fusion([[5, 3, 9]])] == [5, 3, 9]
     assert reciprocal_rank_fusion([[5, 5, 3]]) == reciprocal_rank_fusion([[5, 3]])
     assert reciprocal_rank_fusion([[], []]) == []
@@ -38,7 +38,7 @@ def test_weights_are_checked() -> None:
         reciprocal_rank_fusion([[1]], rank_constant=-1)
 
 
-def test_scores_are_stretched_and_added_up() -> None:
+def test_weighted_score_fusion() -> None:
     draw = random.Random(0)
     scores = {
         name: {thing: draw.uniform(-9, 30) for thing in draw.sample(range(50), draw.randrange(2, 40))}

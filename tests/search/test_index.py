@@ -76,7 +76,7 @@ def unit(x: Any) -> Any:
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-def test_dense_is_the_cosine_of_the_models_vectors(index: Index, embedder: Embedder) -> None:
+def test_dense_scores_are_cosine_similarities(index: Index, embedder: Embedder) -> None:
     query = "find the dog"
     found = index.search(query, k=3, mode="dense")
     scores = unit(embedder.embed(list(TEXTS.values()))) @ unit(embedder.embed([query]))[0]
@@ -103,7 +103,7 @@ def test_lexical_needs_no_model(index: Index, tmp_path: Path, monkeypatch: pytes
         assert [one.name for one in (tmp_path / "index" / "lexical").iterdir()] == ["0-4"]
 
 
-def test_hybrid_is_by_reciprocal_ranks(index: Index) -> None:
+def test_hybrid_is_reciprocal_rank_fusion(index: Index) -> None:
     query = "the dogs ran"
     dense, lexical = (index.search(query, k=100, mode=mode) for mode in ("dense", "lexical"))
     ranks = [{hit.document: i for i, hit in enumerate(one, 1)} for one in (dense, lexical)]
@@ -118,7 +118,7 @@ def test_hybrid_is_by_reciprocal_ranks(index: Index) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
-def test_the_reranker_has_the_last_word(mode: Any, index: Index, reranker: Reranker) -> None:
+def test_reranking(mode: Any, index: Index, reranker: Reranker) -> None:
     query = "the cat sat"
     before = index.search(query, k=3, mode=mode)
     found = index.search(query, k=2, mode=mode, rerank=reranker, depth=3)
@@ -132,7 +132,7 @@ def test_the_reranker_has_the_last_word(mode: Any, index: Index, reranker: Reran
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
-def test_with_weights_the_reranker_is_one_voice(mode: Any, index: Index, reranker: Reranker) -> None:
+def test_weights_with_a_reranker(mode: Any, index: Index, reranker: Reranker) -> None:
     query = "the cat sat"
     first = ["dense", "lexical"] if mode == "hybrid" else [mode]
     weights = dict(zip([*first, "rerank"], (0.5, 0.2, 1.5), strict=False))
@@ -151,7 +151,7 @@ def test_with_weights_the_reranker_is_one_voice(mode: Any, index: Index, reranke
     assert all(hit.scores["fused"] == hit.score for hit in found)
 
 
-def test_weights_join_words_and_meaning(index: Index) -> None:
+def test_weights_of_dense_and_lexical(index: Index) -> None:
     query = "the dogs ran"
     by_words = index.search(query, mode="lexical")
     found = index.search(query, weights={"dense": 0, "lexical": 1})
@@ -163,14 +163,14 @@ def test_weights_join_words_and_meaning(index: Index) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
-def test_where_says_which_documents_count(mode: Any, index: Index) -> None:
+def test_metadata_filters(mode: Any, index: Index) -> None:
     query = "the cat sat on the mat"
     assert {hit.document for hit in index.search(query, mode=mode, where={"letter": ["c", "m"]})} == {"cats", "mats"}
     assert {hit.document for hit in index.search(query, mode=mode, where={"n <=": 1, "letter !=": "c"})} == {"dogs"}
     assert list(index.search(query, mode=mode, where={"letter": "x"})) == []
 
 
-def test_several_queries_give_what_each_gives_alone(index: Index, reranker: Reranker) -> None:
+def test_search_batch_equals_search(index: Index, reranker: Reranker) -> None:
     queries = ["the cat", "a dog ran", "rivers", "the cat", ""]
     weights = {"dense": 1, "lexical": 0.5, "rerank": 2}
     for options in (
@@ -189,7 +189,7 @@ def test_several_queries_give_what_each_gives_alone(index: Index, reranker: Rera
     assert index.search_batch([]) == []
 
 
-def test_long_documents_are_cut(tmp_path: Path, embedder: Embedder) -> None:
+def test_long_documents_are_split(tmp_path: Path, embedder: Embedder) -> None:
     with Index.create(tmp_path / "i", embedder, chunk_size=20, chunk_overlap=4) as index:
         counts = index.add([Document("long", LONG), "the dog ran."])
         assert counts == IndexUpdate(added=2, passages=len(index))
@@ -200,7 +200,7 @@ def test_long_documents_are_cut(tmp_path: Path, embedder: Embedder) -> None:
         assert len(embedder.tokenizer.encode(hit.text)) <= 20
 
 
-def test_add_updates_what_is_there(index: Index, counted: list[str]) -> None:
+def test_add_updates_existing_documents(index: Index, counted: list[str]) -> None:
     same = Document("cats", TEXTS["cats"], {"letter": "c", "n": 0})
     assert index.add([same]) == IndexUpdate(unchanged=1)
     assert counted == []
@@ -213,7 +213,7 @@ def test_add_updates_what_is_there(index: Index, counted: list[str]) -> None:
     assert "cats" not in {hit.document for hit in index.search("zebras")}
 
 
-def test_refresh_embeds_only_what_has_changed(tmp_path: Path, embedder: Embedder, counted: list[str]) -> None:
+def test_refresh_embeds_changed_documents_only(tmp_path: Path, embedder: Embedder, counted: list[str]) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
     for name, text in TEXTS.items():
@@ -238,7 +238,7 @@ def test_refresh_embeds_only_what_has_changed(tmp_path: Path, embedder: Embedder
         assert (hit.source, hit.text) == (str(folder / "rows.jsonl"), "a fox")
 
 
-def test_what_is_interrupted_goes_on(
+def test_an_interrupted_add_is_resumed(
     tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch, counted: list[str]
 ) -> None:
     monkeypatch.setattr(module, "COMMIT_PASSAGES", 2)
@@ -265,7 +265,7 @@ def test_what_is_interrupted_goes_on(
         assert len(counted) == 3
 
 
-def test_an_unreadable_file_loses_nothing(tmp_path: Path, embedder: Embedder) -> None:
+def test_documents_before_an_unreadable_file_are_committed(tmp_path: Path, embedder: Embedder) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
     (folder / "a.txt").write_text("the cat")
@@ -281,7 +281,7 @@ def test_an_unreadable_file_loses_nothing(tmp_path: Path, embedder: Embedder) ->
         assert index.refresh(folder, encoding="latin-1").added == 1
 
 
-def test_another_model_is_refused(tmp_path: Path, model: Path, index: Index) -> None:
+def test_another_model_is_rejected(tmp_path: Path, model: Path, index: Index) -> None:
     index.close()
     other = Embedder.load(model)
     with torch.no_grad():
@@ -297,7 +297,7 @@ def test_another_model_is_refused(tmp_path: Path, model: Path, index: Index) -> 
             assert again.search("the cat", mode="dense")[0].score > 0
 
 
-def test_a_fingerprint_is_of_what_makes_vectors(model: Path, embedder: Embedder) -> None:
+def test_model_fingerprint(model: Path, embedder: Embedder) -> None:
     assert model_fingerprint(embedder) == model_fingerprint(Embedder.load(model))
     assert model_fingerprint(embedder) != model_fingerprint(Embedder.load(model, overflow="truncate"))
 
@@ -323,7 +323,7 @@ def test_search_at_another_precision(
     assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=0.05)
 
 
-def test_a_trained_model_is_another_one_at_every_precision(tmp_path: Path, model: Path) -> None:
+def test_a_trained_model_is_rejected_at_every_precision(tmp_path: Path, model: Path) -> None:
     """Weights that were changed and saved give another fingerprint, also when loaded in int8."""
     Index.create(tmp_path / "i", model).close()
     trained = Embedder.load(model)
@@ -335,7 +335,7 @@ def test_a_trained_model_is_another_one_at_every_precision(tmp_path: Path, model
             Index.open(tmp_path / "i", Embedder.load(tmp_path / "trained", precision=precision))  # type: ignore[arg-type]
 
 
-def test_a_model_that_is_gone_is_named(tmp_path: Path, model: Path) -> None:
+def test_missing_model(tmp_path: Path, model: Path) -> None:
     shutil.copytree(model, tmp_path / "model")
     Index.create(tmp_path / "i", tmp_path / "model").close()
     shutil.rmtree(tmp_path / "model")
@@ -346,7 +346,7 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path, model: Path) -> None:
         index.search("the cat")
 
 
-def test_prompts_go_before_queries_and_passages(tmp_path: Path, model: Path, counted: list[str]) -> None:
+def test_prompts(tmp_path: Path, model: Path, counted: list[str]) -> None:
     prompted = Embedder.load(model)
     from bertie.checkpoints.sentence_modules import SentenceModules
 
@@ -362,7 +362,7 @@ def test_prompts_go_before_queries_and_passages(tmp_path: Path, model: Path, cou
 
 
 @pytest.mark.parametrize("kind", ["postgres", "lance"])
-def test_servers_answer_as_a_folder_does(
+def test_all_stores_give_the_same_results(
     kind: str, tmp_path: Path, embedder: Embedder, index: Index, request: pytest.FixtureRequest
 ) -> None:
     if kind == "lance":
@@ -388,7 +388,7 @@ def test_servers_answer_as_a_folder_does(
 
 
 @pytest.mark.parametrize("vectors", ["int8", "binary"])
-def test_smaller_vectors_find_nearly_the_same(vectors: Any, tmp_path: Path, embedder: Embedder, index: Index) -> None:
+def test_quantized_embeddings(vectors: Any, tmp_path: Path, embedder: Embedder, index: Index) -> None:
     with Index.create(tmp_path / "small", embedder, embedding_precision=vectors) as small:
         small.add(Document(name, text) for name, text in TEXTS.items())
         for query in ("the cat sat", "dogs"):
@@ -396,9 +396,7 @@ def test_smaller_vectors_find_nearly_the_same(vectors: Any, tmp_path: Path, embe
             assert [hit.score for hit in one] == pytest.approx([hit.score for hit in two], abs=0.02)
 
 
-def test_damage_is_repaired_from_the_passages(
-    tmp_path: Path, embedder: Embedder, counted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebuild(tmp_path: Path, embedder: Embedder, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(local_store, "SEGMENT_ROWS", 4)
     with Index.create(tmp_path / "i", embedder) as index:
@@ -416,7 +414,7 @@ def test_damage_is_repaired_from_the_passages(
         assert [(hit.document, hit.score) for hit in index.search("mat 3")] == [(h.document, h.score) for h in before]
 
 
-def test_wrong_use_is_refused(tmp_path: Path, embedder: Embedder, index: Index) -> None:
+def test_invalid_arguments(tmp_path: Path, embedder: Embedder, index: Index) -> None:
     for call, message in (
         (lambda: index.search("a", k=0), "k=0"),
         (lambda: index.search("a", depth=0), "depth=0"),
@@ -443,7 +441,7 @@ def test_wrong_use_is_refused(tmp_path: Path, embedder: Embedder, index: Index) 
     assert bertie.Index is Index
 
 
-def test_an_empty_index_answers(tmp_path: Path, embedder: Embedder, reranker: Reranker) -> None:
+def test_empty_index(tmp_path: Path, embedder: Embedder, reranker: Reranker) -> None:
     with Index.create(tmp_path / "i", embedder) as index:
         for mode in ("hybrid", "dense", "lexical"):
             assert list(index.search("the cat", mode=mode, rerank=reranker)) == []  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def same(one: list[tuple[str, float]], two: list[tuple[str, float]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int8"])
-def test_small_ones_are_exact_through_all_that_may_happen(
+def test_random_commits_against_brute_force(
     kind: EmbeddingPrecision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shrink(monkeypatch)
@@ -115,7 +115,7 @@ def test_small_ones_are_exact_through_all_that_may_happen(
     ]
 
 
-def test_a_query_alone_and_among_others_gives_the_same_bits(tmp_path: Path) -> None:
+def test_batch_invariance(tmp_path: Path) -> None:
     store = LocalStore.create(tmp_path, D, {})
     rows = vectors(500)
     store.commit([entry("d", rows)])
@@ -136,9 +136,7 @@ def test_a_query_alone_and_among_others_gives_the_same_bits(tmp_path: Path) -> N
         ("binary", IndexThresholds(flat=200, hnsw=500)),
     ],
 )
-def test_graphs_bits_and_lists_find_nearly_all(
-    kind: EmbeddingPrecision, limits: IndexThresholds, tmp_path: Path
-) -> None:
+def test_recall_of_hnsw_binary_and_ivf(kind: EmbeddingPrecision, limits: IndexThresholds, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     n, dimension = 4000, 32
     rows, queries = vectors(n, dimension=dimension), vectors(50, seed=0, dimension=dimension)
@@ -170,7 +168,7 @@ def test_graphs_bits_and_lists_find_nearly_all(
         assert hits / (10 * len(queries)) >= 0.95
 
 
-def test_a_filter_whose_passages_are_all_far_is_met(tmp_path: Path) -> None:
+def test_selective_filter_far_from_the_query(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     near, far = vectors(3000, 1), vectors(40, 2)
     query = near[0]
@@ -183,7 +181,7 @@ def test_a_filter_whose_passages_are_all_far_is_met(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("op", ["=", "!=", "<", "<=", ">", ">="])
-def test_conditions_hold_as_said(op: str, tmp_path: Path) -> None:
+def test_filters_against_the_reference(op: str, tmp_path: Path) -> None:
     values = [None, "", "1", "2", "Ä", "'; DROP TABLE passages; --", 1, 2, 1.5, -3, 2**62, True, False, 0]
     store = LocalStore.create(tmp_path, D, {})
     rows = vectors(1)
@@ -204,7 +202,7 @@ def test_conditions_hold_as_said(op: str, tmp_path: Path) -> None:
         assert {one.passage.document for one in store.fetch(store.matching_keys(where).tolist())} == expected
 
 
-def test_what_is_stored_comes_back(tmp_path: Path) -> None:
+def test_fetch_returns_what_was_stored(tmp_path: Path) -> None:
     with LocalStore.create(tmp_path, D, {"model": "m", "chunk_size": 256}) as store:
         document = Document("a/ä'\".md", "Ein Text", {"year": 1999, "pi": 3.0, "ok": True, "t": "ü"}, None, "v7")
         passage = Passage(document.id, 3, 8, "T\n€xt", ("A", "B"))
@@ -221,14 +219,14 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
         assert next(store.passage_texts()) == (2, passage.text)  # keys are never used again
 
 
-def test_an_empty_one_answers(tmp_path: Path) -> None:
+def test_empty_store(tmp_path: Path) -> None:
     store = LocalStore.create(tmp_path, D, {})
     keys, scores = store.search(vectors(1), 5)[0]
     assert (len(keys), len(scores), len(store)) == (0, 0, 0)
     store.optimize(full=True)
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_invalid_input_changes_nothing(tmp_path: Path) -> None:
     store = LocalStore.create(tmp_path / "index", D, {})
     good = entry("good", vectors(2))
     bad = vectors(2).copy()
@@ -259,7 +257,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         LocalStore.create(tmp_path / "other", 12, {}, embedding_precision="binary")
 
 
-def test_one_writes_and_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_writer_and_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
     writer = LocalStore.create(tmp_path, D, {})
     writer.commit([entry("a", vectors(3))])
@@ -295,9 +293,7 @@ def test_one_writes_and_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(reader) == 4 + 40 * 30
 
 
-def test_a_segment_that_is_joined_while_it_is_opened_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_a_segment_during_a_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
     writer = LocalStore.create(tmp_path, D, {})
     for i in range(3):
@@ -316,7 +312,7 @@ def test_a_segment_that_is_joined_while_it_is_opened_is_no_damage(
     same(said(reader, vectors(1)[0], 10), said(writer, vectors(1)[0], 10))
 
 
-def test_small_commits_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_commits_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_store, "SEGMENT_ROWS", 8)
     store = LocalStore.create(tmp_path, D, {})
     for i in range(300):
@@ -343,7 +339,7 @@ def filled(folder: Path) -> tuple[LocalStore, list[tuple[str, float]]]:
 
 @pytest.mark.parametrize("file", ["vectors.npy", "keys.npy", "scales.npy", "index.faiss"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "lose", "whole"])
-def test_damage_is_named_and_can_be_repaired(
+def test_corrupt_segments_are_reported_and_repaired(
     file: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("faiss")
@@ -377,7 +373,7 @@ def test_damage_is_named_and_can_be_repaired(
         same(said(store, vectors(1, 9)[0], 12), before)
 
 
-def test_damage_to_the_database_is_named(tmp_path: Path) -> None:
+def test_corrupt_catalog(tmp_path: Path) -> None:
     store = LocalStore.create(tmp_path, D, {})
     store.commit([entry("name", vectors(3))])
     store.close()
@@ -493,7 +489,7 @@ def kill_and_look(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
     return done, extra, left
 
 
-def test_a_kill_loses_nothing_and_leaves_nothing_half(tmp_path: Path) -> None:
+def test_kill(tmp_path: Path) -> None:
     done, _, _ = kill_and_look(tmp_path / "i", 4, seed=0)
     assert done > 0
 

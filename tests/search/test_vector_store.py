@@ -1,4 +1,4 @@
-"""What every store must do, whatever it is made of; and that no kill takes or leaves what it should not."""
+"""All vector stores: transactions, snapshots, exact search, filters, kills."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,50 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertie.errors import BertieError, CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
-from bertie.search import lance_store, postgres_store
+from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 from bertie.search.filters import MetadataFilter, matches_filters
-from bertie.search.records import Document, EmbeddedDocument, FloatArray, MetadataValue, Passage
+from bertie.search.records import Document, EmbeddedDocument, MetadataValue, Passage
 from bertie.search.vector_store import VectorStore
 from tests.search.conftest import Place
-
-D = 8
-
-
-def units(n: int, seed: int = 0, dimension: int = D) -> FloatArray:
-    x = np.random.default_rng(seed).normal(size=(n, dimension)).astype(np.float32)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
-def entry(
-    id: str,
-    passages: int = 1,
-    *,
-    metadata: Mapping[str, MetadataValue] | None = None,
-    source: str | None = None,
-    version: str = "1",
-    seed: int | None = None,
-) -> EmbeddedDocument:
-    """A document of so many passages of six characters each."""
-    pieces = [f"{version[:3]:>3}{i:3}" for i in range(passages)]
-    document = Document(id, "".join(pieces), metadata or {}, source, version)
-    cut = [Passage(id, 6 * i, 6 * i + 6, piece, ("Top", f"Part {i}")) for i, piece in enumerate(pieces)]
-    return EmbeddedDocument(
-        document, cut, units(passages, zlib.crc32(f"{id} {version}".encode()) if seed is None else seed)
-    )
-
-
-def everything(store: VectorStore) -> dict[str, tuple[str | None, str, list[str]]]:
-    """Of each document its source, its version and the texts of its passages, in their order."""
-    held: dict[str, tuple[str | None, str, list[str]]] = {id: (s, v, []) for id, s, v in store.documents()}
-    for found in store.fetch([key for key, _ in store.passage_texts()]):
-        held[found.passage.document][2].append(found.passage.text)
-    return held
-
-
-def expected(entries: Sequence[EmbeddedDocument]) -> dict[str, tuple[str | None, str, list[str]]]:
-    return {e.document.id: (e.document.source, e.document.version, [p.text for p in e.passages]) for e in entries}
-
+from tests.search.stores import D, brute, by_key, entry, everything, expected, units
 
 # --- adding, replacing, deleting ---
 
@@ -100,7 +61,7 @@ def test_add_replace_delete(place: Place) -> None:
     assert {key for key, _ in store.passage_texts()}.isdisjoint(old | new), "a key was used again"
 
 
-def test_what_comes_back_is_what_was_put(place: Place) -> None:
+def test_roundtrip(place: Place) -> None:
     ids = [
         "it's",
         'say "hi"',
@@ -183,7 +144,7 @@ def test_generation_grows(place: Place) -> None:
     assert place.open().generation == seen[-1]
 
 
-def test_fetch_keeps_the_order_and_leaves_out_what_is_gone(place: Place) -> None:
+def test_fetch_order_and_deleted_keys(place: Place) -> None:
     store = place.create(D)
     store.commit([entry("a", 5)])
     keys = [key for key, _ in store.passage_texts()]
@@ -191,7 +152,7 @@ def test_fetch_keeps_the_order_and_leaves_out_what_is_gone(place: Place) -> None
     assert [found.key for found in store.fetch(asked)] == [keys[3], keys[0], keys[3], keys[4]]
 
 
-def test_two_stores_are_apart(place: Place) -> None:
+def test_two_stores_are_independent(place: Place) -> None:
     place.create(D).commit([entry("a")])
     other = Place(place.kind, place.at if place.kind == "postgres" else place.at + "2", place.name + "2")
     second = other.create(4, {"model": "another"})
@@ -202,7 +163,7 @@ def test_two_stores_are_apart(place: Place) -> None:
 # --- all or nothing ---
 
 
-def test_bad_entries_change_nothing(place: Place) -> None:
+def test_invalid_documents_change_nothing(place: Place) -> None:
     store = place.create(D)
     store.commit([entry("a", 2)])
     good = entry("b", 1)
@@ -219,7 +180,7 @@ def test_bad_entries_change_nothing(place: Place) -> None:
     assert len(store) == 3
 
 
-def test_bad_queries(place: Place) -> None:
+def test_invalid_queries(place: Place) -> None:
     store = place.create(D)
     for queries, k in ((units(1, dimension=D + 1), 5), (units(1)[0], 5), (units(1), 0), (units(1) * np.nan, 5)):
         with pytest.raises(InputError):
@@ -243,7 +204,7 @@ def test_two_writers_lose_nothing(place: Place) -> None:
     assert len({key for key, _ in store.passage_texts()}) == len(store) == len(done) + 1
 
 
-def test_readers_see_one_moment(place: Place) -> None:
+def test_snapshot_isolation(place: Place) -> None:
     writer, reader = place.create(D), place.open()
     writer.commit([entry(f"d{i}", 1) for i in range(50)])
     assert (len(reader), reader.generation) == (50, 1)
@@ -282,7 +243,7 @@ def test_closed(place: Place) -> None:
             act()
 
 
-def test_create_and_open_refuse(place: Place) -> None:
+def test_create_and_open_errors(place: Place) -> None:
     with pytest.raises(NotFoundError):
         place.open()
     assert place.kind == "postgres" or not Path(place.at).exists()
@@ -295,24 +256,7 @@ def test_create_and_open_refuse(place: Place) -> None:
         Place(place.kind, place.at + "3", "third").create(0)
 
 
-# --- search ---
-
-
-def brute(vectors: Mapping[int, FloatArray], query: FloatArray, k: int) -> tuple[list[int], FloatArray]:
-    keys = sorted(vectors)
-    scores = np.array([float(vectors[key].astype(np.float64) @ query.astype(np.float64)) for key in keys])
-    order = np.argsort(-scores, kind="stable")[:k]
-    return [keys[i] for i in order], scores[order]
-
-
-def by_key(store: VectorStore, entries: Sequence[EmbeddedDocument]) -> dict[int, FloatArray]:
-    """The vector of each passage that is there."""
-    mine = {(e.document.id, p.start): e.embeddings[i] for e in entries for i, p in enumerate(e.passages)}
-    found = store.fetch([key for key, _ in store.passage_texts()])
-    return {f.key: mine[f.passage.document, f.passage.start] for f in found}
-
-
-def test_nearest_is_exact(place: Place) -> None:
+def test_search_is_exact(place: Place) -> None:
     store = place.create(D)
     entries = [entry(f"d{i}", 5, metadata={"i": i, "even": i % 2 == 0}, seed=i) for i in range(100)]
     store.commit(entries[:60])
@@ -350,7 +294,7 @@ VALUES: list[MetadataValue] = [
 ]  # fmt: skip
 
 
-def test_every_condition_on_every_value(place: Place) -> None:
+def test_filters(place: Place) -> None:
     store = place.create(D)
     store.commit([entry(str(i), metadata={"x": value}, seed=i) for i, value in enumerate(VALUES)] + [entry("none")])
     keys = {f.passage.document: f.key for f in store.fetch([key for key, _ in store.passage_texts()])}
@@ -382,287 +326,13 @@ def holds(mine: MetadataValue, op: str, value: MetadataValue) -> bool:
     return signs[op](mine, value)
 
 
-def test_conditions_are_not_code(place: Place) -> None:
+def test_sql_injection(place: Place) -> None:
     store = place.create(D)
     store.commit([entry("a", metadata={"x": "1"}), entry("b", metadata={"y' OR '1'='1": "z"})])
     for name, value in (("x", "' OR '1'='1"), ("x' OR '1'='1", "1"), ("x\\", "1"), ("x", "1'--"), ('x"', 'x"')):
         assert len(store.matching_keys([MetadataFilter(name, "=", value)])) == 0
     assert len(store.matching_keys([MetadataFilter("y' OR '1'='1", "=", "z")])) == 1
     assert len(store) == 2
-
-
-# --- PostgreSQL ---
-
-
-@pytest.fixture
-def server(postgres_url: str) -> Any:
-    import psycopg
-
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)
-def test_graph(place: Place, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.postgres_store.EXACT_SEARCH_PASSAGES", 100)
-    store = place.create(D)
-    entries = [entry(f"d{i}", 1, metadata={"i": i, "odd": i % 2 == 1}, seed=i) for i in range(1000)]
-    store.commit(entries[:800])
-    store.optimize()
-    store.commit(entries[800:], delete=["d5"])  # the graph takes these in
-    vectors = by_key(store, entries)
-    documents = {f.key: int(f.passage.document[1:]) for f in store.fetch(sorted(vectors))}
-    queries = units(30, 7)
-    for where, least in (([], 0.95), ([MetadataFilter("odd", "=", True)], 0.95), ([MetadataFilter("i", "<", 3)], 1.0)):
-        some = {
-            key: vectors[key] for key in vectors if matches_filters(entries[documents[key]].document.metadata, where)
-        }
-        right = 0
-        for query, (keys, scores) in zip(queries, store.search(queries, 10, where), strict=True):
-            best, _ = brute(some, query, 10)
-            assert len(keys) == len(best)
-            assert set(keys.tolist()) <= some.keys()
-            np.testing.assert_allclose(scores, [vectors[key] @ query for key in keys.tolist()], atol=1e-6)
-            right += len({*keys.tolist()} & {*best})
-        assert right >= least * len(queries) * len(best)
-    place.close()  # which makes the server count what was used
-    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'passages_hnsw' AND schemaname = %s"
-    assert server.execute(used, (place.name,)).fetchone()[0] >= 60
-
-
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)
-def test_a_transaction_that_fails_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    store = place.create(D)
-    store.commit([entry("a", 2)])
-    copy = postgres_store.copy_documents
-
-    def fail(*given: Any) -> None:
-        copy(*given)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(postgres_store, "copy_documents", fail)
-        with pytest.raises(KeyboardInterrupt):
-            store.commit([entry("a", 1, version="2"), entry("b")])
-    assert (everything(store), store.generation) == (expected([entry("a", 2)]), 1)
-    store.commit([entry("b")])
-    assert len(store) == 3
-
-
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)
-def test_a_connection_that_is_lost(place: Place, server: Any) -> None:
-    store = place.create(D)
-    store.commit([entry("a")])
-    end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname <> ''"
-    server.execute(end)
-    assert len(store) == 1
-    texts = store.passage_texts()
-    next(texts)
-    server.execute(end)
-    with pytest.raises(NotFoundError, match="lost the connection to"):
-        list(texts)
-    assert len(store) == 1
-
-
-def test_words_about_servers(postgres_url: str, server: Any) -> None:
-    from bertie.search.postgres_store import PostgresStore
-
-    with pytest.raises(NotFoundError, match="running") as refused:
-        PostgresStore.open("postgresql://me:secret@127.0.0.1:1/texts")
-    assert "secret" not in str(refused.value)
-    assert "127.0.0.1" in str(refused.value)
-    for nonsense in ("nowhere", "postgresql://me:sec ret@host/x"):
-        with pytest.raises(InputError, match="postgresql://user") as wrong:
-            PostgresStore.open(nonsense)
-        assert "sec" not in str(wrong.value)
-    PostgresStore.create(postgres_url, D, {}, name="Mine!").close()
-    with pytest.raises(NotFoundError, match="'Mine!'"):
-        PostgresStore.open(postgres_url, name="yours")
-    for name in ("", "x" * 64, "pg_mine"):
-        with pytest.raises(ConfigError, match=f"{name!r}"):
-            PostgresStore.create(postgres_url, D, {}, name=name)
-    with pytest.raises(ExistsError, match="public"):
-        PostgresStore.create(postgres_url, D, {}, name="public")
-    server.execute('UPDATE "Mine!".bertie_index SET format = 99')
-    with pytest.raises(ConfigError, match="99"):
-        PostgresStore.open(postgres_url, name="Mine!")
-
-
-def test_a_database_without_pgvector(postgres_url: str, server: Any) -> None:
-    from psycopg.conninfo import make_conninfo
-
-    from bertie.search.postgres_store import PostgresStore
-
-    server.execute("CREATE DATABASE bare")
-    server.execute("CREATE ROLE guest LOGIN")
-    bare = make_conninfo(postgres_url, dbname="bare", user="guest")
-    with pytest.raises(NotFoundError, match="CREATE EXTENSION vector"):
-        PostgresStore.open(bare)
-    with pytest.raises(NotFoundError, match="CREATE EXTENSION vector"):
-        PostgresStore.create(bare, D, {})
-    owner = make_conninfo(postgres_url, dbname="bare")
-    PostgresStore.create(owner, D, {}).close()  # adds it
-    with pytest.raises(ConfigError, match="permission denied"):
-        PostgresStore.create(bare, D, {}, name="other")
-
-
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)
-def test_pgvector_in_another_schema(place: Place, server: Any) -> None:
-    from psycopg.conninfo import make_conninfo
-
-    server.execute("CREATE DATABASE elsewhere")
-    place.at = make_conninfo(place.at, dbname="elsewhere")
-    import psycopg
-
-    with psycopg.connect(place.at, autocommit=True) as connection:
-        connection.execute('CREATE SCHEMA "of, others"')
-        connection.execute('CREATE EXTENSION vector SCHEMA "of, others"')
-    store = place.create(D)
-    store.commit([entry("a", 2)])
-    assert len(store.search(units(1), 5)[0][0]) == 2
-
-
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)
-def test_characters_that_postgresql_has_no_place_for(place: Place) -> None:
-    store = place.create(D)
-    with pytest.raises(InputError, match=r"U\+0000"):
-        store.commit([EmbeddedDocument(Document("a", "x\0y"), [Passage("a", 0, 3, "x\0y")], units(1))])
-    assert len(store) == 0
-
-
-# --- LanceDB ---
-
-
-@pytest.mark.parametrize("place", ["lance"], indirect=True)
-@pytest.mark.parametrize("dimension", [16, 6])
-def test_lists(place: Place, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.lance_store.EXACT_SEARCH_PASSAGES", 100)
-    vectors = units(1000, 1, dimension)
-    store = place.create(dimension)
-    entries = []
-    for i, vector in enumerate(vectors):
-        document = Document(f"d{i}", "", {"i": i, "odd": i % 2 == 1})
-        entries.append(EmbeddedDocument(document, [Passage(f"d{i}", 0, 0, "")], vector[None]))
-    store.commit(entries[:800])
-    store.optimize()
-    assert {index.name for index in store._snapshot()[1].list_indices()} >= {"embedding_idx", "key_idx", "document_idx"}  # type: ignore[attr-defined]
-    store.commit([*entries[800:], entries[3]], delete=["d5"])  # searched without a list until the next time
-    for joined in (False, True):
-        held = by_key(store, entries)
-        documents = {f.key: int(f.passage.document[1:]) for f in store.fetch(sorted(held))}
-        assert sorted(documents.values()) == [i for i in range(1000) if i != 5]
-        for where in ([], [MetadataFilter("odd", "=", True)], [MetadataFilter("i", "<", 3)]):
-            some = {key: held[key] for key in held if matches_filters(entries[documents[key]].document.metadata, where)}
-            right = 0
-            queries = units(20, 7, dimension)
-            for query, (keys, scores) in zip(queries, store.search(queries, 10, where), strict=True):
-                best, _ = brute(some, query, 10)
-                assert len(keys) == len(best)
-                np.testing.assert_allclose(scores, [held[key] @ query for key in keys.tolist()], atol=1e-6)
-                right += len({*keys.tolist()} & {*best})
-            assert right >= 0.95 * len(queries) * len(best)
-        if not joined:
-            store.optimize()
-
-
-@pytest.mark.parametrize("place", ["lance"], indirect=True)
-def test_what_was_not_published_is_not_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    store = place.create(D)
-    store.commit([entry("a", 2)])
-
-    def fail(*given: Any) -> None:
-        raise KeyboardInterrupt
-
-    for act in (lambda: store.commit([entry("a", 1, version="2"), entry("b")]), store.optimize):
-        with monkeypatch.context() as patch:
-            patch.setattr(lance_store, "_publish", fail)
-            with pytest.raises(KeyboardInterrupt):
-                act()
-        assert (everything(store), everything(place.open())) == (expected([entry("a", 2)]),) * 2
-    store.commit([entry("c")])
-    assert (everything(store), len(store)) == (expected([entry("a", 2), entry("c")]), 3)
-
-
-@pytest.mark.parametrize("place", ["lance"], indirect=True)
-def test_old_versions_never_go_before_new_ones_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", lance_store.timedelta(0))
-    monkeypatch.setattr(lance_store, "COMPACTION_INTERVAL", 3)
-    store = place.create(D)
-    publish, seen = lance_store._publish, []
-
-    def look(folder: Path, *given: Any) -> None:
-        """As somebody would who comes in before a new version counts."""
-        if (folder / lance_store.MANIFEST).exists():
-            seen.append(everything(lance_store.LanceStore.open(folder)))
-        publish(folder, *given)
-
-    monkeypatch.setattr(lance_store, "_publish", look)
-    for i in range(7):
-        store.commit([entry(f"d{i}", 2)], delete=[f"d{i - 2}"])
-        assert len(store) == len(everything(store)) * 2 == min(i + 1, 2) * 2
-    assert len(seen) == 7 + 2 * 2
-    manifests = list((Path(place.at) / "passages.lance" / "_versions").iterdir())
-    assert len(manifests) < 10, "old versions stay"
-    assert not any(b"auto_cleanup" in file.read_bytes() for file in manifests), "LanceDB removes versions by itself"
-
-
-@pytest.mark.parametrize("place", ["lance"], indirect=True)
-def test_readers_of_an_old_version(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its age, a version that counted until now is not taken from those who read it."""
-
-    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", lance_store.timedelta(seconds=1))
-    store = place.create(D)
-    store.commit([entry(f"d{i}") for i in range(30)])
-    time.sleep(1.2)
-    _, old = store._snapshot()  # type: ignore[attr-defined]
-    store.commit([entry(f"d{i}", version="2") for i in range(30)])
-    store.optimize()
-    assert old.search().select(["text"]).to_arrow()["text"].to_pylist() == ["  1  0"] * 30
-
-
-@pytest.mark.parametrize("place", ["lance"], indirect=True)
-def test_files_that_are_not_as_they_were(place: Place) -> None:
-    store = place.create(D)
-    store.commit([entry("a", 2)])
-    place.close()
-    state = Path(place.at) / "index.json"
-    good = state.read_text()
-    for text, message in (
-        ("{", "index.json"),
-        ("[]", "format"),
-        ('{"format": 9}', "format"),
-        ('{"format": 2}', "index.json"),
-        (good.replace('"generation": 1', '"generation": 0'), "corrupt: checksum mismatch"),
-    ):
-        state.write_text(text)
-        with pytest.raises(CheckpointError, match=message):
-            place.open()
-    state.unlink()
-    for attempt in (place.open, lambda: place.create(D)):  # which would begin with an empty table
-        with pytest.raises(CheckpointError, match="restore a backup"):
-            attempt()
-    state.write_text(good)
-    assert len(place.open()) == 2
-    (file,) = (Path(place.at) / "passages.lance" / "data").iterdir()
-    whole, vector = file.read_bytes(), entry("a", 2).embeddings[1].tobytes()
-    for old, new in ((vector, vector[:-1] + bytes([vector[-1] ^ 1])), (b"  1  1", b"  1  2")):
-        assert whole.count(old)
-        file.write_bytes(whole.replace(old, new))
-        with pytest.raises(CheckpointError, match="checksum mismatch in a passage of 'a'"):
-            everything(place.open())
-    for file in (Path(place.at) / "passages.lance" / "data").iterdir():
-        file.write_bytes(whole[:50])
-    with pytest.raises(CheckpointError, match="rebuild"):
-        everything(place.open())
-    for file in (Path(place.at) / "passages.lance").rglob("*.manifest"):
-        file.unlink()
-    with pytest.raises(CheckpointError, match="rebuild"):
-        place.open()
-    with pytest.raises(ExistsError):
-        place.create(D)
 
 
 # --- kills ---
@@ -705,7 +375,7 @@ def kill_and_look(place: Place, kills: int) -> int:
     """Kill a writer at random moments: what it said it did must be there, and no halves. How many commits it said."""
     place.create(D, {"model": "m"})
     place.close()
-    code = "import sys; from tests.search.test_stores import write_until_killed as f; f(*sys.argv[1:])"
+    code = "import sys; from tests.search.test_vector_store import write_until_killed as f; f(*sys.argv[1:])"
     said = 0
     rng = random.Random()
     for _ in range(kills):
