@@ -50,15 +50,17 @@ class Chunk(Sequence[WindowedText[Options]]):
         self, inputs: Sequence[TaskInput[Options]], encodings: Encodings, max_length: int, split: Split
     ) -> None:
         self.inputs, self.encodings = inputs, encodings
-        self._long = {
-            i: split(inputs[i], encodings[i]) for i in np.flatnonzero(encodings.lengths > max_length).tolist()
-        }
-        counts = np.ones(len(inputs) + 1, np.int64)
-        counts[0] = 0
-        for i, windows in self._long.items():
-            counts[i + 1] = len(windows)
-        self.starts: IntArray = np.cumsum(counts)
-        self.windows = self._flatten() if self._long else encodings
+        self._long: dict[int, list[Window]] = {}
+        self.windows, self.starts = encodings, np.arange(len(inputs) + 1)
+        if encodings.lengths.max() > max_length:
+            long = np.flatnonzero(encodings.lengths > max_length).tolist()
+            self._long = {i: split(inputs[i], encodings[i]) for i in long}
+            counts = np.ones(len(inputs) + 1, np.int64)
+            counts[0] = 0
+            for i, windows in self._long.items():
+                counts[i + 1] = len(windows)
+            self.starts = np.cumsum(counts)
+            self.windows = self._flatten()
 
     def _flatten(self) -> Encodings:
         """The windows of all inputs, end to end."""

@@ -98,12 +98,8 @@ class Pipeline(Generic[Options, Output, Result]):
             # A size is replayed from its eighth batch on, by other attention kernels: the last bits would change.
             checkpoint.model.replay = False
 
-    def run(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Result]:
-        """Results in order, from a bounded number of inputs in memory; see `chunks`."""
-        return chain.from_iterable(self.chunks(inputs, texts))
-
     def chunks(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Iterable[Result]]:
-        """Results in order, chunk by chunk.
+        """Results in order, chunk by chunk, with a bounded number of inputs in memory.
 
         `texts` is the argument of the public call. If it has a length, on a GPU a chunk's results are fetched while
         the next one runs; from any other iterable, nothing is read before its turn. Slow tokenizers run ahead in

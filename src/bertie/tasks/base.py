@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
@@ -144,8 +144,8 @@ class Task(ABC, Generic[Options, Output, Result]):
         self.checkpoint.save(folder, overwrite=overwrite)
 
     def run(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Result]:
-        """Results one by one, in order; see `Pipeline.run`."""
-        return self.pipeline.run(inputs, texts)
+        """Results one by one, in order; see `Pipeline.chunks`."""
+        return chain.from_iterable(self.pipeline.chunks(inputs, texts))
 
     # --- the task's stages of the pipeline ---
 

@@ -108,7 +108,9 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         self.pooling, self.normalize, self.truncate_dim = pooling, normalize, dimension
         self.loss = loss  # a name, or a `bertie.training.embedding.losses.EmbeddingLoss`
         self.matryoshka = matryoshka
-        self._replicas: dict[torch.device, tuple[SentenceModules, SentenceModules]] = {}  # see `_modules_on`
+        # See `_modules_on`: parameters of the modules, and copies of the modules on other devices.
+        self._parameters: tuple[SentenceModules | None, tuple[Tensor, ...]] = (None, ())
+        self._replicas: dict[torch.device, tuple[SentenceModules, SentenceModules]] = {}
         super().__init__(model, overflow=overflow, deterministic=deterministic, device=device, **hyperparameters)
         loss_name = loss if loss is None or isinstance(loss, str) else None
         self.recipe = self.recipe.replace(pooling=pooling, loss=loss_name, matryoshka=matryoshka)
@@ -179,17 +181,15 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
         """(N, dimension) the embeddings of the texts, in order. `prompt` names one of the checkpoint's prompts."""
-        vectors = [block.vectors for block in self._blocks(texts, prompt)]
+        chunks = self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts)
+        vectors = [chunk.vectors for chunk in chunks if isinstance(chunk, _EmbeddingBlock)]
         if len(vectors) == 1:
             return vectors[0]
         return np.concatenate(vectors) if vectors else np.empty((0, self.dimension), dtype=np.float32)
 
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[EmbeddingResult]:
         """As `embed`, one by one, with how much of each text was read."""
-        return chain.from_iterable(self._blocks(texts, prompt))
-
-    def _blocks(self, texts: Iterable[str], prompt: str | None) -> Iterator[_EmbeddingBlock]:
-        return self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts)  # type: ignore[return-value]
+        return self.run(self.inputs(texts, self.options(prompt)), texts)
 
     def inputs(self, texts: Iterable[str], options: _Options) -> Iterator[TaskInput[_Options]]:
         """Texts with the prompt before them, lower-cased if the checkpoint says so."""
@@ -272,7 +272,9 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     def _modules_on(self, device: torch.device) -> SentenceModules:
         """The modules after the encoder, on a device: a copy of their own for replicas of the model."""
         modules = self.modules
-        if all(parameter.device == device for parameter in modules.parameters()):
+        if self._parameters[0] is not modules:
+            self._parameters = (modules, tuple(modules.parameters()))
+        if all(parameter.device == device for parameter in self._parameters[1]):
             return modules
         with torch.inference_mode(False):  # parameters created in inference mode could not be trained later
             if device == self.model.device:

@@ -101,9 +101,9 @@ class Encodings(Sequence[Encoding]):
     ids: IntArray  # (T,)
     segments: IntArray  # (T,)
     lengths: IntArray  # (N,) tokens per text
-    special_counts: IntArray = field(default_factory=_empty)  # (N,) special tokens per text, if known
+    special_counts: IntArray | int = 0  # (N,) special tokens per text, or one number for all
     load: Callable[[int], tokenizers.Encoding] | None = None  # the library's encoding of a text, for its details
-    paired: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))  # (N,) which are pairs
+    paired: NDArray[np.bool_] | None = None  # (N,) which are pairs; None: none
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -136,7 +136,7 @@ class Encodings(Sequence[Encoding]):
                 raise AttributeError("these encodings were made of token ids alone: they have no character offsets")
             return load(index)
 
-        paired = bool(self.paired[index]) if len(self.paired) else False
+        paired = self.paired is not None and bool(self.paired[index])
         return LazyEncoding.create(self.ids[start:end], self.segments[start:end], details, paired)
 
 

@@ -127,26 +127,32 @@ class Tokenizer:
         """
         items = list(items)
         compiled = None if offsets else self._compiled
-        everything = range(len(items))
         if compiled is None:
-            return self._encode(items, everything, offsets=offsets)
+            return self._encode(items, range(len(items)), offsets=offsets)
         texts = [i for i, item in enumerate(items) if type(item) is str and item.isascii()]
-        pairs = [] if len(texts) == len(items) or compiled.pair_template is None else _ascii_pairs(items)
+        if texts and len(texts) == len(items):
+            ids, lengths = compiled.encode(items)  # type: ignore[arg-type]
+            if lengths.min() >= 0:
+                return self._describe(Encodings(ids, np.zeros_like(ids), lengths), items, paired=False)
+        return self._describe(self._encode_parts(compiled, items, texts), items)
+
+    def _encode_parts(self, compiled: wordpiece.WordPiece, items: list[Any], texts: list[int]) -> Encodings:
+        """Encode with the compiled tokenizer where it can, and with the library elsewhere; `texts` are ASCII texts."""
         parts: list[tuple[IntArray, Encodings]] = []
         if texts:
-            ids, lengths = compiled.encode(items if len(texts) == len(items) else [items[i] for i in texts])  # type: ignore[misc, arg-type]
+            ids, lengths = compiled.encode([items[i] for i in texts])
             usable = lengths >= 0  # the others contain an added token
             parts.append((np.array(texts)[usable], Encodings(ids, np.zeros_like(ids), lengths[usable])))
+        pairs = [] if compiled.pair_template is None else _ascii_pairs(items)
         if pairs:
-            encoded, usable = compiled.encode_pairs([items[i] for i in pairs])  # type: ignore[misc]
-            if not self._segments:
-                encoded = Encodings(encoded.ids, np.zeros_like(encoded.ids), encoded.lengths)
-            parts.append((np.array(pairs)[usable], encoded))
-        if sum(len(index) for index, _ in parts) < len(items):
-            done = np.concatenate([np.empty(0, np.int64), *(index for index, _ in parts)])
+            encodings, usable = compiled.encode_pairs([items[i] for i in pairs])
+            segments = encodings.segments if self._segments else np.zeros_like(encodings.ids)
+            parts.append((np.array(pairs)[usable], Encodings(encodings.ids, segments, encodings.lengths)))
+        done = np.concatenate([np.empty(0, np.int64), *(index for index, _ in parts)])
+        if len(done) < len(items) or not parts:
             others = np.setdiff1d(np.arange(len(items)), done)
             parts.append((others, self._encode(items, others.tolist())))
-        return self._describe(merge(parts) if parts else self._encode([], everything), items)
+        return merge(parts)
 
     def is_compiled(self, texts: Sequence[str]) -> bool:
         """Whether the compiled tokenizer encodes at least nine in ten of these texts."""
@@ -177,7 +183,7 @@ class Tokenizer:
         else:
             segments = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in raw), np.int64, total)
         encodings = Encodings(ids, segments, lengths)
-        return self._describe(encodings, chosen, raw if offsets else None, special)
+        return self._describe(encodings, chosen, raw if offsets else None, special, paired)
 
     def _describe(
         self,
@@ -185,18 +191,24 @@ class Tokenizer:
         items: list[Any],
         raw: list[tokenizers.Encoding] | None = None,
         special: bool = True,
+        paired: bool = True,
     ) -> Encodings:
-        """The same encodings with all that is derived from the texts: special tokens and, lazily, their details."""
-        paired = np.fromiter((not isinstance(item, str) for item in items), np.bool_, len(items))
-        single, pair = self._special_counts if special else (0, 0)
-        counts = np.where(paired, pair, single)
+        """The same encodings with what is derived from the texts: special tokens and, lazily, their details.
+
+        `paired`: whether there may be pairs among the items.
+        """
 
         def load(i: int) -> tokenizers.Encoding:
             if raw is not None:
                 return raw[i]
             return self._backend.encode(items[i]) if isinstance(items[i], str) else self._backend.encode(*items[i])
 
-        return Encodings(encodings.ids, encodings.segments, encodings.lengths, counts, load, paired)
+        single, pair = self._special_counts if special else (0, 0)
+        if not paired:
+            return Encodings(encodings.ids, encodings.segments, encodings.lengths, single, load)
+        pairs = np.fromiter((not isinstance(item, str) for item in items), np.bool_, len(items))
+        counts = np.where(pairs, pair, single)
+        return Encodings(encodings.ids, encodings.segments, encodings.lengths, counts, load, pairs)
 
     @cached_property
     def _special_counts(self) -> tuple[int, int]:
