@@ -12,7 +12,7 @@ from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
 from bertie.nn.norms import build_norm
 from bertie.nn.pooling import Pooling
-from bertie.nn.row_blocks import in_row_blocks
+from bertie.nn.row_blocks import TOKEN_ROWS, in_row_blocks
 from bertie.ops import dispatch
 from bertie.ops.torch.eager import activation_function
 from bertie.text.batch import Batch
@@ -62,12 +62,13 @@ class Head(nn.Module):
         """(T, D) -> (T, outputs), or (B, outputs) for a head over texts. Tied heads use the embeddings `words` (V, E)."""
         cfg = self.cfg
         x = hidden
-        if cfg.kind == "text" and cfg.pooling != "late":
+        per_text = cfg.kind == "text" and cfg.pooling != "late"
+        if per_text:
             x = take_first(x, batch) if cfg.pooling == "first" else pool_mean(x, batch)
-        x = in_row_blocks(lambda rows: self._project(rows, words), x)
+        x = in_row_blocks(lambda rows: self.project(rows, words), x, 1 if per_text else TOKEN_ROWS)
         return pool_mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
 
-    def _project(self, x: Tensor, words: Tensor) -> Tensor:
+    def project(self, x: Tensor, words: Tensor) -> Tensor:
         """(N, D) -> (N, outputs), row by row."""
         x = self._transform(x)
         if self.cfg.tied:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 16
+TOKEN_ROWS = 16  # for one row per token; one row per text is computed by itself, which has the lowest latency
 
 
-def in_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a row-wise function to (N, D) in blocks of exactly 16 rows, where this is inference on a CPU.
+def in_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 1) -> Tensor:
+    """Apply a row-wise function to (N, D) in blocks of exactly `rows` rows, where this is inference on a CPU.
 
     BLAS libraries choose a kernel, and with it the order of summation, by the number of rows. With a fixed number, each
     row takes the same path whatever else is in the batch. The last block is padded with zeros.
@@ -22,9 +22,12 @@ def in_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu" or torch.is_grad_enabled() or not len(x):
         return function(x)
-    blocks = list(torch.split(x, ROWS))
-    missing = ROWS - len(blocks[-1])
-    blocks[-1] = F.pad(blocks[-1], (0, 0, 0, missing))
+    if len(x) == rows:
+        return function(x)
+    blocks = list(torch.split(x, rows))
+    missing = rows - len(blocks[-1])
+    if missing:
+        blocks[-1] = F.pad(blocks[-1], (0, 0, 0, missing))
     results = [function(block) for block in blocks]
-    results[-1] = results[-1][: ROWS - missing]
+    results[-1] = results[-1][: rows - missing]
     return torch.cat(results) if len(results) > 1 else results[0]

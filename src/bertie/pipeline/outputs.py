@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 
@@ -25,16 +24,18 @@ class PendingCopy(Sequence[FloatArray]):
     [array([1., 0.], dtype=float32), array([0., 1.], dtype=float32)]
     """
 
-    def __init__(self, rows: Tensor, split: Callable[[FloatArray], list[FloatArray]], length: int) -> None:
+    def __init__(self, rows: Tensor | FloatArray, split: Callable[[FloatArray], list[FloatArray]], length: int) -> None:
         self._split, self._length = split, length
-        self._rows, self._done = rows, None
-        if rows.is_cuda:
+        self._rows: Tensor | FloatArray = rows
+        self._done: torch.cuda.Event | None = None
+        self._parts: list[FloatArray] | None = None
+        if isinstance(rows, Tensor) and rows.is_cuda:
             self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
 
     @classmethod
-    def per_text(cls, rows: Tensor) -> PendingCopy:
+    def per_text(cls, rows: Tensor | FloatArray) -> PendingCopy:
         """(B, n), one row per text."""
         return cls(rows, list, len(rows))
 
@@ -44,25 +45,28 @@ class PendingCopy(Sequence[FloatArray]):
         bounds = list(accumulate(batch.lengths, initial=0))
         return cls(rows, lambda host: [host[start:end] for start, end in pairwise(bounds)], len(batch))
 
-    @cached_property
+    @property
     def host(self) -> FloatArray:
         """All rows."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._rows.cpu().numpy()
+        if isinstance(self._rows, Tensor):
+            if self._done is not None:
+                self._done.synchronize()
+            self._rows = self._rows.cpu().numpy()
+        return self._rows
 
-    @cached_property
-    def _parts(self) -> list[FloatArray]:
-        return self._split(self.host)
+    def _split_rows(self) -> list[FloatArray]:
+        if self._parts is None:
+            self._parts = self._split(self.host)
+        return self._parts
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[FloatArray]:
-        return iter(self._parts)
+        return iter(self._split_rows())
 
     def __getitem__(self, index: Any) -> Any:
-        return self._parts[index]
+        return self._split_rows()[index]
 
 
 class Outputs(Generic[Output]):

@@ -164,8 +164,10 @@ class Pipeline(Generic[Options, Output, Result]):
                 index = int(chunk.starts.searchsorted(error.window, side="right")) - 1
                 raise InputError(f"{chunk.inputs[index].name}: the model's outputs are not finite") from None
             return outputs
-        for group in pack(chunk.windows.lengths, self.batch_tokens):
-            batch = Batch.select(chunk.windows, group).to(model.device)
+        device = model.device
+        groups = [[0]] if len(chunk.windows) == 1 else pack(chunk.windows.lengths, self.batch_tokens)
+        for group in groups:
+            batch = Batch.select(chunk.windows, group).to(device)
             own = None if parameters is None else [parameters[window] for window in group]
             outputs.add(group, task.outputs(model, model.hidden(batch, task.head), batch, own))
         return outputs

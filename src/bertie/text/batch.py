@@ -184,9 +184,6 @@ def pack(lengths: Sequence[int] | IntArray, budget: int) -> Iterator[list[int]]:
     """
     if budget < 1:
         raise InputError(f"budget={budget} must be at least 1 token")
-    if len(lengths) == 1:
-        yield [0]
-        return
     sizes = np.asarray(lengths, np.int64)
     order = np.argsort(-sizes, kind="stable")
     totals = np.cumsum(sizes[order])
