@@ -55,7 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer, a corpus with a held-out part, a recipe, and a model that it made."""
     top = tmp_path_factory.mktemp("pretrain")
     (top / "in.txt").write_text("\n\n".join(texts(80, seed=2)) + "\n")
-    tokenizer = train((top / "in.txt").read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer = train((top / "in.txt").read_text().split("\n"), vocab_size=200, max_length=64)
     tokenizer.save(top / "tokenizer")
     build_corpus([str(top / "in.txt")], tokenizer, top / "corpus", CorpusSettings(held_out=0.2))
     (top / "recipe.toml").write_text(RECIPE)
@@ -181,7 +181,7 @@ def test_going_on_with_a_model(data: Path, here: Path, capsys: pytest.CaptureFix
 
 def test_going_on_with_more_words(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     domain = ["zarquon flibber zarquon ba de " * 3, "flibber zarquon gi ko flibber " * 3] * 6
-    longer = extend(data / "model", domain, more=2, min_count=2)
+    longer = extend(data / "model", domain, new_tokens=2, min_frequency=2)
     longer.save("longer")
     Path("in.txt").write_text("\n\n".join(f"{text} {i}" for i, text in enumerate(domain)) + "\n")
     build_corpus(["in.txt"], longer, Path("domain"), CorpusSettings(held_out=0.2))

@@ -52,11 +52,11 @@ def put(name: str, column: str = "text", texts: list[str] = TEXTS) -> None:
 
 def made(*arguments: str) -> dict[str, bytes]:
     """The files of the tokenizer that a command makes."""
-    assert main(["tokenizer", "train", *arguments, "-o", "out", "--overwrite", "--vocab", "60"]) == 0
+    assert main(["tokenizer", "train", *arguments, "-o", "out", "--overwrite", "--vocab-size", "60"]) == 0
     return {file.name: file.read_bytes() for file in Path("out").iterdir()}
 
 
-WANTED = train(TEXTS, vocab=60).files()
+WANTED = train(TEXTS, vocab_size=60).files()
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.jsonl", "a.csv", "a.parquet", "a.parquet.gz"])
@@ -87,7 +87,7 @@ def test_several_files_and_folders() -> None:
 
 
 def test_standard_input() -> None:
-    command = [sys.executable, "-m", "bertie", "tokenizer", "train", "-", "-o", "out", "--vocab", "60"]
+    command = [sys.executable, "-m", "bertie", "tokenizer", "train", "-", "-o", "out", "--vocab-size", "60"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run(command, input="\n".join(TEXTS).encode(), env=environment, check=True)
     assert Path("out/tokenizer.json").read_bytes() == WANTED["tokenizer.json"]
@@ -95,14 +95,18 @@ def test_standard_input() -> None:
 
 def test_options_arrive(capsys: pytest.CaptureFixture[str]) -> None:
     put("a.txt")
-    flags = "--kind bpe --style angles --lowercase --min-count 3 --special <x> --special <y> --max-length 99".split()
-    assert main(["tokenizer", "train", "a.txt", "-o", "out", "--vocab", "290", "--json", *flags]) == 0
-    options: dict[str, Any] = {"style": "angles", "lowercase": True, "min_count": 3, "max_length": 99}
-    wanted = train(TEXTS, "bpe", 290, special=["<x>", "<y>"], **options)
+    flags = "--kind bpe --style angles --lowercase --min-frequency 3 --special-token <x> --special-token <y>".split()
+    flags += ["--max-length", "99"]
+    assert main(["tokenizer", "train", "a.txt", "-o", "out", "--vocab-size", "290", "--json", *flags]) == 0
+    options: dict[str, Any] = {"style": "angles", "lowercase": True, "min_frequency": 3, "max_length": 99}
+    wanted = train(TEXTS, "bpe", 290, special_tokens=["<x>", "<y>"], **options)
     assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == wanted.files()
     facts = json.loads(capsys.readouterr().out)
-    assert facts == {"output": "out", "kind": "BPE", "vocabulary": wanted.vocab_size, "texts": 9, "characters": 165}
-    assert made("a.txt", "--cased", "--alphabet", "9") == train(TEXTS, vocab=60, lowercase=False, alphabet=9).files()
+    assert facts == {"output": "out", "kind": "BPE", "vocab_size": wanted.vocab_size, "texts": 9, "characters": 165}
+    assert (
+        made("a.txt", "--cased", "--limit-alphabet", "9")
+        == train(TEXTS, vocab_size=60, lowercase=False, limit_alphabet=9).files()
+    )
     assert made("a.txt", "--kind", "unigram") == train(TEXTS, "unigram", 60).files()
 
 
@@ -115,8 +119,8 @@ def test_limit(limit: int, capsys: pytest.CaptureFixture[str]) -> None:
             texts.append(text[:left])
             left -= len(texts[-1])
     assert (
-        made("a.txt", "--limit-chars", str(limit), "--min-count", "1", "--json")
-        == train(texts, vocab=60, min_count=1).files()
+        made("a.txt", "--limit-chars", str(limit), "--min-frequency", "1", "--json")
+        == train(texts, vocab_size=60, min_frequency=1).files()
     )
     facts = json.loads(capsys.readouterr().out)
     assert (facts["characters"], facts["texts"]) == (limit - left, len(texts))
@@ -127,7 +131,7 @@ def test_too_little_text_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tokenizer", "train", "a.txt", "-o", "out"]) == 0
     out, err = capsys.readouterr()
     size = Tokenizer.from_folder("out").vocab_size
-    assert f"{size} of 30,000 tokens were found" in err
+    assert f"the corpus yields only {size} of 30,000 tokens" in err
     assert out == f"out: WordPiece, {size} tokens, from 9 texts with 165 characters\n"
 
 
@@ -135,7 +139,7 @@ def test_what_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
     put("a.txt")
     before = made("a.txt")
     assert main(["tokenizer", "train", "nowhere.txt", "-o", "out"]) == 1
-    assert "out is there already" in capsys.readouterr().err  # said before the corpus is read
+    assert "out exists already" in capsys.readouterr().err  # said before the corpus is read
     assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == before
 
 
@@ -144,9 +148,9 @@ def test_what_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["a.txt"], 2, "-o/--output"),
         (["nowhere.txt", "-o", "out"], 1, "there is no file or folder nowhere.txt"),
-        (["empty", "-o", "out"], 1, "the folder empty holds no file that ends as texts do"),
-        (["a.txt", "--vocab", "10", "-o", "out"], 1, "vocab has room for 10 tokens"),
-        (["a.txt", "--vocab", "many", "-o", "out"], 2, "--vocab"),
+        (["empty", "-o", "out"], 1, "the folder empty contains no file with a known suffix"),
+        (["a.txt", "--vocab-size", "10", "-o", "out"], 1, "vocab_size leaves room for 10 tokens"),
+        (["a.txt", "--vocab-size", "many", "-o", "out"], 2, "--vocab-size"),
         (["a.txt", "--limit-chars", "0", "-o", "out"], 2, "--limit-chars 0 must be at least 1"),
         (["-", "-", "-o", "out"], 2, "only once"),
         (["a.txt", "--column", "body", "-o", "out"], 1, "no column 'body'"),
@@ -177,5 +181,7 @@ def test_extend(capsys: pytest.CaptureFixture[str]) -> None:
     old, new = Tokenizer.from_folder("out"), Tokenizer.from_folder("longer")
     assert new.id("tachycardia") == old.vocab_size == new.vocab_size - 1
     assert json.loads(capsys.readouterr().out)["added"] == 1
-    assert main(["tokenizer", "extend", "out", "new.txt", "-o", "more", "--min-count", "1", "--more", "7"]) == 0
+    assert (
+        main(["tokenizer", "extend", "out", "new.txt", "-o", "more", "--min-frequency", "1", "--new-tokens", "7"]) == 0
+    )
     assert "2 of them new" in capsys.readouterr().out

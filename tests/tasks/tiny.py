@@ -45,7 +45,9 @@ def tokenizer(kind: str) -> Any:
     """A WordPiece or a byte-level BPE tokenizer of few tokens, trained here and now."""
     lines = sentences(300)
     if kind == "wordpiece":
-        vocab = train(lines, vocab=160, min_count=1)._backend.get_vocab()  # the same each time, unlike the library's
+        vocab = train(
+            lines, vocab_size=160, min_frequency=1
+        )._backend.get_vocab()  # the same each time, unlike the library's
         return transformers.BertTokenizer(vocab=vocab)
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     bpe = tokenizers.ByteLevelBPETokenizer(add_prefix_space=False)

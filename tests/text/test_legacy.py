@@ -207,8 +207,13 @@ def test_proto_reader(tmp_path: Path, train) -> None:
         got = read_sentencepiece(path)
         assert got.kind == kind
         assert got.pieces == [(p.piece, p.score, p.type) for p in want.pieces]
-        assert got.charsmap == want.normalizer_spec.precompiled_charsmap
-        assert (got.unk_id, got.byte_fallback, got.prefix_space, got.trims_spaces) == (0, False, True, True)
+        assert got.precompiled_charsmap == want.normalizer_spec.precompiled_charsmap
+        assert (got.unk_id, got.byte_fallback, got.add_dummy_prefix, got.remove_extra_whitespaces) == (
+            0,
+            False,
+            True,
+            True,
+        )
 
 
 @pytest.mark.parametrize(("key", "name"), [("xlm-roberta", "XLMRobertaTokenizer"), ("camembert", "CamembertTokenizer")])
@@ -231,7 +236,7 @@ def test_rules_of_albert(tmp_path: Path, train) -> None:
     tokens = [mine.token(i) for i in mine.encode("in 1999, we saw 12,5").ids]
     assert not any(len(t) > 1 and t[-1] == "," and t[-2].isdigit() for t in tokens)
     (tmp_path / "tokenizer_config.json").write_text('{"keep_accents": true, "do_lower_case": true}')
-    loose = Tokenizer.from_folder(tmp_path, replace(RECIPES["albert"], split_digit_comma=False, plain_quotes=False))
+    loose = Tokenizer.from_folder(tmp_path, replace(RECIPES["albert"], split_digit_comma=False, replace_quotes=False))
     for text in filter(plain, TEXTS):  # the model's own rules fold case, so the two can be compared
         assert loose.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
 
@@ -269,7 +274,7 @@ def test_rules_of_big_bird(tmp_path: Path, train) -> None:
 def test_sentencepiece_bpe(tmp_path: Path, train) -> None:
     raw = train("bpe", model_type="bpe", **BERT_IDS)
     (tmp_path / "spiece.model").write_bytes(raw)
-    recipe = replace(RECIPES["albert"], lowercase=False, strip_accents=False, plain_quotes=False)
+    recipe = replace(RECIPES["albert"], lowercase=False, strip_accents=False, replace_quotes=False)
     mine = Tokenizer.from_folder(tmp_path, recipe)
     for text in filter(plain, TEXTS):
         assert mine.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
@@ -357,11 +362,11 @@ def test_broken_files(tmp_path: Path, train, file: str) -> None:
             ours(tmp_path, key)
 
 
-def test_merges_that_are_cut_off(tmp_path: Path) -> None:
+def test_truncated_merges(tmp_path: Path) -> None:
     bpe_folder(tmp_path, ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
     lines = (tmp_path / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "merges.txt").write_text("".join(lines[: len(lines) // 4]), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="cut off"):
+    with pytest.raises(CheckpointError, match="it is truncated"):
         ours(tmp_path, "roberta")
 
 
@@ -369,7 +374,7 @@ def test_missing_files(tmp_path: Path) -> None:
     for key, recipe in RECIPES.items():
         with pytest.raises(CheckpointError, match=recipe.files[0].replace(".", r"\.")):
             ours(tmp_path, key)
-    with pytest.raises(CheckpointError, match="no recipe"):
+    with pytest.raises(CheckpointError, match="holds no tokenizer.json, and Bertie cannot read the vocabulary files"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -287,7 +287,7 @@ def test_saved_byte_bpe(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize("key", ["xlm-roberta", "camembert", "albert", "big_bird", "deberta-v2"])
 def test_saved_sentencepiece(tmp_path: Path, train, key: str) -> None:  # noqa: F811
     recipe = RECIPES[key]
-    options = {} if recipe.head else BERT_IDS | {"unk_piece": recipe.unk, "pad_piece": recipe.pad}
+    options = {} if recipe.leading_pieces else BERT_IDS | {"unk_piece": recipe.unk, "pad_piece": recipe.pad}
     if recipe.appended:
         options |= {"control_symbols": "[CLS],[SEP]"}
     (tmp_path / recipe.files[0]).write_bytes(train(key, **options))

@@ -1,4 +1,4 @@
-"""Learn a tokenizer from a corpus, or extend one by a corpus's words."""
+"""Train a tokenizer on a corpus, or extend the vocabulary of one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import INPUT_FORMATS as FORMATS
-from bertie.cli.common import Parser, UsageError, add_column, verb
+from bertie.cli.common import INPUT_FORMATS, Parser, UsageError, add_column, verb
 from bertie.data.progress import Progress
 from bertie.data.readers import STDIN, is_data_file, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
@@ -21,43 +20,76 @@ if TYPE_CHECKING:
     from bertie.data.readers import Format
     from bertie.text.tokenizer import Tokenizer
 
-EXAMPLE = """  bertie tokenizer train corpus/ --kind wordpiece --vocab 30000 -o my-tokenizer
-  bertie tokenizer train wiki.txt.zst books.jsonl --kind bpe --style angles --vocab 50048 -o my-tokenizer
-  bertie tokenizer extend ./bert-base-uncased clinic.parquet --more 1000 -o clinic-tokenizer
+EXAMPLE = """  bertie tokenizer train corpus/ --kind wordpiece --vocab-size 30000 -o my-tokenizer
+  bertie tokenizer train wiki.txt.zst books.jsonl --kind bpe --style angles --vocab-size 50048 -o my-tokenizer
+  bertie tokenizer extend ./bert-base-uncased clinic.parquet --new-tokens 1000 -o clinic-tokenizer
 """
 
 
 def add(verbs: Verbs) -> None:
-    """Declare the verb and its two jobs."""
-    parser = verb(verbs, "tokenizer", "learn a tokenizer from a corpus, or extend one", __doc__, EXAMPLE)
-    jobs = parser.add_subparsers(metavar="JOB", dest="job", required=True, parser_class=Parser)
+    """Add the verb and its subcommands to the parser."""
+    parser = verb(verbs, "tokenizer", "train a tokenizer on a corpus, or extend one", __doc__, EXAMPLE)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True, parser_class=Parser)
+    _add_train(
+        commands.add_parser(
+            "train",
+            help="train a new tokenizer",
+            description="Train a tokenizer. The same corpus always gives the same tokenizer.",
+        )
+    )
+    _add_extend(
+        commands.add_parser(
+            "extend",
+            help="add the words of a corpus to a WordPiece vocabulary",
+            description="Append the words of a corpus that save the most tokens. Existing ids stay the same.",
+        )
+    )
 
-    train = jobs.add_parser("train", help="learn one", description="Learn a tokenizer; the same corpus gives the same.")
-    _add_corpus(train)
-    train.add_argument("--kind", choices=("wordpiece", "bpe", "unigram"), default="wordpiece", help="wordpiece")
-    train.add_argument("--vocab", type=int, default=30_000, metavar="N", help="how many tokens (30000)")
-    train.add_argument(
-        "--style", choices=("brackets", "angles"), default="brackets", help="[CLS] and [SEP], or <s> and </s>"
-    )
-    case = train.add_mutually_exclusive_group()
-    case.add_argument("--lowercase", action="store_true", default=None, help="the default for wordpiece")
-    case.add_argument("--cased", dest="lowercase", action="store_false", help="the default for bpe and unigram")
-    train.add_argument("--min-count", type=int, default=2, metavar="N", help="leave out what is rarer (2)")
-    train.add_argument("--alphabet", type=int, default=1000, metavar="N", help="most different characters (1000)")
-    train.add_argument("--special", action="append", default=[], metavar="TOKEN", help="one more special token")
-    train.add_argument(
-        "--max-length", type=int, default=512, metavar="N", help="the model's max_length in tokens (512)"
-    )
-    train.set_defaults(run=run_train)
 
-    extend = jobs.add_parser(
-        "extend", help="append words", description="Append a corpus's words that a WordPiece tokenizer cuts most."
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    _add_corpus(parser)
+    parser.add_argument(
+        "--kind", choices=("wordpiece", "bpe", "unigram"), default="wordpiece", help="algorithm (default: wordpiece)"
     )
-    extend.add_argument("tokenizer", metavar="FOLDER", help="the tokenizer, or a model with one")
-    _add_corpus(extend)
-    extend.add_argument("--more", type=int, default=1000, metavar="N", help="most new words (1000)")
-    extend.add_argument("--min-count", type=int, default=5, metavar="N", help="leave out what is rarer (5)")
-    extend.set_defaults(run=run_extend)
+    parser.add_argument(
+        "--vocab-size", type=int, default=30_000, metavar="N", help="size of the vocabulary (default: 30000)"
+    )
+    parser.add_argument(
+        "--style",
+        choices=("brackets", "angles"),
+        default="brackets",
+        help="special tokens: [CLS] and [SEP] (brackets, the default) or <s> and </s> (angles)",
+    )
+    case = parser.add_mutually_exclusive_group()
+    case.add_argument("--lowercase", action="store_true", default=None, help="lowercase texts (wordpiece: the default)")
+    case.add_argument(
+        "--cased", dest="lowercase", action="store_false", help="keep the case (bpe and unigram: the default)"
+    )
+    parser.add_argument(
+        "--min-frequency", type=int, default=2, metavar="N", help="minimum frequency of a token (default: 2)"
+    )
+    parser.add_argument(
+        "--limit-alphabet", type=int, default=1000, metavar="N", help="maximum number of characters (default: 1000)"
+    )
+    parser.add_argument(
+        "--special-token", action="append", default=[], metavar="TOKEN", help="another special token; may be repeated"
+    )
+    parser.add_argument(
+        "--max-length", type=int, default=512, metavar="N", help="maximum length of the model in tokens (default: 512)"
+    )
+    parser.set_defaults(run=run_train)
+
+
+def _add_extend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tokenizer", metavar="FOLDER", help="folder of the tokenizer, or of a model")
+    _add_corpus(parser)
+    parser.add_argument(
+        "--new-tokens", type=int, default=1000, metavar="N", help="maximum number of new tokens (default: 1000)"
+    )
+    parser.add_argument(
+        "--min-frequency", type=int, default=5, metavar="N", help="minimum frequency of a new word (default: 5)"
+    )
+    parser.set_defaults(run=run_extend)
 
 
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
@@ -67,67 +99,69 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
         metavar="CORPUS",
         help="files (.txt, .csv, .tsv, .jsonl, .parquet; .gz, .xz, .zst), folders of them, or - for stdin",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the new folder")
-    parser.add_argument("--format", choices=FORMATS, help="what the files hold, if their endings do not say so")
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder to create")
+    parser.add_argument("--format", choices=INPUT_FORMATS, help="format of files without a known suffix")
     add_column(parser)
-    parser.add_argument("--limit-chars", type=int, metavar="N", help="read no more than the first N characters")
-    parser.add_argument("--overwrite", action="store_true", help="replace a tokenizer that is there")
+    parser.add_argument("--limit-chars", type=int, metavar="N", help="read only the first N characters")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing tokenizer")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_train(args: argparse.Namespace) -> None:
-    """Learn a tokenizer."""
-    from bertie.text import tokenizer_training as learn
+    """Train a tokenizer."""
+    from bertie.text.tokenizer_training import check_free, save, train
 
-    learn.check_free(args.output, overwrite=args.overwrite)
-    corpus = Corpus(args.corpus, args.column, args.format, args.limit_chars)
-    tokenizer = learn.train(
+    check_free(args.output, overwrite=args.overwrite)
+    corpus = TextFiles(args.corpus, args.column, args.format, args.limit_chars)
+    tokenizer = train(
         corpus,
         args.kind,
-        args.vocab,
+        args.vocab_size,
         style=args.style,
         lowercase=args.lowercase,
-        min_count=args.min_count,
-        special=args.special,
-        alphabet=args.alphabet,
+        min_frequency=args.min_frequency,
+        special_tokens=args.special_token,
+        limit_alphabet=args.limit_alphabet,
         max_length=args.max_length,
     )
-    learn.save(tokenizer, args.output, overwrite=args.overwrite)
-    if tokenizer.vocab_size < args.vocab:
-        missing = f"{tokenizer.vocab_size:,} of {args.vocab:,} tokens were found"
-        print(f"bertie: {missing}: the corpus has no more; give more text, or --min-count 1", file=sys.stderr)
-    _say(args, tokenizer, corpus, {})
+    save(tokenizer, args.output, overwrite=args.overwrite)
+    if tokenizer.vocab_size < args.vocab_size:
+        print(
+            f"bertie: the corpus yields only {tokenizer.vocab_size:,} of {args.vocab_size:,} tokens; use more text, or "
+            "--min-frequency 1",
+            file=sys.stderr,
+        )
+    _print_summary(args, tokenizer, corpus, {})
 
 
 def run_extend(args: argparse.Namespace) -> None:
     """Extend a tokenizer."""
-    from bertie.text import tokenizer_training as learn
     from bertie.text.tokenizer import Tokenizer
+    from bertie.text.tokenizer_training import check_free, extend, save
 
-    learn.check_free(args.output, overwrite=args.overwrite)
+    check_free(args.output, overwrite=args.overwrite)
     before = Tokenizer.from_folder(args.tokenizer).vocab_size
-    corpus = Corpus(args.corpus, args.column, args.format, args.limit_chars)
-    tokenizer = learn.extend(args.tokenizer, corpus, args.more, min_count=args.min_count)
-    learn.save(tokenizer, args.output, overwrite=args.overwrite)
-    _say(args, tokenizer, corpus, {"added": tokenizer.vocab_size - before})
+    corpus = TextFiles(args.corpus, args.column, args.format, args.limit_chars)
+    tokenizer = extend(args.tokenizer, corpus, args.new_tokens, min_frequency=args.min_frequency)
+    save(tokenizer, args.output, overwrite=args.overwrite)
+    _print_summary(args, tokenizer, corpus, {"added": tokenizer.vocab_size - before})
 
 
-def _say(args: argparse.Namespace, tokenizer: Tokenizer, corpus: Corpus, more: dict[str, int]) -> None:
-    facts = {"output": args.output, "kind": tokenizer.kind, "vocabulary": tokenizer.vocab_size} | more
-    facts |= {"texts": corpus.texts, "characters": corpus.characters}
+def _print_summary(args: argparse.Namespace, tokenizer: Tokenizer, corpus: TextFiles, added: dict[str, int]) -> None:
+    summary = {"output": args.output, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size} | added
+    summary |= {"texts": corpus.texts, "characters": corpus.characters}
     if args.json:
-        print(json.dumps(facts))
-    else:
-        added = f", {more['added']:,} of them new" if more else ""
-        read = f"{corpus.texts:,} texts with {corpus.characters:,} characters"
-        print(f"{args.output}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens{added}, from {read}")
+        print(json.dumps(summary))
+        return
+    new = f", {added['added']:,} of them new" if added else ""
+    source = f"{corpus.texts:,} texts with {corpus.characters:,} characters"
+    print(f"{args.output}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens{new}, from {source}")
 
 
-class Corpus:
-    """The texts of files and folders, one after the other, read once; blank ones are left out.
+class TextFiles:
+    """The non-blank texts of files and folders, read once, with counts of what was read.
 
-    A folder stands for the files in it and below, sorted by name, whose endings say that they hold texts; or for all of
-    them if `kind` says what they hold.
+    A folder stands for all data files below it, sorted by name; with `kind`, for all files.
     """
 
     def __init__(
@@ -176,8 +210,8 @@ def _files(name: str, kind: Format | None) -> list[str]:
         raise NotFoundError(f"there is no file or folder {name}")
     if name == STDIN or not folder.is_dir():
         return [name]
-    found = sorted(str(file) for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
-    found = [file for file in found if kind is not None or is_data_file(file)]
-    if not found:
-        raise InputError(f"the folder {name} holds no file that ends as texts do; say what they hold with --format")
-    return found
+    files = sorted(str(file) for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
+    files = [file for file in files if kind is not None or is_data_file(file)]
+    if not files:
+        raise InputError(f"the folder {name} contains no file with a known suffix; pass --format to read all its files")
+    return files

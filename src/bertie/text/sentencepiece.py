@@ -1,4 +1,4 @@
-"""SentencePiece's model files, read without protobuf: what a `ModelProto` says about pieces and text rules."""
+"""Read SentencePiece model files without protobuf: the pieces and normalization of a `ModelProto`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # sentencepiece
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """The parts of a SentencePiece model that decide about ids."""
+    """The parts of a SentencePiece model that determine token ids."""
 
     pieces: list[tuple[str, float, int]]  # text, score, type
     kind: Literal["unigram", "bpe"]
     unk_id: int
     byte_fallback: bool
-    charsmap: bytes
-    prefix_space: bool
-    trims_spaces: bool
+    precompiled_charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a SentencePiece model file, checking everything that a broken or hostile file could get wrong."""
+    """Read a SentencePiece model file. Every field is checked: the file may be corrupt or malicious."""
     try:
         model = _parse_model(memoryview(read_bytes(path)), str(path))
     except (ValueError, TypeError, IndexError, struct.error) as error:  # UnicodeDecodeError is a ValueError
@@ -43,9 +43,9 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
 
 def _parse_model(data: memoryview, path: str) -> SentencePieceModel:
     pieces: list[tuple[str, float, int]] = []
-    # The proto's defaults, which a file leaves out.
+    # Fields that are missing in the file have the defaults of sentencepiece_model.proto.
     trainer: dict[int, Any] = {}
-    rules: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
     for number, value in _fields(data):
         if number == 1:
             if len(pieces) == MAX_PIECES:
@@ -54,7 +54,7 @@ def _parse_model(data: memoryview, path: str) -> SentencePieceModel:
         elif number == 2:
             trainer.update(_fields(value))
         elif number == 3:
-            rules.update(_fields(value))
+            normalizer.update(_fields(value))
     kind = {1: "unigram", 2: "bpe"}.get(trainer.get(3, 1))
     if kind is None:
         raise ConfigError(f"{path}: SentencePiece model_type={trainer[3]}; supported: 1 (unigram) and 2 (bpe)")
@@ -65,7 +65,7 @@ def _parse_model(data: memoryview, path: str) -> SentencePieceModel:
     unk_id = trainer.get(40, 0)
     if not isinstance(unk_id, int) or unk_id >= len(pieces) or pieces[unk_id][2] != UNKNOWN:
         raise ValueError(f"unk_id={unk_id!r} is not the unknown piece of {len(pieces)}")
-    charsmap = rules.get(2, b"")
+    charsmap = normalizer.get(2, b"")
     if not isinstance(charsmap, bytes | memoryview):
         raise ValueError("precompiled_charsmap must be bytes")
     return SentencePieceModel(
@@ -73,9 +73,9 @@ def _parse_model(data: memoryview, path: str) -> SentencePieceModel:
         kind="unigram" if kind == "unigram" else "bpe",
         unk_id=unk_id,
         byte_fallback=bool(trainer.get(35, 0)),
-        charsmap=bytes(charsmap),
-        prefix_space=bool(rules.get(3, 1)),
-        trims_spaces=bool(rules.get(4, 1)),
+        precompiled_charsmap=bytes(charsmap),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
     )
 
 
@@ -83,7 +83,7 @@ def _piece(data: memoryview) -> tuple[str, float, int]:
     text, score, kind = "", 0.0, NORMAL
     for number, value in _fields(data):
         if number == 1:
-            text = str(value, "utf-8")  # of a number this is a TypeError, where bytes(value) would fill the memory
+            text = str(value, "utf-8")  # TypeError for a varint, where bytes(value) would allocate that many bytes
         elif number == 2:
             score = struct.unpack("<f", value)[0]
         elif number == 3:
@@ -96,9 +96,9 @@ def _piece(data: memoryview) -> tuple[str, float, int]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """A message's fields: varints as int, everything else as its bytes. Nothing is sized by what a file claims."""
+    """The fields of a message: varints as int, others as bytes. No allocation depends on sizes in the file."""
     if not isinstance(data, memoryview):
-        raise ValueError("a message was expected")
+        raise ValueError("expected a message")
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
@@ -129,4 +129,4 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, at
-    raise ValueError("a number of more than ten bytes")
+    raise ValueError("a varint of more than ten bytes")

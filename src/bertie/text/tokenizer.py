@@ -17,17 +17,24 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from bertie.errors import CheckpointError, ConfigError, InputError
+from bertie.errors import CheckpointError, InputError
 from bertie.switches import is_disabled
-from bertie.text import legacy as legacy_files
 from bertie.text import wordpiece
 from bertie.text.encoding import Encoding, Encodings, IntArray, merge
-from bertie.text.legacy import LegacyTokenizer, Settings
+from bertie.text.legacy import LegacyTokenizer, build, normalizer, pre_tokenizer
 from bertie.text.tokenizer_files import read_text, rust_errors
+from bertie.text.tokenizer_settings import (
+    GENERIC,
+    ROLES,
+    TokenizerSettings,
+    add_missing,
+    add_with_ids,
+    check_normalizer,
+    read_settings,
+)
 from bertie.text.wordpiece import state
 
 # The classes of transformers that use a tokenizer.json unchanged; all others may rebuild it by their own rules.
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 # Common names of special tokens: the last resort, where neither the folder nor the family names them.
 COMMON = {
@@ -59,9 +66,9 @@ class Tokenizer:
         self,
         backend: tokenizers.Tokenizer,
         legacy: LegacyTokenizer | None = None,
-        settings: Settings | None = None,
+        settings: TokenizerSettings | None = None,
     ) -> None:
-        self._settings = settings or Settings()
+        self._settings = settings or TokenizerSettings()
         self._legacy = legacy
         self._backend = backend
         padding = backend.padding or {}
@@ -71,7 +78,7 @@ class Tokenizer:
         self._special = self._find_special(padding.get("pad_token"))
         self._segments = self._segments_reach_model()
         self._one_segment = _one_segment(state(backend.post_processor))  # whether single texts have segment 0 only
-        self._max_length = self._read_max_length()
+        self._max_length = self._settings.model_max_length()
         for index in self.encode("", "").ids:  # the template's ids, which the library does not check
             if backend.id_to_token(int(index)) is None:
                 raise CheckpointError(f"the tokenizer's template adds id={index}, which its vocabulary does not have")
@@ -84,17 +91,17 @@ class Tokenizer:
         uses segment ids, and the names of special tokens that the folder does not give.
         """
         folder = Path(path)
-        settings = legacy_files.read_settings(folder)
+        settings = read_settings(folder)
         file = folder / "tokenizer.json"
         if file.is_file():
             text = read_text(file)
             with rust_errors(str(file)):
                 backend = tokenizers.Tokenizer.from_str(text)
                 # As in transformers: tokens that other files declare and tokenizer.json lacks are appended.
-                legacy_files.add_declared(backend, settings)
-                legacy_files.add_missing(backend, [*settings.named.values(), *settings.extra])
+                add_with_ids(backend, settings)
+                add_missing(backend, [*settings.named.values(), *settings.extra])
                 self = cls(backend, legacy, settings)
-                self._refuse_contradiction()
+                check_normalizer(settings, state(backend.normalizer))
             return self
         if legacy is None:
             kind = settings.options.get("tokenizer_class", "its kind")
@@ -102,7 +109,7 @@ class Tokenizer:
                 f"{folder} holds no tokenizer.json, and Bertie cannot read the vocabulary files of {kind}; save one "
                 "with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
-        backend = legacy_files.build(folder, legacy)
+        backend = build(folder, legacy)
         with rust_errors(f"the tokenizer in {folder}"):
             return cls(backend, legacy, settings)
 
@@ -351,15 +358,15 @@ class Tokenizer:
         family, settings, backend = self._legacy, self._settings, self._backend
         if family is None or settings.options.get("tokenizer_class") in GENERIC:
             return True
-        same_words = state(backend.pre_tokenizer) == state(legacy_files.pre_tokenizer(family, settings))
+        same_words = state(backend.pre_tokenizer) == state(pre_tokenizer(family, settings))
         if family.kind == "sentencepiece":  # its normalizer needs a table that only the model file has
-            return family.faithful and same_words
-        return family.faithful and same_words and state(backend.normalizer) == self._expected_normalizer()
+            return family.class_keeps_rules and same_words
+        return family.class_keeps_rules and same_words and state(backend.normalizer) == self._expected_normalizer()
 
     def _expected_normalizer(self) -> Any:
         if self._legacy is None or self._settings.flag("do_basic_tokenize") is False:
             return None
-        return state(legacy_files.normalizer(self._legacy, self._settings, b""))
+        return state(normalizer(self._legacy, self._settings, b""))
 
     # ── reading the facts ──
 
@@ -368,7 +375,7 @@ class Tokenizer:
         added = {t.content for t in self._backend.get_added_tokens_decoder().values() if t.special}
         unk = getattr(self._backend.model, "unk_token", None)
         special: dict[str, str] = {}
-        for role in legacy_files.ROLES:
+        for role in ROLES:
             token = self._settings.named.get(role)
             candidates: list[str | None] = [token.content] if token is not None else []
             if self._legacy is not None:
@@ -392,39 +399,6 @@ class Tokenizer:
                 raise CheckpointError(f"tokenizer_config.json: model_input_names={names!r} must be a list")
             return "token_type_ids" in names
         return self._legacy is None or self._legacy.segments
-
-    def _read_max_length(self) -> int | None:
-        value = self._settings.options.get("model_max_length")
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise CheckpointError(f"tokenizer_config.json: model_max_length={value!r} must be a positive number")
-        return int(value) if value < 1e9 else None  # transformers writes 1e30 for "no limit"
-
-    def _refuse_contradiction(self) -> None:
-        """Refuse a folder whose two files disagree about normalization.
-
-        tokenizer.json should win, but transformers follows tokenizer_config.json. The model may have been trained with
-        either, so there is no telling which one is wrong.
-        """
-        rules = state(self._backend.normalizer)
-        if not isinstance(rules, dict) or rules.get("type") != "BertNormalizer":
-            return
-        if self._settings.options.get("tokenizer_class") in GENERIC:
-            return  # such a class reads none of these options
-        lower = bool(rules["lowercase"])
-        accents = rules["strip_accents"]
-        for key, actual in (
-            ("do_lower_case", lower),
-            ("strip_accents", lower if accents is None else accents),
-            ("tokenize_chinese_chars", bool(rules["handle_chinese_chars"])),
-        ):
-            declared = self._settings.flag(key)
-            if declared is not None and declared != actual:
-                raise ConfigError(
-                    f"tokenizer_config.json says {key}={declared} and tokenizer.json does {key}={actual}; "
-                    "make the two files agree with the tokenization that the model was trained with"
-                )
 
 
 def _ascii_pairs(items: Sequence[Any]) -> list[int]:
@@ -454,8 +428,9 @@ def checked_text(text: Any, where: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{where}: character {error.start} is the lone surrogate U+{ord(text[error.start]):04X}, which is not valid "
-            "text; read the file with its actual encoding, or replace it: text.encode('utf-8', 'replace').decode()"
+            f"{where}: character {error.start} is the lone surrogate U+{ord(text[error.start]):04X}, which is not "
+            "valid text; read the file with its actual encoding, or replace it: "
+            "text.encode('utf-8', 'replace').decode()"
         ) from None
     return text
 

@@ -1,4 +1,4 @@
-"""Reading a tokenizer's files so that whatever is wrong with them ends in a CheckpointError."""
+"""Read the files of a tokenizer; every problem with them is a CheckpointError."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from bertie.errors import CheckpointError, ConfigError
 
-MAX_BYTES = 1 << 28  # the largest known vocabulary file has 17 MB; beyond this it is an accident or an attack
+MAX_BYTES = 1 << 28  # the largest known vocabulary file has 17 MB
 
 
 @contextmanager
 def rust_errors(what: str) -> Iterator[None]:
-    """Turn what the Rust library raises into a CheckpointError: bare Exceptions, and panics that are not even those.
+    """Convert errors of the Rust library to CheckpointError: plain Exceptions, and panics (BaseException).
 
     >>> import tokenizers
     >>> with rust_errors("tokenizer.json"):
@@ -32,18 +32,18 @@ def rust_errors(what: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's bytes; a file that cannot be read or is absurdly big is a CheckpointError."""
+    """Read a file; CheckpointError if it cannot be read or is larger than MAX_BYTES."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes; a tokenizer file may have {MAX_BYTES}")
+            raise CheckpointError(f"{path} has {size} bytes; a tokenizer file may have at most {MAX_BYTES}")
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def read_text(path: Path) -> str:
-    """A file's text; anything but UTF-8 is a CheckpointError."""
+    """Read a UTF-8 text file."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(raw: bytes, name: str) -> dict[str, Any]:
-    """A JSON object; anything else is a CheckpointError.
+    """Parse a JSON object.
 
     >>> parse_json(b'{"a": 1}', "a.json")
     {'a': 1}
@@ -60,12 +60,12 @@ def parse_json(raw: bytes, name: str) -> dict[str, Any]:
         value = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name} is not JSON: {error}") from error
-    result: dict[str, Any] = typed(value, dict, name)
+    result: dict[str, Any] = check_json_type(value, dict, name)
     return result
 
 
-def typed(value: Any, kind: type, where: str) -> Any:
-    """A value of the JSON type that a file must hold there."""
+def check_json_type(value: Any, kind: type, where: str) -> Any:
+    """Return the value if it has the expected JSON type."""
     if not isinstance(value, kind):
-        raise CheckpointError(f"{where} must hold a JSON {kind.__name__}, not {type(value).__name__}")
+        raise CheckpointError(f"{where} must be a JSON {kind.__name__}, not {type(value).__name__}")
     return value

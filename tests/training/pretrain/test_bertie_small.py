@@ -109,8 +109,19 @@ def test_from_the_tokenizer_to_the_tour(
         ]
         (tmp_path / f"{name}.txt").write_text("\n\n".join(texts) + "\n")
     all_texts = [f"{name}.txt" for name in sources]
-    run("tokenizer", "train", *all_texts, "--vocab", "900", "--lowercase", "--max-length", "2048", "-o", "tokenizer")
-    run("tokenizer", "train", *all_texts, "--vocab", "400", "--lowercase", "--max-length", "128", "-o", "theirs")
+    run(
+        "tokenizer",
+        "train",
+        *all_texts,
+        "--vocab-size",
+        "900",
+        "--lowercase",
+        "--max-length",
+        "2048",
+        "-o",
+        "tokenizer",
+    )
+    run("tokenizer", "train", *all_texts, "--vocab-size", "400", "--lowercase", "--max-length", "128", "-o", "theirs")
     for name in sources:
         run("corpus", f"{name}.txt", "--tokenizer", "tokenizer", "-o", f"corpus/{name}", "--held-out", "0.1")
         run("corpus", f"{name}.txt", "--tokenizer", "theirs", "-o", f"corpus-teacher/{name}", "--held-out", "0.1")

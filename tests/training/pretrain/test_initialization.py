@@ -57,7 +57,7 @@ def tokenizer_of(model_type: str) -> Tokenizer:
     if model_type in ANGLES:
         return train(TEXTS, "bpe", 300, style="angles")
     kind = {"modernbert": "bpe", "deberta-v2": "unigram", "albert": "unigram"}.get(model_type, "wordpiece")
-    return train(TEXTS, kind, 300, min_count=1)  # type: ignore[arg-type]
+    return train(TEXTS, kind, 300, min_frequency=1)  # type: ignore[arg-type]
 
 
 def config(model_type: str, **more: Any) -> dict[str, Any]:
@@ -244,13 +244,15 @@ NEW = "A stethoscope and the sphygmomanometer measured hypertension."
 
 def longer(old: Tokenizer, folder: Path) -> Tokenizer:
     old.save(folder)
-    return extend(folder, [NEW], more=6, min_count=1)
+    return extend(folder, [NEW], new_tokens=6, min_frequency=1)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"vocab_size": 400}])
 def test_new_rows_are_means_of_old_ones(changes: dict[str, Any], tmp_path: Path) -> None:
-    old = train([*TEXTS, "hypogymnosperm scope"], vocab=70, min_count=1)  # which has the letters of the new words
+    old = train(
+        [*TEXTS, "hypogymnosperm scope"], vocab_size=70, min_frequency=1
+    )  # which has the letters of the new words
     before = new_model(config("bert", initializer_range=0.3, **changes), old)
     for part in before.model.head("mlm").parameters():
         part.normal_()

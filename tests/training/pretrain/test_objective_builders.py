@@ -42,7 +42,7 @@ def rows(count: int, seed: int, noise: float = 0.0) -> list[dict[str, str]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data with wrong labels, and a teacher that was trained on correct ones."""
     folder = tmp_path_factory.mktemp("builders")
-    tokenizer = train([row["text"] for row in rows(60, 0)], vocab=120, max_length=64, min_count=1)
+    tokenizer = train([row["text"] for row in rows(60, 0)], vocab_size=120, max_length=64, min_frequency=1)
     tokenizer.save(folder / "tokenizer")
     for name, data in (("wrong", rows(64, 1, noise=1.0)), ("clean", rows(64, 2)), ("dev", rows(40, 3))):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
@@ -90,7 +90,7 @@ def test_a_student_learns_its_teachers_labels_in_spite_of_wrong_ones(folder: Pat
 
 
 def test_teachers_that_do_not_fit_are_refused(folder: Path) -> None:
-    other = train(["other words", "of another tokenizer"] * 5, vocab=60, max_length=64, min_count=1)
+    other = train(["other words", "of another tokenizer"] * 5, vocab_size=60, max_length=64, min_frequency=1)
     new_model({"model_type": "bert", **SHAPE, "max_position_embeddings": 64}, other).save(folder / "other")
     with pytest.raises(ConfigError, match="teacher='other' must have the model's tokenizer"):
         build_sampler(context(folder, teacher="other"))

@@ -441,7 +441,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
 
     file = next(one for one in RECIPES if one.stem == "electra-small")
     given = shrunk(tomllib.loads(file.read_text("utf-8")), steps=5)
-    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer = learn(text.read_text().split("\n"), vocab_size=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
     build_corpus([str(text)], tokenizer, tmp_path / "corpus")
     pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
@@ -459,7 +459,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
 
 
 def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
-    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer = learn(text.read_text().split("\n"), vocab_size=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
     build_corpus([str(text)], tokenizer, tmp_path / "corpus")
     checkpoint = objective_runs.checkpoint(tokenizer)
@@ -490,7 +490,7 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     wrong = {"kind": "mlm", "pairs": "order"}
     refused(ConfigError, "pairs='order' must be one of nsp, sop", asked(small, wrong) | there | {"model": "model"})
     refused(ConfigError, "Masking.rate=2 must be", asked(small, {"kind": "mlm", "rate": 2}) | there)
-    other = learn(texts(30, seed=9), vocab=150, max_length=64)
+    other = learn(texts(30, seed=9), vocab_size=150, max_length=64)
     other.save(tmp_path / "other")
     refused(
         ConfigError,
@@ -507,7 +507,7 @@ def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
     """It needs no head for them, and none of its tokens is hidden."""
     from transformers import BertConfig, BertModel
 
-    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer = learn(text.read_text().split("\n"), vocab_size=200, max_length=64)
     build_corpus([str(text)], tokenizer, tmp_path / "corpus", CorpusSettings(held_out=0.2))
     objective_runs.checkpoint(tokenizer, 16, seed=1).save(tmp_path / "teacher")
     shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -529,7 +529,7 @@ def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
 
 
 def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
-    tokenizer = learn(text.read_text().split("\n"), vocab=200, max_length=64)
+    tokenizer = learn(text.read_text().split("\n"), vocab_size=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
     for name, seed in (("a", 1), ("b", 7)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(texts(20, seed=seed)) + "\n")

@@ -74,8 +74,8 @@ def documents() -> list[str]:
 @pytest.fixture(scope="module")
 def tokenizers(documents: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """A large vocabulary, and one so small that its texts are twice as long."""
-    large = train(documents, vocab=900, lowercase=True, max_length=128)
-    small = train(documents[:20], vocab=160, lowercase=True, alphabet=45, max_length=128)
+    large = train(documents, vocab_size=900, lowercase=True, max_length=128)
+    small = train(documents[:20], vocab_size=160, lowercase=True, limit_alphabet=45, max_length=128)
     return large, small
 
 
@@ -187,8 +187,8 @@ def test_documents_with_other_words_are_left_out(tmp_path: Path) -> None:
     plain = ["ba de gi ko lu", "ne pi ru so", "ta ve zo bu di ga"]
     odd = ["ba !!! de ...", "gi ?! ko"]
     every = [plain[0], odd[0], plain[1], odd[1], plain[2]]
-    pieces = train(every * 5, vocab=60, lowercase=True)
-    pairs = train(every * 5, kind="bpe", vocab=300)
+    pieces = train(every * 5, vocab_size=60, lowercase=True)
+    pairs = train(every * 5, kind="bpe", vocab_size=300)
     ours, theirs = corpus_of(tmp_path / "a", every, pieces), corpus_of(tmp_path / "b", every, pairs)
     aligned = AlignedCorpora(ours, theirs, 32)
     assert aligned.left_out == 2

@@ -78,12 +78,12 @@ TOKENIZER = LegacyTokenizer(
     mask="[MASK]",
     bos="[CLS]",
     eos="[SEP]",
-    mask_takes_space=True,
-    faithful=False,  # transformers 5 feeds it no segment ids
+    mask_lstrip=True,
+    class_keeps_rules=False,  # transformers 5 feeds it no segment ids
     lowercase=True,
     strip_accents=True,
-    prefix_space=True,
-    plain_quotes=True,
+    add_prefix_space=True,
+    replace_quotes=True,
     split_digit_comma=True,
     split_whitespace=True,
 )

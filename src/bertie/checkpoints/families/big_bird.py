@@ -75,12 +75,12 @@ TOKENIZER = LegacyTokenizer(
     mask="[MASK]",
     bos="<s>",
     eos="</s>",
-    mask_takes_space=True,
+    mask_lstrip=True,
     segments=False,
-    faithful=False,  # transformers 5 leaves out SentencePiece's own normalization
-    prefix_space=True,
+    class_keeps_rules=False,  # transformers 5 leaves out SentencePiece's own normalization
+    add_prefix_space=True,
     strip="right",
-    collapse="▁",
+    collapse_spaces="▁",
 )
 
 FAMILY = Family(

@@ -179,9 +179,9 @@ TOKENIZER = LegacyTokenizer(
     mask="[MASK]",
     bos="[CLS]",
     eos="[SEP]",
-    mask_takes_space=True,
-    faithful=False,  # transformers 5 puts two separators between a pair, and no segment ids
-    prefix_space=False,
+    mask_lstrip=True,
+    class_keeps_rules=False,  # transformers 5 puts two separators between a pair, and no segment ids
+    add_prefix_space=False,
 )
 
 FAMILY = Family(

@@ -66,11 +66,11 @@ TOKENIZER = LegacyTokenizer(
     bos="[CLS]",
     eos="[SEP]",
     appended=("[MASK]",),  # SentencePiece's model has none: it follows the last piece
-    faithful=False,  # transformers 5 leaves out SentencePiece's own normalization
+    class_keeps_rules=False,  # transformers 5 leaves out SentencePiece's own normalization
     lowercase=False,
-    prefix_space=True,
+    add_prefix_space=True,
     strip="both",
-    collapse=" ",
+    collapse_spaces=" ",
     # The published tokenizer.json knows no byte pieces, and all fine-tuned models have been fed its ids.
     ignore_byte_fallback=True,
 )

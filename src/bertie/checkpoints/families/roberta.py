@@ -73,10 +73,10 @@ TOKENIZER = LegacyTokenizer(
     mask="<mask>",
     bos="<s>",
     eos="</s>",
-    mask_takes_space=True,
+    mask_lstrip=True,
     pair=FAIRSEQ_PAIR,
     segments=False,
-    prefix_space=False,
+    add_prefix_space=False,
     trim_offsets=True,
 )
 # fairseq put its own four tokens before SentencePiece's pieces, whose first three (<unk>, <s>, </s>) it threw away.
@@ -90,20 +90,26 @@ XLM_TOKENIZER = LegacyTokenizer(
     mask="<mask>",
     bos="<s>",
     eos="</s>",
-    mask_takes_space=True,
+    mask_lstrip=True,
     pair=FAIRSEQ_PAIR,
     segments=False,
-    prefix_space=True,
-    head=(("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)),
-    skip=3,
-    tail=("<mask>",),
+    add_prefix_space=True,
+    leading_pieces=(("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)),
+    skip_pieces=3,
+    trailing_pieces=("<mask>",),
     split_whitespace=True,
 )
 # Here fairseq's four were put before a model whose <s> and </s> stayed in use (ids 5 and 6).
 CAMEMBERT_TOKENIZER = replace(
     XLM_TOKENIZER,
-    head=(("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)),
-    skip=1,
+    leading_pieces=(
+        ("<s>NOTUSED", 0.0),
+        ("<pad>", 0.0),
+        ("</s>NOTUSED", 0.0),
+        ("<unk>", 0.0),
+        ("<unk>NOTUSED", -100.0),
+    ),
+    skip_pieces=1,
     extra=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
 )
 

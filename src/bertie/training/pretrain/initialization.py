@@ -31,7 +31,7 @@ def new_model(config: Mapping[str, Any], tokenizer: Tokenizer, *, head: HeadName
     """Create a model with random weights from the keys of config.json, of any family.
 
     >>> from bertie.text.tokenizer_training import train
-    >>> tokenizer = train(["the cat sat on the mat"] * 3, vocab=40)
+    >>> tokenizer = train(["the cat sat on the mat"] * 3, vocab_size=40)
     >>> shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     >>> checkpoint = new_model({"model_type": "bert", **shape}, tokenizer, head="nsp")
     >>> checkpoint.config["architectures"], checkpoint.config["mask_token_id"], list(checkpoint.model.heads)
@@ -107,7 +107,8 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
     """Copy a model with embeddings for the additional tokens of a longer tokenizer.
 
     >>> checkpoint = Checkpoint.load("path/to/folder")                                          # doctest: +SKIP
-    >>> checkpoint = extend_vocabulary(checkpoint, extend("path/to/folder", texts, more=1000))         # doctest: +SKIP
+    >>> tokenizer = extend("path/to/folder", texts, new_tokens=1000)                            # doctest: +SKIP
+    >>> checkpoint = extend_vocabulary(checkpoint, tokenizer)                                   # doctest: +SKIP
 
     Each new row, of the word embeddings and of the output layer, is the mean of the rows of the
     tokens that the old tokenizer splits the new token into. Results for texts without new tokens do

@@ -23,9 +23,19 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from bertie.errors import BertieError, ConfigError, ExistsError, InputError
-from bertie.text import tokenizer_training as learn
+from bertie.text import unigram_training, word_counts
 from bertie.text.tokenizer import Tokenizer
-from bertie.text.tokenizer_training import Kind, check_free, count_words, extend, save, train
+from bertie.text.tokenizer_training import (
+    ANGLES,
+    BRACKETS,
+    Kind,
+    check_free,
+    extend,
+    pre_tokenizing_backend,
+    save,
+    train,
+)
+from bertie.text.word_counts import count_words
 
 ALL = get_args(Kind)
 STRANGE = " \t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u2003\u3000\u200babAB.,'#é́̈中ﬁ½1²¨"
@@ -50,7 +60,7 @@ def corpus(seed: int = 0, texts: int = 200) -> list[str]:
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_words_are_those_of_whole_texts(kind: Kind, lowercase: bool) -> None:
-    backend = learn._rules(kind, lowercase)
+    backend = pre_tokenizing_backend(kind, lowercase)
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(st.text(st.sampled_from(STRANGE) | st.characters(exclude_categories=["Cs"]), max_size=20)))
@@ -67,39 +77,43 @@ def test_words_are_those_of_whole_texts(kind: Kind, lowercase: bool) -> None:
 
 
 def test_words_of_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = learn._rules("bpe", False)
+    backend = pre_tokenizing_backend("bpe", False)
     whole = count_words(corpus(), backend)
-    monkeypatch.setattr(learn, "_CHUNKS", 10)
+    monkeypatch.setattr(word_counts, "_MAX_PIECES", 10)
     assert count_words(corpus(), backend) == whole
 
 
 # ── merges ──
 
 
-@pytest.mark.parametrize("min_count", [1, 2, 7])
-def test_bpe_is_the_librarys(min_count: int) -> None:
+@pytest.mark.parametrize("min_frequency", [1, 2, 7])
+def test_bpe_is_the_librarys(min_frequency: int) -> None:
     texts = [*corpus(), "aaaa aaaaa aaa banana bananana"]
-    backend = learn._rules("bpe", False)
-    special = list(learn.BRACKETS.values())
+    backend = pre_tokenizing_backend("bpe", False)
+    special = list(BRACKETS.values())
     letters = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=500, min_frequency=min_count, special_tokens=special, initial_alphabet=letters, show_progress=False
+        vocab_size=500,
+        min_frequency=min_frequency,
+        special_tokens=special,
+        initial_alphabet=letters,
+        show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
     theirs = json.loads(backend.to_str())["model"]
-    ours = json.loads(train(texts, "bpe", 500, min_count=min_count).files()["tokenizer.json"])["model"]
+    ours = json.loads(train(texts, "bpe", 500, min_frequency=min_frequency).files()["tokenizer.json"])["model"]
     assert ours["merges"] == theirs["merges"]
     assert ours["vocab"] == theirs["vocab"]
 
 
 def test_wordpiece_by_a_plain_loop() -> None:
     texts, size = corpus(texts=60), 230
-    backend = learn._rules("wordpiece", True)
+    backend = pre_tokenizing_backend("wordpiece", True)
     counts = count_words(texts, backend)
     letters = sorted({c for word in counts for c in word if sum(w.count(c) * n for w, n in counts.items()) >= 2})
     counts = {word: n for word, n in counts.items() if set(word) <= set(letters)}
     inside = sorted({f"##{c}" for word in counts for c in word[1:]})
-    tokens = [*learn.BRACKETS.values(), *letters, *inside]
+    tokens = [*BRACKETS.values(), *letters, *inside]
     words = {word: [word[0], *(f"##{c}" for c in word[1:])] for word in counts}
     while len(tokens) < size:
         pairs: Counter[tuple[str, str]] = Counter()
@@ -116,18 +130,18 @@ def test_wordpiece_by_a_plain_loop() -> None:
                 if (pieces[i], pieces[i + 1]) == (left, right):
                     pieces[i : i + 2] = [new]
                 i += 1
-    found = train(texts, vocab=size)
+    found = train(texts, vocab_size=size)
     assert [found.token(i) for i in range(found.vocab_size)] == tokens
 
 
 def test_wordpiece_is_nearly_the_librarys() -> None:
     texts = corpus()
-    backend = learn._rules("wordpiece", True)
+    backend = pre_tokenizing_backend("wordpiece", True)
     backend.model = models.WordPiece(unk_token="[UNK]")
-    special = list(learn.BRACKETS.values())
+    special = list(BRACKETS.values())
     trainer = trainers.WordPieceTrainer(vocab_size=400, min_frequency=2, special_tokens=special, show_progress=False)
     backend.train_from_iterator(texts, trainer)
-    ours = train(texts, vocab=400)
+    ours = train(texts, vocab_size=400)
     both = backend.get_vocab().keys() & {ours.token(i) for i in range(400)}
     assert len(both) >= 380  # its ties are broken by chance
 
@@ -159,32 +173,32 @@ def test_expectations_by_all_spellings() -> None:
             for way, weight in zip(ways, weights / weights.sum(), strict=True):
                 for piece in way:
                     wanted[piece] += count * weight
-        np.testing.assert_allclose(learn._expect(forth, back, counts, chances), wanted, rtol=1e-12)
-        best = others.max_length(np.log(chances), np.maximum, np.add, 0.0, -np.inf)[others.last]
+        np.testing.assert_allclose(unigram_training._expected_counts(forth, back, counts, chances), wanted, rtol=1e-12)
+        best = others.reduce_paths(np.log(chances), np.maximum, np.add, 0.0, -np.inf)[others.last]
         for name, value in zip(names, best, strict=True):
             ways = [way for way in spellings(name, ids) if len(way) > 1]
             assert value == pytest.approx(max((sum(np.log(chances[way])) for way in ways), default=-np.inf))
 
-    forth = learn._Lattice.of(strings, ids)
-    back, others = forth.mirror(), learn._Lattice.of(list(ids), ids, whole=False)
+    forth = unigram_training._Lattice.build(strings, ids)
+    back, others = forth.reverse(), unigram_training._Lattice.build(list(ids), ids, whole=False)
     check(None, ids, chances, forth, back, others, list(ids))
     keep = np.array([name not in ("ba", "abc") for name in ids])
     fewer = [name for name, kept in zip(ids, keep, strict=True) if kept]
-    some = (forth.only(keep), back.only(keep), others.only(keep, strings=keep))
+    some = (forth.select(keep), back.select(keep), others.select(keep, strings=keep))
     check(keep, {name: i for i, name in enumerate(fewer)}, chances[keep], *some, fewer)
 
 
 def test_digamma() -> None:
-    assert learn._digamma(np.array([0.5, 1.0, 100.0])) == pytest.approx(
+    assert unigram_training._digamma(np.array([0.5, 1.0, 100.0])) == pytest.approx(
         [-np.euler_gamma - 2 * math.log(2), -np.euler_gamma, sum(1 / n for n in range(1, 100)) - np.euler_gamma]
     )
 
 
 def test_unigram_is_as_good_as_the_librarys() -> None:
     texts = [re.sub(r"[^\w\s]|\d", "", text) for text in corpus(texts=300)]  # letters only: ours never mix with others
-    backend = learn._rules("unigram", False)
+    backend = pre_tokenizing_backend("unigram", False)
     trainer = trainers.UnigramTrainer(
-        vocab_size=300, special_tokens=list(learn.BRACKETS.values()), unk_token="[UNK]", show_progress=False
+        vocab_size=300, special_tokens=list(BRACKETS.values()), unk_token="[UNK]", show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     theirs = sum(len(one) for one in backend.encode_batch(texts))
@@ -212,7 +226,7 @@ def test_unigram_of_long_words_and_rare_letters() -> None:
 AGAIN = """
 import hashlib, sys
 from bertie.text.tokenizer_training import train
-from tests.text.test_learn import ALL, corpus
+from tests.text.test_tokenizer_training import ALL, corpus
 texts = corpus()
 for kind in ALL:
     print(hashlib.sha256(train(texts, kind, 400).files()["tokenizer.json"]).hexdigest())
@@ -238,7 +252,7 @@ TEXTS = ["", "The cation, «Xé» 中文 1999.", "two  spaces\tand a [MASK] here
 def test_folder_reads_the_same_elsewhere(kind: Kind, style: Any, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    made = train(corpus(), kind, 400, style=style, special=["[SPEAKER]"], max_length=77)
+    made = train(corpus(), kind, 400, style=style, special_tokens=["[SPEAKER]"], max_length=77)
     save(made, tmp_path / "out")
     ours, theirs = Tokenizer.from_folder(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (ours.vocab_size, len(theirs), made.vocab_size) == (400, 400, 400)
@@ -255,7 +269,7 @@ def test_folder_reads_the_same_elsewhere(kind: Kind, style: Any, tmp_path: Path)
                 assert not mine.segments.any()
     for role in ("cls", "sep", "pad", "mask", "unk"):
         assert getattr(ours, f"{role}_id") == getattr(theirs, f"{role}_token_id")
-    names = learn.BRACKETS if style == "brackets" else learn.ANGLES
+    names = BRACKETS if style == "brackets" else ANGLES
     assert [ours.token(i) for i in range(6)] == [*names.values(), "[SPEAKER]"]
     assert set(theirs.all_special_tokens) == {*names.values(), "[SPEAKER]"}
 
@@ -267,7 +281,7 @@ def test_templates() -> None:
 
     assert tokens() == ["[CLS]", "ab", "[SEP]", "cd", "[SEP]"]
     assert tokens(style="angles") == ["<s>", "ab", "</s>", "</s>", "cd", "</s>"]
-    pair = train(["ab cd"] * 3, vocab=20).encode("ab", "cd")
+    pair = train(["ab cd"] * 3, vocab_size=20).encode("ab", "cd")
     assert pair.segments.tolist() == [0, 0, 0, 1, 1]
 
 
@@ -282,9 +296,9 @@ BYTES = train(corpus(texts=20), "bpe", 300)
 
 @pytest.mark.parametrize("kind", ALL)
 def test_texts_that_spell_special_tokens(kind: Kind) -> None:
-    made = train(["a[CLS]b [MASK][MASK] <tag>", *corpus(texts=50)] * 9, kind, 330, special=["<tag>"])
+    made = train(["a[CLS]b [MASK][MASK] <tag>", *corpus(texts=50)] * 9, kind, 330, special_tokens=["<tag>"])
     assert made.vocab_size == 330
-    assert [made.id(text) for text in [*learn.BRACKETS.values(), "<tag>"]] == list(range(6))
+    assert [made.id(text) for text in [*BRACKETS.values(), "<tag>"]] == list(range(6))
     assert made.encode("[MASK]<tag>", special=False).ids.tolist()[-2:] == [4, 5]
 
 
@@ -306,14 +320,14 @@ def test_case() -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_rare_things_are_left_out(kind: Kind) -> None:
-    made = train(["common common common rare q"], kind, 290, min_count=3)
+    made = train(["common common common rare q"], kind, 290, min_frequency=3)
     tokens = {made.token(i) for i in range(made.vocab_size)}
     assert any("common" in token for token in tokens)
     assert not any("rar" in token for token in tokens)
     if kind != "bpe":
         assert "q" not in tokens
         assert made.unk_id in made.encode("q").ids
-    small = train(["aaa bb c"] * 3, kind, 290, alphabet=2)
+    small = train(["aaa bb c"] * 3, kind, 290, limit_alphabet=2)
     assert kind == "bpe" or small.unk_id in small.encode("c").ids
 
 
@@ -322,16 +336,16 @@ def test_rare_things_are_left_out(kind: Kind) -> None:
     [
         ({"kind": "word"}, "kind='word' must be one of wordpiece, bpe, unigram"),
         ({"style": "t5"}, "style='t5'"),
-        ({"vocab": 0}, "vocab=0 must be at least 1"),
-        ({"min_count": 0}, "min_count=0"),
-        ({"alphabet": 0}, "alphabet=0"),
-        ({"special": ["[CLS]"]}, "special="),
-        ({"special": ["a", "a"]}, "special="),
-        ({"special": [""]}, "special="),
-        ({"special": ["word"]}, "special=['word'] must be texts that no word is"),
-        ({"vocab": 10}, "room for 10 tokens and must have"),
-        ({"kind": "bpe", "vocab": 100}, "room for 100 tokens and must have 261"),
-        ({"kind": "unigram", "vocab": 10}, "room for 5 tokens and must have"),
+        ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
+        ({"min_frequency": 0}, "min_frequency=0"),
+        ({"limit_alphabet": 0}, "limit_alphabet=0"),
+        ({"special_tokens": ["[CLS]"]}, "special_tokens="),
+        ({"special_tokens": ["a", "a"]}, "special_tokens="),
+        ({"special_tokens": [""]}, "special_tokens="),
+        ({"special_tokens": ["word"]}, "special_tokens=['word'] must not be plain words"),
+        ({"vocab_size": 10}, "room for 10 tokens, but there are"),
+        ({"kind": "bpe", "vocab_size": 100}, "room for 100 tokens, but there are 261"),
+        ({"kind": "unigram", "vocab_size": 10}, "room for 5 tokens, but there are"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], said: str) -> None:
@@ -355,11 +369,11 @@ def test_texts_must_be_texts() -> None:
 
 
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, other = train(["ab ab"], vocab=20), train(["cd cd"], vocab=20)
+    made, other = train(["ab ab"], vocab_size=20), train(["cd cd"], vocab_size=20)
     save(made, tmp_path / "a" / "out")
     files = {file.name: file.read_bytes() for file in (tmp_path / "a" / "out").iterdir()}
     assert sorted(files) == ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
-    with pytest.raises(ExistsError, match="is there already"):
+    with pytest.raises(ExistsError, match="exists already"):
         save(other, tmp_path / "a" / "out")
     rename, calls = os.rename, []
 
@@ -378,7 +392,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
     save(other, tmp_path / "a" / "out", overwrite=True)
     assert Tokenizer.from_folder(tmp_path / "a" / "out").id("cd") is not None
     (tmp_path / "a" / "out" / "model.safetensors").touch()
-    with pytest.raises(ExistsError, match=r"more than a tokenizer \(model.safetensors\)"):
+    with pytest.raises(ExistsError, match=r"other files than a tokenizer's \(model.safetensors\)"):
         check_free(tmp_path / "a" / "out", overwrite=True)
     (tmp_path / "file").touch()
     with pytest.raises(ExistsError, match="is a file"):
@@ -391,11 +405,11 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
 def test_extend(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    old = train(corpus(), vocab=200, special=["[X]"])
+    old = train(corpus(), vocab_size=200, special_tokens=["[X]"])
     save(old, tmp_path / "old")
     texts = ["myocardial infarction of the heart"] * 9 + ["a stenosis, Ω"] * 6 + ["seldom"] * 2
     new = extend(tmp_path / "old", texts, 4)
-    counts = count_words(texts, learn._rules("wordpiece", True))
+    counts = count_words(texts, pre_tokenizing_backend("wordpiece", True))
     pieces = {word: old.encode(word, special=False).ids.tolist() for word in counts}
     gains = {word: n * max(len(pieces[word]) - 1, pieces[word] == [old.unk_id]) for word, n in counts.items() if n >= 5}
     wanted = sorted((word for word in gains if gains[word]), key=lambda word: (-gains[word], word))[:4]
@@ -412,15 +426,15 @@ def test_extend(tmp_path: Path) -> None:
 
 
 def test_extend_all_there_is(tmp_path: Path) -> None:
-    save(train(["ab cd"] * 3, vocab=30), tmp_path / "old")
-    assert extend(tmp_path / "old", ["abcd ef ab"], 10, min_count=1).vocab_size == 13 + 2
+    save(train(["ab cd"] * 3, vocab_size=30), tmp_path / "old")
+    assert extend(tmp_path / "old", ["abcd ef ab"], 10, min_frequency=1).vocab_size == 13 + 2
 
 
 def test_extend_refuses(tmp_path: Path) -> None:
     save(BYTES, tmp_path / "old")
     with pytest.raises(ConfigError, match="holds a BPE vocabulary"):
         extend(tmp_path / "old", ["a"])
-    with pytest.raises(ConfigError, match="more=0"):
+    with pytest.raises(ConfigError, match="new_tokens=0"):
         extend(tmp_path / "old", ["a"], 0)
     with pytest.raises(BertieError):
         extend(tmp_path / "nowhere", ["a"])
