@@ -22,7 +22,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import extend, train
 from bertie.training.loop import Trainer
 from bertie.training.pretrain.corpus import CorpusSettings, build_corpus
-from tests.training.test_corpus import texts
+from tests.training.pretrain.corpus_texts import texts
 
 RECIPE = """
 [data]
@@ -82,10 +82,10 @@ def told(folder: str | Path, name: str) -> Any:
     return json.loads(Path(folder, "training", name).read_text())
 
 
-# --- from nothing ---
+# --- new models ---
 
 
-def test_from_nothing(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_model(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain(data, recipe(data), "-o", "deep/out") == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -100,7 +100,7 @@ def test_from_nothing(data: Path, here: Path, capsys: pytest.CaptureFixture[str]
     assert weights("deep/out") == weights(data / "model")  # the same recipe, the same model
 
 
-def test_what_a_run_says_of_itself(data: Path) -> None:
+def test_the_report_of_a_run(data: Path) -> None:
     run = told(data / "model", "run.json")
     assert run["steps"] == 40
     assert 40 * 200 < run["tokens"] <= 40 * 256
@@ -125,7 +125,9 @@ def test_what_a_run_says_of_itself(data: Path) -> None:
     )
 
 
-def test_for_scripts_and_flags_before_the_recipe(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_and_flags_that_override_the_recipe(
+    data: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = ["--steps", "12", "--lr", "1e-3", "--evals", "0", "--seed", "7", "--schedule", "wsd", "--json"]
     assert pretrain(data, recipe(data), "-o", "out", *argv) == 0
     said = json.loads(capsys.readouterr().out)
@@ -145,7 +147,7 @@ def test_for_scripts_and_flags_before_the_recipe(data: Path, here: Path, capsys:
     assert json.loads(capsys.readouterr().out)["steps"] == 4
 
 
-def test_it_reads_in_transformers(data: Path) -> None:
+def test_transformers_loads_the_model(data: Path) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     theirs = AutoModelForMaskedLM.from_pretrained(data / "model").eval()
@@ -161,10 +163,10 @@ def test_it_reads_in_transformers(data: Path) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
 
-# --- from a model ---
+# --- continued pretraining ---
 
 
-def test_going_on_with_a_model(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continued_pretraining(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["-m", str(data / "model"), "--corpus", "corpus", "--steps", "20", "--batch-tokens", "256", "--evals", "1"]
     assert pretrain(data, *argv, "-o", "out", "--json") == 0
     said = json.loads(capsys.readouterr().out)
@@ -179,7 +181,9 @@ def test_going_on_with_a_model(data: Path, here: Path, capsys: pytest.CaptureFix
     assert 0 < far < 20 * 5e-5 * 1.5
 
 
-def test_going_on_with_more_words(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continued_pretraining_with_an_extended_vocabulary(
+    data: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     domain = ["zarquon flibber zarquon ba de " * 3, "flibber zarquon gi ko flibber " * 3] * 6
     longer = extend(data / "model", domain, new_tokens=2, min_frequency=2)
     longer.save("longer")
@@ -199,7 +203,7 @@ def test_going_on_with_more_words(data: Path, here: Path, capsys: pytest.Capture
     assert not Path("other").exists()
 
 
-# --- stopped ---
+# --- interrupted runs ---
 
 
 def stopped(data: Path, out: Path, *argv: str, after: int) -> None:
@@ -224,7 +228,7 @@ def stopped(data: Path, out: Path, *argv: str, after: int) -> None:
     assert process.returncode == -signal.SIGKILL, said
 
 
-def test_a_killed_run_goes_on(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_resumes(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """To the same model, curve and samples."""
     many = ["--steps", "150", "--save-steps", "5"]
     stopped(data, here / "out", recipe(data), *many, after=2)
@@ -249,7 +253,7 @@ def test_a_killed_run_goes_on(data: Path, here: Path, capsys: pytest.CaptureFixt
     assert "nothing to resume" in capsys.readouterr().err
 
 
-def test_what_is_there_is_kept(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_folders_are_kept(data: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = ["--steps", "2", "--evals", "1"]
     assert pretrain(data, recipe(data), *quick, "-o", "out") == 0
     first = weights("out")
@@ -286,8 +290,8 @@ def test_ctrl_c_saves(data: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -
     assert weights(here / "out") == weights(data / "model")
 
 
-def test_killed_with_nothing_left_but_the_name(data: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is written, and not renamed yet: the report is whole once more."""
+def test_killed_before_the_final_rename(data: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is written, but not renamed yet: resuming completes the report."""
 
     def die(*_: Path) -> None:
         raise KeyboardInterrupt
@@ -333,7 +337,7 @@ def test_two_processes(data: Path, here: Path, strategy: str) -> None:
     assert not list(here.glob("*.training"))
 
 
-# --- refused ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_replaced_tokens(sharing: Any) -> None:
         assert_close(both.trained().encoder.embeddings.words.weight, words.weight, atol=0, rtol=0)
 
 
-def test_special_tokens_are_not_judged() -> None:
+def test_special_tokens_are_not_predicted() -> None:
     theirs = build("electra", "ForPreTraining", seed=1)
     generator, model = ours(build("electra", "ForMaskedLM"))[0], ours(theirs)[0]
     step = Step(theirs, seed=4)

@@ -89,13 +89,13 @@ def test_processes_end_with_the_same_weights(folder: Path, strategy: str) -> Non
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_process_that_is_asked_to_stop_stops_all(folder: Path, strategy: str) -> None:
+def test_an_interrupt_in_one_process_ends_all(folder: Path, strategy: str) -> None:
     """At the next step at which they ask each other."""
     assert [found["steps"] for found in _found(folder, "resumed", strategy)] == [10, 10]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_loss_that_is_no_number_in_one_process_ends_all(folder: Path, strategy: str) -> None:
+def test_a_loss_that_is_not_finite_in_one_process_ends_all(folder: Path, strategy: str) -> None:
     steps = [found["steps"] for found in _found(folder, "broken", strategy)]
     assert steps[0] == steps[1] < 50
 
@@ -109,7 +109,7 @@ def test_a_single_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> Non
     world.barrier()
 
 
-def test_a_process_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_uses_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert local_device(torch.device("cuda")) == torch.device("cuda", 3)
     assert local_device(torch.device("cuda", 1)) == torch.device("cuda", 1)

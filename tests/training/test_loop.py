@@ -1,9 +1,8 @@
-"""Steps, and the loop against a plain one written by hand."""
+"""The training loop, against a simple loop written out."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -13,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,161 +19,11 @@ from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
 from bertie.training import loop
-from bertie.training.objectives import SingleLabelObjective, Targets, TrainingExample, TrainingWindow
-from bertie.training.prefetch import shard_examples, split_micro_batches
+from bertie.training.objectives import SingleLabelObjective, Targets, TrainingExample
 from bertie.training.sampling import ExampleSampler, TrainingTask
 from tests.training import tiny
 
 # --- which items a step reads ---
-
-
-def _numbered(count: int, lengths: list[int] | None = None) -> list[TrainingExample]:
-    """Items that say their number."""
-    made = []
-    for i in range(count):
-        n = lengths[i] if lengths else 3
-        made.append(TrainingExample((TrainingWindow(np.full(n, i), np.zeros(n, dtype=np.int64)),), np.int64(0)))
-    return made
-
-
-def _number(item: TrainingExample) -> int:
-    return int(item.windows[0].ids[0])
-
-
-def _epoch(steps: ExampleSampler, epoch: int) -> list[list[int]]:
-    return [
-        [_number(item) for item in steps.read(s)[1]]
-        for s in range(steps.epoch_starts[epoch], steps.epoch_starts[epoch + 1])
-    ]
-
-
-def _order(epoch: list[list[int]]) -> list[int]:
-    return [number for step in epoch for number in step]
-
-
-@pytest.mark.parametrize("budget", [{"batch_size": 7}, {"batch_tokens": 40, "batch_size": 1}])
-def test_each_epoch_reads_every_item_once_in_an_order_of_its_own(budget: dict[str, Any]) -> None:
-    rng = np.random.default_rng(0)
-    source = TrainingTask("classify", SingleLabelObjective(), _numbered(50, rng.integers(2, 20, 50).tolist()))
-    steps = ExampleSampler([source], tiny.recipe(epochs=3, seed=5, **budget))
-    orders = [_order(_epoch(steps, e)) for e in range(3)]
-    assert all(sorted(order) == list(range(50)) for order in orders)
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-    again = ExampleSampler([source], tiny.recipe(epochs=3, seed=5, **budget))
-    assert [_order(_epoch(again, e)) for e in (2, 0, 1)] == [orders[2], orders[0], orders[1]]
-    other = ExampleSampler([source], tiny.recipe(epochs=3, seed=6, **budget))
-    assert _order(_epoch(other, 0)) != orders[0]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 60))
-def test_steps_of_tokens_keep_within_their_budget_and_waste_none(lengths: list[int], budget: int) -> None:
-    source = TrainingTask("classify", SingleLabelObjective(), _numbered(len(lengths), lengths))
-    steps = ExampleSampler([source], tiny.recipe(epochs=1, batch_tokens=budget))
-    sizes = [[len(item) for item in steps.read(s)[1]] for s in range(steps.total_steps)]
-    assert all(sum(one) <= budget or len(one) == 1 for one in sizes)
-    assert all(sum(a) + b[0] > budget for a, b in pairwise(sizes))
-    assert sum(map(len, sizes)) == len(lengths)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "steps"), [(1, 7), (2, 14), (2.5, 18), (0.5, 4), (0.001, 1), (1.0001, 8), (3.999, 28)]
-)
-def test_epochs_may_be_fractions(epochs: float, steps: int) -> None:
-    made = ExampleSampler(
-        [TrainingTask("classify", SingleLabelObjective(), _numbered(50))], tiny.recipe(epochs=epochs, batch_size=8)
-    )
-    assert made.total_steps == steps
-    assert made.epochs_done(made.total_steps) == pytest.approx(epochs)
-    parts = [made.epochs_done(s) for s in range(made.total_steps + 1)]
-    assert parts[0] == 0
-    assert all(a < b for a, b in pairwise(parts))
-    assert [made.epoch_of(s) for s in range(made.total_steps)] == [s // 7 for s in range(made.total_steps)]
-
-
-def test_several_sources_take_turns_in_proportion_to_their_items() -> None:
-    sources = [
-        TrainingTask("classify", SingleLabelObjective(), _numbered(40)),
-        TrainingTask("tag", SingleLabelObjective(), _numbered(16)),
-    ]
-    steps = ExampleSampler(sources, tiny.recipe(epochs=2, batch_size=4))
-    for epoch in range(2):
-        read = [steps.read(s) for s in range(steps.epoch_starts[epoch], steps.epoch_starts[epoch + 1])]
-        heads = [source.head for source, _ in read]
-        assert Counter(heads) == {"classify": 10, "tag": 4}
-        assert heads != sorted(heads)
-        for source in sources:
-            seen = [_number(item) for from_, items in read if from_ is source for item in items]
-            assert sorted(seen) == list(range(len(source.examples)))
-
-
-def test_of_a_text_of_very_many_windows_other_ones_are_read_each_epoch() -> None:
-    rng = np.random.default_rng(0)
-    shares = rng.dirichlet(np.ones(20))
-    pieces = tuple(TrainingWindow(np.array([w, w]), np.array([0, 0]), float(share)) for w, share in enumerate(shares))
-    source = TrainingTask(
-        "classify",
-        SingleLabelObjective(),
-        [TrainingExample(pieces, np.int64(0)), TrainingExample(pieces[:3], np.int64(0))],
-    )
-    steps = ExampleSampler([source], tiny.recipe(epochs=4, batch_size=1, train_windows=5))
-    drawn = []
-    for s in range(steps.total_steps):
-        (item,) = steps.read(s)[1]
-        windows = [int(piece.ids[0]) for piece in item.windows]
-        if len(windows) == 3:
-            assert item is source.examples[1]
-            continue
-        drawn.append(windows)
-        assert len(windows) == 5
-        assert windows == sorted(set(windows))
-        assert sum(piece.share for piece in item.windows) == pytest.approx(1.0)
-        ratios = [piece.share / shares[int(piece.ids[0])] for piece in item.windows]
-        assert ratios == pytest.approx([ratios[0]] * 5)
-        assert [[int(p.ids[0]) for p in i.windows] for i in steps.read(s)[1]] == [windows]  # the same when asked again
-    assert len(drawn) == 4
-    assert len({tuple(windows) for windows in drawn}) == 4
-
-
-def test_a_budget_of_tokens_counts_the_windows_that_are_read() -> None:
-    many = TrainingExample(
-        tuple(TrainingWindow(np.zeros(10, int), np.zeros(10, int), 0.1) for _ in range(10)), np.int64(0)
-    )
-    steps = ExampleSampler(
-        [TrainingTask("classify", SingleLabelObjective(), [many] * 6)],
-        tiny.recipe(epochs=1, batch_tokens=40, train_windows=2),
-    )
-    assert [len(steps.read(s)[1]) for s in range(steps.total_steps)] == [2, 2, 2]
-
-
-lengths_of_items = st.lists(st.integers(1, 50), min_size=1, max_size=30)
-
-
-@settings(max_examples=50, deadline=None)
-@given(lengths_of_items, st.integers(1, 100))
-def test_micro_batches_keep_order_and_budget(lengths: list[int], budget: int) -> None:
-    items = _numbered(len(lengths), lengths)
-    parts = split_micro_batches(items, budget)
-    assert [item for part in parts for item in part] == items
-    assert all(part and (len(part) == 1 or sum(map(len, part)) <= budget) for part in parts)
-    assert all(sum(map(len, a)) + len(b[0]) > budget for a, b in pairwise(parts))
-    assert split_micro_batches([], budget) == []
-
-
-@settings(max_examples=50, deadline=None)
-@given(lengths_of_items, st.integers(1, 5))
-def test_processes_get_nearly_the_same_number_of_tokens(lengths: list[int], size: int) -> None:
-    items = _numbered(len(lengths), lengths)
-    shares = shard_examples(items, size)
-    assert len(shares) == size
-    assert sorted(_number(item) for share in shares for item in share) == list(range(len(items)))
-    tokens = [sum(map(len, share)) for share in shares]
-    assert max(tokens) - min(tokens) <= max(lengths)
-    if len(items) >= size:
-        assert all(shares)
-
-
-# --- the loop ---
 
 
 def _curve(run: loop.TrainingHistory) -> list[float]:
@@ -235,7 +82,7 @@ def _by_hand(model: Model, how: Any, sources: list[TrainingTask], most: int) -> 
 
 
 @pytest.mark.parametrize("clip", [0.3, 0.0])
-def test_it_does_what_a_plain_loop_does(monkeypatch: pytest.MonkeyPatch, clip: float) -> None:
+def test_it_equals_a_simple_loop(monkeypatch: pytest.MonkeyPatch, clip: float) -> None:
     monkeypatch.setattr(loop, "LOG_EVERY", 1)
     how = tiny.recipe(epochs=4, lr=1e-3, head_lr=3e-3, batch_size=8, warmup=0.2, max_grad_norm=clip, micro_tokens=24)
     source = tiny.source(40, windows=3)
@@ -254,7 +101,7 @@ def test_it_does_what_a_plain_loop_does(monkeypatch: pytest.MonkeyPatch, clip: f
         assert max(norm for _, norm in by_hand) > 2 * clip  # or there was nothing to clip
 
 
-def test_the_log_says_what_happened(tmp_path: Path) -> None:
+def test_the_log(tmp_path: Path) -> None:
     how = tiny.recipe(epochs=2.5, batch_size=4, lr=1e-3, warmup=0.1)
     source = tiny.source(36)
     done = tiny.trainer(tiny.model(), source, how, folder=tmp_path).run()
@@ -288,7 +135,7 @@ def _snapshots(model: Model, how: Any, **options: Any) -> list[dict[str, Tensor]
     return found
 
 
-def test_freezing_and_thawing_move_only_what_they_should() -> None:
+def test_freezing_and_unfreezing() -> None:
     model = tiny.model()
     found = _snapshots(model, tiny.recipe(epochs=4, freeze="encoder", unfreeze=1))
     moved = [{_group(n) for n in _moved(a, b)} for a, b in pairwise(found)]
@@ -297,7 +144,7 @@ def test_freezing_and_thawing_move_only_what_they_should() -> None:
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
-def test_lora_trains_its_factors_alone_and_leaves_a_plain_model() -> None:
+def test_lora_trains_its_factors_only_and_is_merged() -> None:
     model = tiny.model()
     before, names = tiny.weights(model), [name for name, _ in model.named_parameters()]
     held = tiny.items(40, 9)
@@ -361,7 +208,7 @@ def test_without_patience_all_epochs_are_run_and_the_last_may_be_best() -> None:
     tiny.assert_same(tiny.weights(model), seen[3])
 
 
-def test_a_score_that_is_no_number_is_never_the_best() -> None:
+def test_a_nan_score_is_never_the_best() -> None:
     model = tiny.model()
     evaluate, seen = _scored(model, [math.nan, -0.5, math.nan])
     done = tiny.trainer(model, tiny.source(), tiny.recipe(epochs=3), evaluate=evaluate, metric="score").run()
@@ -369,7 +216,7 @@ def test_a_score_that_is_no_number_is_never_the_best() -> None:
     tiny.assert_same(tiny.weights(model), seen[1])
 
 
-def test_epochs_are_evaluated_in_as_many_parts_as_asked() -> None:
+def test_evaluations_per_epoch() -> None:
     model = tiny.model()
     evaluate, _ = _scored(model, [0.0] * 9)
     how = tiny.recipe(epochs=1.5, batch_size=3, evals_per_epoch=3)
@@ -377,7 +224,7 @@ def test_epochs_are_evaluated_in_as_many_parts_as_asked() -> None:
     assert [e["step"] for e in done.evaluations] == [3, 7, 10, 12, 13, 15]
 
 
-def test_how_a_step_is_cut_makes_no_difference() -> None:
+def test_the_size_of_micro_batches_makes_no_difference() -> None:
     found = []
     for micro in (1, 20, 10_000):
         model = tiny.model()
@@ -397,7 +244,7 @@ def test_gradient_checkpointing_makes_no_difference_even_with_dropout() -> None:
     tiny.assert_same(*found)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
+def test_the_seed_determines_the_run() -> None:
     found = []
     for seed, state in ((1, 5), (1, 6), (2, 5)):
         model = tiny.model(dropout=0.2)
@@ -408,7 +255,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
     assert _moved(found[0], found[2])
 
 
-def test_dropout_may_be_another_than_the_checkpoints_for_the_run() -> None:
+def test_dropout_can_be_overridden_for_the_run() -> None:
     found = {}
     for name, own, asked in (("none", 0.0, None), ("off", 0.4, 0.0), ("own", 0.4, None), ("on", 0.0, 0.4)):
         model = tiny.model(dropout=own)
@@ -465,7 +312,7 @@ class Breaks(SingleLabelObjective):
 
 
 @pytest.mark.parametrize(("at", "saved"), [(1, None), (7, 6), (9, 8), (16, 15)])
-def test_a_loss_that_is_no_number_ends_the_run_and_is_never_saved(tmp_path: Path, at: int, saved: int | None) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Path, at: int, saved: int | None) -> None:
     calls: list[int] = []
 
     def evaluate() -> dict[str, float]:
@@ -497,7 +344,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_never_saved(tmp_path: Path
     assert done.steps == 16
 
 
-def test_a_gradient_that_is_no_number_is_not_saved_either(tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
     """The loss is finite, and what it makes of the weights is not."""
 
     def steep(lost: Tensor) -> Tensor:
@@ -533,7 +380,7 @@ class Hungry(SingleLabelObjective):
         MemoryError(),
     ],
 )
-def test_out_of_memory_steps_are_cut_smaller_and_the_result_is_the_same(tmp_path: Path, error: Exception) -> None:
+def test_out_of_memory_retries_smaller_micro_batches_with_the_same_result(tmp_path: Path, error: Exception) -> None:
     how = tiny.recipe(epochs=2, lr=1e-3)
     small = tiny.model()
     tiny.trainer(small, tiny.source(windows=3), how.replace(micro_tokens=30)).run()
@@ -551,7 +398,7 @@ def test_out_of_memory_steps_are_cut_smaller_and_the_result_is_the_same(tmp_path
     assert state["progress"]["micro_tokens"] == trainer.state.micro_tokens
 
 
-def test_out_of_memory_in_the_middle_of_a_step_the_step_begins_anew() -> None:
+def test_out_of_memory_within_a_step_restarts_the_step() -> None:
     def no_memory(_: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -575,7 +422,7 @@ def test_a_single_text_too_large_for_memory_ends_the_run_with_advice() -> None:
             trainer.run()
 
 
-def test_memory_may_run_out_in_the_update_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_the_optimizer_update(monkeypatch: pytest.MonkeyPatch) -> None:
     def update(self: Any, factor: float) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -584,7 +431,7 @@ def test_memory_may_run_out_in_the_update_too(monkeypatch: pytest.MonkeyPatch) -
         tiny.trainer(tiny.model(), tiny.source(), tiny.recipe()).run()
 
 
-def test_other_errors_are_left_as_they_are_and_the_model_is_whole_again() -> None:
+def test_other_errors_propagate_and_the_model_is_restored() -> None:
     def broken(_: Tensor) -> Tensor:
         raise RuntimeError("sizes do not match")
 
@@ -600,7 +447,7 @@ def test_other_errors_are_left_as_they_are_and_the_model_is_whole_again() -> Non
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
-def test_what_cannot_be_asked_for_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model, source, how = tiny.model(), tiny.source(), tiny.recipe(epochs=1)
     for options, said in (
         ({"strategy": "tp"}, "strategy='tp' must be ddp or fsdp"),
@@ -618,7 +465,7 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
             tiny.trainer(model, source, how.replace(mixed_precision=name)).run()
 
 
-def test_it_says_how_far_it_is_unless_progress_is_off(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_unless_it_is_off(capfd: pytest.CaptureFixture[str]) -> None:
     for progress in (True, False):
         tiny.trainer(
             tiny.model(),

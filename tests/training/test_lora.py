@@ -51,7 +51,7 @@ def matrices(model: Model) -> dict[str, nn.Linear | QKV]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_nothing_changes_at_first_nor_when_merged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_do_not_change_at_first_nor_when_merged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     turn_off(monkeypatch, "native.encoder")  # it takes no parametrized weights, and rounds differently
     model = tiny(name)
     before = outputs(model)
@@ -87,7 +87,7 @@ def test_nothing_changes_at_first_nor_when_merged(name: str, monkeypatch: pytest
     assert torch.equal(outputs(model), outputs(model))
 
 
-def test_which_matrices() -> None:
+def test_adapted_matrices() -> None:
     assert {key.split(".", 1)[1] for key in matrices(tiny("bert"))} == {
         "attention.qkv",
         "attention.out",
@@ -108,7 +108,7 @@ def test_which_matrices() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_gradients_are_those_of_the_sum_written_out(name: str) -> None:
+def test_gradients_of_the_factors(name: str) -> None:
     """dA = scale · Bᵀ·dW and dB = scale · dW·Aᵀ, part by part, with dW from a model that holds W + scale · BA."""
     rank, alpha = 2, 5.0
     model = tiny(name)
@@ -160,7 +160,7 @@ def test_alpha_is_twice_the_rank() -> None:
     assert not torch.allclose(states[0], states[2], atol=1e-3)
 
 
-def test_the_seed_decides_and_nothing_else() -> None:
+def test_the_seed_determines_the_factors() -> None:
     def factors(seed: int) -> list[Tensor]:
         model = tiny("bert")
         state = torch.get_rng_state()
@@ -181,7 +181,7 @@ def test_the_seed_decides_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta-v2"])
-def test_saved_and_loaded_while_on(name: str, tmp_path: Path) -> None:
+def test_saving_and_loading_with_factors(name: str, tmp_path: Path) -> None:
     model = tiny(name)
     lora.add(model, 2, seed=1)
     stirred(model)
@@ -199,7 +199,7 @@ def test_saved_and_loaded_while_on(name: str, tmp_path: Path) -> None:
     tiny(name).load_state_dict(other.state_dict())
 
 
-def test_under_autocast_what_is_trained_is_what_is_merged() -> None:
+def test_autocast_trains_the_merged_weights() -> None:
     model = tiny("bert")
     lora.add(model, 2)
     stirred(model)

@@ -159,7 +159,7 @@ def _outputs(objective: Objective, mini: MicroBatch, k: int, seed: int = 0) -> T
 
 
 @each_case
-def test_losses_and_gradients_are_those_of_a_plain_computation(
+def test_losses_and_gradients_equal_a_simple_computation(
     objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
 ) -> None:
     mini = objective.collate(items)
@@ -175,7 +175,7 @@ def test_losses_and_gradients_are_those_of_a_plain_computation(
 
 
 @each_case
-def test_parts_add_up_to_the_whole(
+def test_micro_batches_add_up_to_the_step(
     objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
 ) -> None:
     """However a step is cut into micro-batches, loss and gradient are the same."""
@@ -223,7 +223,7 @@ def _filled(objective: Objective, mini: MicroBatch) -> MicroBatch:
 
 @pytest.mark.parametrize("junk", [0.0, 1e30, float("inf"), float("nan")])
 @each_case
-def test_what_is_not_asked_adds_exactly_nothing(
+def test_entries_without_weight_add_exactly_nothing(
     objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float, junk: float
 ) -> None:
     mini = objective.collate(items)
@@ -280,7 +280,7 @@ def test_smoothing_is_that_of_torch() -> None:
     torch.testing.assert_close(objective.loss(outputs, mini.batch, mini.targets), wanted)
 
 
-def test_far_outputs_stay_finite() -> None:
+def test_large_logits_stay_finite() -> None:
     """Spans are normalized by their highest logit, and so is everything else."""
     for objective, items, k, _, _ in CASES.values():
         mini = objective.collate(items)
@@ -291,7 +291,7 @@ def test_far_outputs_stay_finite() -> None:
         assert grad.isfinite().all()
 
 
-def test_a_minibatch_is_the_items_end_to_end() -> None:
+def test_a_micro_batch_concatenates_examples() -> None:
     items = _texts("token", count=3)
     mini = TokenClassificationObjective().collate(items)
     pieces = [p for item in items for p in item.windows]
@@ -303,7 +303,7 @@ def test_a_minibatch_is_the_items_end_to_end() -> None:
     assert mini.to("cpu").targets.weights.tolist() == mini.targets.weights.tolist()
 
 
-def test_masked_tokens_are_asked_alone() -> None:
+def test_logits_are_computed_for_masked_tokens_only() -> None:
     """The loss is that of the full table of logits at the hidden tokens, and no other logit is computed."""
     torch.manual_seed(0)
     head = HeadConfig(kind="vocabulary", outputs=tiny.VOCAB, dense=16, activation="gelu", tied=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -29,6 +26,7 @@ from bertie.training.optimizer import (
 )
 from bertie.training.schedule import Schedule
 from tests.parity.tiny import TINY
+from tests.training.test_schedule import theirs
 
 BATCH = [[2, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 11, 12, 13, 14, 3]]
 
@@ -76,7 +74,7 @@ def test_all_weights_train_and_only_matrices_decay() -> None:
         assert {group["name"].split(",")[0] for group in groups.values()} == {"encoder", "head"}
 
 
-def test_lower_layers_learn_slower() -> None:
+def test_layer_wise_learning_rates() -> None:
     model = tiny("bert", layers=3)
     groups = named(model, param_groups(model, "classify", Recipe(lr=0.01, head_lr=0.5, layer_decay=0.5)))
     for key, group in groups.items():
@@ -92,7 +90,7 @@ def test_lower_layers_learn_slower() -> None:
     assert len({group["name"] for group in groups.values()}) == 10
 
 
-def test_what_belongs_to_no_layer() -> None:
+def test_weights_outside_the_layers() -> None:
     recipe = Recipe(lr=0.01, layer_decay=0.5)
     model = tiny("modernbert")
     groups = named(model, param_groups(model, "classify", recipe))
@@ -136,7 +134,7 @@ def test_heads_that_are_not_trained_are_left_out() -> None:
         param_groups(model, "classify", Recipe())
 
 
-def test_frozen_weights_are_left_out_unless_they_will_thaw() -> None:
+def test_frozen_weights_are_left_out_unless_they_unfreeze() -> None:
     model = tiny("bert", layers=3)
 
     def blocks(recipe: Recipe) -> set[str]:
@@ -152,56 +150,10 @@ def test_frozen_weights_are_left_out_unless_they_will_thaw() -> None:
     assert blocks(Recipe(freeze=2, unfreeze=1, epochs=0.5)) == {"2"}
 
 
-# --- schedule ---
-
-
-def theirs(kind: str, warmup: int, total: int) -> list[float]:
-    """transformers' factors: its schedule has one step more, the first, whose rate is zero."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    make: dict[str, Callable[..., Any]] = {
-        "linear": transformers.get_linear_schedule_with_warmup,
-        "cosine": transformers.get_cosine_schedule_with_warmup,
-        "constant": transformers.get_constant_schedule_with_warmup,
-    }
-    steps = {} if kind == "constant" else {"num_training_steps": total + 1}
-    scheduler = make[kind](optimizer, num_warmup_steps=warmup + 1, **steps)
-    found = []
-    for _ in range(total):
-        optimizer.step()
-        scheduler.step()
-        found.append(scheduler.get_last_lr()[0])
-    return found
-
-
-@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
-@pytest.mark.parametrize(("share", "total", "warmup"), [(0.1, 40, 4), (0.0, 7, 0), (0.5, 9, 4), (0.29, 100, 29)])
-def test_schedule_is_that_of_transformers(kind: Any, share: float, total: int, warmup: int) -> None:
-    schedule = Schedule(Recipe(warmup=share, schedule=kind), total)
-    assert schedule.warmup_steps == warmup
-    ours = [schedule.factor(step) for step in range(total)]
-    assert ours == pytest.approx(theirs(kind, warmup, total), abs=1e-12)
-    assert max(ours) == ours[warmup] == 1.0
-
-
-@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, math.nextafter(1, 0)])
-def test_short_runs(kind: Any, share: float) -> None:
-    recipe = Recipe(warmup=share, schedule=kind)
-    assert Schedule(recipe, 1).factor(0) == 1.0
-    for total in (1, 2, 3, 10):
-        factors = [Schedule(recipe, total).factor(step) for step in range(total)]
-        assert all(0 < factor <= 1 for factor in factors)
-        assert max(factors) == 1.0
-    assert Schedule(recipe, 5).factor(5) == (1.0 if kind == "constant" else 0.0)
-    assert Schedule(recipe, 5).factor(50) == (1.0 if kind == "constant" else 0.0)
-    with pytest.raises(ConfigError, match="total_steps=0"):
-        Schedule(recipe, 0)
-
-
 # --- freezing ---
 
 
-def test_layers_thaw_from_the_top() -> None:
+def test_layers_unfreeze_from_the_top() -> None:
     assert [frozen_layers(Recipe(freeze=4), epoch, 6) for epoch in (0, 1, 9)] == [4, 4, 4]
     assert [frozen_layers(Recipe(freeze=4, unfreeze=3), epoch, 6) for epoch in (0, 0.99, 1, 1.5, 2, 3)] == [
         4,
@@ -279,7 +231,7 @@ def test_lora_trains_its_factors_and_the_head() -> None:
         assert groups[name]["weight_decay"] > 0
 
 
-def test_a_frozen_weight_does_not_move_and_a_thawed_one_does() -> None:
+def test_frozen_weights_do_not_move() -> None:
     model = tiny("bert", layers=2)
     recipe = Recipe(freeze=1, unfreeze=1, epochs=2, lr=0.01, weight_decay=0.5)
     loss_of(model).backward()  # gradients of before, which must not count
@@ -300,7 +252,7 @@ def test_a_frozen_weight_does_not_move_and_a_thawed_one_does() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_updates_by_hand(kind: Any) -> None:
+def test_updates_equal_adamw_written_out(kind: Any) -> None:
     """Several steps of AdamW, each parameter with its rate and decay, written out."""
     recipe = Recipe(
         lr=2e-3, head_lr=1e-2, layer_decay=0.8, weight_decay=0.1, beta2=0.98, warmup=0.3, schedule=kind, max_grad_norm=0
@@ -339,7 +291,7 @@ def test_updates_by_hand(kind: Any) -> None:
         assert_close(ours.double(), other, atol=2e-5, rtol=1e-4, msg=name)
 
 
-def test_the_same_run_twice_and_resumed_is_the_same() -> None:
+def test_repeated_and_resumed_runs_are_identical() -> None:
     recipe = Recipe(lr=1e-3, layer_decay=0.9)
 
     def run(break_at: int | None) -> dict[str, Tensor]:
@@ -364,7 +316,7 @@ def test_the_same_run_twice_and_resumed_is_the_same() -> None:
         assert all(torch.equal(whole[key], other[key]) for key in whole)
 
 
-def test_rates_as_tensors_are_written_in_place() -> None:
+def test_learning_rate_tensors_are_updated_in_place() -> None:
     """As on CUDA, where a captured graph holds on to them."""
     model = tiny("bert")
     recipe = Recipe(lr=0.25, head_lr=0.5)

@@ -20,7 +20,7 @@ CASES = ["mlm", "growing", "pairs", "tied", "taught", "mixed"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_is_the_same_whoever_reads(case: str, tmp_path: Path) -> None:
+def test_prefetching_does_not_change_a_run(case: str, tmp_path: Path) -> None:
     alone, helped = (
         objective_runs.kept(objective_runs.made(case, tmp_path, dropout=0.1, prefetch_workers=n)) for n in (0, 2)
     )
@@ -80,7 +80,7 @@ def same(ahead: Prefetcher, plan: Told, step: int, micro: int = 64) -> None:
         assert torch.equal(a.targets.values, b.targets.values)
 
 
-def test_others_read_the_steps_in_any_order(tmp_path: Path, opened: Any) -> None:
+def test_workers_prepare_steps_in_any_order(tmp_path: Path, opened: Any) -> None:
     plan = Told(tmp_path)
     ahead = opened(plan, 2)
     for step in (0, 1, 2, 9, 10, 3, 3, plan.total_steps - 1):
@@ -91,14 +91,14 @@ def test_others_read_the_steps_in_any_order(tmp_path: Path, opened: Any) -> None
     assert not (tmp_path / f"1-{os.getpid()}").exists()
 
 
-def test_a_system_that_cannot_fork(tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_fork(tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.training.prefetch.get_all_start_methods", lambda: ["spawn"])
     plan = Told(tmp_path)
     same(opened(plan, 2), plan, 0)
     assert [name.split("-")[1] for name in os.listdir(tmp_path)] == [str(os.getpid())]
 
 
-def test_what_cannot_be_read_is_told_where_it_was_asked(tmp_path: Path, opened: Any) -> None:
+def test_errors_of_workers_are_raised_in_the_training_process(tmp_path: Path, opened: Any) -> None:
     plan = Told(tmp_path, wrong=3)
     ahead = opened(plan, 2)
     for step in range(3):
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_told_where_it_was_asked(tmp_path: Path, opened: 
     same(ahead, plan, 4)
 
 
-def test_a_reader_that_was_killed(tmp_path: Path, opened: Any) -> None:
+def test_a_killed_worker(tmp_path: Path, opened: Any) -> None:
     plan = Told(tmp_path)
     ahead = opened(plan, 1)
     same(ahead, plan, 0)
@@ -123,7 +123,7 @@ def test_a_reader_that_was_killed(tmp_path: Path, opened: Any) -> None:
         rest()
 
 
-def test_they_end_with_the_run(tmp_path: Path, opened: Any) -> None:
+def test_workers_end_with_the_run(tmp_path: Path, opened: Any) -> None:
     plan = Told(tmp_path)
     ahead = opened(plan, 2)
     same(ahead, plan, 0)

@@ -29,7 +29,7 @@ from tests.training import tiny
 
 @pytest.fixture(autouse=True)
 def _heard() -> Iterator[None]:
-    """Ctrl-C is heard, even if these tests run in the background of a shell, which turns it off."""
+    """Enable Ctrl-C, which a shell disables for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -56,12 +56,12 @@ def _killed(folder: Path, cases: list[str]) -> None:
         assert int(found[2]) >= (10 if found[1] == "points" else int(found[1])), line
 
 
-def test_a_run_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_bit_identically(tmp_path: Path) -> None:
     _killed(tmp_path, ["plain:points", "thaw:3", "lora:3", "two:3"])
 
 
 @pytest.mark.slow
-def test_runs_that_were_killed_many_times_go_on_bit_for_bit(tmp_path: Path) -> None:
+def test_runs_killed_many_times_resume_bit_identically(tmp_path: Path) -> None:
     _killed(tmp_path, ["plain:25", "thaw:20", "lora:20", "two:20", "thaw:points", "lora:points", "two:points"])
 
 
@@ -86,7 +86,7 @@ class Signalled(SingleLabelObjective):
 def _run(
     folder: Path, objective: SingleLabelObjective | None = None, **options: Any
 ) -> tuple[dict[str, Tensor], TrainingHistory]:
-    """A run, or its rest, with dropout and dev data: 18 steps, evaluated after 6, 12 and 18."""
+    """A run, new or resumed, with dropout and dev data: 18 steps, evaluated after 6, 12 and 18."""
     model = tiny.model(dropout=0.1)
     held = tiny.items(20, 9)
     source = replace(tiny.source(24), objective=objective or SingleLabelObjective())
@@ -129,7 +129,7 @@ def _assert_as_whole(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at", [1, 7, 12])
-def test_asked_to_stop_it_saves_and_says_so(tmp_path: Path, whole: Any, number: signal.Signals, at: int) -> None:
+def test_an_interrupt_saves_a_checkpoint(tmp_path: Path, whole: Any, number: signal.Signals, at: int) -> None:
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     with pytest.raises(KeyboardInterrupt) as caught:
         _run(tmp_path, Signalled(at, number))
@@ -139,11 +139,11 @@ def test_asked_to_stop_it_saves_and_says_so(tmp_path: Path, whole: Any, number: 
     _assert_as_whole(tmp_path, _run(tmp_path), whole)
 
 
-def test_asked_to_stop_in_its_last_step_it_is_simply_done(tmp_path: Path, whole: Any) -> None:
+def test_an_interrupt_in_the_last_step_is_ignored(tmp_path: Path, whole: Any) -> None:
     _assert_as_whole(tmp_path, _run(tmp_path, Signalled(18, signal.SIGINT)), whole)
 
 
-def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, whole: Any) -> None:
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path, whole: Any) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         _run(tmp_path, Signalled(9, signal.SIGINT, signal.SIGINT))
     assert not hasattr(caught.value, "__notes__")
@@ -151,7 +151,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, whole: Any) -> None:
     _assert_as_whole(tmp_path, _run(tmp_path), whole)
 
 
-def test_without_a_folder_ctrl_c_ends_it_at_once() -> None:
+def test_without_a_folder_ctrl_c_ends_the_run_at_once() -> None:
     source = replace(tiny.source(24), objective=Signalled(3, signal.SIGINT))
     trainer = tiny.trainer(tiny.model(), source, tiny.recipe())
     with pytest.raises(KeyboardInterrupt):
@@ -162,14 +162,14 @@ def test_without_a_folder_ctrl_c_ends_it_at_once() -> None:
 # --- going on, or not ---
 
 
-def test_a_run_that_is_over_gives_the_same_again(tmp_path: Path, whole: Any) -> None:
+def test_resuming_a_finished_run_returns_the_same(tmp_path: Path, whole: Any) -> None:
     _run(tmp_path)
     before = (tmp_path / "state.pt").read_bytes()
     _assert_as_whole(tmp_path, _run(tmp_path), whole)
     assert (tmp_path / "state.pt").read_bytes() == before
 
 
-def test_a_run_that_patience_ended_stays_ended(tmp_path: Path) -> None:
+def test_resuming_after_early_stopping_trains_no_further(tmp_path: Path) -> None:
     scores = iter([0.5, 0.4, 0.3, 0.9])
     for _ in range(2):
         done = tiny.trainer(
@@ -180,7 +180,7 @@ def test_a_run_that_patience_ended_stays_ended(tmp_path: Path) -> None:
     assert next(scores) == 0.9
 
 
-def test_there_must_be_no_run_unless_it_is_to_go_on(tmp_path: Path) -> None:
+def test_an_existing_run_is_refused_without_resume(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _run(tmp_path, Signalled(7, signal.SIGINT))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -199,7 +199,7 @@ def test_there_must_be_no_run_unless_it_is_to_go_on(tmp_path: Path) -> None:
         {"fingerprint": "other data"},
     ],
 )
-def test_a_run_goes_on_only_with_its_own_recipe_and_data(tmp_path: Path, whole: Any, other: dict[str, Any]) -> None:
+def test_a_run_resumes_only_with_its_own_recipe_and_data(tmp_path: Path, whole: Any, other: dict[str, Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         _run(tmp_path, Signalled(7, signal.SIGINT))
     with pytest.raises(CheckpointError, match="another recipe, other data or another model"):
@@ -207,7 +207,7 @@ def test_a_run_goes_on_only_with_its_own_recipe_and_data(tmp_path: Path, whole: 
     _assert_as_whole(tmp_path, _run(tmp_path), whole)
 
 
-def test_what_a_killed_run_left_half_done_is_removed_and_nothing_else(tmp_path: Path, whole: Any) -> None:
+def test_partial_files_of_a_killed_run_are_removed(tmp_path: Path, whole: Any) -> None:
     for name in (".state.pt.draft", ".best-6.pt.draft", "best-6.pt"):
         (tmp_path / name).write_bytes(b"half")
     (tmp_path / "log.csv").write_text("step,epoch,lo")
@@ -219,7 +219,7 @@ def test_what_a_killed_run_left_half_done_is_removed_and_nothing_else(tmp_path: 
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
-def test_a_state_that_cannot_be_read_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+def test_a_corrupt_state_is_refused(tmp_path: Path, damage: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         _run(tmp_path, Signalled(7, signal.SIGINT))
     file = tmp_path / "state.pt"
@@ -232,14 +232,14 @@ def test_a_state_that_cannot_be_read_is_refused_by_name(tmp_path: Path, damage: 
         _run(tmp_path)
 
 
-def test_best_weights_that_are_gone_are_named(tmp_path: Path) -> None:
+def test_missing_best_weights_are_reported(tmp_path: Path) -> None:
     _, done = _run(tmp_path)
     (tmp_path / f"best-{done.best_step}.pt").unlink()
     with pytest.raises(CheckpointError, match=rf"best-{done.best_step}\.pt cannot be read"):
         _run(tmp_path)
 
 
-def test_it_saves_every_few_minutes_unless_told_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_written_every_few_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     monkeypatch.setattr(StateFolder, "save", lambda self, progress, *_: saved.append(progress.step))
     monkeypatch.setattr("bertie.training.loop.SAVE_SECONDS", -1.0)
@@ -286,7 +286,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, where: str, at: int, error: OSErro
 
 @pytest.mark.parametrize("where", ["save", "fsync", "replace", "log"])
 @pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "the disk is full"), (errno.EIO, os.strerror(errno.EIO))])
-def test_what_the_disk_refuses_ends_the_run_and_leaves_the_last_state(
+def test_a_failed_write_ends_the_run_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, where: str, number: int, said: str
 ) -> None:
     at = 2 if where == "log" else 4  # the header and step 10; states 5, 6 (with the best), 10
@@ -315,7 +315,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_is_really_full(small_disk: Path, whole: Any) -> None:
+def test_a_full_disk(small_disk: Path, whole: Any) -> None:
     filler, folder = small_disk / "filler", small_disk / "run"
 
     class Fills(SingleLabelObjective):
@@ -338,13 +338,13 @@ def test_a_disk_that_is_really_full(small_disk: Path, whole: Any) -> None:
     _assert_as_whole(folder, _run(folder), whole)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match=r"run could not be written to .*file: Not a directory"):
         _run(tmp_path / "file" / "run")
 
 
-def test_errors_that_are_not_of_the_disk_are_left_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_propagate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -356,7 +356,7 @@ def test_errors_that_are_not_of_the_disk_are_left_as_they_are(tmp_path: Path, mo
 # --- the folder alone ---
 
 
-def test_the_state_is_what_was_saved(tmp_path: Path) -> None:
+def test_the_state_round_trips(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path, "mark")
     assert folder.open(resume=False) is None
     progress = TrainState(
@@ -377,7 +377,9 @@ def test_the_state_is_what_was_saved(tmp_path: Path) -> None:
     assert torch.equal(folder.load_best(2)["w"], weights["w"])
 
 
-def test_old_best_weights_go_only_when_a_state_names_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_best_weights_are_removed_after_the_new_state_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = StateFolder(tmp_path, "")
     names = lambda: sorted(p.name for p in tmp_path.glob("best*"))  # noqa: E731
     folder.open(resume=False)
@@ -393,7 +395,7 @@ def test_old_best_weights_go_only_when_a_state_names_new_ones(tmp_path: Path, mo
     assert names() == ["best-2.pt"]
 
 
-def test_without_a_path_the_best_weights_are_held_in_memory() -> None:
+def test_without_a_path_the_best_weights_are_kept_in_memory() -> None:
     folder = StateFolder(None, "")
     weights = {"w": torch.zeros(2)}
     folder.save_best(1, weights)

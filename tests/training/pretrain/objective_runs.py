@@ -39,7 +39,7 @@ from bertie.training.pretrain.sentence_pairs import NextSentence, SentencePairSa
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.step import ObjectiveModule
 from tests.training import kill_points, tiny
-from tests.training.test_corpus import PIECES, SPECIALS, texts, tokenizer_of
+from tests.training.pretrain.corpus_texts import PIECES, SPECIALS, texts, tokenizer_of
 
 REACH, BUDGET = 32, 160
 STEPS = 14

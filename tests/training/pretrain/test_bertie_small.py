@@ -90,7 +90,7 @@ def run(*argv: str) -> None:
     assert main(list(argv)) == 0
 
 
-def test_from_the_tokenizer_to_the_tour(
+def test_all_stages_from_the_tokenizer_to_the_tour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw = random.Random(0)

@@ -80,7 +80,9 @@ def test_near_copies_are_found(monkeypatch: pytest.MonkeyPatch, block: int) -> N
 def test_exact_copies() -> None:
     output = ["Ba da.", "ba DA", "ba  da!", "da ba", "…", "—", "कि", "का"]
     kinds = [Deduplicator("exact")] * len(output)
-    result = [copies.check(normalize_words(text), i) for i, (copies, text) in enumerate(zip(kinds, output, strict=True))]
+    result = [
+        copies.check(normalize_words(text), i) for i, (copies, text) in enumerate(zip(kinds, output, strict=True))
+    ]
     assert [one.of if one else None for one in result] == [None, 0, 0, None, None, None, None, None]
     none = Deduplicator("none")
     assert [none.check("ba", i) for i in range(2)] == [None, None]

@@ -91,7 +91,7 @@ def both(checkpoint: Checkpoint, folder: Path, name: str, text: str, pair: str |
     return Batch.from_encodings([encoding]), theirs(folder, name)(**inputs)
 
 
-# --- fresh ---
+# --- new models ---
 
 
 @pytest.mark.parametrize("model_type", TINY)

@@ -38,7 +38,7 @@ def labelled(
 
 
 @pytest.mark.parametrize(("temperature", "hard"), [(1.0, 0.0), (3.0, 0.25), (2.0, 1.0)])
-def test_logits_of_texts(temperature: float, hard: float) -> None:
+def test_soft_labels_of_texts(temperature: float, hard: float) -> None:
     teacher, student = tiny.model(seed=1), tiny.model(seed=2)
     items = tiny.items(7, windows=3)
     items[2] = replace(items[2], value=None)
@@ -63,7 +63,7 @@ def test_logits_of_texts(temperature: float, hard: float) -> None:
     assert_same(student, found, wanted)
 
 
-def test_hard_logits_are_plain_training() -> None:
+def test_hard_labels_only_equals_standard_training() -> None:
     """With hard=1 the loss is `SingleLabelObjective`'s or `TokenClassificationObjective`'s."""
     for objective, plain, head, items in (
         (LogitDistillation(hard=1.0), SingleLabelObjective(), "classify", tiny.items(5, windows=3)),
@@ -76,7 +76,7 @@ def test_hard_logits_are_plain_training() -> None:
         assert_same(student, found, plain.loss(student(given.batch, head), given.batch, given.targets))
 
 
-def test_logits_of_tokens() -> None:
+def test_soft_labels_of_tokens() -> None:
     teacher, student = tiny.model(seed=1), tiny.model(seed=2)
     rng = np.random.default_rng(0)
     items = tiny.tagged(4)

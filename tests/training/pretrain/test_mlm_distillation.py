@@ -28,7 +28,7 @@ from tests.training.pretrain.distillation_models import (
 # --- initialization ---
 
 
-def test_layers_are_distilberts() -> None:
+def test_layers_are_spaced_as_in_distilbert() -> None:
     teacher, student = make(0, depth=12), make(1, depth=6)
     teacher.heads.pop("classify")
     left = copy_layers(teacher, student)
@@ -43,7 +43,7 @@ def test_layers_are_distilberts() -> None:
     assert torch.equal(student.head("mlm").dense.weight, teacher.head("mlm").dense.weight)  # type: ignore[union-attr]
 
 
-def test_all_layers_make_the_teacher() -> None:
+def test_copying_all_layers_gives_the_teacher() -> None:
     teacher, student = make(0, depth=3), make(1, depth=3)
     copy_layers(teacher, student, [0, 1, 2])
     batch = Batch.from_ids(IDS)
@@ -52,7 +52,7 @@ def test_all_layers_make_the_teacher() -> None:
     assert not torch.allclose(student(batch, "mlm"), teacher(batch, "mlm"))
 
 
-def test_what_does_not_fit_is_left_and_named() -> None:
+def test_weights_of_other_shapes_are_skipped_and_returned() -> None:
     teacher = make(0, depth=4)
     student = make(1, vocab=50, embeddings=EmbeddingConfig(width=16))
     before = student.encoder.embeddings.words.weight.clone()
@@ -143,7 +143,7 @@ def test_triple_loss_term_by_term(weights: tuple[float, float, float]) -> None:
     assert_same(student, loss.loss(student, batch, rows, targets), wanted + cosine * 4 * apart.mean())
 
 
-def test_triple_loss_of_a_step_in_parts() -> None:
+def test_triple_loss_of_micro_batches_adds_up() -> None:
     loss, student = DistilBertLoss(make(0)), make(1)
     whole = loss.loss(student, Batch.from_ids(IDS), torch.tensor([1, 7, 16]), torch.tensor([4, 5, 6]))
     rate = 3 / sum(map(len, IDS))
@@ -152,7 +152,7 @@ def test_triple_loss_of_a_step_in_parts() -> None:
     assert_same(student, whole, first + second)
 
 
-def test_triple_loss_refuses_what_it_cannot_compare() -> None:
+def test_models_that_do_not_match_are_refused() -> None:
     batch, rows = Batch.from_ids(IDS), torch.tensor([0])
     with pytest.raises(ConfigError, match="vocab of the teacher is 50, of the student 40"):
         DistilBertLoss(make(vocab=50)).loss(make(), batch, rows, rows)

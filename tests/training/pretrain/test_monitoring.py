@@ -28,7 +28,7 @@ from bertie.training.pretrain.monitoring import (
     write_samples,
 )
 from bertie.training.pretrain.packing import PackedCorpus
-from tests.training.test_corpus import PIECES, SPECIALS, sentence, tokenizer_of
+from tests.training.pretrain.corpus_texts import PIECES, SPECIALS, sentence, tokenizer_of
 from tests.training.tiny import masked
 
 REACH = 24

@@ -1,232 +1,18 @@
-"""Losses over what was hidden, pairs from documents, and a generator with its discriminator."""
+"""Replaced-token detection: samples, labels, gradients and sharing of embeddings."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadConfig, Learned, NormConfig
-from bertie.errors import ConfigError, InputError, NotFoundError
+from bertie.errors import ConfigError, NotFoundError
 from bertie.nn.model import Model
-from bertie.text.batch import Batch
-from bertie.training.pretrain.masked_lm import MaskedLMLoss
-from bertie.training.pretrain.masking import Masking, masking_rng
 from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, sample
-from bertie.training.pretrain.sentence_pairs import NextSentence, SentenceOrder
-
-VOCAB, MASK = 60, 4
-SPECIAL = (0, 1, 2, 3, 4)
-
-
-def config(width: int = 16, depth: int = 2, embedding: int = 12) -> EncoderConfig:
-    return EncoderConfig(
-        vocab=VOCAB,
-        width=width,
-        layer_map=tuple(range(depth)),
-        heads=2,
-        head_width=width // 2,
-        kv_heads=2,
-        ff_width=24,
-        activation="gelu",
-        embeddings=EmbeddingConfig(width=embedding, segments=2, project="after_norm"),
-        positions=(Learned(64),),
-        patterns=(Full(),) * depth,
-        max_length=64,
-        init_std=0.3,
-    )
-
-
-MLM = HeadConfig(kind="vocabulary", outputs=VOCAB, dense=12, activation="gelu", norm=NormConfig(), tied=True)
-RTD = HeadConfig(kind="token", outputs=1, dense=16, activation="gelu")
-OF_TEXT = HeadConfig(kind="text", outputs=2, dense=16, activation="tanh")
-
-
-def built(heads: dict[str, HeadConfig], seed: int = 0, **shape: int) -> Model:
-    torch.manual_seed(seed)
-    return Model(config(**shape), heads).eval()
-
-
-def step(seed: int = 0, lengths: tuple[int, ...] = (9, 30, 2, 17), below: int = VOCAB) -> Any:
-    """A masked batch, its rows and targets, and which tokens are special."""
-    rng = np.random.default_rng(seed)
-    ids = [np.concatenate([[2], rng.integers(5, below, n - 2), [3]]) for n in lengths]
-    flat = np.concatenate(ids)
-    special = np.isin(flat, SPECIAL)
-    cu = np.concatenate([[0], np.cumsum(lengths)])
-    masking, draw = Masking(rate=0.3), masking_rng(seed, 0, 0)
-    places = masking.choose(special, ~special, cu, draw)
-    masked, targets = masking.apply(flat, places, draw, below, MASK, SPECIAL)
-    batch = Batch.from_ids(np.split(masked, cu[1:-1]))
-    return batch, torch.from_numpy(places), torch.from_numpy(targets), torch.from_numpy(special)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_loss_is_that_of_all_logits(tied: bool) -> None:
-    """Written plainly: logits everywhere, a probability for each token, and a sum over the hidden ones."""
-    model = built({"mlm": replace(MLM, tied=tied)})
-    batch, rows, targets, _ = step()
-    loss = MaskedLMLoss().loss(model, batch, rows, targets)
-    chances = model(batch, "mlm").double().softmax(-1)  # (T, V)
-    plain = -sum(torch.log(chances[row, target]) for row, target in zip(rows, targets, strict=True))
-    assert_close(loss.double(), plain, atol=1e-4, rtol=0)
-
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    for got, wanted in zip(gradients, torch.autograd.grad(plain, list(model.parameters())), strict=True):
-        assert_close(got, wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_only_hidden_rows_have_a_gradient() -> None:
-    model = built({"mlm": MLM})
-    batch, rows, targets, _ = step()
-    hidden = model.hidden(batch).detach().requires_grad_()
-    MaskedLMLoss().loss(model, batch, rows, targets, hidden).backward()
-    assert hidden.grad is not None
-    moved = hidden.grad.abs().sum(-1) > 0
-    assert moved.nonzero()[:, 0].tolist() == rows.tolist()
-
-
-def test_words_that_occur_nowhere_have_no_gradient() -> None:
-    model = built({"mlm": replace(MLM, tied=False), "nsp": OF_TEXT})
-    batch, rows, targets, _ = step(below=30)
-    loss = MaskedLMLoss().loss(model, batch, rows, targets) + NextSentence().loss(
-        model, batch, torch.tensor([0, 1, 1, 0])
-    )
-    loss.backward()
-    grad = model.encoder.embeddings.words.weight.grad
-    assert grad is not None
-    moved = (grad.abs().sum(-1) > 0).nonzero()[:, 0].tolist()
-    assert moved == sorted(set(batch.ids.tolist()))
-
-
-def test_parts_of_a_step_add_up() -> None:
-    model = built({"mlm": MLM})
-    batch, rows, targets, _ = step(lengths=(9, 30))
-    whole = MaskedLMLoss().loss(model, batch, rows, targets)
-    parts = []
-    for ids, inside, start in ((batch.ids[:9], rows < 9, 0), (batch.ids[9:], rows >= 9, 9)):
-        part = Batch.from_ids([ids.numpy()])
-        parts.append(MaskedLMLoss().loss(model, part, rows[inside] - start, targets[inside]))
-    assert_close(sum(parts), whole, atol=1e-4, rtol=0)
-
-
-def test_nothing_hidden_is_nothing_to_learn() -> None:
-    model = built({"mlm": MLM})
-    batch, rows, targets, _ = step()
-    loss = MaskedLMLoss().loss(model, batch, rows[:0], targets[:0])
-    loss.backward()
-    assert loss.item() == 0
-    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
-
-
-def test_a_head_that_is_not_there() -> None:
-    batch, rows, targets, _ = step()
-    with pytest.raises(NotFoundError, match="'mlm'"):
-        MaskedLMLoss().loss(built({"rtd": RTD}), batch, rows, targets)
-
-
-# --- pairs ---
-
-
-def documents(count: int, seed: int = 0, longest: int = 14) -> list[list[Any]]:
-    """Each token is its document's number in thousands and its place there."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for d in range(count):
-        ends = np.cumsum(rng.integers(1, longest, size=rng.integers(1, 30)))
-        made.append(np.split(1000 * d + np.arange(ends[-1]), ends[:-1]))
-    return made
-
-
-def follows(first: Any, second: Any) -> bool:
-    return bool(second[0] == first[-1] + 1)
-
-
-def whole(part: Any) -> bool:
-    return bool((np.diff(part) == 1).all())
-
-
-def test_next_sentence_pairs() -> None:
-    docs = documents(200)
-    borders = {int(s[0]) for doc in docs for s in doc} | {int(doc[-1][-1]) + 1 for doc in docs}
-    pairs = list(NextSentence.pairs(docs, 40, np.random.default_rng(1)))
-    for pair in pairs:
-        assert len(pair.first) + len(pair.second) <= 40
-        assert whole(pair.first)
-        assert whole(pair.second)
-        assert follows(pair.first, pair.second) == (pair.label == 0)
-        assert (pair.first[0] // 1000 == pair.second[0] // 1000) == (pair.label == 0)
-        # No sentence is cut, on either side and for either label: a cut would tell them apart.
-        for part in (pair.first, pair.second):
-            assert int(part[0]) in borders
-            assert int(part[-1]) + 1 in borders
-
-    # Every token is read: first, or second in its place.
-    read = np.concatenate([np.concatenate([p.first, *([p.second] if p.label == 0 else [])]) for p in pairs])
-    assert np.array_equal(read, np.concatenate([s for doc in docs for s in doc]))
-
-    ends = {int(doc[-1][-1]) for doc in docs}
-    assert all(pair.label == 1 for pair in pairs if int(pair.first[-1]) in ends)
-    free = [pair.label for pair in pairs if int(pair.first[-1]) not in ends]
-    assert len(free) > 500
-    assert abs(np.mean(free) - 0.5) <= 3 * np.sqrt(0.25 / len(free))
-
-
-def test_sentence_order_pairs() -> None:
-    docs = documents(300, seed=2)
-    pairs = list(SentenceOrder.pairs(docs, 40, np.random.default_rng(1)))
-    for pair in pairs:
-        assert len(pair.first) + len(pair.second) <= 40
-        assert follows(pair.first, pair.second) == (pair.label == 0)
-        assert follows(pair.second, pair.first) == (pair.label == 1)
-    labels = np.array([pair.label for pair in pairs])
-    assert abs(labels.mean() - 0.5) <= 3 * np.sqrt(0.25 / len(labels))
-    # Which of the two is longer must not tell the label.
-    longer = np.array([len(pair.first) - len(pair.second) for pair in pairs])
-    assert abs(np.corrcoef(labels, longer)[0, 1]) <= 3 / np.sqrt(len(labels))
-    # All is read, except single tokens that are left alone.
-    read = sum(len(pair.first) + len(pair.second) for pair in pairs)
-    total = sum(len(s) for doc in docs for s in doc)
-    assert total - len(docs) < read <= total
-
-
-@pytest.mark.parametrize("kind", [NextSentence, SentenceOrder])
-def test_long_sentences_and_the_smallest_room(kind: Any) -> None:
-    docs = [[np.arange(25)], [1000 + np.arange(7)]]
-    for room in (2, 3, 9):
-        pairs = list(kind.pairs(docs, room, np.random.default_rng(0)))
-        assert all(
-            len(pair.first) and len(pair.second) and len(pair.first) + len(pair.second) <= room for pair in pairs
-        )
-        seen = {int(x) for pair in pairs for x in (*pair.first, *pair.second)}
-        assert len(seen) >= 30
-
-
-def test_the_same_seed_makes_the_same_pairs() -> None:
-    docs = documents(10)
-    for kind in (NextSentence, SentenceOrder):
-        one, two, other = (
-            [(*p.first.tolist(), -1, *p.second.tolist()) for p in kind.pairs(docs, 30, np.random.default_rng(seed))]
-            for seed in (1, 1, 2)
-        )
-        assert one == two != other
-
-
-def test_documents_that_make_no_pairs() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(InputError, match="at least 2"):
-        list(NextSentence.pairs(documents(1), 20, rng))
-    with pytest.raises(InputError, match="document 1 has no tokens"):
-        list(SentenceOrder.pairs([[np.arange(3)], []], 20, rng))
-    with pytest.raises(InputError, match="room=1"):
-        list(SentenceOrder.pairs(documents(2), 1, rng))
-
-
-# --- replaced tokens ---
+from tests.training.pretrain.masked_batches import MLM, RTD, VOCAB, built, config, step
 
 
 def two(sharing: Any = "tied") -> ReplacedTokenDetection:
@@ -234,7 +20,7 @@ def two(sharing: Any = "tied") -> ReplacedTokenDetection:
     return ReplacedTokenDetection(generator, built({"rtd": RTD}, seed=1), sharing)
 
 
-def test_guesses_are_drawn_by_their_probability() -> None:
+def test_samples_follow_the_softmax() -> None:
     logits = torch.tensor([1.0, -2.0, 0.5, 3.0, float("-inf")])
     drawn = sample(logits.expand(100_000, -1), torch.Generator().manual_seed(0))
     share = torch.bincount(drawn, minlength=5) / len(drawn)
@@ -243,7 +29,7 @@ def test_guesses_are_drawn_by_their_probability() -> None:
     assert ((share - wanted).abs() <= 3 * (wanted * (1 - wanted) / len(drawn)).sqrt()).all()
 
 
-def test_what_the_discriminator_reads() -> None:
+def test_the_input_of_the_discriminator() -> None:
     both = two()
     batch, rows, targets, special = step()
     losses = both(batch, rows, targets, special, torch.Generator().manual_seed(1))
@@ -297,7 +83,7 @@ def gradients(both: ReplacedTokenDetection, loss: str) -> dict[str, float]:
 
 
 def test_sharing() -> None:
-    """Which loss moves which table."""
+    """Which loss trains which table."""
     for sharing in ("none", "gdes"):
         both = two(sharing)
         masked, found = gradients(both, "generator"), gradients(both, "discriminator")
@@ -325,7 +111,7 @@ def test_gdes_starts_at_the_generators_table_and_follows_it() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["none", "tied", "gdes"])
-def test_the_trained_discriminator_is_a_plain_model(sharing: Any) -> None:
+def test_the_trained_discriminator_is_a_standalone_model(sharing: Any) -> None:
     both = two(sharing)
     optimizer = torch.optim.SGD(both.parameters(), lr=0.01)
     batch, rows, targets, special = step()
@@ -360,7 +146,7 @@ def test_a_state_can_be_saved_and_restored() -> None:
     assert torch.equal(a.generator, b.generator)
 
 
-def test_models_that_cannot_share() -> None:
+def test_models_that_cannot_share_embeddings_are_refused() -> None:
     generator = built({"mlm": replace(MLM, dense=8)}, width=8, embedding=8)
     for sharing in ("tied", "gdes"):
         with pytest.raises(ConfigError, match=r"words of the generator has \(60, 8\)"):

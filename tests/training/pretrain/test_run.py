@@ -1,4 +1,4 @@
-"""Pretraining: what a recipe may say, runs that are taken back, killed or spread over processes, and every recipe."""
+"""Pretraining runs: recipes, rollback, resuming, several processes, and every published recipe at a tiny size."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from bertie.training.pretrain.run import pretrain
 from bertie.training.pretrain.samplers import MixtureSampler
 from tests.training import tiny
 from tests.training.pretrain import objective_runs
+from tests.training.pretrain.corpus_texts import texts
 from tests.training.pretrain.objective_runs import Poisoned
-from tests.training.test_corpus import texts
 
 NAN = float("nan")
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes" / "pretrain").glob("*.toml"))
 
 
-# --- what a recipe may say ---
+# --- recipes ---
 
 FRESH = {"model": {"model_type": "bert"}}
 
@@ -118,7 +118,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda one: one[:40] if isinstance(one, str) else "")
-def test_what_a_recipe_may_not_say(given: dict[str, Any], said: str) -> None:
+def test_invalid_recipes_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         PretrainRecipe.from_mapping(given)
     assert str(error.value).startswith(said)
@@ -151,7 +151,7 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
         PretrainRecipe.read(tmp_path / "none.toml")
 
 
-# --- taken back ---
+# --- rollback ---
 
 
 def poisoned(folder: Path | None, factors: dict[int, float], steps: int = 80, **options: Any) -> Trainer:
@@ -165,7 +165,7 @@ class Stop(Exception):
 
 
 def skipping(folder: Path, spans: list[tuple[int, int]], steps: int = 80, **options: Any) -> Trainer:
-    """A run that goes on behind each span from where it was before it: states are edited by hand."""
+    """A run that continues after each span with the weights from before it: states are edited by hand."""
     for start, end in spans:
         trainer = poisoned(folder, {}, steps, resume=True, **options)
         read = trainer.sampler.read
@@ -198,7 +198,9 @@ def skipping(folder: Path, spans: list[tuple[int, int]], steps: int = 80, **opti
         ({25: NAN, 27: NAN}, [(20, 26), (26, 28)]),  # one behind the other
     ],
 )
-def test_a_poisoned_step_is_skipped(tmp_path: Path, factors: dict[int, float], spans: list[tuple[int, int]]) -> None:
+def test_a_spike_is_rolled_back_and_skipped(
+    tmp_path: Path, factors: dict[int, float], spans: list[tuple[int, int]]
+) -> None:
     trainer = poisoned(tmp_path / "a", factors)
     history = trainer.run()
     assert trainer.state.skipped == [list(span) for span in spans]
@@ -220,7 +222,7 @@ def test_a_poisoned_step_is_skipped(tmp_path: Path, factors: dict[int, float], s
         tiny.assert_same(tiny.weights(trainer.model), saved)
 
 
-def test_losses_of_different_plans_are_not_compared(tmp_path: Path) -> None:
+def test_losses_of_different_samplers_are_not_compared(tmp_path: Path) -> None:
     """One of two plans with the same objective and head has losses of its own size, now and then."""
     plans = [Poisoned(400, {}), Poisoned(400, dict.fromkeys(range(400), 30.0))]
     mixed = MixtureSampler(plans, [6, 1], 400, seed=0)
@@ -238,7 +240,7 @@ def test_losses_of_different_plans_are_not_compared(tmp_path: Path) -> None:
     assert len(trainer.state.recent_losses) == 2
 
 
-def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_many_consecutive_rollbacks_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = dict.fromkeys(range(21, 80), NAN)
     trainer = poisoned(tmp_path, bad, progress=True)
     with pytest.raises(
@@ -259,7 +261,7 @@ def test_too_many_in_a_row_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("options", [{"folder": None}, {"rollback": False}])
-def test_without_a_state_to_go_back_to_it_is_an_error(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_without_a_checkpoint_a_spike_is_an_error(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer = poisoned(**({"folder": tmp_path, "factors": {7: NAN}, "save_steps": None} | options))
     with pytest.raises(TrainingError, match=r"^the loss is nan at step 8: the learning rate \(0\.003\)"):
         trainer.run()
@@ -271,7 +273,7 @@ def test_a_large_loss_is_no_spike_without_rollback(tmp_path: Path) -> None:
     assert trainer.state.skipped == []
 
 
-# --- killed, and spread over processes ---
+# --- killed and distributed runs ---
 
 
 def started(argv: list[str], **env: str) -> subprocess.Popen[str]:
@@ -291,13 +293,13 @@ def killed(folder: Path, cases: tuple[str, ...], kills: int) -> None:
     assert said.split("\n")[:-1] == [f"{case}:{kills} same after {kills} kills" for case in cases], said
 
 
-def test_runs_that_are_killed_go_on_to_the_bit(tmp_path: Path) -> None:
-    """Weights, what lies auxiliary, the log: of generators, teachers, pairs, and of runs that are taken back."""
+def test_killed_runs_resume_bit_identically(tmp_path: Path) -> None:
+    """Weights, auxiliary modules and the log: with generators, teachers, pairs, and with rollback."""
     killed(tmp_path, ("tied", "gdes", "taught", "poison"), 3)
 
 
 @pytest.mark.slow
-def test_runs_that_are_killed_ten_times_go_on_to_the_bit(tmp_path: Path) -> None:
+def test_runs_killed_ten_times_resume_bit_identically(tmp_path: Path) -> None:
     killed(tmp_path, objective_runs.CASES, 10)
 
 
@@ -340,7 +342,7 @@ def test_two_processes_train_as_one(spread: Path, asked: str, monkeypatch: pytes
     tiny.assert_same(tiny.without_key_biases(found[0]["weights"]), tiny.without_key_biases(alone["weights"]), atol=3e-4)
 
 
-# --- whole runs ---
+# --- complete runs ---
 
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
@@ -458,7 +460,7 @@ def test_a_discriminator_keeps_its_head(text: Path, tmp_path: Path) -> None:
     assert not torch.allclose(*words, atol=1e-4)
 
 
-def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
+def test_invalid_runs_are_refused(text: Path, tmp_path: Path) -> None:
     tokenizer = learn(text.read_text().split("\n"), vocab_size=200, max_length=64)
     tokenizer.save(tmp_path / "tokenizer")
     build_corpus([str(text)], tokenizer, tmp_path / "corpus")
@@ -503,8 +505,8 @@ def test_runs_that_cannot_be(text: Path, tmp_path: Path) -> None:
     refused(NotFoundError, "nowhere", asked(small, missing) | there | {"model": "model"})
 
 
-def test_a_bare_encoder_learns_relations(text: Path, tmp_path: Path) -> None:
-    """It needs no head for them, and none of its tokens is hidden."""
+def test_relation_distillation_needs_no_head(text: Path, tmp_path: Path) -> None:
+    """It needs no head and masks no token."""
     from transformers import BertConfig, BertModel
 
     tokenizer = learn(text.read_text().split("\n"), vocab_size=200, max_length=64)
@@ -544,7 +546,7 @@ def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
     assert run["steps"] == 60
 
 
-def test_what_recipe_fields_there_are() -> None:
+def test_every_recipe_field_is_accepted_or_refused() -> None:
     """Every field of a recipe is either taken or known to mean nothing here."""
     names = {field.name for field in fields(Recipe)}
     assert set(FINE_TUNING_KEYS) <= names

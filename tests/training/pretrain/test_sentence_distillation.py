@@ -97,7 +97,7 @@ def checkpoint(tokenizer: Tokenizer, width: int = 16, seed: int = 0, depth: int 
     return made
 
 
-# --- aligned pieces ---
+# --- aligned corpora ---
 
 
 def word_texts(tokenizer: Tokenizer, ids: Sequence[int], begins: Sequence[bool]) -> list[str]:
@@ -117,7 +117,7 @@ def agree(one: str, other: str) -> bool:
 
 
 @pytest.mark.parametrize("max_length", [24, 40, 128])
-def test_pieces_are_of_the_same_words(
+def test_passages_have_the_same_words(
     corpora: tuple[Corpus, Corpus], tokenizers: tuple[Tokenizer, Tokenizer], max_length: int
 ) -> None:
     aligned = AlignedCorpora(*corpora, max_length)
@@ -152,7 +152,7 @@ def test_pieces_are_of_the_same_words(
         assert total < sum(int(corpora[0].word_starts(d).sum()) for d in range(len(corpora[0])))  # some were too long
 
 
-def test_pieces_take_all_that_fits(corpora: tuple[Corpus, Corpus]) -> None:
+def test_passages_are_as_long_as_possible(corpora: tuple[Corpus, Corpus]) -> None:
     """One word more would be too long for one of the two."""
     aligned = AlignedCorpora(*corpora, 40)
     for piece in range(len(aligned)):
@@ -166,7 +166,7 @@ def test_pieces_take_all_that_fits(corpora: tuple[Corpus, Corpus]) -> None:
         assert more == [None, None] or max(size for size in more if size is not None) > 38
 
 
-def test_what_is_read_of_a_piece(corpora: tuple[Corpus, Corpus]) -> None:
+def test_reading_passages(corpora: tuple[Corpus, Corpus]) -> None:
     aligned = AlignedCorpora(*corpora, 40)
     chosen = np.array([3, 0, 11])
     for (ids, cu, special, words), corpus, (starts, sizes) in zip(
@@ -182,7 +182,7 @@ def test_what_is_read_of_a_piece(corpora: tuple[Corpus, Corpus]) -> None:
             assert words[part][[0, 1, -1]].all()
 
 
-def test_documents_with_other_words_are_left_out(tmp_path: Path) -> None:
+def test_documents_with_different_words_are_left_out(tmp_path: Path) -> None:
     """A byte-level BPE takes a run of signs for one word, where WordPiece takes each for itself."""
     plain = ["ba de gi ko lu", "ne pi ru so", "ta ve zo bu di ga"]
     odd = ["ba !!! de ...", "gi ?! ko"]
@@ -198,7 +198,7 @@ def test_documents_with_other_words_are_left_out(tmp_path: Path) -> None:
         AlignedCorpora(*only, 32)
 
 
-def test_corpora_that_do_not_belong_together(corpora: tuple[Corpus, Corpus], tokenizers: Any, tmp_path: Path) -> None:
+def test_corpora_that_do_not_match_are_refused(corpora: tuple[Corpus, Corpus], tokenizers: Any, tmp_path: Path) -> None:
     other = corpus_of(tmp_path / "c", texts(7, 3), tokenizers[1])
     with pytest.raises(InputError, match=r"has 60 documents and .* has 7; make both with `bertie corpus`"):
         AlignedCorpora(corpora[0], other, 40)
@@ -206,7 +206,7 @@ def test_corpora_that_do_not_belong_together(corpora: tuple[Corpus, Corpus], tok
         AlignedCorpora(*corpora, 2)
 
 
-# --- steps ---
+# --- sampler ---
 
 
 def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) -> SentenceDistillationSampler:
@@ -252,12 +252,12 @@ def test_steps(corpora: Any, tokenizers: Any) -> None:
     assert plan.fingerprint() != steps(corpora, tokenizers).fingerprint()
 
 
-def test_steps_that_cannot_be_made(corpora: Any, tokenizers: Any) -> None:
+def test_invalid_samplers_are_refused(corpora: Any, tokenizers: Any) -> None:
     with pytest.raises(ConfigError, match=r"^steps=0 must be at least 1$"):
         steps(corpora, tokenizers, steps=0)
 
 
-# --- what is learnt ---
+# --- objective ---
 
 
 def asked(corpora: Any, tokenizers: Any, masking: Masking | None = None) -> list[TrainingExample]:
@@ -272,7 +272,7 @@ def identity(model: Model) -> None:
         project.weight.copy_(torch.eye(len(project.weight)))
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(corpora: Any, tokenizers: Any) -> None:
+def test_a_student_equal_to_its_teacher_has_zero_loss(corpora: Any, tokenizers: Any) -> None:
     teacher = checkpoint(tokenizers[0])
     student = deepcopy(teacher.model)
     items = asked((corpora[0], corpora[0]), tokenizers)
@@ -350,7 +350,7 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole(corpora: Any, tokenizers:
         torch.testing.assert_close(found[name], whole[name], atol=2e-5, rtol=1e-3)
 
 
-def test_where_gradients_go(corpora: Any, tokenizers: Any) -> None:
+def test_gradients(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
     before = {name: tensor.clone() for name, tensor in teacher.model.state_dict().items()}
     teacher.model.train()  # it is asked in evaluation mode all the same
@@ -367,7 +367,7 @@ def test_where_gradients_go(corpora: Any, tokenizers: Any) -> None:
         assert torch.equal(tensor, before[name])
 
 
-def test_words_that_do_not_agree_are_not_compared(corpora: Any, tokenizers: Any) -> None:
+def test_words_are_compared_only_where_the_counts_agree(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], seed=1), checkpoint(tokenizers[0], seed=2).model
     items = asked(corpora, tokenizers)
     objective = SentenceDistillation(student, teacher, embeddings=0.0)
@@ -381,7 +381,7 @@ def test_words_that_do_not_agree_are_not_compared(corpora: Any, tokenizers: Any)
     assert gradients(student, objective, [none])[0] == pytest.approx(gradients(student, vectors, [items])[0], rel=1e-5)
 
 
-def test_several_objectives_share_what_lies_aside(corpora: Any, tokenizers: Any) -> None:
+def test_several_objectives_share_auxiliary_modules(corpora: Any, tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], 12, 1), checkpoint(tokenizers[0], 16, 2).model
     SentenceDistillation(student, teacher, components=PrincipalComponents(torch.eye(12, 16)))
     first = student.auxiliary["words"]
@@ -392,7 +392,7 @@ def test_several_objectives_share_what_lies_aside(corpora: Any, tokenizers: Any)
     assert list(student.auxiliary) == ["words", "components"]
 
 
-def test_what_taught_refuses(tokenizers: Any) -> None:
+def test_invalid_arguments_are_refused(tokenizers: Any) -> None:
     teacher, student = checkpoint(tokenizers[1], 12), checkpoint(tokenizers[0], 16).model
     for name in ("words", "embeddings", "similarities", "neighbours", "mlm"):
         for value in (-1.0, float("inf"), float("nan")):
@@ -409,10 +409,10 @@ def test_what_taught_refuses(tokenizers: Any) -> None:
         SentenceDistillation(student, teacher)
 
 
-# --- directions ---
+# --- principal components ---
 
 
-def test_directions_keep_inner_products() -> None:
+def test_components_preserve_inner_products() -> None:
     draw = torch.Generator().manual_seed(0)
     scales = 0.8 ** torch.arange(32.0)
     turn = torch.linalg.qr(torch.randn(32, 32, generator=draw))[0]
@@ -436,8 +436,8 @@ def test_directions_keep_inner_products() -> None:
     assert lost_all(whole, held) < 1e-10
 
 
-def test_directions_turned_to_the_student() -> None:
-    """One that was taught in the directions of other texts finds itself where it was; inner products are the same."""
+def test_components_align_with_the_student() -> None:
+    """A student distilled with the components of other texts stays where it was; inner products are the same."""
     draw = torch.Generator().manual_seed(0)
     scales = 0.8 ** torch.arange(32.0)
     vectors = F.normalize(torch.randn(600, 32, generator=draw) * scales + 0.1, dim=-1)
