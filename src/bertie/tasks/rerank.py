@@ -15,6 +15,7 @@ from torch import Tensor
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
 from bertie.nn.model import Model
+from bertie.nn.row_blocks import in_row_blocks
 from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list, check_pair, check_positive
 from bertie.pipeline.outputs import FloatArray, PendingCopy
@@ -79,7 +80,7 @@ class Reranker(Trainable[None, FloatArray, RelevanceResult]):
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
     ) -> Sequence[FloatArray]:
         """(1,) score of each window."""
-        scores: Tensor = self.settings.module()(self.head_outputs(model, hidden, batch))
+        scores = in_row_blocks(self.settings.module(), self.head_outputs(model, hidden, batch))
         return PendingCopy.per_text(scores)
 
     def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> RelevanceResult:
