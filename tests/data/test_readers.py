@@ -17,7 +17,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from bertie.data.readers import Table, chunk_rows, open_table, text_cell
+from bertie.data.readers import InputTable, chunk_rows, open_table, text_cell
 from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
 
 TEXTS = ["the cat", "", 'with "quotes", commas\tand tabs', "zwei\nZeilen — ü 😀", "last"]
@@ -47,7 +47,7 @@ def as_bytes(kind: str, rows: list[dict[str, Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def texts(table: Table, column: str = "text") -> list[str]:
+def texts(table: InputTable, column: str = "text") -> list[str]:
     return [text_cell(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
 
 
@@ -176,9 +176,7 @@ def test_column_selection(tmp_path: Path) -> None:
     [("pyarrow", "in.parquet", b"PAR1"), ("zstandard", "in.txt.zst", zstandard.compress(b"a"))],
 )
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 has its own zstd")
-def test_missing_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, data: bytes
-) -> None:
+def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingPackageError, match=r"pip install 'bertie\[data\]'"):

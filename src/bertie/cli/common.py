@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from bertie.config import PRECISIONS
-from bertie.data.readers import STDIN, Table, is_data_file, open_table, table_from_texts
+from bertie.data.readers import STDIN, InputTable, is_data_file, open_table, table_from_texts
 from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def parse_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def open_input(items: list[str], format: Any = None, column: str = "text") -> Table:
+def open_input(items: list[str], format: Any = None, column: str = "text") -> InputTable:
     """Open the positional arguments: a file, standard input, or texts."""
     paths = [item for item in items if _is_path(item)]
     if len(items) > 1 and (paths or STDIN in items):
@@ -171,7 +171,7 @@ def open_input(items: list[str], format: Any = None, column: str = "text") -> Ta
     return table_from_texts(items, column)
 
 
-def text_columns(args: argparse.Namespace, table: Table) -> list[str]:
+def text_columns(args: argparse.Namespace, table: InputTable) -> list[str]:
     """Return the text column, or the two columns of pairs."""
     if args.column and (args.text_a or args.text_b):
         raise UsageError("--column is for single texts, --text-a and --text-b for pairs; pass one or the other")

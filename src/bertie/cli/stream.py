@@ -18,7 +18,7 @@ from bertie._version import __version__
 from bertie.cli.common import UsageError, absolute_path
 from bertie.data.journal import ResumableFile
 from bertie.data.progress import Progress
-from bertie.data.readers import STDIN, Row, Table, chunk_rows, text_cell
+from bertie.data.readers import STDIN, InputTable, Row, chunk_rows, text_cell
 from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWriter, check_output_name, make_writer
 from bertie.errors import InputError
 
@@ -42,7 +42,7 @@ class Stream:
     """Streams a table into an output. The constructor checks everything that needs no model."""
 
     def __init__(
-        self, args: argparse.Namespace, table: Table, columns: Sequence[str], *, embeddings: bool = False
+        self, args: argparse.Namespace, table: InputTable, columns: Sequence[str], *, embeddings: bool = False
     ) -> None:
         self._args, self._table, self._columns = args, table, columns
         self._extra = ["id"] if "id" in table.columns and "id" not in columns else []

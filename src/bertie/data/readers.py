@@ -37,7 +37,7 @@ MAX_LINE_BYTES = 1 << 28  # a longer line means that it is not a text file
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class InputTable:
     """A stream of rows, which can be read once."""
 
     name: str
@@ -65,7 +65,7 @@ class Table:
         return f"only {', '.join(map(repr, self.columns[:20]))}"
 
 
-def text_cell(table: Table, number: int, row: Row, column: str) -> str:
+def text_cell(table: InputTable, number: int, row: Row, column: str) -> str:
     """Return the text of a cell; anything else raises an error that names the row."""
     value = row.get(column)
     if isinstance(value, str):
@@ -91,13 +91,13 @@ def is_data_file(name: str) -> bool:
     return data_suffix(name) in FORMATS
 
 
-def table_from_texts(texts: Sequence[str], column: str = "text") -> Table:
+def table_from_texts(texts: Sequence[str], column: str = "text") -> InputTable:
     """Return a table of texts."""
     rows = ({column: text} for text in texts)
-    return Table("the command line", (column,), (column,), lambda _: rows, lambda: None, is_literal=True)
+    return InputTable("the command line", (column,), (column,), lambda _: rows, lambda: None, is_literal=True)
 
 
-def open_table(name: str, format: Format | None = None) -> Table:
+def open_table(name: str, format: Format | None = None) -> InputTable:
     """Open a file, or standard input as `-`. `format` overrides that of the suffix."""
     if format is None:
         format = _format_of(name)
@@ -121,7 +121,7 @@ def open_table(name: str, format: Format | None = None) -> Table:
     if first is None:
         raise InputError(f"{title} is empty")
     text_columns = tuple(key for key, value in first.items() if key != "id" and _is_text(value))
-    return Table(title, tuple(first), text_columns, lambda _: chain([first], rows), fraction, size)
+    return InputTable(title, tuple(first), text_columns, lambda _: chain([first], rows), fraction, size)
 
 
 def read_text_file(name: str) -> str:
@@ -223,7 +223,7 @@ def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
         ) from None
 
 
-def _parquet(name: str, data: BinaryIO, size: int | None) -> Table:
+def _parquet(name: str, data: BinaryIO, size: int | None) -> InputTable:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -256,7 +256,7 @@ def _parquet(name: str, data: BinaryIO, size: int | None) -> Table:
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{name} is corrupt after row {done}: {str(error).splitlines()[0]}") from None
 
-    return Table(name, tuple(schema.names), text_columns, rows, lambda: done / total, size)
+    return InputTable(name, tuple(schema.names), text_columns, rows, lambda: done / total, size)
 
 
 def _is_text_type(pa: Any, arrow_type: Any) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.data.compression import COMPRESSED_SUFFIXES
-from bertie.data.readers import Row, Table, open_table, text_cell
+from bertie.data.readers import InputTable, Row, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 from bertie.evaluation.retrieval import Qrels, Run, per_query_metrics
 
@@ -86,7 +86,7 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalDataset:
     return RetrievalDataset(corpus, queries, {name: qrels[name] for name in queries})
 
 
-def _read_queries(table: Table, qrels: Qrels) -> dict[str, str]:
+def _read_queries(table: InputTable, qrels: Qrels) -> dict[str, str]:
     queries: dict[str, str] = {}
     for name, number, row in _rows_by_id(table):
         if name not in qrels:
@@ -99,7 +99,7 @@ def _read_queries(table: Table, qrels: Qrels) -> dict[str, str]:
     return queries
 
 
-def _read_corpus(table: Table, judged: Mapping[str, int]) -> dict[str, str]:
+def _read_corpus(table: InputTable, judged: Mapping[str, int]) -> dict[str, str]:
     corpus: dict[str, str] = {}
     for name, number, row in _rows_by_id(table):
         if name in corpus:
@@ -111,7 +111,7 @@ def _read_corpus(table: Table, judged: Mapping[str, int]) -> dict[str, str]:
     return corpus
 
 
-def _open_qrels(folder: Path, split: str) -> Table:
+def _open_qrels(folder: Path, split: str) -> InputTable:
     undivided = ["qrels.tsv"] if split == "test" else []
     try:
         return _open_first(folder, [f"qrels/{split}.tsv", f"qrels.{split}.tsv", *undivided])
@@ -122,7 +122,7 @@ def _open_qrels(folder: Path, split: str) -> Table:
         raise NotFoundError(f"{error}; its splits: {', '.join(sorted(names)) or 'none'}") from None
 
 
-def _open_first(folder: Path, names: Sequence[str]) -> Table:
+def _open_first(folder: Path, names: Sequence[str]) -> InputTable:
     for name in names:
         for ending in ("", *COMPRESSED_SUFFIXES):
             if (path := folder / f"{name}{ending}").is_file():
@@ -130,7 +130,7 @@ def _open_first(folder: Path, names: Sequence[str]) -> Table:
     raise NotFoundError(f"{folder} has no {' or '.join(names)}, plain or compressed")
 
 
-def _read_qrels(table: Table) -> Iterator[tuple[int, str, str, int]]:
+def _read_qrels(table: InputTable) -> Iterator[tuple[int, str, str, int]]:
     """Yield row number, query, document and grade: the first three columns, whatever their names."""
     if len(table.columns) < 3 or _parse_int(table.columns[2]) is not None:
         header = " ".join(table.columns)
@@ -151,7 +151,7 @@ def _parse_int(value: str | None) -> int | None:
         return None
 
 
-def _rows_by_id(table: Table) -> Iterator[tuple[str, int, Row]]:
+def _rows_by_id(table: InputTable) -> Iterator[tuple[str, int, Row]]:
     """Yield id, row number and row."""
     column = next((name for name in ("_id", "id") if name in table.columns), None)
     if column is None:
@@ -163,7 +163,7 @@ def _rows_by_id(table: Table) -> Iterator[tuple[str, int, Row]]:
         yield str(value), number, row
 
 
-def _title_and_text(table: Table, number: int, row: Row) -> str:
+def _title_and_text(table: InputTable, number: int, row: Row) -> str:
     title = text_cell(table, number, row, "title") if row.get("title") else ""
     return f"{title} {text_cell(table, number, row, 'text')}".strip()
 

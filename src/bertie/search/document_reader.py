@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from bertie.data.compression import decompression_errors, open_decompressed
-from bertie.data.readers import Row, Table, data_suffix, open_table, text_cell
+from bertie.data.readers import InputTable, Row, data_suffix, open_table, text_cell
 from bertie.errors import BertieError, InputError, NotFoundError
 from bertie.search.records import Document, MetadataValue
 from bertie.search.text_extraction import extract_html, extract_pdf
@@ -288,7 +288,7 @@ class DocumentReader:
                     continue
                 yield self._document(file, f"#{suffix}", text, metadata)
 
-    def _columns(self, table: Table, file: _DocumentFile) -> tuple[str, str | None, tuple[str, ...] | None]:
+    def _columns(self, table: InputTable, file: _DocumentFile) -> tuple[str, str | None, tuple[str, ...] | None]:
         """Return the columns of the text, of the id, and of metadata (None: all)."""
         text = table.column((self._text,), None, "text= (--column)", only=self._text == "text")
         id = self._id or next((name for name in ("id", "_id") if name in table.columns and name != text), None)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bertie.data.readers import FORMATS, STDIN, Table, data_suffix, is_data_file, open_table, text_cell
+from bertie.data.readers import FORMATS, STDIN, InputTable, data_suffix, is_data_file, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 
 MAX_CHARACTERS = 1 << 24  # of a document; a longer one is split
@@ -51,7 +51,7 @@ class Documents:
         self.files, self._column = files, column
         self.sizes = [os.path.getsize(name) if os.path.isfile(name) else 0 for name in files]
         self._bytes_before = 0  # of the files read so far
-        self._table: Table | None = None  # the file being read
+        self._table: InputTable | None = None  # the file being read
 
     def fraction(self) -> float | None:
         """Fraction of all bytes read so far, if their number is known."""
@@ -73,7 +73,7 @@ class Documents:
             self._bytes_before += size
 
 
-def _paragraphs(table: Table) -> Iterator[tuple[str, str]]:
+def _paragraphs(table: InputTable) -> Iterator[tuple[str, str]]:
     lines: list[str] = []
     first = size = 0
     for number, row in enumerate(table.rows(["text"]), 1):
