@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -89,13 +89,17 @@ class Outputs(Generic[Output]):
         }
         return [by_window[w] for w in range(self._count)]
 
-    def stack(self, width: int) -> FloatArray | None:
-        """(windows, width) all outputs, if every batch gave one row of that width per window."""
-        if len(self._batches) == 1 and self._count == 1 and isinstance(only := self._batches[0][1], PendingCopy):
-            return only.host if only.host.shape == (1, width) else None
-        rows = np.empty((self._count, width), np.float32)
+    def stack(self) -> FloatArray:
+        """(windows, n) all outputs, where each is one row."""
+        if self._count == 1 and isinstance(only := self._batches[0][1], PendingCopy):
+            return only.host
+        rows: FloatArray | None = None
         for windows, outputs in self._batches:
-            if not isinstance(outputs, PendingCopy) or outputs.host.shape != (len(windows), width):
-                return None
-            rows[windows] = outputs.host
+            batch = (
+                outputs.host if isinstance(outputs, PendingCopy) else np.stack(cast("list[FloatArray]", list(outputs)))
+            )
+            if rows is None:
+                rows = np.empty((self._count, batch.shape[1]), np.float32)
+            rows[windows] = batch
+        assert rows is not None
         return rows

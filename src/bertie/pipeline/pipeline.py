@@ -112,7 +112,7 @@ class Pipeline(Generic[Options, Output, Result]):
             lists = chain([first], lists)
             threads = 0 if self.tokenizer.is_compiled([text for i in first for text in i.texts]) else TOKENIZER_THREADS
         pending: deque[tuple[Chunk[Options], Outputs[Output]]] = deque()
-        for chunk in prefetch(self.encode, lists, threads):
+        for chunk in prefetch(self.encode, lists, threads) if threads else map(self.encode, lists):
             pending.append((chunk, self.forward(chunk)))
             if len(pending) > late:
                 yield self.task.decode_chunk(*pending.popleft())
@@ -121,8 +121,8 @@ class Pipeline(Generic[Options, Output, Result]):
 
     def _overlaps(self, texts: object) -> bool:
         """Whether a chunk's results are fetched while the next one runs."""
-        on_device = self.executor is None and self.checkpoint.model.device.type != "cpu"
-        return on_device and isinstance(texts, Sized) and len(texts) > CHUNK_ITEMS
+        many = isinstance(texts, Sized) and len(texts) > CHUNK_ITEMS
+        return many and self.executor is None and self.checkpoint.model.device.type != "cpu"
 
     def encode(self, inputs: Sequence[TaskInput[Options]]) -> Chunk[Options]:
         """Tokenize inputs and split them into windows."""
@@ -151,25 +151,24 @@ class Pipeline(Generic[Options, Output, Result]):
         method = truncate if self.overflow == "truncate" else windows
         return method(encoding, task_input.texts, max_length)
 
-    @torch.inference_mode()
     def forward(self, chunk: Chunk[Options]) -> Outputs[Output]:
         """Run the forward pass over all windows of a chunk, in batches of texts of similar length."""
-        task, model = self.task, self.checkpoint.model
-        parameters = task.parameters(chunk)
-        outputs: Outputs[Output] = Outputs(len(chunk.windows))
+        task, model, windows = self.task, self.checkpoint.model, chunk.windows
+        parameters, count = task.parameters(chunk), len(windows.lengths)
+        outputs: Outputs[Output] = Outputs(count)
         if self.executor is not None:
             try:
-                outputs.add(range(len(chunk.windows)), self.executor(task, chunk.windows, parameters))
+                outputs.add(range(count), self.executor(task, windows, parameters))
             except NonFiniteError as error:
                 index = int(chunk.starts.searchsorted(error.window, side="right")) - 1
                 raise InputError(f"{chunk.inputs[index].name}: the model's outputs are not finite") from None
             return outputs
         device = model.device
-        groups = [[0]] if len(chunk.windows) == 1 else pack(chunk.windows.lengths, self.batch_tokens)
-        for group in groups:
-            batch = Batch.select(chunk.windows, group).to(device)
-            own = None if parameters is None else [parameters[window] for window in group]
-            outputs.add(group, task.outputs(model, model.hidden(batch, task.head), batch, own))
+        with torch.inference_mode():
+            for group in [[0]] if count == 1 else pack(windows.lengths, self.batch_tokens):
+                batch = Batch.select(windows, group).to(device)
+                own = None if parameters is None else [parameters[window] for window in group]
+                outputs.add(group, task.outputs(model, model.hidden(batch, task.head), batch, own))
         return outputs
 
     @property

@@ -301,10 +301,9 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
     def decode_chunk(self, chunk: Chunk[_Options], outputs: Outputs[FloatArray]) -> Iterable[EmbeddingResult]:
         """All embeddings in one array."""
-        vectors = None if chunk.has_long else outputs.stack(self.dimension)
-        if vectors is None:
-            vectors = np.stack([result.vector for result in super().decode_chunk(chunk, outputs)])
-        return _EmbeddingBlock(vectors, chunk)
+        if not chunk.has_long:
+            return _EmbeddingBlock(outputs.stack(), chunk)
+        return _EmbeddingBlock(np.stack([result.vector for result in super().decode_chunk(chunk, outputs)]), chunk)
 
     @torch.inference_mode()
     def decode(self, text: WindowedText[_Options], outputs: Sequence[FloatArray]) -> EmbeddingResult:

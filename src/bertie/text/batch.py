@@ -15,6 +15,7 @@ from bertie.text.encoding import Encoding, Encodings, IntArray
 
 Ids = Sequence[int] | np.ndarray
 Range = tuple[int, int]  # minimum and maximum
+_ZERO = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,10 @@ class Batch:
         lengths = encodings.lengths if texts is None else encodings.lengths[texts]
         if not lengths.all():
             raise InputError(f"text {lengths.argmin()} of the batch has no tokens; each needs at least one")
-        ends = np.cumsum(lengths)
-        positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        ends = lengths.cumsum()
+        positions = np.arange(ends[-1])
+        if len(lengths) > 1:
+            positions -= np.repeat(ends - lengths, lengths)
         ids, segments = encodings.ids, encodings.segments
         if texts is not None:
             at = positions + np.repeat(encodings.starts[texts], lengths)
@@ -87,7 +90,7 @@ class Batch:
             ids=torch.from_numpy(ids),
             segments=torch.from_numpy(segments),
             positions=torch.from_numpy(positions),
-            cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+            cu_seqlens=torch.from_numpy(np.concatenate([_ZERO, ends], dtype=np.int32)),
             lengths=tuple(lengths.tolist()),
         )
 
@@ -143,7 +146,9 @@ class Batch:
             arrays: tuple[Any, ...] = (self.ids, self.segments)
             if self.ids.device.type == "cpu":
                 arrays = tuple(tensor.numpy() for tensor in arrays)
-            object.__setattr__(self, "_ranges", tuple((int(x.min()), int(x.max())) for x in arrays))
+            ids, segments = arrays
+            spread = (int(segments.min()), int(segments.max())) if segments.any() else (0, 0)
+            object.__setattr__(self, "_ranges", ((int(ids.min()), int(ids.max())), spread))
         assert self._ranges is not None
         return self._ranges
 

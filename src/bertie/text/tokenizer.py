@@ -140,8 +140,9 @@ class Tokenizer:
         if texts and len(texts) == len(items):
             ids, lengths = compiled.encode(items)  # type: ignore[arg-type]
             if lengths.min() >= 0:
-                return self._describe(Encodings(ids, np.zeros_like(ids), lengths), items, paired=False)
-        return self._describe(self._encode_parts(compiled, items, texts), items)
+                return self._describe(ids, np.zeros(len(ids), np.int64), lengths, items, paired=False)
+        parts = self._encode_parts(compiled, items, texts)
+        return self._describe(parts.ids, parts.segments, parts.lengths, items)
 
     def _encode_parts(self, compiled: wordpiece.WordPiece, items: list[Any], texts: list[int]) -> Encodings:
         """Encode with the compiled tokenizer where it can, and with the library elsewhere; `texts` are ASCII texts."""
@@ -189,18 +190,19 @@ class Tokenizer:
             segments = np.zeros(total, np.int64)
         else:
             segments = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in raw), np.int64, total)
-        encodings = Encodings(ids, segments, lengths)
-        return self._describe(encodings, chosen, raw if offsets else None, special, paired)
+        return self._describe(ids, segments, lengths, chosen, raw if offsets else None, special, paired)
 
     def _describe(
         self,
-        encodings: Encodings,
+        ids: IntArray,
+        segments: IntArray,
+        lengths: IntArray,
         items: list[Any],
         raw: list[tokenizers.Encoding] | None = None,
         special: bool = True,
         paired: bool = True,
     ) -> Encodings:
-        """The same encodings with what is derived from the texts: special tokens and, lazily, their details.
+        """Encodings with what is derived from the texts: special tokens and, lazily, their details.
 
         `paired`: whether there may be pairs among the items.
         """
@@ -212,10 +214,10 @@ class Tokenizer:
 
         single, pair = self._special_counts if special else (0, 0)
         if not paired:
-            return Encodings(encodings.ids, encodings.segments, encodings.lengths, single, load)
+            return Encodings(ids, segments, lengths, single, load)
         pairs = np.fromiter((not isinstance(item, str) for item in items), np.bool_, len(items))
         counts = np.where(pairs, pair, single)
-        return Encodings(encodings.ids, encodings.segments, encodings.lengths, counts, load, pairs)
+        return Encodings(ids, segments, lengths, counts, load, pairs)
 
     @cached_property
     def _special_counts(self) -> tuple[int, int]:

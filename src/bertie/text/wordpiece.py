@@ -172,7 +172,7 @@ def state(part: Any) -> Any:
 
 
 def _join(texts: Sequence[str]) -> tuple[bytes, IntArray]:
-    return "".join(texts).encode("ascii"), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    return "".join(texts).encode("ascii"), np.fromiter(map(len, texts), np.int64, len(texts)).cumsum()
 
 
 def _template(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
