@@ -1,22 +1,22 @@
-"""Pretraining speed beside transformers, on the same text and the same machine.
+"""Pretraining speed compared with transformers, on the same text and the same machine.
 
     python -m benchmarks.pretrain [--corpus DIR --tokenizer DIR] [--parts kernels,mlm,deberta,rtd] [--json FILE]
 
-`mlm` is BERT-base with random weights, hiding 15% of the tokens. Bertie runs as anyone would run it: `Trainer` over
-`MaskedLMSampler`, packing, masking and collating as it goes. transformers runs at its best: bf16 autocast, sdpa, fused
-AdamW, its batches masked and on the device before the clock starts; in blocks of 512 across documents, as its own
-run_mlm.py makes them, the same with torch.compile, and a text a row sorted by length. Each is tried at several sizes,
-and the best size of each is measured again in turns.
+`mlm` is BERT-base with random weights and 15% masked tokens. Bertie runs as in `bertie pretrain`: `Trainer` with a
+`MaskedLMSampler`, which packs, masks and collates during the run. transformers runs in its best configuration: bf16
+autocast, sdpa, fused AdamW, with batches masked and moved to the device beforehand; in blocks of 512 tokens across
+documents, as in its run_mlm.py; the same with torch.compile; and one text per row, sorted by length. Each is tried at
+several batch sizes, and the best size of each is measured again, interleaved.
 
-`deberta` is the same for DeBERTa-v3-base, beside transformers with a text a row.
+`deberta` is the same for DeBERTa-v3-base, against transformers with one text per row.
 
-`rtd` is DeBERTa-v3-base finding replaced tokens, with a generator of half its depth, in plain eager steps on both
-sides. `kernels` times what lies between the products, fused and plain, and how far the two are from each other.
+`rtd` is replaced-token detection with DeBERTa-v3-base and a generator of half its depth, in eager mode on both sides.
+`kernels` times the fused operations between matrix multiplications against unfused ones, and reports their difference.
 
-Speed is in tokens of the text; padding does not count. "TF" are the operations that the model asks for (see
-bertie.training.mfu), logits where something is hidden and nowhere else, whoever computes more; "TF 6N" are six for
-each weight of the blocks. The share is TF over the pace of a large product, measured at the start. Without a corpus,
-texts are random ids with lengths like those of real ones (mean 117, up to 510).
+Speed is in tokens of the text; padding does not count. "TF" is the number of operations that the model needs (see
+bertie.training.mfu), with logits for masked tokens only, whatever is actually computed; "TF 6N" is six operations per
+weight of the blocks. The share is TF divided by the measured throughput of a large matrix multiplication. Without a
+corpus, texts are random ids with realistic lengths (mean 117, up to 510).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ RATE = 0.15
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the models are."""
+    """The sizes of the models."""
 
     width: int = 768
     depth: int = 12
@@ -85,7 +85,7 @@ TINY = Shape(width=16, depth=2, heads=2, rtd_vocab=30522, max_length=32)
 
 
 class Generated:
-    """A corpus of random ids, for what `PackedCorpus` asks of one. Ids 0 to 4 are special."""
+    """A corpus of random ids, with the interface that `PackedCorpus` needs. Ids 0 to 4 are special."""
 
     def __init__(self, vocab: int, tokens: int, seed: int = 0) -> None:
         draw = np.random.default_rng(seed)
@@ -109,7 +109,7 @@ class Generated:
 
 @dataclass
 class Row:
-    """One way of training, at one size."""
+    """One configuration at one batch size."""
 
     part: str
     who: str
@@ -129,14 +129,14 @@ class Row:
 
 
 def settled() -> float:
-    """Now, when the device is done."""
+    """The time after synchronizing the device."""
     if HERE.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def stretches(step: Callable[[], int], seconds: float, count: int = 3, warm: int = 3) -> list[float]:
-    """Tokens a second in so many stretches, after some steps that do not count."""
+    """Tokens per second of several measurements, after warmup steps."""
     for _ in range(warm):
         step()
     began = settled()
@@ -152,7 +152,7 @@ def stretches(step: Callable[[], int], seconds: float, count: int = 3, warm: int
 
 
 def within(command: list[str], seconds: float) -> str:
-    """What a process says, if it ends in time. Compiling can be stopped in no other way."""
+    """The output of a process, unless it times out: a compilation cannot be interrupted otherwise."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             said, _ = process.communicate(timeout=seconds)
@@ -206,7 +206,7 @@ def vocabulary(shape: Shape, vocab: int) -> HeadConfig:
 
 
 class Clocked(Trainer):
-    """Looks at the clock every few steps."""
+    """A trainer that records the time every few steps."""
 
     every = warm = 1
 
@@ -227,7 +227,7 @@ class Clocked(Trainer):
 
 
 def bertie_mlm(row: Row, model: Model, corpus: Any, tokenizer: Any, size: int, steps: int, on: bool) -> None:
-    """A run of the trainer as `bertie pretrain` sets it up; with our own programs between the products, or without."""
+    """A run of the trainer as in `bertie pretrain`, with or without fused kernels."""
     packed = PackedCorpus(corpus, size - SPARE, model.config.max_length, seed=0)
     recipe = Recipe(lr=1e-4, warmup=0.1, micro_tokens=size, schedule="constant")
     readers = PREFETCH_WORKERS if HERE.type == "cuda" else 0
@@ -251,7 +251,7 @@ def lengths_of(corpus: Any, max_length: int, size: int) -> list[int]:
 
 
 def hidden(corpus: Any, tokenizer: Any, packed: PackedCorpus, number: int) -> tuple[Any, Any, Any, Any, Any]:
-    """A step's ids with hidden tokens, its texts' ends, the hidden places, what was there, and special tokens."""
+    """A step's masked ids, cu_seqlens, masked positions, original tokens, and special tokens."""
     ids, cu, special, words = packed.batch(number)
     rng = np.random.default_rng(number)
     masking = Masking(rate=RATE)
@@ -264,7 +264,7 @@ def hidden(corpus: Any, tokenizer: Any, packed: PackedCorpus, number: int) -> tu
 
 
 def read_dataset(*args: Any) -> tuple[Any, Any, Any]:
-    """The same with labels: −100 where nothing is hidden."""
+    """The same with labels: −100 for tokens that are not masked."""
     masked, cu, places, targets, _ = hidden(*args)
     labels = np.full(len(masked), -100)
     labels[places] = targets
@@ -275,7 +275,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def in_blocks(corpus: Any, tokenizer: Any, size: int, batch: int, count: int = 12) -> list[tuple[Inputs, int]]:
-    """Texts end to end, cut every `size` tokens."""
+    """Concatenated texts, split every `size` tokens."""
     packed = PackedCorpus(corpus, max(size * batch + 4 * size, 512), size, seed=0)
     found: list[tuple[Inputs, int]] = []
     for n in range(min(count, packed.steps())):
@@ -290,7 +290,7 @@ def in_blocks(corpus: Any, tokenizer: Any, size: int, batch: int, count: int = 1
 
 
 def in_rows(corpus: Any, tokenizer: Any, max_length: int, batch: int, count: int = 12) -> list[tuple[Inputs, int]]:
-    """A text a row, sorted by length, padded to the longest of its batch."""
+    """One text per row, sorted by length, padded to the longest of its batch."""
     packed = PackedCorpus(corpus, 131072 if len(corpus) > 1000 else max(max_length, 512), max_length, seed=0)
     texts: list[tuple[np.ndarray, np.ndarray]] = []
     for n in range(packed.steps()):
@@ -330,7 +330,7 @@ def peer_bert(shape: Shape) -> nn.Module:
 
 
 class Peer:
-    """A plain training loop over batches that lie on the device."""
+    """A simple training loop over batches on the device."""
 
     def __init__(self, modules: list[nn.Module], batches: list[tuple[Inputs, int]], loss: Callable[..., Any]) -> None:
         self.parameters = [p for module in modules for p in module.parameters()]
@@ -353,7 +353,7 @@ class Peer:
 
 
 class Bench:
-    """The rows, each tried within what is left of the time."""
+    """The rows of the table, each measured within the remaining time."""
 
     def __init__(self, options: argparse.Namespace, arguments: list[str]) -> None:
         self.options, self.arguments = options, arguments
@@ -368,7 +368,7 @@ class Bench:
         return self.until - time.perf_counter()
 
     def attempt(self, row: Row, call: Callable[[], None], needs: float = 0.0) -> bool:
-        """Run one; what goes wrong is a line of the table."""
+        """Measure one row; an error becomes a line of the table."""
         if self.left < needs:
             self.left_out.append(f"{row.part} {row.who} {row.how}: {self.left:.0f} s were left")
             return False
@@ -398,7 +398,7 @@ class Bench:
         return Corpus.open(self.options.corpus, tokenizer), tokenizer
 
     def kernels(self) -> None:
-        """Way there and back of each fused function under autocast, beside the plain one."""
+        """Forward and backward pass of each fused function under autocast, against the unfused one."""
         if HERE.type != "cuda":
             self.left_out.append("kernels: these need a GPU")
             return
@@ -469,7 +469,7 @@ class Bench:
         def best(tried: list[tuple[Row, Callable[[], None]]]) -> None:
             sound = [one for one in tried if one[0].tokens_per_s]
             if sound:
-                again.append(max(sound, key=lambda one: one[0].pace))
+                again.append(max(sound, key=lambda trial: trial[0].pace))
 
         for on in (False, True) if HERE.type == "cuda" else (False,):
             tried = []
@@ -526,7 +526,7 @@ class Bench:
                 self.attempt(row, call, needs=4)
 
     def compiled(self) -> list[float]:
-        """In a process of its own."""
+        """In a separate process."""
         corpus, tokenizer = self.text(self.shape.vocab)
         peer = peer_bert(self.shape)
         batches = in_blocks(corpus, tokenizer, self.shape.max_length, self.options.batches[-1])

@@ -1,10 +1,11 @@
-"""What bertie-small is made of, beside its corpora: python prepare.py DATA OUT [TEXT…]
+"""Prepare the data of bertie-small besides its corpora: python prepare.py DATA OUT [TEXT…]
 
-DATA holds a folder a dataset (README.md beside this file lists them), TEXT are files or folders of pretraining text (a
-paragraph a line, a blank line between documents; DATA/pretrain if none is named). Only sets whose licence allows a
-trained model to be shipped are read for training, and of them only the training splits. Texts that also occur in a dev
-or test split, of any set in DATA, are left out of training, and of the pretraining text the titles of exclude.tsv are.
-The same files give the same bytes.
+DATA holds one folder per dataset (listed in README.md next to this file). TEXT are files or folders
+of pretraining text, one paragraph per line and a blank line between documents (default:
+DATA/pretrain). Only datasets whose licence allows distributing a trained model are used for
+training, and only their training splits. Texts that also occur in a dev or test split of any dataset
+in DATA are excluded from training, and the titles of exclude.tsv from the pretraining text. The same
+files give the same bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SENTENCE_QUESTIONS = 24_000  # and with sentences
 BARE = 0.5  # the share of these without a question mark, as people type them
 WIKI_SENTENCES, WIKI_PARAGRAPHS = 400_000, 100_000  # of the embedder's
 SENTENCES = 850_437  # of all texts for the embedder: as many as there were for the shipped model
-EVERY = 5  # one in so many documents is for the tokenizer
+EVERY = 5  # every fifth document trains the tokenizer
 
 # As many rows as the last step reads and is predictions with, drawn in this order; of other files all are kept.
 CUT = {
@@ -70,7 +71,7 @@ def main() -> None:
     data, out, text = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     out.mkdir(parents=True, exist_ok=True)
     seen, text = measured(data), text or [str(data / "pretrain")]
-    made = {
+    datasets = {
         name: list(rows)
         for name, rows in (
             *sentiment(data, seen),
@@ -80,10 +81,10 @@ def main() -> None:
             *inference(data),
         )
     }
-    for name, rows in (made | cut(made)).items():
+    for name, rows in (datasets | cut(datasets)).items():
         write(out / f"{name}.jsonl.gz", (json.dumps(row, ensure_ascii=False) for row in rows))
     short = sentences(data, text, seen)[:SENTENCES]
-    write(out / "sentences.jsonl.gz", (json.dumps({"text": one}, ensure_ascii=False) for one in short))
+    write(out / "sentences.jsonl.gz", (json.dumps({"text": text}, ensure_ascii=False) for text in short))
     write(out / "sample.txt.gz", (f"{document}\n" for document in some_documents(text)))
 
 
@@ -91,13 +92,13 @@ def main() -> None:
 
 
 def read(file: Path) -> Iterator[Row]:
-    """The rows of one file."""
+    """Read the rows of a file."""
     table = open_table(str(file))
     return table.rows(table.columns)
 
 
 def write(file: Path, lines: Iterable[str]) -> None:
-    """Lines to a gzip file that does not tell the time, so that the same lines are the same bytes."""
+    """Write lines to a gzip file without a timestamp, so that the same lines give the same bytes."""
     count = 0
     with gzip.GzipFile(file, "wb", mtime=0) as packed, io.TextIOWrapper(packed, "utf-8", newline="\n") as text:
         for line in lines:
@@ -107,7 +108,7 @@ def write(file: Path, lines: Iterable[str]) -> None:
 
 
 def key(text: str) -> str:
-    """What two texts share that differ in case, spacing and punctuation only.
+    """A key that ignores case, spacing and punctuation.
 
     >>> key("Don't  PANIC !") == key("don't panic!")
     True
@@ -125,7 +126,7 @@ def texts_of(row: Row) -> Iterator[str]:
 
 
 def measured(data: Path) -> set[str]:
-    """Keys of all texts that something is measured with: dev and test splits, and the sets of `MEASURING`."""
+    """Keys of all evaluation texts: dev and test splits, and the datasets of `MEASURING`."""
     return {
         key(text)
         for file in sorted([*data.glob("*/*.jsonl.gz"), *data.glob("*/*.jsonl.xz")])
@@ -135,17 +136,19 @@ def measured(data: Path) -> set[str]:
     }
 
 
-def cut(made: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Some rows of the files that `CUT` names, in their old order."""
+def cut(datasets: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """A sample of the rows of the files in `CUT`, in their original order."""
     draw = random.Random(SEED)
     return {
-        name: [made[name][i] for i in sorted(draw.sample(range(len(made[name])), min(size, len(made[name]))))]
+        name: [
+            datasets[name][i] for i in sorted(draw.sample(range(len(datasets[name])), min(size, len(datasets[name]))))
+        ]
         for name, size in CUT.items()
     }
 
 
 def unseen(rows: Iterable[Row], seen: set[str], *columns: str) -> Iterator[Row]:
-    """Rows that differ from each other, and from what was seen."""
+    """Rows without duplicates, and without those seen before."""
     own: set[str] = set()
     for row in rows:
         text = key(" ".join(" ".join(row[column]) for column in columns))  # of words, or of a text's characters
@@ -158,7 +161,7 @@ def unseen(rows: Iterable[Row], seen: set[str], *columns: str) -> Iterator[Row]:
 
 
 def sentiment(data: Path, seen: set[str]) -> Iterator[tuple[str, Iterable[Row]]]:
-    """GoEmotions as negative, neutral and positive; rows of two minds or none are left out."""
+    """GoEmotions as negative, neutral and positive; ambiguous rows are left out."""
     for split in ("train", "dev", "test"):
         rows: list[Row] = []
         for row in read(data / f"go_emotions/{split}.jsonl.gz"):
@@ -169,7 +172,7 @@ def sentiment(data: Path, seen: set[str]) -> Iterator[tuple[str, Iterable[Row]]]
 
 
 def entities(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
-    """WikiANN and WNUT-17 with the three types that they share."""
+    """WikiANN and WNUT-17 with the three entity types that they share."""
 
     def rows(split: str) -> Iterator[Row]:
         for row in read(data / f"wikiann/{split}.en.jsonl.gz"):
@@ -189,14 +192,14 @@ def _wnut(tag: str) -> str:
 
 
 def answers(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
-    """SQuAD 1.1 and TyDi QA's English part; some of the first once more, in a longer text."""
+    """SQuAD 1.1 and the English part of TyDi QA; some of SQuAD again, with longer contexts."""
     squad, tydi, dev = _question_sets(data)
     yield "qa.train", [*squad, *tydi, *_among_others(squad, LONG_QUESTIONS)]
     yield "qa.dev", dev
 
 
 def _among_others(rows: list[Row], count: int) -> Iterator[Row]:
-    """Questions with as many paragraphs of their article, in its order, as have so many characters."""
+    """Questions with several consecutive paragraphs of their article, up to a number of characters."""
     draw = random.Random(SEED)
     articles = _articles(rows)
     for row in _some(rows, count, draw):
@@ -209,14 +212,14 @@ def _among_others(rows: list[Row], count: int) -> Iterator[Row]:
             else:
                 last += 1
                 room -= len(paragraphs[last])
-        before = "".join(f"{one}\n\n" for one in paragraphs[first:right])
+        before = "".join(f"{paragraph}\n\n" for paragraph in paragraphs[first:right])
         context = before + "\n\n".join(paragraphs[right : last + 1])
-        moved = [one | {"answer_start": one["answer_start"] + len(before)} for one in row["answers"]]
+        moved = [answer | {"answer_start": answer["answer_start"] + len(before)} for answer in row["answers"]]
         yield row | {"id": f"{row['id']}-long", "context": context, "answers": moved}
 
 
 def _question_sets(data: Path) -> tuple[list[Row], list[Row], list[Row]]:
-    """SQuAD's train split, TyDi QA, SQuAD's dev split; whose paragraphs are left out of the first two."""
+    """SQuAD train, TyDi QA and SQuAD dev, whose paragraphs are left out of the first two."""
     dev = list(_questions(data / "squad_v1/dev.jsonl.gz"))
     contexts = {key(row["context"]) for row in dev}
     squad, tydi = (
@@ -236,7 +239,7 @@ def _questions(file: Path) -> Iterator[Row]:
 
 
 def ranking(data: Path, seen: set[str]) -> Iterator[tuple[str, Iterable[Row]]]:
-    """Questions with paragraphs, and with sentences: one that answers, and some that do not."""
+    """Questions with paragraphs and with sentences: one relevant, several irrelevant."""
     squad, tydi, dev = _question_sets(data)
     yield (
         "rerank.train",
@@ -251,31 +254,33 @@ def ranking(data: Path, seen: set[str]) -> Iterator[tuple[str, Iterable[Row]]]:
 
 
 def _ranked(rows: list[Row], count: int, same: int = 3, other: int = 1) -> Iterator[Row]:
-    """Questions with their own paragraph, so many of the same article and so many of any, without the answer."""
+    """Questions with their own paragraph, and negatives from the same article and from any."""
     draw = random.Random(SEED)
     articles = _articles(rows)
     everything = [context for contexts in articles.values() for context in contexts]
     for row in _some(rows, count, draw):
         yield {"query": row["question"], "passage": row["context"], "label": 1}
-        wrong = _wrong(row, ((articles[row["title"]], same), (everything, other)), draw)
+        wrong = _negatives(row, ((articles[row["title"]], same), (everything, other)), draw)
         yield from ({"query": row["question"], "passage": passage, "label": 0} for passage in wrong)
 
 
 def _ranked_sentences(
     rows: list[Row], count: int, seen: set[str], beside: int = 3, same: int = 1, other: int = 1
 ) -> Iterator[Row]:
-    """Questions with the sentence that has the answer; so many beside it, of the article's other paragraphs and of any.
+    """Questions with the sentence of the answer, and negatives next to it, from its article and from any.
 
     Sentences that something is measured with are left out, and so are those of under 4 or over 80 words.
     """
     draw = random.Random(SEED)
     parts = {
-        context: [one for one in split(context) if 4 <= len(one.split()) <= 80 and key(one) not in seen]
+        context: [text for text in split(context) if 4 <= len(text.split()) <= 80 and key(text) not in seen]
         for contexts in _articles(rows).values()
         for context in contexts
     }
-    articles = {title: [one for c in contexts for one in parts[c]] for title, contexts in _articles(rows).items()}
-    everything = [one for sentences in articles.values() for one in sentences]
+    articles = {
+        title: [text for context in contexts for text in parts[context]] for title, contexts in _articles(rows).items()
+    }
+    everything = [text for sentences in articles.values() for text in sentences]
     for row in _some(rows, count, draw):
         right = _around(row["context"], row["answers"][0]["answer_start"])
         if right not in parts[row["context"]]:
@@ -283,38 +288,40 @@ def _ranked_sentences(
         query = row["question"].rstrip("? ") if draw.random() < BARE else row["question"]
         yield {"query": query, "passage": right, "label": 1}
         pools = ((parts[row["context"]], beside), (articles[row["title"]], same), (everything, other))
-        yield from ({"query": query, "passage": passage, "label": 0} for passage in _wrong(row, pools, draw))
+        yield from ({"query": query, "passage": passage, "label": 0} for passage in _negatives(row, pools, draw))
 
 
 def _articles(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """The paragraphs of each, none twice."""
-    found: dict[str, list[str]] = {}
+    """The distinct paragraphs of each article."""
+    articles: dict[str, list[str]] = {}
     for row in rows:
-        found.setdefault(row["title"], []).append(row["context"])
-    return {title: list(dict.fromkeys(contexts)) for title, contexts in found.items()}
+        articles.setdefault(row["title"], []).append(row["context"])
+    return {title: list(dict.fromkeys(contexts)) for title, contexts in articles.items()}
 
 
 def _some(rows: Iterable[Row], count: int, draw: random.Random) -> list[Row]:
-    """So many rows, no question twice: of one that is, the last."""
+    """A sample of rows with distinct questions; of duplicates the last counts."""
     by_question = {key(row["question"]): row for row in rows}
     return draw.sample(list(by_question.values()), min(count, len(by_question)))
 
 
-def _wrong(row: Row, pools: Iterable[tuple[Sequence[str], int]], draw: random.Random) -> list[str]:
-    """So many of each pool that do not answer. Where the answer stands once more, the passage may be right as well: it
-    is no example of a wrong one.
-    """
+def _negatives(row: Row, pools: Iterable[tuple[Sequence[str], int]], draw: random.Random) -> list[str]:
+    """Sample negatives from each pool. Passages that contain the answer may be relevant, and are left out."""
     texts = [answer["text"].casefold() for answer in row["answers"]]
-    wrong: list[str] = []
-    for pool, wanted in pools:
-        tried = dict.fromkeys(draw.sample(pool, min(len(pool), 4 * wanted)))
-        fit = [one for one in tried if one not in wrong and not any(text in one.casefold() for text in texts)]
-        wrong += fit[:wanted]
-    return wrong
+    negatives: list[str] = []
+    for pool, count in pools:
+        candidates = dict.fromkeys(draw.sample(pool, min(len(pool), 4 * count)))
+        usable = [
+            passage
+            for passage in candidates
+            if passage not in negatives and not any(text in passage.casefold() for text in texts)
+        ]
+        negatives += usable[:count]
+    return negatives
 
 
 def _around(text: str, place: int) -> str:
-    """The sentence that a place is in."""
+    """The sentence that contains a character position."""
     start = 0
     for sentence in split(text):
         start = text.index(sentence, start) + len(sentence)
@@ -343,38 +350,42 @@ def _pairs(file: Path) -> Iterator[Row]:
 
 
 def sentences(data: Path, text: Sequence[str], seen: set[str]) -> list[str]:
-    """Short texts without labels, all different, in a random order."""
+    """Distinct short texts without labels, shuffled."""
     draw = random.Random(SEED)
-    titles, some, paragraphs = sampled(text, draw)
-    found = [*titles, *some, *paragraphs]
+    titles, sentences, paragraphs = sampled(text, draw)
+    texts = [*titles, *sentences, *paragraphs]
     for row in read(data / "snli/train_subset.jsonl.gz"):
-        found += [row["text_a"], row["text_b"]]
+        texts += [row["text_a"], row["text_b"]]
     for name in ("squad_v1/train", "tydiqa_goldp/train.en"):
-        found += [row["question"] for row in read(data / f"{name}.jsonl.gz")]
+        texts += [row["question"] for row in read(data / f"{name}.jsonl.gz")]
     for name in ("banking77/train", "clinc150/train", "go_emotions/train"):
-        found += [row["text"] for row in read(data / f"{name}.jsonl.gz")]
+        texts += [row["text"] for row in read(data / f"{name}.jsonl.gz")]
     for name in ("wikiann/train.en", "wnut17/train"):
-        found += [joined(row["tokens"]) for row in read(data / f"{name}.jsonl.gz")]
-    rows = [row["text"] for row in unseen(({"text": " ".join(one.split())} for one in found), seen, "text")]
+        texts += [joined(row["tokens"]) for row in read(data / f"{name}.jsonl.gz")]
+    rows = [row["text"] for row in unseen(({"text": " ".join(text.split())} for text in texts), seen, "text")]
     draw.shuffle(rows)
     return rows
 
 
 def kept(text: Sequence[str]) -> Iterator[str]:
-    """The documents without those of `EXCLUDE`."""
+    """The documents that are not listed in `EXCLUDE`."""
     left_out = {title_key(title) for title in read_titles(str(EXCLUDE))}
-    return (one for _, one in Documents(list_files(text)) if title_key(one.partition("\n")[0]) not in left_out)
+    return (
+        document
+        for _, document in Documents(list_files(text))
+        if title_key(document.partition("\n")[0]) not in left_out
+    )
 
 
 def some_documents(text: Sequence[str]) -> Iterator[str]:
-    """Every fifth document of each file, for the tokenizer to learn its words from."""
-    return (one for file in list_files(text) for one in islice(kept([file]), 0, None, EVERY))
+    """Every fifth document of each file, to train the tokenizer."""
+    return (document for file in list_files(text) for document in islice(kept([file]), 0, None, EVERY))
 
 
 def sampled(text: Sequence[str], draw: random.Random) -> tuple[list[str], list[str], list[str]]:
-    """Of the text: titles, sentences of 8 to 60 words, and paragraphs of 60 to 200 words."""
+    """Titles, sentences of 8 to 60 words, and paragraphs of 60 to 200 words of the text."""
     titles: list[str] = []
-    some, paragraphs = Sample(WIKI_SENTENCES, draw), Sample(WIKI_PARAGRAPHS, draw)
+    sentences, paragraphs = Sample(WIKI_SENTENCES, draw), Sample(WIKI_PARAGRAPHS, draw)
     for document in kept(text):
         title, *lines = document.split("\n")
         if len(title.split()) <= 12 and re.search("[a-z]", title):
@@ -386,18 +397,18 @@ def sampled(text: Sequence[str], draw: random.Random) -> tuple[list[str], list[s
                 paragraphs.take(line)
             for sentence in split(line):
                 if 8 <= len(sentence.split()) <= 60 and sentence[-1] in ".!?\"'”’":
-                    some.take(sentence)
-    return titles, some.kept, paragraphs.kept
+                    sentences.take(sentence)
+    return titles, sentences.kept, paragraphs.kept
 
 
 class Sample:
-    """So many of a stream, each equally likely (reservoir sampling)."""
+    """Uniform sample of a stream (reservoir sampling)."""
 
     def __init__(self, size: int, draw: random.Random) -> None:
         self.size, self.draw, self.count, self.kept = size, draw, 0, list[str]()
 
     def take(self, text: str) -> None:
-        """The next one of the stream."""
+        """Add the next element of the stream."""
         self.count += 1
         if len(self.kept) < self.size:
             self.kept.append(text)
@@ -413,7 +424,7 @@ END = re.compile(r"(?<=[.!?])([\"'”’)]*)\s+(?=[\"'“‘(]?[A-Z0-9])")
 
 
 def split(line: str) -> Iterator[str]:
-    """A paragraph's sentences, by simple rules.
+    """Split a paragraph into sentences by simple rules.
 
     >>> list(split('Dr. Smith came. "Why?" he said. J. Doe left.'))
     ['Dr. Smith came.', '"Why?" he said.', 'J. Doe left.']
@@ -429,7 +440,7 @@ def split(line: str) -> Iterator[str]:
 
 
 def joined(tokens: Sequence[str]) -> str:
-    """Tokens as people write them, nearly.
+    """Detokenize: join tokens approximately as they are written.
 
     >>> joined(["Hello", ",", "(", "he", "said", ")", "it", "'s", "me", "."])
     "Hello, (he said) it's me."
