@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 import bertie
 from bertie.checkpoints import hub
 from bertie.checkpoints import storage as store
-from bertie.cli.main import grammar
+from bertie.cli.main import build_parser
 from bertie.training.pretrain.corpus import read_titles
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
 from tests.test_readme import blocks, has_built_in, run
@@ -43,7 +43,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """Whether a command can be: our own by our grammar, and what it names of the repository is there."""
+    """Whether a command can be: our own by our build_parser, and what it names of the repository is there."""
     while "=" in words[0]:  # an environment variable
         words = words[1:]
     program, *rest = words
@@ -56,7 +56,7 @@ def check(words: list[str]) -> None:
         if name.startswith("recipes/"):
             assert (ROOT / name).is_file(), words
     if program == "bertie":
-        args = grammar().parse_args(rest)
+        args = build_parser().parse_args(rest)
         if args.verb == "pretrain" and args.recipe is not None:
             PretrainRecipe.read(ROOT / args.recipe, tokens=args.tokens, steps=args.steps)
 
@@ -159,7 +159,7 @@ def test_nothing_is_missing_between_the_commands() -> None:
         if program == "hf":
             made.append(rest[rest.index("--local-dir") + 1])
             continue
-        args = grammar().parse_args(rest)
+        args = build_parser().parse_args(rest)
         read = {"tokenizer": "corpus", "corpus": "sources", "quantize": "model", "weight-tokens": "files"}.get(
             args.verb
         )

@@ -89,9 +89,7 @@ def test_built_in_model(docs: Path, small: str, capsys: Capture) -> None:
     assert len(said(capsys, "search", "ix", "the cat", "--rerank", "-k", "1")["hits"]) == 1
 
 
-def test_errors(
-    docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors(docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(status: int, *argv: str) -> str:
         assert main(list(argv)) == status
         return capsys.readouterr().err
@@ -124,9 +122,7 @@ def test_errors(
     assert main(["index", "docs", "--output", "ix", "--refresh", "--encoding", "latin-1"]) == 0
 
 
-def test_rebuild(
-    docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebuild(docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.search.local_store.SEGMENT_ROWS", 2)
     said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
     victim = next(Path("ix/segments").glob("*/vectors.npy"))

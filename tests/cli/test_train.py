@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bertie.cli import main
-from bertie.cli.main import grammar
+from bertie.cli.main import build_parser
 from bertie.recipe import Recipe
 from bertie.tasks import registry
 from bertie.training.finetune import runs
@@ -270,7 +270,7 @@ def test_every_field_of_a_recipe_is_a_flag() -> None:
     assert list(FLAGS) == [item.name for item in fields(Recipe)]
     for name, text in FLAGS.items():
         flag = "--" + name.replace("_", "-")
-        args = grammar().parse_args(
+        args = build_parser().parse_args(
             ["train", "classify", "x", "--output", "o", flag, *([] if text is None else [text])]
         )
         value = getattr(args, f"recipe.{name}")

@@ -203,7 +203,7 @@ def test_the_first_example_of_the_help_runs(
 
 def test_parsing_costs_no_package() -> None:
     code = (
-        "import sys, bertie.cli; from bertie.cli.main import grammar; grammar(); "
+        "import sys, bertie.cli; from bertie.cli.main import build_parser; build_parser(); "
         "print([m for m in ('torch', 'numpy', 'tokenizers', 'pyarrow', 'zstandard') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -217,13 +217,13 @@ def test_flags_may_stand_between_texts(models: dict[str, str], capsys: pytest.Ca
 
 def test_all_examples_of_the_help_parse() -> None:
     from bertie.cli.main import VERBS as MODULES
-    from bertie.cli.main import grammar
+    from bertie.cli.main import build_parser
 
     for module in MODULES:
         for line in module.EXAMPLE.splitlines():
             line = re.sub(r"^\s*torchrun .* -m bertie ", "bertie ", line)
             command = next(one for one in line.split(" | ") if one.strip().startswith("bertie "))
-            grammar().parse_args(shlex.split(command, comments=True)[1:])
+            build_parser().parse_args(shlex.split(command, comments=True)[1:])
 
 
 def test_one_column_of_texts_needs_no_name(

@@ -1,4 +1,7 @@
-"""Answer questions by spans of documents: from columns of a file, or from --context."""
+"""Extractive question answering: answer questions by spans of documents.
+
+The documents come from --context, or from a column of the input file.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +35,31 @@ EXAMPLE = """  bertie answer "Who wrote Emma?" --context "Emma is a novel by Jan
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "answer", "answers to questions, as spans of documents", __doc__, EXAMPLE)
+    parser = verb(verbs, "answer", "extractive question answering", __doc__, EXAMPLE)
     what = "questions; or a file with the columns question and context (only question, with --context); or - for stdin"
     add_input(parser, "QUESTION|FILE|-", what)
     parser.add_argument(
         "--context",
         metavar="TEXT|FILE",
-        help="what to answer from: a text, a text file as one document, or a table with a document a row",
+        help="document to answer from: a text, a text file, or a table with one document per row",
     )
-    parser.add_argument("--question-column", metavar="NAME", help="the column with the questions (question)")
-    parser.add_argument("--context-column", metavar="NAME", help="the column with the documents (context)")
+    parser.add_argument("--question-column", metavar="NAME", help="column of questions (default: question)")
+    parser.add_argument("--context-column", metavar="NAME", help="column of documents (default: context)")
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, default=1, metavar="N", help="answers to each question (1)")
+    parser.add_argument("--top-k", type=int, default=1, metavar="N", help="answers per question (default: 1)")
     parser.add_argument(
-        "--max-answer-length", type=int, default=30, metavar="N", help="maximum length of an answer, in tokens (30)"
+        "--max-answer-length",
+        type=int,
+        default=30,
+        metavar="N",
+        help="maximum length of an answer, in tokens (default: 30)",
     )
     parser.add_argument(
-        "--threshold", type=float, metavar="X", help="by how much an answer must beat there being none (always given)"
+        "--threshold",
+        type=float,
+        metavar="X",
+        help="margin by which the best span must beat the score of no answer (default: always answer)",
     )
     add_output(parser)
     parser.set_defaults(run=run)
@@ -61,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     documents = None if args.context is None else _documents(args)
     if documents is None:
         if table.is_literal:
-            raise UsageError("a question needs something to be answered from: pass --context TEXT|FILE")
+            raise UsageError("a question needs a document to be answered from: pass --context TEXT|FILE")
         columns = [
             table.column(["question"], args.question_column, "--question-column"),
             table.column(["context"], args.context_column, "--context-column"),
@@ -88,21 +98,21 @@ def run(args: argparse.Namespace) -> None:
         lambda record, item: [
             (
                 record["row"],
-                one["text"],
-                one["score"],
+                answer["text"],
+                answer["score"],
                 record["no_answer_score"],
-                "" if one["document"] is None else one["document"] + 1,
-                "" if one["start"] is None else f"{one['start']}-{one['end']}",
+                "" if answer["document"] is None else answer["document"] + 1,
+                "" if answer["start"] is None else f"{answer['start']}-{answer['end']}",
                 *read_cells(record),
                 item if isinstance(item, str) else item[0],
             )
-            for one in record["answers"]
+            for answer in record["answers"]
         ],
     )
 
 
 def _documents(args: argparse.Namespace) -> list[str]:
-    """What --context stands for. A text file is one document; a table has one a row."""
+    """Read --context: a text, a text file as one document, or a table with one document per row."""
     if args.context == STDIN:
         if STDIN in args.items:
             raise UsageError("the questions and the context cannot both come from standard input")

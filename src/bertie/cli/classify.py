@@ -35,7 +35,7 @@ EXAMPLE = """  bertie classify "A delight from start to finish." "Dull."
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "classify", "text classification: a label for each text or pair of texts", __doc__, EXAMPLE)
+    parser = verb(verbs, "classify", "text classification of texts or pairs, also zero-shot", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)

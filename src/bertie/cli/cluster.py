@@ -18,8 +18,10 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     group.add_argument(
         "--ray", metavar="ADDRESS", help=f"{what} on a Ray cluster: host:port, auto, or local for this machine"
     )
-    group.add_argument("--workers", type=int, metavar="N", help="actors (one per GPU; else as many as cores allow)")
-    group.add_argument("--threads", type=int, metavar="N", help="threads per actor without a GPU (up to 4)")
+    group.add_argument(
+        "--workers", type=int, metavar="N", help="number of actors (default: one per GPU, or as many as cores allow)"
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="threads per actor without a GPU (default: up to 4)")
 
 
 def check_ray(args: argparse.Namespace) -> None:

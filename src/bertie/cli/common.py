@@ -72,21 +72,21 @@ def add_input(parser: argparse.ArgumentParser, metavar: str = "TEXT|FILE|-", wha
 
 def add_column(parser: argparse.ArgumentParser) -> None:
     """Add --column."""
-    parser.add_argument("--column", metavar="NAME", help="the text column (text, else the only one)")
+    parser.add_argument("--column", metavar="NAME", help="text column (default: text, or the only one)")
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add --text-a and --text-b, the columns of text pairs."""
-    parser.add_argument("--text-a", metavar="NAME", help="the column of the first text of a pair (text_a)")
-    parser.add_argument("--text-b", metavar="NAME", help="the column of the second text of a pair (text_b)")
+    parser.add_argument("--text-a", metavar="NAME", help="column of the first text of a pair (default: text_a)")
+    parser.add_argument("--text-b", metavar="NAME", help="column of the second text of a pair (default: text_b)")
 
 
 def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precision: bool = True) -> None:
     """Add -m/--model, --revision, --device, --precision and --overflow."""
-    parser.add_argument("-m", "--model", metavar="MODEL", help="a folder or a hub id (the built-in model)")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="folder or hub id (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     if overflow:
-        parser.add_argument("--device", help="cpu, cuda, cuda:1, … (a GPU if available)")
+        parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
         if precision:
             add_precision(parser)
         parser.add_argument(
@@ -99,7 +99,9 @@ def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precisi
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """Add --precision."""
-    text = "of the model: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, where supported, bf16 on CPUs"
+    text = (
+        "precision of the model: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, where supported, bf16 on CPUs"
+    )
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=text)
 
 
@@ -113,7 +115,9 @@ def check_output_folder(name: str, *, overwrite: bool) -> Path:
 
 def add_head(parser: argparse.ArgumentParser) -> None:
     """Add --head."""
-    parser.add_argument("--head", metavar="NAME", help="head of a model with several (the only one that fits)")
+    parser.add_argument(
+        "--head", metavar="NAME", help="head of a model with several heads (default: the only one for this task)"
+    )
 
 
 def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> None:
@@ -127,7 +131,7 @@ def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> 
 
 def add_top_k(parser: argparse.ArgumentParser, default: int, what: str) -> None:
     """Add -k/--top-k."""
-    parser.add_argument("-k", "--top-k", type=int, default=default, metavar="N", help=f"{what} ({default})")
+    parser.add_argument("-k", "--top-k", type=int, default=default, metavar="N", help=f"{what} (default: {default})")
 
 
 def add_weights(parser: argparse._ActionsContainer) -> None:

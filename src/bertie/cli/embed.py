@@ -1,4 +1,4 @@
-"""Turn each text into a vector."""
+"""Encode texts into embeddings."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ EXAMPLE = """  bertie embed "A cat sat on the mat."
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "embed", "a vector for each text", __doc__, EXAMPLE)
+    parser = verb(verbs, "embed", "encode texts into embeddings", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_model(parser)
     pooling = ("cls", "mean", "max", "last", "weighted-mean")
-    parser.add_argument("--pooling", choices=pooling, help="how tokens become one vector (as the checkpoint says)")
-    parser.add_argument("--normalize", action="store_true", default=None, help="scale vectors to length 1")
-    parser.add_argument("--dimension", type=int, metavar="N", help="keep the first N components of each embedding")
-    parser.add_argument("--prompt", metavar="NAME", help="one of the checkpoint's prompts, put before each text")
+    parser.add_argument(
+        "--pooling", choices=pooling, help="pooling of token embeddings (default: that of the checkpoint)"
+    )
+    parser.add_argument("--normalize", action="store_true", default=None, help="L2-normalize the embeddings")
+    parser.add_argument(
+        "--dimension", type=int, metavar="N", help="truncate embeddings to the first N dimensions (Matryoshka)"
+    )
+    parser.add_argument("--prompt", metavar="NAME", help="name of a prompt of the checkpoint, prepended to each text")
     add_output(parser, embeddings=True)
-    add_ray(parser, "read any number of files into OUT, a folder of Parquet files")
+    add_ray(parser, "embed any number of files into OUT, a folder of Parquet files")
     parser.set_defaults(run=run)
 
 
@@ -59,8 +63,7 @@ def run(args: argparse.Namespace) -> None:
     task = load(Embedder, args, pooling=args.pooling, normalize=args.normalize, dimension=args.dimension)
 
     def work(texts: list[str]) -> Iterator[dict[str, Any]]:
-        for one in task.embed_each(texts, prompt=args.prompt):
-            yield asdict(one)
+        return map(asdict, task.embed_each(texts, prompt=args.prompt))
 
     stream.write(
         stream.results(work),
@@ -80,19 +83,19 @@ def run(args: argparse.Namespace) -> None:
 
 
 def run_ray(args: argparse.Namespace) -> None:
-    """Do it on many machines."""
+    """Run the verb on a Ray cluster."""
     if args.output is None or args.output == STDIN:
-        raise UsageError("--ray writes a folder of Parquet files; name it with -o")
+        raise UsageError("--ray writes a folder of Parquet files: pass its name with -o")
     missing = next((item for item in args.items if not os.path.isfile(item)), None)
     if missing is not None:
-        raise UsageError(f"{missing[:60]!r} is no file; --ray reads files only")
+        raise UsageError(f"{missing[:60]!r} is not a file; --ray reads only files")
 
-    from bertie import cluster as scale
+    from bertie import cluster
 
-    given = {"pooling": args.pooling, "normalize": args.normalize, "dimension": args.dimension}
-    options = {key: value for key, value in given.items() if value is not None}
+    requested = {"pooling": args.pooling, "normalize": args.normalize, "dimension": args.dimension}
+    options = {key: value for key, value in requested.items() if value is not None}
     with on_cluster():
-        done = scale.embed(
+        result = cluster.embed(
             [Path(item) for item in args.items],
             args.output,
             args.model,
@@ -110,4 +113,4 @@ def run_ray(args: argparse.Namespace) -> None:
             **options,
         )
     if args.json:
-        print(json.dumps({"folder": args.output, "rows": done.rows, "shards": done.shards}))
+        print(json.dumps({"folder": args.output, "rows": result.rows, "shards": result.shards}))

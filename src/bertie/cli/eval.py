@@ -58,7 +58,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
     group = parser.add_argument_group("retrieval")
     group.add_argument("--beir", metavar="FOLDER", help="corpus, queries and relevance judgments, instead of FILE")
-    group.add_argument("--split", metavar="NAME", help="of the relevance judgments (test)")
+    group.add_argument("--split", metavar="NAME", help="split of the relevance judgments (default: test)")
     group.add_argument("--mode", choices=MODES, help="embeddings (the default), BM25, or both")
     group.add_argument("--rerank", metavar="MODEL", help="a cross-encoder for the first 100 documents of a query")
     add_weights(group)

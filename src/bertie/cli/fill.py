@@ -1,4 +1,7 @@
-"""Predict the masked tokens of each text (fill-mask); with --score, compute each text's pseudo-log-likelihood instead."""
+"""Fill-mask: predict the masked tokens of each text.
+
+With --score, compute the pseudo-log-likelihood of each text instead.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def add(verbs: Verbs) -> None:
     add_column(parser)
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="candidates per mask (5)")
+    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="candidates per mask (default: 5)")
     parser.add_argument("--candidates", metavar="A,B,…", help="restrict the predictions to these tokens")
     parser.add_argument(
         "--score", action="store_true", help="compute the pseudo-log-likelihood of each text; no masks needed"

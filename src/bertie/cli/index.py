@@ -44,15 +44,21 @@ def add(verbs: Verbs) -> None:
     add_model(parser)
     parser.add_argument("--refresh", action="store_true", help="update the index if it exists")
     parser.add_argument("--rebuild", action="store_true", help="rebuild corrupt files of an index from its passages")
-    parser.add_argument("--chunk-size", type=int, metavar="N", help="maximum tokens per passage (256)")
-    parser.add_argument("--chunk-overlap", type=int, metavar="N", help="tokens shared by neighbouring passages (32)")
+    parser.add_argument("--chunk-size", type=int, metavar="N", help="maximum tokens per passage (default: 256)")
     parser.add_argument(
-        "--embedding-precision", choices=("fp32", "int8", "binary"), help="precision of the stored embeddings (fp32)"
+        "--chunk-overlap", type=int, metavar="N", help="tokens shared by neighbouring passages (default: 32)"
+    )
+    parser.add_argument(
+        "--embedding-precision",
+        choices=("fp32", "int8", "binary"),
+        help="precision of the stored embeddings (default: fp32)",
     )
     parser.add_argument("--language", help="of the stemmer and the stop words (english); none disables both")
     parser.add_argument("--encoding", help="of text that is not UTF-8, such as cp1252")
-    parser.add_argument("--column", default="text", metavar="NAME", help="the text column of tables (text)")
-    parser.add_argument("--id-column", metavar="NAME", help="the id column of tables (id or _id, else row numbers)")
+    parser.add_argument("--column", default="text", metavar="NAME", help="the text column of tables (default: text)")
+    parser.add_argument(
+        "--id-column", metavar="NAME", help="the id column of tables (default: id or _id, or row numbers)"
+    )
     parser.add_argument("--skip", action="store_true", help="skip files that cannot be read, and list them")
     parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
     add_ray(parser, "split and embed documents")

@@ -25,13 +25,13 @@ EXAMPLE = """  bertie inspect
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    what = "describe a checkpoint: family, shape, heads, tokenizer, memory, backends, what was ignored"
+    what = "describe a checkpoint: architecture, heads, tokenizer, memory, backends"
     parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id (the built-in model)")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument("--head", help="kind of the head, where config.json does not name it")
     parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="config key that does not matter")
-    parser.add_argument("--device", help="device of the dispatch table: cpu, cuda, … (a GPU if there is one)")
+    parser.add_argument("--device", help="device of the dispatch table: cpu, cuda, … (default: a GPU if available)")
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

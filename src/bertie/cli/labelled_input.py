@@ -30,7 +30,11 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
 def add_resamples(parser: argparse.ArgumentParser) -> None:
     """Add the flag for the bootstrap."""
     parser.add_argument(
-        "--resamples", metavar="N", type=count, default=1000, help="of the bootstrap for each interval (1000)"
+        "--resamples",
+        metavar="N",
+        type=count,
+        default=1000,
+        help="bootstrap resamples per confidence interval (default: 1000)",
     )
 
 

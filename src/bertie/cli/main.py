@@ -1,6 +1,7 @@
 """The entry point of the command line: parse arguments, run a verb, report errors.
 
-Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 error, 2 usage error, 130 Ctrl-C.
+Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 error,
+2 usage error, 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ from bertie.cli.task_verb import add_task_verbs
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import BertieError
 
-VERBS = (
+VERBS = (  # in the order of bertie --help
     tour,
-    train,
-    mine,
-    weight_tokens,
-    eval,
     fill,
     embed,
+    similarity,
     classify,
     tag,
     answer,
     rerank,
-    similarity,
     index,
     search,
     serve,
+    train,
+    mine,
+    weight_tokens,
+    eval,
     tokenize,
     tokenizer,
     corpus,
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     as_json = "--json" in argv
     try:
-        args = grammar().parse_args(argv)
+        args = build_parser().parse_args(argv)
     except UsageError as error:
         _report(error, as_json)
         raise SystemExit(2) from None
@@ -94,9 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def grammar() -> Parser:
+def build_parser() -> Parser:
     """The argument parser with all verbs."""
-    parser = Parser(prog="bertie", description="One toolkit for encoder-only transformers.")
+    parser = Parser(
+        prog="bertie",
+        description="One toolkit for encoder-only (BERT-style) transformers.",
+        epilog="bertie VERB --help describes a verb, with examples.",
+    )
     parser.add_argument("--version", action="version", version=f"bertie {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
     for verb in VERBS:

@@ -49,7 +49,9 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("-m", "--model", metavar="MODEL", help="the model to continue from: a folder or a hub id")
     parser.add_argument("--corpus", metavar="DIR", help="a corpus built by bertie corpus")
     parser.add_argument("--tokenizer", metavar="DIR", help="a tokenizer trained by bertie tokenizer")
-    parser.add_argument("--data", metavar="DIR", default=".", help="the folder that the recipe's paths start from (.)")
+    parser.add_argument(
+        "--data", metavar="DIR", default=".", help="the folder that the recipe's paths start from (default: .)"
+    )
     for name, (kind, description) in NUMBERS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=description)
     parser.add_argument("--schedule", choices=("linear", "cosine", "wsd", "constant"), help="learning-rate schedule")
@@ -58,7 +60,7 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
     parser.add_argument(
-        "--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model (ddp)"
+        "--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model (default: ddp)"
     )
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")

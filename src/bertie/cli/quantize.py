@@ -1,8 +1,8 @@
 """Write a model with quantized weights, and a quantization report.
 
-fp16 halves the size, in a layout that other libraries load. int8 quarters it, for Bertie only: symmetric int8 with one scale
-per row of each weight matrix. The report compares both models on texts (a few built-in ones unless you pass your own). It is
-printed, and saved in the new folder as quantization.json.
+fp16 takes half the size, in a format that other libraries can load. int8 takes a quarter, and loads in
+Bertie only: symmetric quantization with one scale per row of each weight matrix. The report compares
+both models on texts (built-in ones by default). It is printed, and saved as quantization.json.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ REPORT = "quantization.json"
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(
-        verbs, "quantize", "write a model with int8 or fp16 weights, with a quantization report", __doc__, EXAMPLE
+    parser = verb(verbs, "quantize", "quantize a model to int8 or fp16, with a quantization report", __doc__, EXAMPLE)
+    parser.add_argument("model", metavar="MODEL", help="folder, built-in name or hub id")
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder to create")
+    parser.add_argument(
+        "--precision", choices=("int8", "fp16"), default="int8", help="precision of the weights (default: int8)"
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder, a built-in name or a hub id")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new folder")
-    parser.add_argument("--precision", choices=("int8", "fp16"), default="int8", help="of the weights (int8)")
     parser.add_argument(
         "--texts", metavar="FILE", help="compare both models on these texts: .txt, .csv, .tsv, .jsonl, .parquet"
     )
     add_column(parser)
-    parser.add_argument("--revision", help="of a hub id: a branch, tag or commit")
+    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.set_defaults(run=run)
@@ -147,7 +147,8 @@ def _lines(output: str, report: dict[str, Any]) -> Iterator[str]:
     weights = report["weights"]
     worst, error = next(iter(weights["worst_tensors"].items()))
     rows = {
-        "weights": f"{old} -> {new} in {report['precision']}; {weights['parameters']:,} parameters; whole folder: {folder}",
+        "weights": f"{old} -> {new} in {report['precision']}; {weights['parameters']:,} parameters; "
+        f"whole folder: {folder}",
         "error": f"{weights['relative_error']:.3%} relative error; largest in {worst}: {error:.3%}",
     } | lines(report)
     rows["report"] = str(Path(output) / REPORT)

@@ -23,14 +23,14 @@ EXAMPLE = """  bertie rerank "What do cats eat?" "Bread is baked from flour." "C
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "rerank", "rerank documents for a query", __doc__, EXAMPLE)
+    parser = verb(verbs, "rerank", "rerank documents for a query with a cross-encoder", __doc__, EXAMPLE)
     what = "a query, then its documents or one file of them; or one file with the columns query and passage"
     add_input(parser, "QUERY DOC|QUERY FILE|FILE", what)
-    parser.add_argument("--query-column", metavar="NAME", help="the column with the queries (query)")
-    parser.add_argument("--column", metavar="NAME", help="the column with the documents (passage, document or text)")
+    parser.add_argument("--query-column", metavar="NAME", help="column of queries (default: query)")
+    parser.add_argument("--column", metavar="NAME", help="column of documents (default: passage, document or text)")
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, metavar="N", help="return the N best documents (all)")
+    parser.add_argument("--top-k", type=int, metavar="N", help="return the N best documents (default: all)")
     add_output(parser)
     parser.set_defaults(run=run)
 

@@ -35,12 +35,14 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("queries", nargs="+", metavar="QUERY", help="a query")
     add_top_k(parser, 10, "passages per query")
     parser.add_argument(
-        "--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="retrieval method (hybrid)"
+        "--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="retrieval method (default: hybrid)"
     )
-    parser.add_argument("--rerank", action="store_true", help="rerank with a cross-encoder (the built-in one)")
+    parser.add_argument(
+        "--rerank", action="store_true", help="rerank with a cross-encoder (default: the built-in model)"
+    )
     parser.add_argument("--reranker", metavar="MODEL", help="rerank with this cross-encoder")
     add_weights(parser)
-    parser.add_argument("--depth", type=int, default=100, metavar="N", help="passages to fuse or rerank (100)")
+    parser.add_argument("--depth", type=int, default=100, metavar="N", help="passages to fuse or rerank (default: 100)")
     parser.add_argument(
         "--where",
         action="append",

@@ -45,13 +45,20 @@ def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "serve", "serve models over HTTP", __doc__, EXAMPLE)
     parser.add_argument(
-        "models", nargs="*", metavar="[NAME=]MODEL", help="folders, built-in names or hub ids (the built-in model)"
+        "models",
+        nargs="*",
+        metavar="[NAME=]MODEL",
+        help="folders, built-in names or hub ids (default: the built-in model)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
-    parser.add_argument("--port", type=int, default=8080, metavar="N", help="port; 0: any free one (8080)")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes behind the port (1)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=8080, metavar="N", help="port; 0: any free one (default: 8080)")
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="worker processes behind the port (default: 1)"
+    )
     parser.add_argument("--index", metavar="FOLDER", help="index made by `bertie index`, for /search")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (a GPU if there is one)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
     add_precision(parser)
     parser.add_argument(
         "--disable",
@@ -71,15 +78,23 @@ def add(verbs: Verbs) -> None:
     keys.add_argument("--no-auth", action="store_true", help="allow another --host without API keys")
     keys.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="accept this Host header")
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-body", type=int, default=8 << 20, metavar="N", help="bytes per request (8,388,608)")
-    limits.add_argument("--max-items", type=int, default=1024, metavar="N", help="texts per request (1,024)")
-    limits.add_argument("--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens per request (1,000,000)")
-    limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests in flight (512)")
-    limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds in the queue (1)")
-    limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (measured at startup)")
-    limits.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds per request (30)")
-    limits.add_argument("--read-timeout", type=float, default=30.0, metavar="S", help="seconds to receive a body (30)")
-    limits.add_argument("--grace", type=float, default=1.0, metavar="S", help="seconds from unready to closed (1)")
+    limits.add_argument(
+        "--max-body", type=int, default=8 << 20, metavar="N", help="bytes per request (default: 8,388,608)"
+    )
+    limits.add_argument("--max-items", type=int, default=1024, metavar="N", help="texts per request (default: 1,024)")
+    limits.add_argument(
+        "--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens per request (default: 1,000,000)"
+    )
+    limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests in flight (default: 512)")
+    limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds in the queue (default: 1)")
+    limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured at startup)")
+    limits.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds per request (default: 30)")
+    limits.add_argument(
+        "--read-timeout", type=float, default=30.0, metavar="S", help="seconds to receive a body (default: 30)"
+    )
+    limits.add_argument(
+        "--grace", type=float, default=1.0, metavar="S", help="seconds from unready to closed (default: 1)"
+    )
     logs = parser.add_argument_group("logging")
     logs.add_argument("--log-texts", action="store_true", help="log request bodies")
     logs.add_argument("--log-traces", action="store_true", help="log stack traces")

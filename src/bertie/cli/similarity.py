@@ -32,7 +32,7 @@ MOST = 2000  # texts whose similarity matrix is computed
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "similarity", "the similarity of texts: all pairs, or row by row", __doc__, EXAMPLE)
+    parser = verb(verbs, "similarity", "similarity of texts: all pairs, or row by row", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)

@@ -20,7 +20,7 @@ EXAMPLE = """  bertie tag "Ada Lovelace was born in London."
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "tag", "token classification: named entities and other labelled spans", __doc__, EXAMPLE)
+    parser = verb(verbs, "tag", "token classification: named entities and other spans", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_model(parser)

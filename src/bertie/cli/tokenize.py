@@ -1,4 +1,4 @@
-"""Show how a model's tokenizer cuts texts, and how many windows the model would need to read them."""
+"""Tokenize texts, and count the windows that the model needs for them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bertie.cli.common import (
     model_name,
     open_input,
     text_columns,
+    verb,
 )
-from bertie.cli.common import verb as declare
 from bertie.cli.stream import READ_SCHEMA, Stream
 from bertie.errors import NotFoundError
 
@@ -30,7 +30,7 @@ EXAMPLE = """  bertie tokenize "A cat sat on the mat."
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = declare(verbs, "tokenize", "ids, tokens and offsets of each text", __doc__, EXAMPLE)
+    parser = verb(verbs, "tokenize", "token ids, tokens and offsets of texts", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)
@@ -40,7 +40,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it. The weights are not read."""
+    """Run the verb; the weights are not loaded."""
     table = open_input(args.items, args.format)
     stream = Stream(args, table, text_columns(args, table))
 
@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> None:
         raise NotFoundError(f"{checkpoint.source} has no tokenizer")
 
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
-        for item, one in zip(items, tokenizer.encode_batch(items), strict=True):
-            found = windows(one, item if isinstance(item, tuple) else (item,), max_length)
+        for item, encoding in zip(items, tokenizer.encode_batch(items), strict=True):
+            parts = windows(encoding, item if isinstance(item, tuple) else (item,), max_length)
             yield {
-                "ids": one.ids.tolist(),
-                "tokens": [tokenizer.token(int(i)) for i in one.ids],
-                "offsets": one.offsets.tolist(),
-            } | read_counts(found)
+                "ids": encoding.ids.tolist(),
+                "tokens": [tokenizer.token(int(i)) for i in encoding.ids],
+                "offsets": encoding.offsets.tolist(),
+            } | read_counts(parts)
 
     stream.write(
         stream.results(work),

@@ -1,4 +1,4 @@
-"""Show on the built-in model what Bertie does: each task once, with what was read and how long it took."""
+"""Run each task on the built-in model, and show what was read and how long it took."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
 EXAMPLE = """  bertie tour
-  bertie tour --json | jq '.stops[] | {verb, seconds}'
+  bertie tour --json | jq '.steps[] | {verb, seconds}'
 """
 
-BOOK = Path(__file__).with_suffix(".txt")  # its first line says what it is
-README = Path(__file__).parents[3] / "README.md"  # of a checkout, where the package lies in src
+BOOK = Path(__file__).with_suffix(".txt")  # the first line is its title
+README = Path(__file__).parents[3] / "README.md"  # of a checkout, where the package is in src
 MASKED = "Paris is the [MASK] of France."
-OPINIONS = (
+REVIEWS = (
     "A delight from start to finish.",
     "What a waste of money, I am so angry.",
     "The train leaves at nine.",
 )
-NAMES = "Ada Lovelace met Charles Babbage in London, and Angela Merkel was born in Hamburg."
+ENTITIES = "Ada Lovelace met Charles Babbage in London, and Angela Merkel was born in Hamburg."
 NEWS, TOPICS = "The match ended in a draw after extra time.", ("sport", "politics", "cooking")
-QUESTION = "Which club was Phileas Fogg a member of?"  # which the book says beyond the model's max_length
-OF_README, OF_BOOK = "How do I train a classifier on my own texts?", "How was the money stolen from the bank?"
-NEAREST, BEST = 5, 3  # by their vectors; of these, shown after reranking
+QUESTION = "Which club was Phileas Fogg a member of?"  # the answer is beyond the model's maximum length
+README_QUERY, BOOK_QUERY = "How do I train a classifier on my own texts?", "How was the money stolen from the bank?"
+RETRIEVED, SHOWN = 5, 3  # documents retrieved by embeddings; of these, shown after reranking
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A question to a model, and its answers with their scores, best first."""
+class Example:
+    """An input of a task, and its predictions with their scores, best first."""
 
-    asked: str
-    answers: tuple[tuple[str, float], ...]
-    note: str = ""  # where the answer comes from
+    input: str
+    predictions: tuple[tuple[str, float], ...]
+    context: str = ""  # the text around an answer
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Step:
     """One task of the tour."""
 
     verb: str
-    about: str
-    said: tuple[Said, ...]
-    texts: int  # read; a question and its document count as one
+    title: str
+    examples: tuple[Example, ...]
+    texts: int  # a question and its document count as one
     tokens_total: int
     tokens_read: int
     windows: int
@@ -67,7 +67,7 @@ class Stop:
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "tour", "what Bertie does, shown on the built-in model", __doc__, EXAMPLE)
+    parser = verb(verbs, "tour", "try every task on the built-in model", __doc__, EXAMPLE)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -82,180 +82,186 @@ def run(args: argparse.Namespace) -> None:
     try:
         name = default_model()
     except NotFoundError:
-        raise NotFoundError("the tour is one of the built-in model, and this installation has none") from None
+        raise NotFoundError("the tour needs the built-in model, which this installation does not have") from None
     device = select_device(None)
-    began = time.perf_counter()
+    load_start = time.perf_counter()
     checkpoint = Checkpoint.load(name, device=device)
-    facts: dict[str, Any] = {
+    info: dict[str, Any] = {
         "bertie": __version__,
         "model": name,
-        "parameters": sum(one.numel() for one in checkpoint.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
         "layers": checkpoint.model.config.depth,
         "width": checkpoint.model.config.width,
         "max_length": checkpoint.max_length,
         "device": device,
         "import_seconds": imported - start,
-        "load_seconds": time.perf_counter() - began,
+        "load_seconds": time.perf_counter() - load_start,
     }
     if args.json:
-        print(json.dumps(facts | {"stops": [asdict(stop) for stop in stops(checkpoint)]}, ensure_ascii=False))
+        print(json.dumps(info | {"steps": [asdict(step) for step in steps(checkpoint)]}, ensure_ascii=False))
         return
     page = _Page(sys.stdout.isatty() and "NO_COLOR" not in os.environ)
-    page.write(page.wrapped(_welcome(facts)))
-    for stop in stops(checkpoint):
-        page.write(page.lines(stop))
-    page.write(["", "Each is a verb of its own: bertie fill --help, bertie answer --help, …"])
+    page.write(page.wrap(_introduction(info)))
+    for step in steps(checkpoint):
+        page.write(page.render(step))
+    page.write(["", *page.wrap("Each task is a command: see bertie fill --help, bertie answer --help, …")])
 
 
-def stops(checkpoint: Checkpoint) -> Iterator[Stop]:
-    """Every task that the model has a head for."""
+def steps(checkpoint: Checkpoint) -> Iterator[Step]:
+    """Run every task that the model has a head for."""
     from bertie.tasks.zero_shot import entailment_label
 
-    yield _timed("fill", "words for masked places", lambda: _fill(checkpoint))
-    yield _timed("classify", "a label for each text", lambda: _classify(checkpoint))
+    yield _measure("fill", "fill-mask", lambda: _fill(checkpoint))
+    yield _measure("classify", "text classification", lambda: _classify(checkpoint))
     if any(entailment_label(info) is not None for info in checkpoint.heads.values()):
-        about = f"any labels: {', '.join(TOPICS)}"
-        yield _timed("classify --labels", about, lambda: _any_labels(checkpoint))
-    yield _timed("tag", "names in a text", lambda: _tag(checkpoint))
-    title, text = book()
-    about = f"a question to {len(text.split()):,} words, {title.split('.')[0]}"
-    yield _timed("answer", about, lambda: _answer(checkpoint, text))
+        title = f"zero-shot classification into {', '.join(TOPICS)}"
+        yield _measure("classify --labels", title, lambda: _classify_zero_shot(checkpoint))
+    yield _measure("tag", "named entity recognition", lambda: _tag(checkpoint))
+    name, text = book()
+    title = f"question answering over {len(text.split()):,} words: {name.split('.')[0]}"
+    yield _measure("answer", title, lambda: _answer(checkpoint, text))
     query, documents, source = library()
-    about = f"search in {len(documents)} {source}, by vectors, then by reading the best {NEAREST} with the question"
-    yield _timed("embed, rerank", about, lambda: _search(checkpoint, query, documents))
+    title = f"search in {len(documents)} {source}: the nearest {RETRIEVED} embeddings, reranked"
+    yield _measure("embed, rerank", title, lambda: _search(checkpoint, query, documents))
 
 
 def book() -> tuple[str, str]:
-    """What the long text is, and the text."""
+    """The title and the text of a long document."""
     title, _, text = BOOK.read_text(encoding="utf-8").partition("\n\n")
     return title, text
 
 
 def library() -> tuple[str, list[tuple[str, str]], str]:
-    """A question, documents with titles to find its answer in, and what they are."""
+    """A query, documents with titles to search, and a description of them."""
     if README.is_file() and Path(__file__).parents[2].name == "src":
         first, *rest = re.split(r"^## ", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        sections = [(one.partition("\n")[0], one) for one in (first.removeprefix("# "), *rest)]
-        return OF_README, sections, "sections of the README"
+        sections = [(section.partition("\n")[0], section) for section in (first.removeprefix("# "), *rest)]
+        return README_QUERY, sections, "sections of the README"
     paragraphs = book()[1].split("\n\n")
-    return OF_BOOK, [(textwrap.shorten(one, 70, placeholder=" …"), one) for one in paragraphs], "paragraphs of the same"
+    documents = [(textwrap.shorten(paragraph, 70, placeholder=" …"), paragraph) for paragraph in paragraphs]
+    return BOOK_QUERY, documents, "paragraphs of this book"
 
 
-# --- the stops: what was said, and the results that say how much was read ---
+# --- the tasks: examples to show, and the results, which count tokens and windows ---
 
-_Found = tuple[Sequence[Said], Sequence[Any]]
+_Output = tuple[Sequence[Example], Sequence[Any]]
 
 
-def _fill(checkpoint: Checkpoint) -> _Found:
+def _fill(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import MaskedLM
 
     task = MaskedLM(checkpoint)
-    (one,) = task.fill([MASKED.replace("[MASK]", task.tokenizer.mask_token or "")], top_k=3)
-    return [Said(MASKED, tuple((word.text, word.score) for word in one.masks[0].candidates))], [one]
+    (result,) = task.fill([MASKED.replace("[MASK]", task.tokenizer.mask_token or "")], top_k=3)
+    predictions = tuple((candidate.text, candidate.score) for candidate in result.masks[0].candidates)
+    return [Example(MASKED, predictions)], [result]
 
 
-def _classify(checkpoint: Checkpoint) -> _Found:
+def _classify(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import Classifier
 
-    found = Classifier(checkpoint).classify(OPINIONS)
-    return [Said(text, ((one.label, one.score),)) for text, one in zip(OPINIONS, found, strict=True)], found
+    results = Classifier(checkpoint).classify(REVIEWS)
+    examples = [Example(text, ((result.label, result.score),)) for text, result in zip(REVIEWS, results, strict=True)]
+    return examples, results
 
 
-def _any_labels(checkpoint: Checkpoint) -> _Found:
+def _classify_zero_shot(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import ZeroShot
 
-    (one,) = ZeroShot(checkpoint).classify([NEWS], TOPICS)
-    return [Said(NEWS, tuple(one.scores.items()))], [one]
+    (result,) = ZeroShot(checkpoint).classify([NEWS], TOPICS)
+    return [Example(NEWS, tuple(result.scores.items()))], [result]
 
 
-def _tag(checkpoint: Checkpoint) -> _Found:
+def _tag(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import Tagger
 
-    (one,) = Tagger(checkpoint).tag([NAMES])
-    return [Said(NAMES, tuple((f"{span.text} ({span.label})", span.score) for span in one.spans))], [one]
+    (result,) = Tagger(checkpoint).tag([ENTITIES])
+    return [Example(ENTITIES, tuple((f"{span.text} ({span.label})", span.score) for span in result.spans))], [result]
 
 
-def _answer(checkpoint: Checkpoint, text: str) -> _Found:
+def _answer(checkpoint: Checkpoint, text: str) -> _Output:
     from bertie.tasks import Reader
 
-    (one,) = Reader(checkpoint).answer([(QUESTION, text)])
-    best = one.best
+    (result,) = Reader(checkpoint).answer([(QUESTION, text)])
+    best = result.best
     start, end = best.start or 0, best.end or 0
     before, after = text[max(0, start - 60) : start].split("\n")[-1], text[end : end + 60].split("\n")[0]
-    note = f"… {before.partition(' ')[2]}{best.text}{after.rpartition(' ')[0]} …"
-    return [Said(QUESTION, ((best.text, best.score),), note)], [one]
+    context = f"… {before.partition(' ')[2]}{best.text}{after.rpartition(' ')[0]} …"
+    return [Example(QUESTION, ((best.text, best.score),), context)], [result]
 
 
-def _search(checkpoint: Checkpoint, query: str, documents: list[tuple[str, str]]) -> _Found:
+def _search(checkpoint: Checkpoint, query: str, documents: list[tuple[str, str]]) -> _Output:
     import numpy as np
 
     from bertie.tasks import Embedder, Reranker
 
     embedder, (titles, texts) = Embedder(checkpoint), zip(*documents, strict=True)
-    asked, *vectors = embedder.embed_each([query, *texts])
-    alike = embedder.compare(asked.vector[None], np.stack([one.vector for one in vectors]))[0]  # (N,)
-    nearest = np.argsort(-alike, kind="stable")[:NEAREST].tolist()
-    ranked = Reranker(checkpoint).rerank(query, [texts[i] for i in nearest])
-    best = tuple((titles[nearest[one.index]], one.score) for one in ranked[:BEST])
-    return [Said(query, best)], [asked, *vectors, *ranked]
+    query_result, *results = embedder.embed_each([query, *texts])
+    similarities = embedder.compare(query_result.vector[None], np.stack([result.vector for result in results]))[0]
+    retrieved = np.argsort(-similarities, kind="stable")[:RETRIEVED].tolist()
+    ranked = Reranker(checkpoint).rerank(query, [texts[i] for i in retrieved])
+    best = tuple((titles[retrieved[document.index]], document.score) for document in ranked[:SHOWN])
+    return [Example(query, best)], [query_result, *results, *ranked]
 
 
-def _timed(verb: str, about: str, work: Callable[[], _Found]) -> Stop:
+def _measure(verb: str, title: str, task: Callable[[], _Output]) -> Step:
+    """Run a task and time it."""
     start = time.perf_counter()
-    said, results = work()
+    examples, results = task()
     seconds = time.perf_counter() - start
-    read = {name: sum(getattr(one, name) for one in results) for name in ("tokens_total", "tokens_read", "windows")}
-    return Stop(verb, about, tuple(said), len(results), **read, seconds=seconds)
+    counts = {
+        name: sum(getattr(result, name) for result in results) for name in ("tokens_total", "tokens_read", "windows")
+    }
+    return Step(verb, title, tuple(examples), len(results), **counts, seconds=seconds)
 
 
-# --- for people ---
+# --- output as text ---
 
 
-def _welcome(facts: dict[str, Any]) -> str:
+def _introduction(info: dict[str, Any]) -> str:
     return (
-        f"Bertie {facts['bertie']} with its built-in model, {facts['model']}: {facts['parameters']:,} parameters, "
-        f"{facts['layers']} layers of width {facts['width']}, reads {facts['max_length']:,} tokens at once. "
-        f"Loaded onto {facts['device']} in {_time(facts['load_seconds'])}, after {_time(facts['import_seconds'])} for "
-        "torch and all other code."
+        f"Bertie {info['bertie']} with its built-in model {info['model']}: {info['parameters']:,} parameters, "
+        f"{info['layers']} layers of width {info['width']}, maximum length {info['max_length']:,} tokens. "
+        f"Loaded on {info['device']} in {_format_time(info['load_seconds'])}, after "
+        f"{_format_time(info['import_seconds'])} to import torch and Bertie."
     )
 
 
 class _Page:
-    """Lines as wide as the terminal, at most 100; headings stand out where there is one."""
+    """Lines as wide as the terminal, at most 100 columns; headings are bold on a terminal."""
 
-    def __init__(self, colour: bool) -> None:
-        self.bold, self.plain = ("\x1b[1m", "\x1b[0m") if colour else ("", "")
+    def __init__(self, bold: bool) -> None:
+        self.bold, self.reset = ("\x1b[1m", "\x1b[0m") if bold else ("", "")
         self.width = min(100, shutil.get_terminal_size((100, 24)).columns)
 
     def write(self, lines: Iterable[str]) -> None:
-        """At once: the next stop may take a second."""
+        """Print lines without buffering: the next step may take a second."""
         print("\n".join(lines), flush=True)
 
-    def wrapped(self, text: str, first: str = "", then: str = "") -> list[str]:
-        """A text as lines."""
-        return textwrap.wrap(text, self.width, initial_indent=first, subsequent_indent=then)
+    def wrap(self, text: str, initial_indent: str = "", subsequent_indent: str = "") -> list[str]:
+        """Wrap a text into lines."""
+        return textwrap.wrap(text, self.width, initial_indent=initial_indent, subsequent_indent=subsequent_indent)
 
-    def lines(self, stop: Stop) -> Iterator[str]:
-        """A stop as a heading and labelled rows."""
+    def render(self, step: Step) -> Iterator[str]:
+        """A step as a heading and labelled rows."""
         yield ""
-        yield from (f"{self.bold}{line}{self.plain}" for line in self.wrapped(f"{stop.verb}: {stop.about}"))
-        for one in stop.said:
-            yield from self._row("asked", one.asked)
-            # A span's score is a sum of logits: only among spans does it say anything.
-            scored = stop.verb != "answer"
-            found = [f"{text} {score:.2f}" if scored else text for text, score in one.answers]
-            yield from self._row("answer", "; ".join(found) or "nothing found")
-            if one.note:
-                yield from self._row("where", one.note)
-        read = f"{stop.tokens_read:,} of {stop.tokens_total:,} tokens"
+        yield from (f"{self.bold}{line}{self.reset}" for line in self.wrap(f"{step.verb}: {step.title}"))
+        for example in step.examples:
+            yield from self._row("input", example.input)
+            # The score of an answer is a sum of logits, comparable only to other answers.
+            scored = step.verb != "answer"
+            predictions = [f"{text} {score:.2f}" if scored else text for text, score in example.predictions]
+            yield from self._row("output", "; ".join(predictions) or "none")
+            if example.context:
+                yield from self._row("context", example.context)
+        tokens = f"{step.tokens_read:,} of {step.tokens_total:,} tokens"
         texts, windows = (
-            f"{n:,} {name}{'s' * (n != 1)}" for n, name in ((stop.texts, "text"), (stop.windows, "window"))
+            f"{n:,} {name}{'s' * (n != 1)}" for n, name in ((step.texts, "text"), (step.windows, "window"))
         )
-        yield from self._row("read", f"{read}, {texts} in {windows}; {_time(stop.seconds)}")
+        yield from self._row("read", f"{tokens}, {texts} in {windows}; {_format_time(step.seconds)}")
 
     def _row(self, name: str, text: str) -> list[str]:
-        return self.wrapped(text, f"  {name:<8}", " " * 10)
+        return self.wrap(text, f"  {name:<8}", " " * 10)
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -58,7 +58,9 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--test", metavar="FILE", help="data to report on; nothing is selected on it")
     add_columns(parser)
     parser.add_argument("--recipe", metavar="TOML", help="a file with all of these settings; flags override it")
-    parser.add_argument("--data", metavar="FOLDER", help="what paths in the recipe are relative to (its own folder)")
+    parser.add_argument(
+        "--data", metavar="FOLDER", help="what paths in the recipe are relative to (default: its own folder)"
+    )
     add_model(parser, precision=False)
     parser.add_argument("--baseline", metavar="MODEL", help="another trained model, to compare with on the test data")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder for the model")
