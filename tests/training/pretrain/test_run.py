@@ -348,8 +348,8 @@ def test_two_processes_train_as_one(spread: Path, asked: str, monkeypatch: pytes
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "albert-base": {"kind": "unigram", "lowercase": True},
     "deberta-v3-small": {"kind": "unigram"},
-    "roberta-base": {"kind": "bpe", "style": "angles", "vocab": 400},
-    "modernbert-small": {"kind": "bpe", "vocab": 400},
+    "roberta-base": {"kind": "bpe", "style": "angles", "vocab_size": 400},
+    "modernbert-small": {"kind": "bpe", "vocab_size": 400},
 }
 SMALL = {
     "hidden_size": 16,
@@ -400,7 +400,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
     given = shrunk(tomllib.loads(file.read_text("utf-8")))
     lines = text.read_text().split("\n")
-    options: dict[str, Any] = {"kind": "wordpiece", "vocab": 200, "max_length": 64} | TOKENIZERS.get(file.stem, {})
+    options: dict[str, Any] = {"kind": "wordpiece", "vocab_size": 200, "max_length": 64} | TOKENIZERS.get(file.stem, {})
     tokenizer = learn(lines, **options)
     tokenizer.save(tmp_path / "tokenizer")
     build_corpus([str(text)], tokenizer, tmp_path / "corpus", CorpusSettings(held_out=0.3))
