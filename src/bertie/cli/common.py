@@ -82,7 +82,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precision: bool = True) -> None:
-    """Add -m/--model, --revision, --device, --precision and --overflow."""
+    """Add -m/--model, --revision, --device, --precision, --overflow and --deterministic."""
     parser.add_argument("-m", "--model", metavar="MODEL", help="folder or hub id (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     if overflow:
@@ -95,6 +95,9 @@ def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precisi
             default="window",
             help="text longer than the maximum length: overlapping windows (the default), an error, or truncation",
         )
+        if precision:
+            text = "one text per forward pass, so that results on a GPU do not depend on the batch (slow)"
+            parser.add_argument("--deterministic", action="store_true", help=text)
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
@@ -225,6 +228,7 @@ def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
         options["head"] = args.head
     try:
         options |= {"device": select_device(args.device), "precision": args.precision}
+        options |= {"deterministic": True} if getattr(args, "deterministic", False) else {}
         loaded: T = task.load(model_name(args), overflow=args.overflow, revision=args.revision, **options)  # type: ignore[attr-defined]
     except BertieError as error:
         error.args = (str(error).replace("pass head= with", "pass --head with"),)  # arguments are flags here

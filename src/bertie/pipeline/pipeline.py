@@ -112,7 +112,7 @@ class Pipeline(Generic[Options, Output, Result]):
             lists = chain([first], lists)
             threads = 0 if self.tokenizer.is_compiled([text for i in first for text in i.texts]) else TOKENIZER_THREADS
         pending: deque[tuple[Chunk[Options], Outputs[Output]]] = deque()
-        for chunk in prefetch(self.encode, lists, threads) if threads else map(self.encode, lists):
+        for chunk in prefetch(self.encode, lists, threads):
             pending.append((chunk, self.forward(chunk)))
             if len(pending) > late:
                 yield self.task.decode_chunk(*pending.popleft())
