@@ -1,4 +1,4 @@
-"""Which of these sentences mean the same? python examples/similarity.py [MODEL]"""
+"""Print the cosine similarities of a few sentences: python examples/similarity.py [MODEL]"""
 
 import sys
 import time
@@ -14,9 +14,9 @@ SENTENCES = [
 
 embedder = bertie.Embedder.load(*sys.argv[1:2])
 start = time.perf_counter()
-vectors = embedder.embed(SENTENCES)
-took = time.perf_counter() - start
+embeddings = embedder.embed(SENTENCES)
+seconds = time.perf_counter() - start
 
-for sentence, row in zip(SENTENCES, vectors @ vectors.T, strict=True):
+for sentence, row in zip(SENTENCES, embeddings @ embeddings.T, strict=True):
     print("  ".join(f"{score:5.2f}" for score in row), " ", sentence)
-print(f"{len(SENTENCES)} sentences read whole in {took * 1000:.0f} ms, {embedder.dimension} dimensions each")
+print(f"{len(SENTENCES)} sentences in {seconds * 1000:.0f} ms, {embedder.dimension} dimensions")
