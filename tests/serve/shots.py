@@ -45,7 +45,8 @@ def main(folder: Path) -> None:
             page.screenshot(path=path, full_page=True)
             context.close()
             # A third of the size, without a visible difference.
-            Image.open(path).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+            palette = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+            palette.save(path, optimize=True)
         browser.close()
         server.close()
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import httpx
 
-from bertie.serve.docs_page import render_docs
+from bertie.serve.docs_page import render_docs, type_name
 from bertie.serve.openapi import describe_api
 from bertie.serve.routes import all_routes
 from tests.serve.conftest import Running
@@ -68,8 +68,15 @@ def test_every_endpoint_and_every_field_is_described() -> None:
 
 def test_texts_are_escaped() -> None:
     document = describe_api()
-    document["info"]["description"] = "<b>&"
-    assert "&lt;b&gt;&amp;" in render_docs(document).decode()
+    document["info"]["description"] = "<b>& with `a < b`"
+    assert "&lt;b&gt;&amp; with <code>a &lt; b</code>" in render_docs(document).decode()
+
+
+def test_types_are_unambiguous() -> None:
+    pair = {"type": "array", "items": {"type": "string"}}
+    texts = {"type": "array", "items": {"anyOf": [{"type": "string"}, pair]}}
+    assert type_name(texts) == "array of (string | array of string)"
+    assert type_name({"type": "array", "items": {}}) == type_name({"type": "array"}) == "array"
 
 
 def test_the_examples_work_as_shown(server: Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -46,7 +47,7 @@ def render_docs(document: dict[str, Any]) -> bytes:
     page = _PAGE.format(
         title=escape(info["title"]),
         version=escape(info["version"]),
-        description=escape(info["description"]),
+        description=_inline_code(info["description"]),
         contents=f"<dl>{''.join(contents)}</dl>",
         sections="\n".join(sections),
     )
@@ -90,14 +91,25 @@ def _nested(schema: Any, schemas: dict[str, Any], seen: set[str]) -> Iterator[st
 
 
 def _fields(title: str, schema: dict[str, Any]) -> str:
-    rows = []
-    for name, field in schema.get("properties", {}).items():
+    fields = schema.get("properties", {})
+    columns = ["Field", "Type", "Default"]
+    if any("description" in field for field in fields.values()):
+        columns.append("Description")
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    body = ""
+    for name, field in fields.items():
         default = "required" if name in schema.get("required", ()) else json.dumps(field.get("default"))
-        cells = (f"<code>{escape(name)}</code>", escape(type_name(field)), escape(default))
-        rows.append("".join(f"<td>{cell}</td>" for cell in (*cells, escape(field.get("description", "")))))
-    head = "<tr><th>Field</th><th>Type</th><th>Default</th><th>Description</th></tr>"
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<div class="scroll" tabindex="0"><table><caption>{escape(title)}</caption>{head}{body}</table></div>'
+        description = _inline_code(field.get("description", ""))
+        cells = [f"<code>{escape(name)}</code>", escape(type_name(field)), escape(default), description]
+        body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells[: len(columns)])}</tr>"
+    return (
+        f'<div class="scroll" tabindex="0"><table><caption>{escape(title)}</caption><tr>{head}</tr>{body}</table></div>'
+    )
+
+
+def _inline_code(text: str) -> str:
+    """HTML of a text with code in backquotes."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _resolve(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +130,6 @@ def type_name(schema: dict[str, Any]) -> str:
     if "const" in schema or "enum" in schema:
         return " | ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
-        items = schema.get("items") or {}
-        return f"array of {type_name(items)}" if items else "array"
+        items = type_name(schema.get("items") or {})
+        return "array" if items == "any" else f"array of ({items})" if " | " in items else f"array of {items}"
     return str(schema.get("type", "any"))

@@ -70,7 +70,7 @@ _TASK_ENDPOINTS: dict[str, tuple[Handler, type[BaseModel], Any, str, str]] = {
         native.classify,
         native.ClassifyRequest,
         native.ClassifyResponse,
-        "Text classification, zero-shot with `labels`",
+        "Text classification, zero-shot if labels are given",
         BERTIE,
     ),
     "tag": (native.tag, native.TagRequest, native.TagResponse, "Token classification: labelled spans", BERTIE),
