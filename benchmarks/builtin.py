@@ -47,7 +47,7 @@ from bertie.evaluation import metrics, retrieval
 from bertie.evaluation.intervals import FloatArray, bootstrap, from_sums
 from bertie.tasks import Embedder, Reranker
 
-SHORT = dict(zip(("facts", "mlm", "sts", "retrieval", "heads", "long", "speed"), PARTS, strict=True))  # for --only
+SHORT = dict(zip(("size", "mlm", "sts", "retrieval", "heads", "long", "speed"), PARTS, strict=True))  # for --only
 YEARS = ("STS12", "STS13", "STS15")
 RERANK_DEPTH = 50  # documents per query
 QUICK = 2000  # rows of a large set
@@ -203,7 +203,7 @@ def classification_figures(subject: Subject, data: Path, options: argparse.Names
     figures: Figures = {}
     for label, file, columns in (
         ("sentiment (GoEmotions)", options.sentiment, ("text",)),
-        ("entailment (SNLI)", data / "snli" / "test.jsonl.gz", ("text_a", "text_b")),
+        ("NLI (SNLI)", data / "snli" / "test.jsonl.gz", ("text_a", "text_b")),
     ):
         if file is None:
             continue
@@ -223,7 +223,7 @@ def tagging_figures(subject: Subject, data: Path, most: int | None) -> Figures:
     """Named-entity recognition."""
     figures: Figures = {}
     if subject.tagger is not None:
-        for label, name in (("names (WikiANN)", "wikiann/test.en"), ("names (WNUT-17)", "wnut17/test")):
+        for label, name in (("NER (WikiANN)", "wikiann/test.en"), ("NER (WNUT-17)", "wnut17/test")):
             examples = rows(data / f"{name}.jsonl.gz", most)
             predicted = subject.tagger.predict([row["tokens"] for row in examples])
             gold = [[as_type(tag) for tag in row["tags"]] for row in examples]
@@ -239,7 +239,7 @@ def answer_figures(subject: Subject, data: Path, most: int | None) -> Figures:
     examples = rows(data / "squad_v1" / "dev.jsonl.gz", most)
     answers = subject.reader.predict([(row["question"], row["context"]) for row in examples])
     scores = metrics.answering([[answer["text"] for answer in row["answers"]] for row in examples], answers)
-    return {f"answers (SQuAD dev), {name}": Figure.of(score, len(examples)) for name, score in scores.items()}
+    return {f"QA (SQuAD dev), {name}": Figure.of(score, len(examples)) for name, score in scores.items()}
 
 
 def passage_figures(subject: Subject, data: Path) -> Figures:
@@ -250,11 +250,11 @@ def passage_figures(subject: Subject, data: Path) -> Figures:
     queries, relevant = [row["qid"] for row in examples], [float(row["label"]) for row in examples]
     a = subject.vectors([row["query"] for row in examples], "query")
     b = subject.vectors([row["passage"] for row in examples])
-    ways = {"vectors": (a * b).sum(axis=1)}
+    ways = {"embeddings": (a * b).sum(axis=1)}
     if subject.reranker is not None:
         ways["rerank head"] = subject.reranker.predict([(row["query"], row["passage"]) for row in examples])
     return {
-        f"passages (WikiQA) by {way}, MAP": Figure.of(metrics.ranking(queries, relevant, scores)["map"], len(answered))
+        f"reranking (WikiQA) by {way}, MAP": Figure.of(metrics.ranking(queries, relevant, scores)["map"], len(answered))
         for way, scores in ways.items()
     }
 
@@ -338,7 +338,7 @@ def time_process(name: str, data: Path, threads: int) -> dict[str, float]:
         start = time.perf_counter()
         embedder.embed(texts)
         rate = len(texts) / (time.perf_counter() - start)
-        measured[f"{label} a second, {threads} thread{'s' * (threads > 1)}"] = rate
+        measured[f"{label} per second, {threads} thread{'s' * (threads > 1)}"] = rate
     return measured | {"peak memory, MiB": peak_memory(), "load of the machine": os.getloadavg()[0]}
 
 

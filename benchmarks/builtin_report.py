@@ -15,7 +15,7 @@ from benchmarks.builtin_data import sentence_pairs
 from bertie.evaluation import metrics, retrieval
 from bertie.evaluation.intervals import Difference, FloatArray, Score
 
-PARTS = ("facts", "masked words", "similarity", "search", "heads", "long texts", "speed")
+PARTS = ("size", "fill-mask", "similarity", "search", "heads", "long texts", "speed")
 BM25 = "BM25"
 
 
@@ -162,10 +162,10 @@ def plots(columns: Sequence[Column]) -> dict[str, str]:
     """Bar charts of the figures with intervals, as SVG by file name."""
     charts = {}
     for name, part, title, unit in (
-        ("similarity", "similarity", "Similarity of sentences: Spearman", ""),
-        ("search", "search", "Search: nDCG@10", "nDCG@10"),
-        ("heads", "heads", "Heads, out of the box", ""),
-        ("speed", "speed", "Vectors a second on the CPU", "a second"),
+        ("similarity", "similarity", "Semantic textual similarity: Spearman correlation", ""),
+        ("search", "search", "Dense retrieval: nDCG@10", "nDCG@10"),
+        ("heads", "heads", "Task heads, as shipped", ""),
+        ("speed", "speed", "Embeddings per second on the CPU", "per second"),
     ):
         labels = dict.fromkeys(label for column in columns for label in column.parts.get(part, {}) if unit in label)
         if labels:

@@ -245,13 +245,11 @@ def test_heads_are_scored_by_what_they_say(subject: Subject, data: Path, tmp_pat
     predict_labelled = subject.classifier({"entailment"})
     assert predict_labelled is not None
     output = predict_labelled.predict([(row["text_a"], row["text_b"]) for row in read])
-    assert figures["entailment (SNLI), accuracy"].value == pytest.approx(
-        accuracy_score([r["label"] for r in read], output)
-    )
-    assert figures["names (WikiANN), F1"] == figures["names (WNUT-17), F1"]  # the same, in other types
-    assert {"answers (SQuAD dev), f1", "answers (SQuAD dev), exact_match"} <= set(figures)
-    assert {f"passages (WikiQA) by {way}, MAP" for way in ("vectors", "rerank head")} <= set(figures)
-    assert figures["passages (WikiQA) by vectors, MAP"].n == 10
+    assert figures["NLI (SNLI), accuracy"].value == pytest.approx(accuracy_score([r["label"] for r in read], output))
+    assert figures["NER (WikiANN), F1"] == figures["NER (WNUT-17), F1"]  # the same, in other types
+    assert {"QA (SQuAD dev), f1", "QA (SQuAD dev), exact_match"} <= set(figures)
+    assert {f"reranking (WikiQA) by {way}, MAP" for way in ("embeddings", "rerank head")} <= set(figures)
+    assert figures["reranking (WikiQA) by embeddings, MAP"].n == 10
 
 
 def test_types_of_names_are_the_three() -> None:
@@ -275,12 +273,12 @@ def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def pretend(command: list[str], **options: Any) -> Any:
         name, threads = command[3], command[-1]
         asked.append((name, threads, options["env"]["OMP_NUM_THREADS"], options["env"]["RAYON_NUM_THREADS"]))
-        return argparse.Namespace(stdout=json.dumps({f"texts a second, {threads}": float(len(asked))}))
+        return argparse.Namespace(stdout=json.dumps({f"texts per second, {threads}": float(len(asked))}))
 
     monkeypatch.setattr(subprocess, "run", pretend)
     result = builtin.speed(["a", "b"], Path(), 3)
     assert asked == [(name, k, k, k) for _ in range(3) for k in "12" for name in "ab"]
-    assert result["a"]["texts a second, 1"] == Figure(5.0, 1.0, 9.0, 3)
+    assert result["a"]["texts per second, 1"] == Figure(5.0, 1.0, 9.0, 3)
 
 
 def test_one_process_times_itself(model: str, data: Path) -> None:
@@ -289,7 +287,7 @@ def test_one_process_times_itself(model: str, data: Path) -> None:
         result = builtin.time_process(model, data, 1)
     finally:
         torch.set_num_threads(threads)
-    assert result["sentences a second, 1 thread"] > 0
+    assert result["sentences per second, 1 thread"] > 0
     assert result["peak memory, MiB"] >= result["memory of the imports, MiB"] > 10
 
 
@@ -300,7 +298,7 @@ def column(name: str, seed: int, shift: float = 0.0) -> Column:
     units = np.random.default_rng(seed).random(50) * 0.5 + shift
     figure = Figure(float(units.mean()), float(units.mean()) - 0.05, float(units.mean()) + 0.05, 50, units.tolist())
     return Column(
-        name, {"search": {"Cranfield, nDCG@10": figure}, "speed": {"sentences a second, 1 thread": Figure(100.0)}}
+        name, {"search": {"Cranfield, nDCG@10": figure}, "speed": {"sentences per second, 1 thread": Figure(100.0)}}
     )
 
 
@@ -346,10 +344,10 @@ def test_earlier_runs_come_back_without_speeds_of_another_moment(tmp_path: Path)
 
 
 def test_the_table_has_a_row_a_figure() -> None:
-    other = Column("other", {"facts": {"parameters": Figure(22_713_216)}})
+    other = Column("other", {"size": {"parameters": Figure(22_713_216)}})
     lines = builtin_report.table([column("one", 0), other]).split("\n")
     assert lines[:3] == ["| | one | other |", "|---|---|---|", "| parameters | – | 22,713,216 |"]
-    assert lines[4] == "| sentences a second, 1 thread | 100 | – |"
+    assert lines[4] == "| sentences per second, 1 thread | 100 | – |"
     assert str(Figure(0.82034, 0.7986, 0.8419)) == "0.8203 [0.7986, 0.8419]"
     assert str(Figure(1234.5, 1200.4, 1300)) == "1,234 [1,200, 1,300]"
 
@@ -383,7 +381,7 @@ def test_the_command(model: str, data: Path, tmp_path: Path, monkeypatch: pytest
         "--data",
         str(data),
         "--only",
-        "facts,sts",
+        "size,sts",
         "--json",
         str(out),
         "--plots",
@@ -394,10 +392,10 @@ def test_the_command(model: str, data: Path, tmp_path: Path, monkeypatch: pytest
     printed = capsys.readouterr().out
     (result,) = builtin.read_columns(out)
     assert result.name == "small"
-    assert list(result.parts) == ["facts", "similarity"]
+    assert list(result.parts) == ["size", "similarity"]
     assert f"| STS-B test | {result.parts['similarity']['STS-B test']} |" in printed
     assert (tmp_path / "docs/builtin-similarity.svg").is_file()
     monkeypatch.setattr(sys, "argv", ["builtin", model, "--data", str(data), "--only", "sts,nonsense"])
     with pytest.raises(SystemExit):
         builtin.main()
-    assert "--only nonsense: there are facts, mlm" in capsys.readouterr().err
+    assert "--only nonsense: there are size, mlm" in capsys.readouterr().err
