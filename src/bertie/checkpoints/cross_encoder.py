@@ -1,13 +1,13 @@
-"""How a folder says that it holds a cross-encoder, and what its scores go through: read and written.
+"""Read and write the cross-encoder settings of a folder: activation function, maximum length, prompts.
 
-sentence-transformers has marked them in three ways:
+sentence-transformers has stored them in three formats:
 
     up to 3.x     config.json: "sbert_ce_default_activation_function"
     4.0 to 5.3    config.json: "sentence_transformers": {"activation_fn": …, "version": …}
     since 5.4     modules.json with a Transformer alone, sentence_bert_config.json, and
                   config_sentence_transformers.json: "model_type": "CrossEncoder", "activation_fn", "prompts", …
 
-Later marks go before earlier ones, as they do there.
+Newer formats take precedence over older ones, as in sentence-transformers.
 """
 
 from __future__ import annotations
@@ -33,45 +33,45 @@ from bertie.checkpoints.sentence_transformers import (
 from bertie.errors import ConfigError
 from bertie.nn.sentence_layers import ACTIVATIONS
 
-MARK, OLD_MARK = "sentence_transformers", "sbert_ce_default_activation_function"
+ENTRY, OLD_ENTRY = "sentence_transformers", "sbert_ce_default_activation_function"
 
 
 @dataclass(frozen=True)
 class CrossEncoderConfig:
-    """What a cross-encoder's scores go through, and how its pairs are to be prepared.
+    """The activation function of a cross-encoder's scores, and the preprocessing of its pairs.
 
     >>> CrossEncoderConfig.create(num_labels=1).activation
     'Sigmoid'
     """
 
-    # ConfigKeys of config.json that are read here; a family's table need not know them.
-    CONFIG_KEYS: ClassVar[tuple[str, ...]] = (MARK, OLD_MARK)
+    # Keys of config.json that are read here, and not by the family's table.
+    CONFIG_KEYS: ClassVar[tuple[str, ...]] = (ENTRY, OLD_ENTRY)
 
     activation: str  # a name in bertie.checkpoints.sentence_transformers.ACTIVATIONS
     num_labels: int
-    max_length: int | None = None  # tokens a pair may have, special tokens included
+    max_length: int | None = None  # of a pair, in tokens, including special tokens
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None  # the name, among the prompts, of the one that goes before every pair
-    transformer_path: str = ""  # the transformer's folder inside the model's, "" when they are the same
-    # What was read: the files beside the transformer, and the keys of config.json.
+    default_prompt: str | None = None  # name of the prompt that precedes every pair
+    transformer_path: str = ""  # subfolder of the transformer; "": the folder itself
+    # The original files, and the entries of config.json.
     _folder: SentenceFolder = field(repr=False, compare=False, kw_only=True)
-    _marks: Json = field(repr=False, compare=False, kw_only=True)
+    _entries: Json = field(repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._folder.merged(self._settings())  # refuses what no file may say
+        self._folder.merged(self._settings())  # raises for invalid settings
         if self.num_labels < 1:
             raise ConfigError(f"num_labels={self.num_labels} must be at least 1")
 
     @classmethod
     def from_folder(cls, path: str | Path, config: Json) -> CrossEncoderConfig | None:
-        """Read a folder's marks; None for one that is not marked as a cross-encoder. `config` is its config.json."""
+        """Read a folder with this config.json; None if it is not a cross-encoder."""
         root = Path(path)
-        marks = {key: config[key] for key in cls.CONFIG_KEYS if key in config}
+        entries = {key: config[key] for key in cls.CONFIG_KEYS if key in config}
         folder = SentenceFolder.read(root, "CrossEncoder")
         if folder is None:
-            # modules.json without the newest mark is a model of sentence vectors
-            if (root / MODULES_FILE).is_file() or all(mark is None for mark in marks.values()):
+            # modules.json of another model type is a sentence embedding model
+            if (root / MODULES_FILE).is_file() or all(entry is None for entry in entries.values()):
                 return None
             transformer = ModuleEntry("Transformer", "")
             settings = SentenceSettings(max_seq_length=tokenizer_limit(root, transformer))
@@ -79,14 +79,13 @@ class CrossEncoderConfig:
         if len(folder.entries) > 1:
             raise ConfigError(
                 f"{MODULES_FILE}: a cross-encoder of {', '.join(entry.kind for entry in folder.entries)} is not "
-                "supported; it must be a Transformer alone, with a head for sequence classification"
+                "supported; it must be a single Transformer with a sequence classification head"
             )
         labels = len(ConfigKeys(config).labels())
-        marked = _marked(config)
-        dotted = folder.settings.activation_fn or marked
+        dotted = folder.settings.activation_fn or _configured_activation(config)
         activation = ACTIVATION_PATHS[dotted] if dotted else _default_activation(labels)
         settings = replace(folder.settings, activation_fn=f"torch.nn.{activation}")
-        return cls._of(labels, activation, replace(folder, settings=settings), marks)
+        return cls._of(labels, activation, replace(folder, settings=settings), entries)
 
     @classmethod
     def create(
@@ -97,16 +96,16 @@ class CrossEncoderConfig:
         prompts: Mapping[str, str] | None = None,
         default_prompt: str | None = None,
     ) -> CrossEncoderConfig:
-        """A new one. Without an activation it is the sigmoid for one label and none for several."""
+        """Create the settings. The default activation is the sigmoid for one label, the identity for several."""
         activation = activation or _default_activation(num_labels)
         dotted = f"torch.nn.{activation}"
         settings = SentenceSettings(max_length, False, dict(prompts or {}), default_prompt, activation_fn=dotted)
         folder = SentenceFolder.create("CrossEncoder", ["Transformer"], settings)
-        # The mark is for versions 4.0 to 5.3, which do not read the files.
-        return cls._of(num_labels, activation, folder, {MARK: {"activation_fn": dotted}})
+        # The entry of config.json is for versions 4.0 to 5.3, which do not read the files.
+        return cls._of(num_labels, activation, folder, {ENTRY: {"activation_fn": dotted}})
 
     @classmethod
-    def _of(cls, num_labels: int, activation: str, folder: SentenceFolder, marks: Json) -> CrossEncoderConfig:
+    def _of(cls, num_labels: int, activation: str, folder: SentenceFolder, entries: Json) -> CrossEncoderConfig:
         return cls(
             activation=activation,
             num_labels=num_labels,
@@ -116,17 +115,17 @@ class CrossEncoderConfig:
             default_prompt=folder.settings.default_prompt_name,
             transformer_path=folder.entries[0].path,
             _folder=folder,
-            _marks=marks,
+            _entries=entries,
         )
 
     def module(self) -> nn.Module:
-        """The activation, to be called on (B, num_labels) logits."""
+        """The activation function of (B, num_labels) logits."""
         return ACTIVATIONS[self.activation]()
 
     def files(self) -> dict[str, bytes]:
-        """What to write beside the transformer, by relative path; `config_entries` goes with them.
+        """The files to write next to the transformer, by relative path, together with `config_entries`.
 
-        A folder from before 5.4 has no such files, and gets none unless a change needs them.
+        A folder of a version before 5.4 has none of these files, and gets them only if a change needs them.
         """
         now, folder = self._settings(), self._folder
         if not folder.json:
@@ -136,14 +135,14 @@ class CrossEncoderConfig:
         return folder.files(now)
 
     def config_entries(self) -> Json:
-        """What belongs into config.json: whatever was there, kept true."""
-        entries = dict(self._marks)
+        """The entries of config.json: the original ones, with the current activation."""
+        entries = dict(self._entries)
         dotted = f"torch.nn.{self.activation}"
         if dotted != self._folder.settings.activation_fn:
-            if OLD_MARK in entries:
-                entries[OLD_MARK] = dotted
-            if MARK in entries:
-                entries[MARK] = {**(entries[MARK] or {}), "activation_fn": dotted}
+            if OLD_ENTRY in entries:
+                entries[OLD_ENTRY] = dotted
+            if ENTRY in entries:
+                entries[ENTRY] = {**(entries[ENTRY] or {}), "activation_fn": dotted}
         return entries
 
     def _settings(self) -> SentenceSettings:
@@ -153,14 +152,14 @@ class CrossEncoderConfig:
         )
 
 
-def _marked(config: Json) -> str | None:
-    """The activation that config.json names."""
+def _configured_activation(config: Json) -> str | None:
+    """The activation function in config.json."""
     keys = ConfigKeys(config, common=())
-    keys.must(OLD_MARK, *ACTIVATION_PATHS)
-    mark = ConfigKeys(keys.mapping(MARK, {}), ("version",), file=f"config.json: {MARK}", common=())
-    mark.must("activation_fn", *ACTIVATION_PATHS)
-    mark.finish()
-    return mark.raw.get("activation_fn") or config.get(OLD_MARK)
+    keys.must(OLD_ENTRY, *ACTIVATION_PATHS)
+    entry = ConfigKeys(keys.mapping(ENTRY, {}), ("version",), file=f"config.json: {ENTRY}", common=())
+    entry.must("activation_fn", *ACTIVATION_PATHS)
+    entry.finish()
+    return entry.raw.get("activation_fn") or config.get(OLD_ENTRY)
 
 
 def _default_activation(num_labels: int) -> str:

@@ -1,4 +1,4 @@
-"""How a folder says that it holds a SPLADE model, whose head for masked words gives sparse vectors."""
+"""Read and write the settings of SPLADE folders: sparse embeddings from the MLM head."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bertie.errors import ConfigError
 
 @dataclass(frozen=True)
 class Splade:
-    """That a text's vector has the weight of each word of the vocabulary, and how texts are to be prepared."""
+    """The preprocessing of a SPLADE model, whose embeddings have one weight per vocabulary entry."""
 
-    max_length: int | None = None  # tokens a text may have, special tokens included
+    max_length: int | None = None  # of a text, in tokens, including special tokens
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None  # the name, among the prompts, of the one that goes before every text
-    transformer_path: str = ""  # the transformer's folder inside the model's, "" when they are the same
+    default_prompt: str | None = None  # name of the prompt that precedes every text
+    transformer_path: str = ""  # subfolder of the transformer; "": the folder itself
     _folder: SentenceFolder = field(repr=False, compare=False, kw_only=True)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Splade | None:
-        """Read a folder's files; None for one that does not hold such a model."""
+        """Read a folder; None if it is not a sparse encoder."""
         folder = SentenceFolder.read(Path(path), "SparseEncoder")
         if folder is None:
             return None
@@ -31,12 +31,14 @@ class Splade:
         if kinds != ["Transformer", "SpladePooling"]:
             raise ConfigError(
                 f"{MODULES_FILE}: a sparse encoder of {', '.join(kinds)} is not supported; it must be a Transformer "
-                "with a head for masked words, then SpladePooling"
+                "with an MLM head, then SpladePooling"
             )
         keys = folder.keys(folder.entries[1])
         keys.must("pooling_strategy", "max")
         keys.must("activation_function", "relu")
-        keys.ignore("embedding_dimension", "word_embedding_dimension", "chunk_size")  # the vocabulary's; how it is run
+        keys.ignore(
+            "embedding_dimension", "word_embedding_dimension", "chunk_size"
+        )  # the vocabulary size; a runtime option
         keys.finish()
         settings = folder.settings
         return cls(
@@ -49,5 +51,5 @@ class Splade:
         )
 
     def files(self) -> dict[str, bytes]:
-        """What to write, by relative path."""
+        """The files to write, by relative path."""
         return self._folder.files(replace(self._folder.settings, max_seq_length=self.max_length))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.convert import TensorRule, concatenated, linear
-from bertie.checkpoints.families.bert import COUNTERS
+from bertie.checkpoints.families.bert import INDEX_BUFFERS
 from bertie.checkpoints.families.common import (
     USUAL,
     architectures,
@@ -24,7 +24,7 @@ from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """BERT's keys and the grouping of layers."""
+    """Read BERT's keys and the groups of shared layers."""
     k.encoder_only()
     fields = bert_fields(k)
     depth, groups = k.layers("num_hidden_layers", 12), k.integer("num_hidden_groups", 1)
@@ -33,7 +33,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
         raise ConfigError(f"config.json: num_hidden_groups={groups} must not exceed num_hidden_layers={depth}")
     layer_map = tuple(int(i / (depth / groups)) for i in range(depth))
     size = k.tokens("max_position_embeddings", 512)
-    # ConfigKeys of the original TensorFlow code that its port never read.
+    # Keys of the original TensorFlow code that transformers never read.
     k.ignore("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor", "layers_to_keep")
     return EncoderConfig(
         **fields,
@@ -79,7 +79,7 @@ TOKENIZER = LegacyTokenizer(
     bos="[CLS]",
     eos="[SEP]",
     mask_lstrip=True,
-    class_keeps_rules=False,  # transformers 5 feeds it no segment ids
+    class_keeps_rules=False,  # transformers 5 makes no segment ids for it
     lowercase=True,
     strip_accents=True,
     add_prefix_space=True,
@@ -121,7 +121,7 @@ FAMILY = Family(
         "pooler": pooler("albert.pooler"),
     },
     companions=("mlm", "sop", "pooler"),
-    dropped=COUNTERS,
+    dropped=INDEX_BUFFERS,
     tokenizer=TOKENIZER,
     tokenizer_classes=("AlbertTokenizer",),
     defaults={

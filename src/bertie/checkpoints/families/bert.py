@@ -1,4 +1,4 @@
-"""BERT, and all that kept its shape: mBERT, BioBERT, ClinicalBERT, MiniLM, E5, BGE, GTE, …"""
+"""BERT and models of its architecture: mBERT, BioBERT, ClinicalBERT, MiniLM, E5, BGE, GTE, …"""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """BERT's config keys."""
+    """Read BERT's config keys."""
     k.encoder_only()
-    # TinyBERT's, and so in what was distilled or fine-tuned from it; its emb_size may be that of another model.
+    # Keys of TinyBERT and models derived from it; emb_size may be wrong there.
     k.ignore("cell", "emb_size", "pre_trained", "structure", "training")
     fields = bert_fields(k)
     depth = k.layers("num_hidden_layers", 12)
@@ -42,7 +42,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
 
 
 def _read(k: ConfigKeys) -> EncoderConfig:
-    """As `read`. MuRIL says how wide its embeddings are: in BERT itself, as wide as the rest."""
+    """As `read`. MuRIL has embedding_size, which must equal hidden_size."""
     cfg = read(k)
     k.must("embedding_size", cfg.width)
     return cfg
@@ -55,7 +55,7 @@ def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
 
 
 def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
-    """BERT's heads: those over a text stand on the pooler."""
+    """BERT's heads: those over texts use the pooler."""
     pooled = f"{prefix}pooler.dense"
     return {
         "mlm": mlm(
@@ -77,10 +77,10 @@ def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
     }
 
 
-# Early checkpoints kept TensorFlow's names for the two halves of a norm.
-OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# A buffer that counts 0, 1, 2, …: older versions saved it.
-COUNTERS = (r"^(\w+\.)?embeddings\.(position_ids|token_type_ids)$",)
+# Early checkpoints have TensorFlow's names for the weight and bias of LayerNorm.
+TENSORFLOW_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# Buffers 0, 1, 2, … that older versions of transformers saved.
+INDEX_BUFFERS = (r"^(\w+\.)?embeddings\.(position_ids|token_type_ids)$",)
 
 TOKENIZER = LegacyTokenizer(
     kind="wordpiece",
@@ -101,8 +101,8 @@ FAMILY = Family(
     weights=weights,
     heads=heads("bert."),
     companions=("mlm", "nsp", "pooler"),
-    dropped=COUNTERS,
+    dropped=INDEX_BUFFERS,
     tokenizer=TOKENIZER,
     tokenizer_classes=("BertTokenizer",),
-    renamed=OLD_NORMS,
+    renamed=TENSORFLOW_NORMS,
 )

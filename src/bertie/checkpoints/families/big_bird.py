@@ -13,10 +13,10 @@ from bertie.checkpoints.families.common import (
     architectures,
     bert_fields,
     classifier_dropout,
+    dense_classifier,
     head,
     hidden_act,
     hidden_dropout,
-    own_classifier,
     pooler,
 )
 from bertie.checkpoints.families.family import Family, HeadTable
@@ -25,7 +25,7 @@ from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """BERT's keys and the blocks'."""
+    """Read BERT's keys and those of block-sparse attention."""
     cfg = bert.read(k)
     sparse = k.choice("attention_type", ("block_sparse", "original_full"), "block_sparse") == "block_sparse"
     blocks = BlockSparse(k.tokens("block_size", 64), k.tokens("num_random_blocks", 3, least=0))
@@ -40,9 +40,12 @@ def read(k: ConfigKeys) -> EncoderConfig:
 
 
 def _answer() -> HeadTable:
-    """A feed-forward with residual under the span scores. (The original also lowers the question's scores by a
-    million; which tokens may answer is decided when spans are decoded.) Its tokenizer gives no segments; this head
-    alone tells the document from the question by them."""
+    """The span head: a feed-forward layer with a residual connection, then the output layer.
+
+    BigBird's tokenizer makes no segment ids; this head alone uses them, for question and document.
+    transformers also subtracts a million from the question's logits; here the decoding of spans excludes
+    the question.
+    """
 
     def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         return HeadConfig(
@@ -77,7 +80,7 @@ TOKENIZER = LegacyTokenizer(
     eos="</s>",
     mask_lstrip=True,
     segments=False,
-    class_keeps_rules=False,  # transformers 5 leaves out SentencePiece's own normalization
+    class_keeps_rules=False,  # transformers 5 omits SentencePiece's normalization
     add_prefix_space=True,
     strip="right",
     collapse_spaces="▁",
@@ -92,7 +95,7 @@ FAMILY = Family(
     heads={
         **bert.heads("bert."),
         "nsp": head("nsp", "text", 2, dense="bert.pooler", activation="tanh", out="cls.seq_relationship"),
-        "classify": own_classifier(hidden_act),
+        "classify": dense_classifier(hidden_act),
         "answer": _answer(),
         "choice": head(
             "choice",
@@ -106,7 +109,7 @@ FAMILY = Family(
         "pooler": pooler("bert.pooler"),
     },
     companions=("mlm", "nsp", "pooler"),
-    dropped=bert.COUNTERS,
+    dropped=bert.INDEX_BUFFERS,
     tokenizer=TOKENIZER,
     tokenizer_classes=("BigBirdTokenizer",),
     defaults={"hidden_act": "gelu_new", "max_position_embeddings": 4096},

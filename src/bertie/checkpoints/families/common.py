@@ -1,4 +1,4 @@
-"""What several families share: the tensor names that began with BERT, and the usual shapes of heads."""
+"""Shared by families: the tensor names that BERT introduced, and common heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertie.errors import ConfigError
 
 
 def architectures(stem: str, **heads: tuple[HeadName, ...]) -> dict[str, tuple[HeadName, ...]]:
-    """Class names of a family: `architectures("Bert", ForMaskedLM=("mlm",))`, with the bare model always there."""
+    """Class names of a family: `architectures("Bert", ForMaskedLM=("mlm",))` also has `BertModel`."""
     return {f"{stem}Model": (), **{f"{stem}{suffix}": names for suffix, names in heads.items()}}
 
 
@@ -27,12 +27,12 @@ USUAL: dict[str, tuple[HeadName, ...]] = {
 
 
 def qkv_sizes(cfg: EncoderConfig) -> tuple[int, int, int]:
-    """Rows of query, key and value."""
+    """Output sizes of the query, key and value projections."""
     return cfg.heads * cfg.head_width, cfg.kv_heads * cfg.head_width, cfg.kv_heads * cfg.head_width
 
 
 def bert_embeddings(cfg: EncoderConfig, words: str = "embeddings.word_embeddings") -> Iterator[TensorRule]:
-    """The embeddings by BERT's names."""
+    """Embeddings under BERT's names."""
     yield same("encoder.embeddings.words.weight", f"{words}.weight")
     if any(isinstance(p, Learned) for p in cfg.positions):
         yield same("encoder.embeddings.positions.weight", "embeddings.position_embeddings.weight")
@@ -43,7 +43,7 @@ def bert_embeddings(cfg: EncoderConfig, words: str = "embeddings.word_embeddings
 
 
 def bert_blocks(cfg: EncoderConfig, qkv: tuple[str, ...] = ("query", "key", "value")) -> Iterator[TensorRule]:
-    """The blocks by BERT's names; `qkv` is empty where a family has a layout of its own for them."""
+    """Blocks under BERT's names; `qkv=()` for families with another layout of query, key and value."""
     for i in range(cfg.blocks):
         ours, theirs = f"encoder.blocks.{i}", f"encoder.layer.{i}"
         if qkv:
@@ -57,7 +57,7 @@ def bert_blocks(cfg: EncoderConfig, qkv: tuple[str, ...] = ("query", "key", "val
 
 
 def width_and_heads(k: ConfigKeys, width: int) -> dict[str, Any]:
-    """heads, kv_heads and head_width, where heads divide the width."""
+    """heads, kv_heads and head_width; heads must divide the width."""
     heads = k.integer("num_attention_heads")
     if width % heads:
         raise ConfigError(f"config.json: num_attention_heads={heads} must divide hidden_size={width}")
@@ -65,7 +65,7 @@ def width_and_heads(k: ConfigKeys, width: int) -> dict[str, Any]:
 
 
 def bert_fields(k: ConfigKeys, eps: float = 1e-12) -> dict[str, Any]:
-    """The fields of `EncoderConfig` that BERT's config names settle, for post-norm encoders without gates."""
+    """The fields of `EncoderConfig` that BERT's config keys determine, for post-norm encoders without gating."""
     width = k.integer("hidden_size", 768)
     return {
         "vocab": k.integer("vocab_size"),
@@ -81,7 +81,7 @@ def bert_fields(k: ConfigKeys, eps: float = 1e-12) -> dict[str, Any]:
 
 
 def classifier_dropout(k: ConfigKeys) -> float:
-    """The head's own dropout, or the encoder's."""
+    """The dropout of the head; by default that of the encoder."""
     hidden = k.probability("hidden_dropout_prob", 0.1)
     return k.probability("classifier_dropout", hidden)
 
@@ -96,7 +96,7 @@ def no_dropout(k: ConfigKeys) -> float:
     return 0.0
 
 
-def _as(value: Activation | Callable[[ConfigKeys], Activation], k: ConfigKeys) -> Activation:
+def _resolve(value: Activation | Callable[[ConfigKeys], Activation], k: ConfigKeys) -> Activation:
     return value(k) if callable(value) else value
 
 
@@ -117,14 +117,14 @@ def head(
     dense_dropout: Callable[[ConfigKeys], float] = no_dropout,
     globals: Globals = "none",
 ) -> HeadTable:
-    """A head that is a linear, or a dense layer with an activation and a linear."""
+    """A linear head, optionally after a dense layer with an activation."""
 
     def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         return HeadConfig(
             kind=kind,
             outputs=len(k.labels()) if outputs == "labels" else outputs,
             dense=cfg.width if dense else None,
-            activation=_as(activation, k),
+            activation=_resolve(activation, k),
             dropout=dropout(k),
             dense_dropout=dense_dropout(k),
             globals=globals,
@@ -140,12 +140,12 @@ def head(
     return HeadTable(config, weights)
 
 
-def own_classifier(
+def dense_classifier(
     activation: Activation | Callable[[ConfigKeys], Activation],
     dropout: Callable[[ConfigKeys], float] = classifier_dropout,
     globals: Globals = "none",
 ) -> HeadTable:
-    """A classifier over the first token with a dense layer of its own, as RoBERTa's."""
+    """A classifier over the first token with its own dense layer, as in RoBERTa."""
     return head(
         "classify",
         "text",
@@ -160,7 +160,7 @@ def own_classifier(
 
 
 def mlm_weights(decoder: str, bias: str | None = None) -> Callable[[HeadConfig], Iterator[TensorRule | TiedTensor]]:
-    """The output over the vocabulary, tied to the word embeddings or not."""
+    """The output layer over the vocabulary, tied to the word embeddings or not."""
 
     def weights(cfg: HeadConfig) -> Iterator[TensorRule | TiedTensor]:
         own = f"{decoder}.bias"
@@ -171,7 +171,7 @@ def mlm_weights(decoder: str, bias: str | None = None) -> Callable[[HeadConfig],
         else:
             yield same("heads.mlm.out.weight", f"{decoder}.weight")
             if cfg.output_bias:
-                # Untied, the original adds the decoder's own bias and carries the other one along unused.
+                # If untied, transformers adds the decoder's bias; the other one is stored but unused.
                 yield same("heads.mlm.out.bias", own, *([TensorAlias(bias, dead=True)] if bias else []))
 
     return weights
@@ -185,7 +185,7 @@ def mlm(
     bias: str | None = None,
     activation: Activation | Callable[[ConfigKeys], Activation] = hidden_act,
 ) -> HeadTable:
-    """Masked language modelling: dense to the embedding's width, activation, norm, output over the vocabulary."""
+    """Masked language modelling: dense layer to the embedding width, activation, norm, output over the vocabulary."""
     output = mlm_weights(decoder, bias)
 
     def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
@@ -193,7 +193,7 @@ def mlm(
             kind="vocabulary",
             outputs=cfg.vocab,
             dense=cfg.embeddings.width,
-            activation=_as(activation, k),
+            activation=_resolve(activation, k),
             norm=cfg.norm,
             tied=k.boolean("tie_word_embeddings", True),
         )
@@ -207,5 +207,5 @@ def mlm(
 
 
 def pooler(name: str) -> HeadTable:
-    """The first token through a dense layer and tanh: the bare encoder's pooled output."""
+    """The first token through a dense layer and tanh: `pooler_output` of the bare encoder."""
     return head("pooler", "text", None, dense=name, activation="tanh")

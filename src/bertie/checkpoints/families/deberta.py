@@ -1,4 +1,4 @@
-"""DeBERTa, the first: disentangled attention, with query, key and value in one interleaved tensor."""
+"""DeBERTa (v1): disentangled attention; query, key and value in one interleaved tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.convert import TensorRule, TiedTensor, linear, same
-from bertie.checkpoints.families.bert import COUNTERS
+from bertie.checkpoints.families.bert import INDEX_BUFFERS
 from bertie.checkpoints.families.common import (
     USUAL,
     architectures,
@@ -28,7 +28,7 @@ Terms = tuple[Literal["c2p", "p2c"], ...]
 
 
 def read_any(k: ConfigKeys, relative: Callable[[Terms, int], Disentangled]) -> EncoderConfig:
-    """The keys of all DeBERTas; `relative` makes the position scheme from its terms and its farthest distance."""
+    """Read the keys of all DeBERTa versions; `relative` builds the position scheme from terms and maximum distance."""
     k.encoder_only()
     fields = bert_fields(k, eps=1e-7)
     depth, size = k.layers("num_hidden_layers", 12), k.tokens("max_position_embeddings", 512)
@@ -38,14 +38,14 @@ def read_any(k: ConfigKeys, relative: Callable[[Terms, int], Disentangled]) -> E
     k.ignore("padding_idx")
     positions: list[Position] = [Learned(size)] if k.boolean("position_biased_input", True) else []
     terms = _terms(k)
-    farthest = k.tokens("max_relative_positions", -1, least=-1)
+    max_distance = k.tokens("max_relative_positions", -1, least=-1)
     if k.boolean("relative_attention", False) != bool(terms):
         raise ConfigError(
             f"config.json: pos_att_type={k.raw.get('pos_att_type')!r} contradicts relative_attention="
             f"{k.raw.get('relative_attention', False)}; allowed: both or none"
         )
     if terms:
-        positions.append(relative(terms, farthest if farthest > 0 else size))
+        positions.append(relative(terms, max_distance if max_distance > 0 else size))
     return EncoderConfig(
         **fields,
         layer_map=tuple(range(depth)),
@@ -63,19 +63,19 @@ def read_any(k: ConfigKeys, relative: Callable[[Terms, int], Disentangled]) -> E
 
 
 def _terms(k: ConfigKeys) -> Terms:
-    """`"c2p|p2c"`, or a list of the same; none twice or empty: the original scales by how many it finds there."""
+    """Parse "c2p|p2c" or a list. Duplicates are refused: transformers scales scores by the number of entries."""
     raw = k.raw.get("pos_att_type")
     k.used.add("pos_att_type")
     named = [] if raw is None else [t.strip() for t in raw.lower().split("|")] if isinstance(raw, str) else raw
     terms = named if isinstance(named, list) else [None]
-    found: list[Literal["c2p", "p2c"]] = [t for t in ("c2p", "p2c") if t in terms]
-    if len(found) != len(terms):
+    known: list[Literal["c2p", "p2c"]] = [term for term in ("c2p", "p2c") if term in terms]
+    if len(known) != len(terms):
         raise ConfigError(f"config.json: pos_att_type={raw!r:.80} is not supported; allowed: c2p, p2c, c2p|p2c, null")
-    return tuple(found)
+    return tuple(known)
 
 
 def embeddings(cfg: EncoderConfig) -> Iterator[TensorRule]:
-    """BERT's names, the projection and the table of relative positions."""
+    """BERT's names, the projection and the relative position embeddings."""
     yield from bert_embeddings(cfg)
     if cfg.embeddings.project:
         yield same("encoder.embeddings.project.weight", "embeddings.embed_proj.weight")
@@ -87,9 +87,9 @@ def embeddings(cfg: EncoderConfig) -> Iterator[TensorRule]:
 
 
 def heads() -> Mapping[HeadName, HeadTable]:
-    """The heads of all DeBERTas."""
+    """The heads of all DeBERTa versions."""
 
-    def over_text(name: HeadName, outputs: int | Literal["labels"]) -> HeadTable:
+    def text_head(name: HeadName, outputs: int | Literal["labels"]) -> HeadTable:
         return head(
             name,
             "text",
@@ -108,22 +108,22 @@ def heads() -> Mapping[HeadName, HeadTable]:
             decoder="cls.predictions.decoder",
             bias="cls.predictions.bias",
         ),
-        "classify": over_text("classify", "labels"),
+        "classify": text_head("classify", "labels"),
         "tag": head("tag", "token", "labels", out="classifier", dropout=hidden_dropout),
         "answer": head("answer", "token", 2, out="qa_outputs"),
-        "choice": over_text("choice", 1),
+        "choice": text_head("choice", 1),
     }
 
 
 def _new_mlm() -> HeadTable:
-    """The head as Microsoft published it: always tied, without an output matrix of its own."""
+    """The head as Microsoft published it: always tied to the word embeddings."""
     usual = mlm(dense="", norm="", decoder="")
 
     def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
         if cfg.embeddings.width != cfg.width:
             raise ConfigError(
-                f"config.json: embedding_size={cfg.embeddings.width} must equal hidden_size={cfg.width} with the head "
-                "that lm_predictions holds: its output matrix is that of the word embeddings"
+                f"config.json: embedding_size={cfg.embeddings.width} must equal hidden_size={cfg.width} for the head "
+                "lm_predictions, which is tied to the word embeddings"
             )
         return replace(usual.config(k, cfg), tied=True, dense=cfg.width)
 
@@ -131,29 +131,27 @@ def _new_mlm() -> HeadTable:
         yield from linear("heads.mlm.dense", "lm_predictions.lm_head.dense")
         yield from linear("heads.mlm.norm", "lm_predictions.lm_head.LayerNorm")
         yield same("heads.mlm.bias", "lm_predictions.lm_head.bias")
-        yield TiedTensor(
-            "encoder.embeddings.words.weight", "lm_predictions.lm_head.weight"
-        )  # some versions save it twice
+        yield TiedTensor("encoder.embeddings.words.weight", "lm_predictions.lm_head.weight")  # some versions save it
 
     return HeadTable(config, weights, config_entries={"legacy": False})
 
 
 ALTERNATIVES: Mapping[HeadName, HeadTable] = {"mlm": _new_mlm()}
-# mask_predictions: the discriminator of v3's pretraining, which nothing downstream uses. Position tables are
-# stored even where the config does not add them.
-DROPPED = (*COUNTERS, r"^mask_predictions\.", r"^(deberta\.)?embeddings\.position_embeddings\.weight$")
+# mask_predictions: the discriminator of v3's pretraining, which is not used downstream. Position
+# embeddings are stored even if the config does not use them.
+DROPPED = (*INDEX_BUFFERS, r"^mask_predictions\.", r"^(deberta\.)?embeddings\.position_embeddings\.weight$")
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """The first DeBERTa's keys."""
+    """Read the keys of v1."""
     k.must("talking_head", False)
     k.boolean("legacy", True)
-    cfg = read_any(k, lambda terms, farthest: Disentangled(terms, farthest, key_bias=False))
+    cfg = read_any(k, lambda terms, max_distance: Disentangled(terms, max_distance, key_bias=False))
     return replace(cfg, qkv_bias="qv")
 
 
 def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
-    """The first DeBERTa's tensor names."""
+    """The tensor names of v1."""
     yield from embeddings(cfg)
     yield from bert_blocks(cfg, qkv=())
     inner = cfg.heads * cfg.head_width
@@ -180,7 +178,7 @@ TOKENIZER = LegacyTokenizer(
     bos="[CLS]",
     eos="[SEP]",
     mask_lstrip=True,
-    class_keeps_rules=False,  # transformers 5 puts two separators between a pair, and no segment ids
+    class_keeps_rules=False,  # transformers 5 puts two separators between the texts of a pair, and makes no segment ids
     add_prefix_space=False,
 )
 

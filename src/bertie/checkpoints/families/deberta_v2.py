@@ -1,4 +1,4 @@
-"""DeBERTa v2 and v3, mDeBERTa: log buckets, shared projections, a normalized table, in v2 a convolution."""
+"""DeBERTa v2 and v3, mDeBERTa: log-bucketed relative positions, shared projections; a convolution in v2."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """The first DeBERTa's keys and what v2 added."""
+    """Read the keys of v1 and those added in v2."""
     buckets = k.tokens("position_buckets", -1, least=-1)
     normed = k.choice("norm_rel_ebd", ("none", "layer_norm"), "none") == "layer_norm"
     shared = k.boolean("share_att_key", False)
     eps = k.number("layer_norm_eps", 1e-7, least=1e-30, most=0.1)
     k.boolean("legacy", True)
 
-    def relative(terms: deberta.Terms, farthest: int) -> Disentangled:
+    def relative(terms: deberta.Terms, max_distance: int) -> Disentangled:
         return Disentangled(
             terms,
-            farthest,
+            max_distance,
             buckets=buckets if buckets > 0 else None,
             shared=shared,
             norm=NormConfig(eps=eps) if normed else None,
@@ -40,7 +40,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
 
 
 def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
-    """v2's tensor names."""
+    """The tensor names of v2."""
     yield from deberta.embeddings(cfg)
     yield from bert_blocks(cfg, qkv=("query_proj", "key_proj", "value_proj"))
     own = {t for p in cfg.positions if isinstance(p, Disentangled) and not p.shared for t in p.terms}
@@ -65,13 +65,13 @@ TOKENIZER = LegacyTokenizer(
     mask="[MASK]",
     bos="[CLS]",
     eos="[SEP]",
-    appended=("[MASK]",),  # SentencePiece's model has none: it follows the last piece
-    class_keeps_rules=False,  # transformers 5 leaves out SentencePiece's own normalization
+    appended=("[MASK]",),  # not in the SentencePiece model: its id follows the last piece
+    class_keeps_rules=False,  # transformers 5 omits SentencePiece's normalization
     lowercase=False,
     add_prefix_space=True,
     strip="both",
     collapse_spaces=" ",
-    # The published tokenizer.json knows no byte pieces, and all fine-tuned models have been fed its ids.
+    # The published tokenizer.json has no byte fallback, and all fine-tuned models were trained with its ids.
     ignore_byte_fallback=True,
 )
 

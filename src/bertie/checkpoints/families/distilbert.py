@@ -1,4 +1,4 @@
-"""DistilBERT: half of BERT's layers, no segments, names of its own."""
+"""DistilBERT: half of BERT's layers, no segment embeddings, different names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.convert import TensorRule, concatenated, linear
-from bertie.checkpoints.families.bert import COUNTERS, TOKENIZER
+from bertie.checkpoints.families.bert import INDEX_BUFFERS, TOKENIZER
 from bertie.checkpoints.families.common import USUAL, architectures, bert_embeddings, head, mlm, qkv_sizes
 from bertie.checkpoints.families.family import Family
 from bertie.config import Activation, EmbeddingConfig, EncoderConfig, Full, Learned, NormConfig
@@ -15,14 +15,14 @@ from bertie.errors import ConfigError
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """DistilBERT's own spellings; its norms have a fixed epsilon."""
+    """Read DistilBERT's keys; the epsilon of its norms is fixed."""
     k.encoder_only()
     width, heads = k.integer("dim", 768), k.integer("n_heads", 12)
     if width % heads:
         raise ConfigError(f"config.json: n_heads={heads} must divide dim={width}")
     depth = k.layers("n_layers", 6)
     size = k.tokens("max_position_embeddings", 512)
-    # Sinusoids are stored as a table like any other.
+    # Sinusoidal embeddings are stored like learned ones.
     k.boolean("sinusoidal_pos_embds", False)
     k.must("tie_weights_", True)
     return EncoderConfig(
@@ -92,7 +92,7 @@ FAMILY = Family(
         ),
     },
     companions=("mlm",),
-    dropped=COUNTERS,
+    dropped=INDEX_BUFFERS,
     tokenizer=replace(TOKENIZER, segments=False),
     tokenizer_classes=("DistilBertTokenizer",),
 )

@@ -1,4 +1,4 @@
-"""ELECTRA: BERT with narrower embeddings; the discriminator finds replaced tokens, the generator fills masks."""
+"""ELECTRA: BERT with narrower embeddings; a discriminator (replaced-token detection) and a generator (MLM)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bertie.checkpoints.families.common import (
     USUAL,
     architectures,
     classifier_dropout,
+    dense_classifier,
     head,
     hidden_act,
     mlm,
-    own_classifier,
 )
 from bertie.checkpoints.families.family import Family
 from bertie.config import Activation, EncoderConfig
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """BERT's keys and the embedding's width."""
+    """Read BERT's keys and the embedding width."""
     cfg = bert.read(k)
     width = k.integer("embedding_size", 128)
     k.must("summary_type", "first")
@@ -65,7 +65,7 @@ FAMILY = Family(
             activation=hidden_act,
             out="discriminator_predictions.dense_prediction",
         ),
-        "classify": own_classifier("gelu"),
+        "classify": dense_classifier("gelu"),
         "tag": head("tag", "token", "labels", out="classifier", dropout=classifier_dropout),
         "answer": head("answer", "token", 2, out="qa_outputs"),
         "choice": head(
@@ -79,9 +79,9 @@ FAMILY = Family(
         ),
     },
     companions=("mlm", "rtd"),
-    dropped=bert.COUNTERS,
+    dropped=bert.INDEX_BUFFERS,
     tokenizer=bert.TOKENIZER,
     tokenizer_classes=("ElectraTokenizer",),
     defaults={"hidden_size": 256, "intermediate_size": 1024},
-    renamed=bert.OLD_NORMS,
+    renamed=bert.TENSORFLOW_NORMS,
 )

@@ -1,4 +1,4 @@
-"""ERNIE: BERT with a table of tasks, of which the first is added to every token."""
+"""ERNIE: BERT with task embeddings, of which the first is added to every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertie.config import EncoderConfig
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """BERT's keys and the task table's."""
+    """Read BERT's keys and those of the task embeddings."""
     cfg = bert.read(k)
     tasks = k.integer("task_type_vocab_size", 3)
     if not k.boolean("use_task_id", False):
@@ -23,7 +23,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
 
 
 def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
-    """BERT's names and the task table."""
+    """BERT's names and the task embeddings."""
     yield from bert.weights(cfg)
     if cfg.embeddings.tasks:
         yield same("encoder.embeddings.tasks.weight", "embeddings.task_type_embeddings.weight")
@@ -37,7 +37,7 @@ FAMILY = Family(
     weights=weights,
     heads=bert.heads("ernie."),
     companions=("mlm", "nsp", "pooler"),
-    dropped=bert.COUNTERS,
+    dropped=bert.INDEX_BUFFERS,
     tokenizer=bert.TOKENIZER,
-    renamed=bert.OLD_NORMS,
+    renamed=bert.TENSORFLOW_NORMS,
 )

@@ -1,4 +1,4 @@
-"""EuroBERT: a decoder's parts made bidirectional: pre-norm by root mean square, grouped keys, gates, rotary."""
+"""EuroBERT: a bidirectional Llama: pre-norm with RMSNorm, grouped-query attention, SwiGLU, rotary embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertie.errors import ConfigError
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """EuroBERT's keys; rotary's in both generations of spelling."""
+    """Read EuroBERT's keys, with old and new names of the rotary parameters."""
     k.encoder_only()
     width, depth = k.integer("hidden_size", 768), k.layers("num_hidden_layers", 12)
     fields = width_and_heads(k, width)
@@ -25,10 +25,10 @@ def read(k: ConfigKeys) -> EncoderConfig:
             f"config.json: num_key_value_heads={fields['kv_heads']} must divide num_attention_heads={heads}"
         )
     k.must("pretraining_tp", 1)
-    # Of the published checkpoints; the special tokens are spelled out in the tokenizer's files.
+    # Keys of the published checkpoints; the special tokens are also in the tokenizer's files.
     k.must("hidden_dropout", 0.0, 0)
     k.ignore("bos_token", "eos_token", "pad_token", "mask_token")
-    # Null is written by early versions.
+    # Early versions of transformers write null.
     k.must("rope_scaling", None)
     base = k.rotary_base("rope_parameters", k.mapping("rope_parameters", {}), k.base("rope_theta", 10_000.0))
     attention_bias = k.boolean("attention_bias", False)
@@ -72,7 +72,7 @@ def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
 
 
 def _mlm(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
-    """The output over the vocabulary and nothing else."""
+    """Only the output layer over the vocabulary."""
     return HeadConfig(
         kind="vocabulary", outputs=cfg.vocab, output_bias=cfg.ff_bias, tied=k.boolean("tie_word_embeddings", False)
     )
@@ -80,7 +80,7 @@ def _mlm(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
 
 def _classify(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
     pooling = k.choice("classifier_pooling", ("bos", "mean", "late"), "late")
-    k.must("clf_pooling", pooling)  # what the published checkpoints call it, and transformers does not read
+    k.must("clf_pooling", pooling)  # the name in the published checkpoints, which transformers does not read
     return HeadConfig(
         kind="text",
         outputs=len(k.labels()),

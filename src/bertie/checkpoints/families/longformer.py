@@ -1,4 +1,4 @@
-"""Longformer: RoBERTa with sliding windows, and global tokens that have projections of their own."""
+"""Longformer: RoBERTa with sliding-window attention, and separate projections for global tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.convert import TensorRule, concatenated
 from bertie.checkpoints.families import bert, roberta
-from bertie.checkpoints.families.common import USUAL, architectures, head, hidden_dropout, own_classifier, qkv_sizes
+from bertie.checkpoints.families.common import USUAL, architectures, dense_classifier, head, hidden_dropout, qkv_sizes
 from bertie.checkpoints.families.family import Family, HeadTable
 from bertie.config import EncoderConfig, HeadName, Sliding
 from bertie.errors import ConfigError
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """RoBERTa's keys and the windows, whole (both sides) in the config."""
+    """Read RoBERTa's keys and the window sizes, which count both sides."""
     cfg = roberta.read(k)
     if isinstance(k.raw.get("attention_window"), list):
         windows = k.array("attention_window")
@@ -40,10 +40,10 @@ def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
 
 
 def heads() -> Mapping[HeadName, HeadTable]:
-    """RoBERTa's heads; a head over texts makes the first token global, one over questions the question."""
+    """RoBERTa's heads; global tokens are the first one (classification) or the question (question answering)."""
     return {
         **roberta.heads("longformer."),
-        "classify": own_classifier("tanh", hidden_dropout, globals="first"),
+        "classify": dense_classifier("tanh", hidden_dropout, globals="first"),
         "tag": head("tag", "token", "labels", out="classifier", dropout=hidden_dropout),
         "answer": head("answer", "token", 2, out="qa_outputs", globals="before_separator"),
         "choice": head(
@@ -67,7 +67,7 @@ FAMILY = Family(
     weights=weights,
     heads=heads(),
     companions=("mlm", "pooler"),
-    dropped=bert.COUNTERS,
+    dropped=bert.INDEX_BUFFERS,
     tokenizer=roberta.TOKENIZER,
     tokenizer_classes=("LongformerTokenizer",),
 )

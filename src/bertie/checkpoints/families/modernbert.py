@@ -1,4 +1,4 @@
-"""ModernBERT: pre-norm, gated, rotary, with full attention in every third layer only."""
+"""ModernBERT: pre-norm, GeGLU, rotary embeddings; full attention in every third layer, else sliding windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def _layer_kinds(k: ConfigKeys, depth: int) -> list[str]:
-    """Which layers see all: named one by one, or every n-th as the first checkpoints say it."""
+    """The attention type of each layer: listed, or every n-th one full as in the first checkpoints."""
     every = k.integer("global_attn_every_n_layers", 3)
     usual = ["sliding_attention" if i % every else "full_attention" for i in range(depth)]
     kinds = k.array("layer_types", usual)
@@ -26,17 +26,17 @@ def _layer_kinds(k: ConfigKeys, depth: int) -> list[str]:
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """ModernBERT's keys, in both generations of spelling."""
+    """Read ModernBERT's keys, with old and new names of the rotary parameters."""
     k.encoder_only("sans_pos")
     width, depth = k.integer("hidden_size", 768), k.layers("num_hidden_layers", 22)
     kinds = _layer_kinds(k, depth)
     rope = k.mapping("rope_parameters", {})
     if set(rope) - set(KINDS):
         raise ConfigError(f"config.json: rope_parameters={rope!r:.80} must hold {' and '.join(KINDS)}")
-    old = (k.base("global_rope_theta", 160_000.0), k.base("local_rope_theta", 10_000.0))
+    thetas = (k.base("global_rope_theta", 160_000.0), k.base("local_rope_theta", 10_000.0))
     base = {
         kind: k.rotary_base("rope_parameters", {} if rope.get(kind) is None else rope[kind], theta)
-        for kind, theta in zip(KINDS, old, strict=True)
+        for kind, theta in zip(KINDS, thetas, strict=True)
     }
     window = k.tokens("local_attention", 128, least=2)
     if window % 2:
@@ -45,14 +45,14 @@ def read(k: ConfigKeys) -> EncoderConfig:
     pad_id = k.optional_integer("pad_token_id", 50283)
     dropout = k.probability("mlp_dropout", 0.0)
     k.probability("embedding_dropout", 0.0)
-    k.must("causal_mask", False)  # Ettin's, whose decoders share the file
+    k.must("causal_mask", False)  # of Ettin, whose decoders have the same model_type
     k.must("is_causal", False)
     k.must("rope_scaling", None)
     k.integer("sep_token_id", 50282, least=0)
     k.ignore(
         *("initializer_cutoff_factor deterministic_flash_attn sparse_prediction sparse_pred_ignore_index").split(),
         *("reference_compile repad_logits_with_grad compile_model").split(),
-        # The first checkpoints repeat norm_eps under BERT's name, which nothing ever read.
+        # The first checkpoints repeat norm_eps under BERT's name, which is never read.
         "layer_norm_eps",
     )
     return EncoderConfig(
@@ -85,7 +85,7 @@ def _norm(k: ConfigKeys) -> NormConfig:
 
 
 def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
-    """ModernBERT's tensor names: query, key and value are one there as here, and so are both halves of the gate."""
+    """ModernBERT's tensor names; query, key and value are one tensor there too, and so are gate and up projection."""
     bias = cfg.norm.bias
     yield same("encoder.embeddings.words.weight", "embeddings.tok_embeddings.weight")
     yield from linear("encoder.embeddings.norm", "embeddings.norm", bias)
@@ -104,7 +104,7 @@ def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
 def _head(
     name: HeadName, kind: Literal["vocabulary", "token", "text"], outputs: Callable[[ConfigKeys, EncoderConfig], int]
 ) -> HeadTable:
-    """Every head begins with the same dense layer, activation and norm."""
+    """A head; all start with the same dense layer, activation and norm."""
     decoder = mlm_weights("decoder")
 
     def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:

@@ -1,4 +1,4 @@
-"""MPNet: RoBERTa's positions, and a score for each bucket of relative distance."""
+"""MPNet: RoBERTa's positions and T5's relative position bias."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bertie.checkpoints.families.common import (
     architectures,
     bert_embeddings,
     bert_fields,
+    dense_classifier,
     head,
     hidden_dropout,
-    own_classifier,
     pooler,
     qkv_sizes,
 )
@@ -24,14 +24,14 @@ from bertie.config import Bucketed, EmbeddingConfig, EncoderConfig, Full, Learne
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """RoBERTa's keys, without segments."""
+    """Read RoBERTa's keys, without segments."""
     k.encoder_only()
     fields = bert_fields(k)
     depth = k.layers("num_hidden_layers", 12)
-    # The padding id is 1 in the code, whatever the config says of it.
+    # transformers hard-codes the padding id 1, whatever the config says.
     positions = Learned(k.tokens("max_position_embeddings", 512), skip_id=1)
     k.must("pad_token_id", 1)
-    # So is the number of buckets.
+    # The number of buckets is hard-coded too.
     k.must("relative_attention_num_buckets", 32)
     return EncoderConfig(
         **fields,
@@ -68,7 +68,7 @@ TOKENIZER = replace(
     mask="<mask>",
     bos="<s>",
     eos="</s>",
-    extra=("<unk>",),  # fairseq's, in the vocabulary and in the published tokenizer.json, beside [UNK]
+    extra=("<unk>",),  # of fairseq: in the vocabulary and in the published tokenizer.json, next to [UNK]
     mask_lstrip=True,
     pair=roberta.FAIRSEQ_PAIR,
     segments=False,
@@ -83,7 +83,7 @@ FAMILY = Family(
     weights=weights,
     heads={
         **roberta.heads("mpnet."),
-        "classify": own_classifier("tanh", hidden_dropout),
+        "classify": dense_classifier("tanh", hidden_dropout),
         "tag": head("tag", "token", "labels", out="classifier", dropout=hidden_dropout),
         "choice": head(
             "choice",
@@ -97,7 +97,7 @@ FAMILY = Family(
         "pooler": pooler("mpnet.pooler.dense"),
     },
     companions=("mlm", "pooler"),
-    dropped=bert.COUNTERS,
+    dropped=bert.INDEX_BUFFERS,
     tokenizer=TOKENIZER,
     tokenizer_classes=("MPNetTokenizer",),
 )

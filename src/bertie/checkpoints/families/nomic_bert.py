@@ -1,4 +1,4 @@
-"""Nomic BERT: post-norm with gates and rotary positions."""
+"""Nomic BERT: post-norm, SwiGLU, rotary embeddings."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from bertie.checkpoints.families.common import architectures, bert_fields, mlm
 from bertie.checkpoints.families.family import Family, HeadTable
 from bertie.config import EmbeddingConfig, EncoderConfig, Full, HeadName, Rotary
 
-# The published configs are spelled as GPT-2's.
-GPT2_SPELLING = {
+# The published configs have the key names of GPT-2.
+GPT2_KEYS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
     "n_inner": "intermediate_size",
     "layer_norm_epsilon": "layer_norm_eps",
     "rotary_emb_base": "rope_theta",
-    # n_positions says how far the code may go, this how far it was trained.
+    # n_positions is the limit of the code, this the length that it was trained on.
     "max_trained_positions": "max_position_embeddings",
     "attn_pdrop": "attention_probs_dropout_prob",
     "resid_pdrop": "hidden_dropout_prob",
 }
 
 
-def _read_gpt2_spelling(k: ConfigKeys) -> None:
-    """Turn the published spelling into the present one, and hold the published code's switches to their places."""
-    said = {GPT2_SPELLING[key]: value for key, value in k.raw.items() if key in GPT2_SPELLING}
-    k.raw = {key: value for key, value in k.raw.items() if key not in GPT2_SPELLING} | said
+def _rename_gpt2_keys(k: ConfigKeys) -> None:
+    """Rename the published keys, and require the published code's options to have the supported values."""
+    renamed = {GPT2_KEYS[key]: value for key, value in k.raw.items() if key in GPT2_KEYS}
+    k.raw = {key: value for key, value in k.raw.items() if key not in GPT2_KEYS} | renamed
     k.must("activation_function", "swiglu")
     k.must("rotary_emb_fraction", 1.0, 1)
     k.must("scale_attn_weights", True)
@@ -41,7 +41,7 @@ def _read_gpt2_spelling(k: ConfigKeys) -> None:
     for name in ("rotary_emb_scale_base", "rotary_scaling_factor"):
         k.must(name)
     k.probability("embd_pdrop", 0.0)
-    # How it was run. auto_map: its code is what transformers took over.
+    # Runtime options. auto_map: transformers has adopted that code.
     k.ignore(
         *(
             "auto_map n_positions dense_seq_output fused_bias_fc fused_dropout_add_ln use_flash_attn use_xentropy"
@@ -52,9 +52,9 @@ def _read_gpt2_spelling(k: ConfigKeys) -> None:
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """BERT's keys and rotary's."""
+    """Read BERT's keys and the rotary parameters."""
     if "n_embd" in k.raw:
-        _read_gpt2_spelling(k)
+        _rename_gpt2_keys(k)
     k.encoder_only()
     fields = bert_fields(k)
     depth = k.layers("num_hidden_layers", 12)
@@ -76,7 +76,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
 
 
 def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
-    """Nomic's tensor names: those of the files. In memory, transformers has others."""
+    """Nomic BERT's tensor names in the files; transformers renames them when loading."""
     yield same("encoder.embeddings.words.weight", "embeddings.word_embeddings.weight")
     yield same("encoder.embeddings.segments.weight", "embeddings.token_type_embeddings.weight")
     yield from linear("encoder.embeddings.norm", "emb_ln")
@@ -85,7 +85,7 @@ def weights(cfg: EncoderConfig) -> Iterator[TensorRule]:
         yield from linear(f"{ours}.attention.qkv", f"{theirs}.attn.Wqkv", bias=False)
         yield from linear(f"{ours}.attention.out", f"{theirs}.attn.out_proj", bias=False)
         yield from linear(f"{ours}.post_attention", f"{theirs}.norm1")
-        # The activation is on the second of the two.
+        # The activation is applied to the second of the two.
         gate = [f"{theirs}.mlp.fc12", f"{theirs}.mlp.fc11"]
         yield from concatenated(f"{ours}.ff.up", gate, (cfg.ff_width, cfg.ff_width), bias=False)
         yield from linear(f"{ours}.ff.down", f"{theirs}.mlp.fc2", bias=False)
@@ -118,7 +118,7 @@ FAMILY = Family(
     weights=weights,
     heads=HEADS,
     companions=("mlm", "pooler"),
-    dropped=(r"rotary_emb\.\w*inv_freq$", *bert.COUNTERS),
+    dropped=(r"rotary_emb\.\w*inv_freq$", *bert.INDEX_BUFFERS),
     tokenizer=bert.TOKENIZER,
     defaults={"hidden_act": "silu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
 )

@@ -1,4 +1,4 @@
-"""RoBERTa and its kin: XLM-R, CamemBERT, CodeBERT, UniXcoder, multilingual E5, BGE-M3's encoder, …"""
+"""RoBERTa and models of its architecture: XLM-R, CamemBERT, CodeBERT, UniXcoder, multilingual E5, BGE-M3, …"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bertie.checkpoints.families.common import (
     architectures,
     bert_fields,
     classifier_dropout,
+    dense_classifier,
     head,
     mlm,
-    own_classifier,
     pooler,
 )
 from bertie.checkpoints.families.family import Family, HeadTable
@@ -23,7 +23,7 @@ from bertie.text.legacy import LegacyTokenizer
 
 
 def read(k: ConfigKeys) -> EncoderConfig:
-    """BERT's keys; positions count from the padding id + 1, which fairseq reserved."""
+    """Read BERT's keys; positions start at pad_id + 1: fairseq reserved the first ones."""
     k.encoder_only()
     fields = bert_fields(k)
     depth = k.layers("num_hidden_layers", 12)
@@ -41,7 +41,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
 
 
 def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
-    """RoBERTa's heads: the classifier has a dense layer of its own instead of the pooler."""
+    """RoBERTa's heads: the classifier has its own dense layer instead of the pooler."""
     pooled = f"{prefix}pooler.dense"
     return {
         "mlm": mlm(
@@ -51,7 +51,7 @@ def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
             bias="lm_head.bias",
             activation="gelu",
         ),
-        "classify": own_classifier("tanh"),
+        "classify": dense_classifier("tanh"),
         "tag": head("tag", "token", "labels", out="classifier", dropout=classifier_dropout),
         "answer": head("answer", "token", 2, out="qa_outputs"),
         "choice": head(
@@ -61,7 +61,7 @@ def heads(prefix: str) -> Mapping[HeadName, HeadTable]:
     }
 
 
-# fairseq closes the first text and opens the second: two separators. It has no segments.
+# fairseq puts two separators between the texts of a pair, and has no segments.
 FAIRSEQ_PAIR = "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0"
 TOKENIZER = LegacyTokenizer(
     kind="byte_bpe",
@@ -79,7 +79,7 @@ TOKENIZER = LegacyTokenizer(
     add_prefix_space=False,
     trim_offsets=True,
 )
-# fairseq put its own four tokens before SentencePiece's pieces, whose first three (<unk>, <s>, </s>) it threw away.
+# fairseq put its own four tokens before SentencePiece's pieces and dropped the first three (<unk>, <s>, </s>).
 XLM_TOKENIZER = LegacyTokenizer(
     kind="sentencepiece",
     files=("sentencepiece.bpe.model",),
@@ -99,7 +99,7 @@ XLM_TOKENIZER = LegacyTokenizer(
     trailing_pieces=("<mask>",),
     split_whitespace=True,
 )
-# Here fairseq's four were put before a model whose <s> and </s> stayed in use (ids 5 and 6).
+# fairseq's four tokens precede a model whose <s> and </s> (ids 5 and 6) are still in use.
 CAMEMBERT_TOKENIZER = replace(
     XLM_TOKENIZER,
     leading_pieces=(
@@ -115,7 +115,7 @@ CAMEMBERT_TOKENIZER = replace(
 
 
 def family(model_type: str, stem: str, tokenizer: LegacyTokenizer) -> Family:
-    """One of the three that differ in name and tokenizer only."""
+    """A family that differs from RoBERTa only in name and tokenizer."""
     return Family(
         model_type=model_type,
         architectures=architectures(stem, **USUAL),
@@ -124,10 +124,10 @@ def family(model_type: str, stem: str, tokenizer: LegacyTokenizer) -> Family:
         weights=bert.weights,
         heads=heads("roberta."),
         companions=("mlm", "pooler"),
-        dropped=bert.COUNTERS,
+        dropped=bert.INDEX_BUFFERS,
         tokenizer=tokenizer,
         tokenizer_classes=(f"{stem}Tokenizer",),
-        renamed=bert.OLD_NORMS,
+        renamed=bert.TENSORFLOW_NORMS,
     )
 
 
