@@ -8,7 +8,7 @@ import bertie
 SENTENCES = [
     "A cat sat on the mat.",
     "The feline rested on the rug.",
-    "Encoders are cheaper than generating models.",
+    "Encoders are cheaper than generative models.",
     "It costs less to understand a text than to write one.",
 ]
 
