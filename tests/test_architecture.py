@@ -31,7 +31,7 @@ LEAVES = {
 ENTRY_POINTS = {("tasks", "training")}
 MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 450, 60, 10
 # Estimators take their hyperparameters one by one, as scikit-learn's do.
-ESTIMATORS = {"Trainable", "Embedder", "MultiTask", "Recipe"}
+ESTIMATORS = {"Trainable", "Embedder", "MultiTask", "Recipe", "Trainer"}
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
@@ -115,7 +115,7 @@ def test_public_classes_have_different_names() -> None:
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_sizes(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    kernels = path.name.endswith("_kernels.py")
+    kernels = path.parent.name == "triton"  # kernels and the autograd functions that launch them
     assert text.count("\n") <= MOST_LINES
     for owner in ast.walk(ast.parse(text)):
         for node in ast.iter_child_nodes(owner):

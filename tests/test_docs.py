@@ -62,9 +62,7 @@ def check(words: list[str]) -> None:
 
 
 def test_what_is_checked() -> None:
-    text = (
-        "```sh\n# a note\nbertie pretrain x.toml \\\n  -o y # why\n\nhf download z\n```\n```python\nbertie no\n```\n"
-    )
+    text = "```sh\n# a note\nbertie pretrain x.toml \\\n  -o y # why\n\nhf download z\n```\n```python\nbertie no\n```\n"
     assert commands(text) == [["bertie", "pretrain", "x.toml", "-o", "y"], ["hf", "download", "z"]]
     check(["torchrun", "--nproc-per-node", "8", "-m", "bertie", "pretrain", "-m", "x", "-o", "y"])
     for wrong in (

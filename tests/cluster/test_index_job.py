@@ -79,9 +79,7 @@ def test_index_on_the_command_line(
     assert main([*same, "three", "--threads", "1"]) == 2
 
 
-def test_index_errors(
-    without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_errors(without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.search.index.GROUP_CHARACTERS", 1)  # a group each
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.md").write_text("a cat sat")

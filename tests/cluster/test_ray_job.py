@@ -17,9 +17,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 ray = pytest.importorskip("ray")
 
 
-def test_retries_are_limited(
-    without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_are_limited(without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up after some, and says which it is."""
     monkeypatch.setattr(Attempts, "before", ray_job.MAX_RETRIES)
     cluster.embed(sentences(20), tmp_path / "out", model, threads=1)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.evaluation.intervals import IntArray
-from bertie.text.normalize import NO_PUNCTUATION, UNSPACED
+from bertie.data.normalize import NO_PUNCTUATION, UNSPACED
 
 Ids = NDArray[np.int32]
 Unit = str | tuple[str, int]  # a word, or (word, n) for its n-th occurrence in a text

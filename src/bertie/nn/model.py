@@ -20,7 +20,7 @@ from bertie.text.batch import Batch
 M = TypeVar("M", bound=nn.Module)
 
 # Weights of a layer times tokens up to which an H200 computes faster than Python launches; and limits of the tokens.
-LAUNCH_BOUND, MIN_TOKENS, MAX_TOKENS = 30_000_000_000, 512, 16384
+LAUNCH_BOUND, MIN_TOKENS, MAX_TOKENS = 80_000_000_000, 512, 16384
 
 
 class Model(nn.Module):

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 
 from bertie.errors import InputError
-from bertie.text.normalize import NO_PUNCTUATION, UNSPACED
+from bertie.data.normalize import NO_PUNCTUATION, UNSPACED
 
 # Control characters except tab and newline, byte order marks, lone surrogates, and noncharacters.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff\ud800-\udfff]")

@@ -1,11 +1,11 @@
-"""Texts without what two copies of one may differ in: case, punctuation, odd spaces."""
+"""Tables that normalize texts before near-duplicates are compared: punctuation, and scripts without spaces."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-# A character of a script that is written without spaces between words.
+# Characters of scripts that are written without spaces between words.
 UNSPACED = re.compile(
     "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])"
@@ -13,7 +13,7 @@ UNSPACED = re.compile(
 
 
 class _NoPunctuation(dict[int, str | int]):
-    """A table for `str.translate` that fills itself: "it's" and "state-of-the-art" are a word, other marks end one."""
+    """A lazily filled table for `str.translate`: removes apostrophes and hyphens, turns other punctuation into spaces."""
 
     def __missing__(self, code: int) -> str | int:
         kind = unicodedata.category(chr(code))
