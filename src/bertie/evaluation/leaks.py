@@ -27,8 +27,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bertie.evaluation.intervals import IntArray
 from bertie.data.normalize import NO_PUNCTUATION, UNSPACED
+from bertie.evaluation.intervals import IntArray
 
 Ids = NDArray[np.int32]
 Unit = str | tuple[str, int]  # a word, or (word, n) for its n-th occurrence in a text

@@ -10,8 +10,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 
-from bertie.errors import InputError
 from bertie.data.normalize import NO_PUNCTUATION, UNSPACED
+from bertie.errors import InputError
 
 # Control characters except tab and newline, byte order marks, lone surrogates, and noncharacters.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff\ud800-\udfff]")
