@@ -20,7 +20,7 @@ from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.cli import main, tour
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.pretrain.initialization import new_model
-from tests.cli.test_tour import STOPS
+from tests.cli.test_tour import VERBS
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes" / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -177,7 +177,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     capsys.readouterr()
     run("tour", "--json")
     found = json.loads(capsys.readouterr().out)
-    assert [stop["verb"] for stop in found["stops"]] == STOPS
+    assert [step["verb"] for step in found["steps"]] == VERBS
     for stop in found["stops"]:
         assert stop["tokens_read"] == stop["tokens_total"] > 0
         for one in stop["said"]:
