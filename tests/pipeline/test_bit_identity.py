@@ -183,8 +183,14 @@ def server(registry: Registry) -> Iterator[Running]:
     running.stop()
 
 
+def test_texts_in_several_windows(checkpoint: Checkpoint) -> None:
+    for name, case in cases(checkpoint.with_max_length(48)).items():
+        alone = [case.alone(text) for text in TEXTS]
+        assert list(case.each([*neighbours(), *TEXTS]))[-len(TEXTS) :] == alone, name
+
+
 def test_in_process(checkpoint: Checkpoint) -> None:
-    """Alone, in a list, among many, and one by one; with one thread and with two."""
+    """Alone, in a list, and one by one among others; with one thread and with two."""
     threads = torch.get_num_threads()
     try:
         for name, case in cases(checkpoint).items():

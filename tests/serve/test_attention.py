@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import InputError
-from bertie.serve.attention import MOST, attention, attention_scores
+from bertie.serve.attention import MAX_TOKENS, attention, attention_scores
 from bertie.text.batch import Batch
 from tests.parity.test_transformers import ours
 from tests.parity.tiny import build
@@ -73,7 +73,7 @@ def test_tokens_have_their_places(checkpoint: Checkpoint) -> None:
 
 
 def test_what_is_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(InputError, match=f"text has 262 tokens, and attention is shown for at most {MOST}"):
+    with pytest.raises(InputError, match=f"text has 262 tokens, and attention is shown for at most {MAX_TOKENS}"):
         attention(checkpoint, "the " * 130)
     with pytest.raises(InputError, match="layer=2 must lie between 0 and 1"):
         attention(checkpoint, TEXT, layer=2)

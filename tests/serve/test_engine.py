@@ -98,7 +98,7 @@ def texts(count: int) -> list[str]:
     return [document(12, i) if i % 5 == 4 else one for i, one in enumerate(sentences(count, seed=1))]
 
 
-def test_all_tasks_in_shared_batches_say_what_each_says_alone(
+def test_shared_batches_give_the_results_of_each_task_alone(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = texts(10)
@@ -182,7 +182,7 @@ def test_an_error_of_one_task_reaches_its_request_only(checkpoint: Checkpoint, m
         assert engine.ready
 
 
-def test_what_has_no_room_is_tried_in_halves(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_retried_in_halves(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, sizes = checkpoint.model.hidden, list[int]()
 
     def small(batch: Batch, head: str | None = None) -> torch.Tensor:
@@ -212,7 +212,7 @@ def test_what_has_no_room_is_tried_in_halves(checkpoint: Checkpoint, monkeypatch
                 assert_allclose(one, expected[i], atol=1e-5)
 
 
-def test_numbers_that_are_not_finite_stay_with_their_text(
+def test_non_finite_outputs_fail_only_their_request(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder, names = Embedder(checkpoint), Tagger(checkpoint, head="names")
@@ -238,7 +238,7 @@ def test_numbers_that_are_not_finite_stay_with_their_text(
                 assert "text 0: the model's outputs are not finite" in str(found[i])
 
 
-def test_ids_that_the_model_does_not_know(checkpoint: Checkpoint) -> None:
+def test_ids_outside_the_vocabulary(checkpoint: Checkpoint) -> None:
     embedder = Embedder(checkpoint)
     good, wrong = (embedder.tokenizer.encode_flat([text]) for text in ("a river", "a novel"))
     wrong.ids[1] = 10**6
@@ -248,7 +248,7 @@ def test_ids_that_the_model_does_not_know(checkpoint: Checkpoint) -> None:
         assert len(engine.compute(embedder, good)) == 1
 
 
-def test_the_worker_outlives_anything(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_survive_any_error(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     expected = embedder.embed(["the river"])
     with running(checkpoint.model) as engine:
@@ -309,7 +309,7 @@ def test_tickets(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Non
         assert gone.tokens == 0, "it cost nothing"
 
 
-def test_full(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_refuses_requests(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     expected = embedder.embed(sentences(40))
     with running(checkpoint.model, max_wait=1.0) as engine:
@@ -360,7 +360,7 @@ def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain:
         embedder.embed(["too late"])
 
 
-def test_a_device_that_hangs_is_not_waited_for(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_for_a_hanging_device(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     engine = Engine(checkpoint.model, budget=512, workers=1)
     embedder.pipeline.executor = engine.compute
@@ -423,7 +423,7 @@ class _Bare:
         return list(rows.numpy())
 
 
-def test_heads_with_wishes_of_their_own_have_their_own_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_with_their_own_global_tokens_get_their_own_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model with global tokens, where each head wants others to be global."""
     tiny = TINY["longformer"]
     raw = json.loads(AutoConfig.for_model(tiny.model_type, **tiny.config).to_json_string())
@@ -453,7 +453,7 @@ def test_heads_with_wishes_of_their_own_have_their_own_pass(monkeypatch: pytest.
     assert not np.allclose(expected[0][1], shared), "a pass for all would have been wrong"
 
 
-def test_the_budget_is_measured(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_is_the_smallest_near_the_best_rate(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     took = {64: 0.009, 512: 0.012, 1024: 0.016, 2048: 0.030, 4096: 0.058, 8192: 0.2}
     passes: list[int] = []
 
@@ -474,7 +474,7 @@ def test_the_budget_is_measured(checkpoint: Checkpoint, monkeypatch: pytest.Monk
         Engine(checkpoint.model, budget=-1)
 
 
-def test_the_real_measure(checkpoint: Checkpoint) -> None:
+def test_measuring_the_budget(checkpoint: Checkpoint) -> None:
     with running(checkpoint.model, budget=None) as engine:
         assert engine.measurement is not None
         assert engine.budget in engine.measurement.rates
@@ -482,7 +482,7 @@ def test_the_real_measure(checkpoint: Checkpoint) -> None:
         assert engine.queue.room >= engine.queue.least > 0
 
 
-def test_the_rate_is_that_of_full_batches_while_others_wait(
+def test_the_rate_is_measured_with_full_batches(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = Embedder(checkpoint)
@@ -496,7 +496,7 @@ def test_the_rate_is_that_of_full_batches_while_others_wait(
         assert engine.queue.rate > 0
 
 
-def test_nothing_is_held_when_all_is_done(checkpoint: Checkpoint) -> None:
+def test_no_job_is_kept_alive(checkpoint: Checkpoint) -> None:
     """No request's windows or outputs outlive it."""
     embedder = Embedder(checkpoint)
     with running(checkpoint.model) as engine:

@@ -46,7 +46,7 @@ def done(one: QueuedJob) -> bool:
     return one.wait(0)
 
 
-def test_a_request_of_one_window_does_not_wait_for_one_of_many() -> None:
+def test_short_requests_do_not_wait_for_long_ones() -> None:
     queue = Queue()
     long, short = job(*[256] * 500), job(10)
     queue.put(long)
@@ -56,7 +56,7 @@ def test_a_request_of_one_window_does_not_wait_for_one_of_many() -> None:
     assert tokens(first) <= 1024
 
 
-def test_a_long_one_has_its_turn_however_many_short_ones_come() -> None:
+def test_long_requests_are_not_starved() -> None:
     queue = Queue()
     long = job(*[400] * 6)
     queue.put(long)
@@ -81,7 +81,7 @@ def test_a_window_beyond_the_budget_is_a_batch_of_its_own() -> None:
     assert [part.job for part in queue.take(1000)] == [large], "it did not fit and goes first now"
 
 
-def test_whoever_would_wait_too_long_is_refused_at_once() -> None:
+def test_requests_that_would_wait_too_long_are_refused() -> None:
     queue = Queue(2.0)
     queue.rate = 100.0
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_a_request_counts_for_its_next_turn() -> None:
     assert queue.waiting == 0
 
 
-def test_whoever_left_is_in_nobodys_way() -> None:
+def test_cancelled_requests_do_not_count() -> None:
     queue = Queue(2.0)
     queue.rate = 90.0
     gone = [job(50) for _ in range(4)]
@@ -163,7 +163,7 @@ def test_deadlines() -> None:
         queue.put(job(10, deadline=6.0))
 
 
-def test_what_cannot_be_done_in_time_is_refused_at_once() -> None:
+def test_deadlines_that_cannot_be_met_are_refused() -> None:
     queue = Queue(60.0, clock=Clock())
     queue.rate = 100.0
     queue.put(job(*[100] * 20))
@@ -175,7 +175,7 @@ def test_what_cannot_be_done_in_time_is_refused_at_once() -> None:
         queue.put(job(*[100] * 30, deadline=7.0))
 
 
-def test_a_failed_job_costs_no_more() -> None:
+def test_failed_jobs_are_dropped() -> None:
     queue = Queue()
     poisoned, other = job(*[TURN] * 10), job(10)
     queue.put(poisoned)
@@ -206,7 +206,7 @@ def test_closing() -> None:
     assert queue.take(1000) == []
 
 
-def test_a_worker_waits_until_there_is_something() -> None:
+def test_take_blocks_until_there_is_work() -> None:
     queue, got = Queue(), list[list[JobSlice]]()
     worker = threading.Thread(target=lambda: got.extend((queue.take(100), queue.take(100))))
     worker.start()
@@ -219,7 +219,7 @@ def test_a_worker_waits_until_there_is_something() -> None:
     assert [[part.job for part in parts] for parts in got] == [[one], []]
 
 
-def test_nothing_to_do() -> None:
+def test_empty_jobs() -> None:
     queue = Queue()
     nothing = job()
     queue.put(nothing)
@@ -231,7 +231,7 @@ def test_nothing_to_do() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_everybody_is_answered_once(data: st.DataObject) -> None:
+def test_every_job_is_answered_once(data: st.DataObject) -> None:
     """Any order of coming, leaving, taking and failing."""
     clock = Clock()
     queue = Queue(data.draw(st.floats(0.1, 10)), clock=clock)
@@ -295,7 +295,7 @@ def test_everybody_is_answered_once(data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.lists(st.integers(1, 2 * TURN), min_size=1, max_size=12), min_size=2, max_size=8))
-def test_by_turns(lengths: list[list[int]]) -> None:
+def test_round_robin(lengths: list[list[int]]) -> None:
     """A window at a time: none of those who wait is more than one ahead."""
     queue = Queue()
     several = [job(*one) for one in lengths]
@@ -313,7 +313,7 @@ def test_by_turns(lengths: list[list[int]]) -> None:
     budgets=st.lists(st.integers(1, 3000), min_size=1, max_size=20),
     before=st.integers(0, 5),
 )
-def test_a_newcomer_waits_for_one_turn_of_each(lengths: list[list[int]], budgets: list[int], before: int) -> None:
+def test_a_new_job_waits_for_one_turn_of_each(lengths: list[list[int]], budgets: list[int], before: int) -> None:
     queue = Queue()
     for one in lengths:
         queue.put(job(*one))

@@ -105,7 +105,7 @@ def test_names(folder: Path) -> None:
         Registry({})
 
 
-def test_only_what_was_named_is_served(folder: Path) -> None:
+def test_only_named_models_are_served(folder: Path) -> None:
     registry = Registry([folder], **ENGINE)
     try:
         for name in (str(folder), "bertie-small", "../my-model", ""):
@@ -115,14 +115,14 @@ def test_only_what_was_named_is_served(folder: Path) -> None:
         registry.close()
 
 
-def test_a_model_that_cannot_be_loaded_stops_the_others(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_fails_to_load_closes_the_others(folder: Path, tmp_path: Path) -> None:
     before = threading.active_count()
     with pytest.raises(NotFoundError):
         Registry({"good": folder, "bad": tmp_path / "nowhere" / "at" / "all"}, **ENGINE)
     assert threading.active_count() == before
 
 
-def test_a_reload_loses_nobody(folder: Path, tmp_path: Path) -> None:
+def test_reload_drops_no_request(folder: Path, tmp_path: Path) -> None:
     """Requests all the time, while the model is exchanged for another and back; each is answered by one of the two."""
     at = tmp_path / "model"
     shutil.copytree(folder, at)

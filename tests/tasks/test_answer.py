@@ -48,7 +48,7 @@ def search(folder: Path, kind: str, question: str, text: str, max_answer_length:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [2, 20], ids=["fits", "long"])
 @pytest.mark.parametrize("max_answer_length", [4, 30])
-def test_the_best_spans_of_all(made: Made, kind: str, count: int, max_answer_length: int) -> None:
+def test_best_spans_over_all_windows(made: Made, kind: str, count: int, max_answer_length: int) -> None:
     folder = made(kind, "ForQuestionAnswering", max_length=80)
     question, text = "who wrote the letter", document(count, seed=3).strip()
     want, none = search(folder, kind, question, text, max_answer_length)

@@ -58,7 +58,7 @@ def numbers(result: Any) -> list[float]:
     return [number for part in parts for number in (part.start, part.end, part.score)]
 
 
-def test_a_text_alone_and_among_others_and_in_order(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_batch_and_keep_their_order(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     for task in every(made).values():
         together = [numbers(one) for one in task(TEXTS)]
         alone = [numbers(task([text])[0]) for text in TEXTS]
@@ -72,7 +72,7 @@ def test_a_text_alone_and_among_others_and_in_order(made: Made, monkeypatch: pyt
             np.testing.assert_allclose(c, a, atol=3e-6)
 
 
-def test_deterministic_is_to_the_last_bit(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_runs_one_window_per_forward_pass(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each text and window has a pass of its own, so that nothing of its neighbours can max_length it."""
     sizes: list[int] = []
     true = Model.hidden
@@ -91,7 +91,7 @@ def test_deterministic_is_to_the_last_bit(made: Made, monkeypatch: pytest.Monkey
         assert together == [numbers(task([text])[0]) for text in TEXTS]
 
 
-def test_a_text_that_fits_is_one_window(made: Made) -> None:
+def test_texts_that_fit_are_one_window(made: Made) -> None:
     """Whatever becomes of long texts, the others give bit for bit the same."""
     texts = [text for text in TEXTS if len(text) < 80]
     by_window, by_error = every(made), every(made, overflow="error")
@@ -102,7 +102,7 @@ def test_a_text_that_fits_is_one_window(made: Made) -> None:
                 assert (one.windows, one.tokens_read) == (1, one.tokens_total)
 
 
-def test_long_texts_are_read_whole_or_refused_or_cut(made: Made) -> None:
+def test_overflow_window_error_truncate(made: Made) -> None:
     items = ["[MASK] a", "[MASK] " + LONG]
     for name, task in every(made).items():
         for one in task(items) if name != "rerank" else []:
@@ -118,7 +118,7 @@ def test_long_texts_are_read_whole_or_refused_or_cut(made: Made) -> None:
             task(items)
 
 
-def test_mistakes_are_named_by_number(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_item(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 2)
     for name, task in every(made).items():
         what = {"answer": "question", "rerank": "pair"}.get(name, "text")
@@ -138,7 +138,7 @@ class Table:
         return iter(self.columns)
 
 
-def test_refusals(made: Made) -> None:
+def test_invalid_arguments(made: Made) -> None:
     direct = {name: task for name, task in every(made).items() if name not in ("pairs", "rerank", "answer")}
     for task in direct.values():
         for wrong in ("a text", b"bytes", {"a": 1}, None, Table()):
@@ -198,7 +198,7 @@ def test_refusals(made: Made) -> None:
         ZeroShot.load(made("wordpiece", "ForSequenceClassification", labels=["bad", "good"]))
 
 
-def test_calls_do_not_disturb_each_other(made: Made) -> None:
+def test_concurrent_iterators_are_independent(made: Made) -> None:
     filler = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
     texts = TEXTS[:4]
     five, one = filler.fill_each(texts), filler.fill_each(texts, top_k=1, candidates=["o", "a"])
@@ -216,7 +216,7 @@ def test_calls_do_not_disturb_each_other(made: Made) -> None:
     assert list(two) == reader.answer(asked, top_k=2)
 
 
-def test_few_are_read_ahead(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterators_read_one_chunk_ahead(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 4)
     taken = []
 
@@ -256,7 +256,7 @@ def test_load(made: Made, head: str, labels: list[str] | None, task: type) -> No
     assert found.overflow == "error"
 
 
-def test_load_what_sentence_transformers_saves(made: Made, tmp_path: Path) -> None:
+def test_load_sentence_transformers_folders(made: Made, tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder, SentenceTransformer
 
     SentenceTransformer(str(made("wordpiece", "")), device="cpu").save(str(tmp_path / "sentence"))
@@ -267,7 +267,7 @@ def test_load_what_sentence_transformers_saves(made: Made, tmp_path: Path) -> No
         assert type(bertie.load(tmp_path / labels[0])) is task
 
 
-def test_what_a_checkpoint_lacks(made: Made, tmp_path: Path) -> None:
+def test_missing_heads_and_tokenizers(made: Made, tmp_path: Path) -> None:
     folder = made("wordpiece", "ForNextSentencePrediction")
     with pytest.raises(NotFoundError, match="no task is made for the heads"):
         bertie.load(folder)
@@ -280,7 +280,7 @@ def test_what_a_checkpoint_lacks(made: Made, tmp_path: Path) -> None:
         bertie.load(tmp_path)
 
 
-def test_a_likelihood_is_a_mask_at_a_time(made: Made) -> None:
+def test_pseudo_log_likelihood_masks_one_token_at_a_time(made: Made) -> None:
     model = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
     tokenizer, text = model.tokenizer, "the river was beautiful"
     (got,) = model.pseudo_log_likelihood([text])

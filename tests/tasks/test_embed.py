@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("prompt", [None, "query"])
-def test_same_vectors_as_sentence_transformers(folder: Path, prompt: str | None) -> None:
+def test_embeddings_equal_sentence_transformers(folder: Path, prompt: str | None) -> None:
     from sentence_transformers import SentenceTransformer
 
     texts = [text for text in TEXTS if text or not prompt]
@@ -37,7 +37,7 @@ def test_same_vectors_as_sentence_transformers(folder: Path, prompt: str | None)
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def test_old_folder_with_the_transformer_in_a_folder(tmp_path: Path) -> None:
+def test_old_folder_with_a_transformer_subfolder(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     old = old_folder(save_bert(tmp_path / "base"), tmp_path / "old")
@@ -45,12 +45,12 @@ def test_old_folder_with_the_transformer_in_a_folder(tmp_path: Path) -> None:
     np.testing.assert_allclose(Embedder.load(old, overflow="truncate").embed(TEXTS), theirs, atol=1e-6)
 
 
-def test_a_text_beyond_reach_is_an_error_if_so_asked(folder: Path) -> None:
+def test_overflow_error(folder: Path) -> None:
     with pytest.raises(InputError, match="text 1 has 32 tokens and the model reads 10"):
         Embedder.load(folder, overflow="error").embed(["dog", "a " * 30])
 
 
-def test_a_plain_encoder_is_pooled_by_the_mean(tmp_path: Path) -> None:
+def test_a_plain_encoder_is_mean_pooled(tmp_path: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     folder = save_bert(tmp_path)
@@ -63,7 +63,7 @@ def test_a_plain_encoder_is_pooled_by_the_mean(tmp_path: Path) -> None:
     assert embedder.embed([]).shape == (0, 16)
 
 
-def test_refusals(folder: Path) -> None:
+def test_invalid_arguments(folder: Path) -> None:
     embedder = Embedder.load(folder)
     with pytest.raises(InputError, match="list of texts"):
         embedder.embed("the cat")
@@ -74,7 +74,7 @@ def test_refusals(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cosine", "dot", "euclidean", "manhattan"])
-def test_similarity_by_every_measure(folder: Path, how: str) -> None:
+def test_similarity_functions(folder: Path, how: str) -> None:
     from sentence_transformers import SimilarityFunction
 
     embedder = Embedder.load(folder)
@@ -93,7 +93,7 @@ def many(count: int) -> list[str]:
     return [" ".join(draw.choice(WORDS[5:], n)) for n in draw.integers(0, 20, count)]
 
 
-def test_weigh_by_how_rare_words_are(folder: Path, tmp_path: Path) -> None:
+def test_weight_tokens(folder: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     seen = ["the the cat", "the dog", "the mat", "a cat"]
@@ -127,7 +127,7 @@ def test_weigh_by_how_rare_words_are(folder: Path, tmp_path: Path) -> None:
         Embedder.load(folder, pooling="max").weight_tokens(seen)
 
 
-def test_weights_of_words_are_trained(folder: Path, tmp_path: Path) -> None:
+def test_token_weights_are_trained(folder: Path, tmp_path: Path) -> None:
     embedder = Embedder.load(folder).weight_tokens(["the cat", "a dog"])
     embedder.save(tmp_path / "weighted")
     pairs = [("the cat sat", "a cat"), ("the dog ran", "a dog"), ("the mat", "on a mat"), ("find", "query")]
@@ -145,7 +145,9 @@ def test_weights_of_words_are_trained(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True}, {"dimension": 3}, {"pooling": "max"}], ids=str)
 @pytest.mark.parametrize("kind", ["sentence", "plain", "weighted"])
-def test_one_text_alone_and_in_any_batch(folder: Path, tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+def test_embedding_is_independent_of_the_batch(
+    folder: Path, tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
     """The embedding of a text is the same to the bit, alone, with a few others, and as one of many."""
     embedder = Embedder.load(folder if kind == "sentence" else save_bert(tmp_path, limit=10), **options)
     if kind == "weighted" and "pooling" not in options:

@@ -43,7 +43,7 @@ def measured(folder: Path, tokens: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells how much memory was held at most")
-def test_200_000_tokens_in_memory_that_grows_in_line(folder: Path) -> None:
+def test_200_000_tokens_in_linear_memory(folder: Path) -> None:
     lengths = (100, 50_000, 100_000, 200_000)
     found = [measured(folder, length) for length in lengths]
     for length, one in zip(lengths, found, strict=True):

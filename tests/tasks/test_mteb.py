@@ -62,7 +62,7 @@ def test_retrieval_and_similarity_are_those_of_sentence_transformers(folder: str
         assert len(set(result.values())) > 1  # there is something to compare
 
 
-def test_windows_are_what_truncation_is_not(folder: str) -> None:
+def test_windows_differ_from_truncation(folder: str) -> None:
     (whole,), (cut,) = (
         MTEBEmbedder(folder, overflow=overflow).model.embed([LONG]) for overflow in ("window", "truncate")
     )
@@ -83,7 +83,7 @@ def test_reranking_is_that_of_sentence_transformers(cross: str) -> None:
     assert 0 < result["ndcg_at_10"] < 1
 
 
-def test_a_loaded_model_will_do_and_takes_no_options(folder: str, cross: str) -> None:
+def test_a_loaded_model_takes_no_options(folder: str, cross: str) -> None:
     embedder, reranker = Embedder.load(folder), Reranker.load(cross)
     assert MTEBEmbedder(embedder).model is embedder
     assert MTEBReranker(reranker).model is reranker
@@ -91,7 +91,7 @@ def test_a_loaded_model_will_do_and_takes_no_options(folder: str, cross: str) ->
         MTEBEmbedder(embedder, overflow="truncate")
 
 
-def test_what_mteb_writes_down(folder: str, cross: str) -> None:
+def test_model_metadata(folder: str, cross: str) -> None:
     from mteb.models import CrossEncoderProtocol, EncoderProtocol
 
     ours, other = MTEBEmbedder(folder), MTEBReranker(cross)

@@ -64,7 +64,7 @@ def amid_word(text: str, place: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_tiny(made: Made, kind: str) -> None:
+def test_offsets_of_tiny_models(made: Made, kind: str) -> None:
     tagger = Tagger.load(made(kind, "ForTokenClassification", labels=LABELS))
     filler, reader = MaskedLM.load(made(kind, "ForMaskedLM")), Reader.load(made(kind, "ForQuestionAnswering"))
     assert check(filler, tagger, reader, [document(25, seed=1), *NASTY]) > 500
@@ -88,7 +88,7 @@ def random_model(folder: Path, name: str, head: str, **config: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(not FILES.is_dir() or not DATA.is_dir(), reason="set BERTIE_TOKENIZERS and BERTIE_DATA")
 @pytest.mark.parametrize("name", ["bert-base-multilingual-cased", "xlm-r"])
-def test_all_languages(name: str, tmp_path: Path) -> None:
+def test_offsets_in_all_languages(name: str, tmp_path: Path) -> None:
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
     filler = MaskedLM.load(random_model(tmp_path, name, "ForMaskedLM"))
     tagger = Tagger.load(random_model(tmp_path, name, "ForTokenClassification", **labels))

@@ -26,7 +26,7 @@ def test_flat() -> None:
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.randoms())
-def test_some_of_a_run_of_tokens(lengths: list[int], draw: Any) -> None:
+def test_select(lengths: list[int], draw: Any) -> None:
     total = sum(lengths)
     flat = Encodings(np.arange(total), np.arange(total) % 2, np.array(lengths))
     texts = draw.sample(range(len(lengths)), draw.randint(1, len(lengths)))
@@ -37,7 +37,7 @@ def test_some_of_a_run_of_tokens(lengths: list[int], draw: Any) -> None:
         assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
-def test_ranges_are_known_without_the_device() -> None:
+def test_ranges_are_computed_on_the_host() -> None:
     batch = Batch.from_ids([[5, 6, 7], [2]], [[0, 0, 1], [0]])
     away = batch.to("meta").with_globals(None)  # a tensor there has no values to ask for
     assert away.ranges() == batch.ranges() == ((2, 7), (0, 1))
@@ -46,7 +46,7 @@ def test_ranges_are_known_without_the_device() -> None:
     assert replace(batch, ids=batch.ids + 1).ranges() == ((3, 8), (0, 1))
 
 
-def test_texts_of_no_tokens_own_none() -> None:
+def test_empty_texts_own_no_tokens() -> None:
     batch = Batch.from_ids([[5, 6, 7], [8]])
     spare = replace(batch, cu_seqlens=torch.tensor([0, 0, 3, 3, 4, 4], dtype=torch.int32), lengths=(3,) * 5)
     assert spare.text_of_token().tolist() == [1, 1, 1, 3]
@@ -60,7 +60,7 @@ def test_texts_of_no_tokens_own_none() -> None:
         ([[1, 2]], [[0]], "text 0 of the batch has 2 ids but 1 segments"),
     ],
 )
-def test_refusals(ids: list[list[int]], segments: list[list[int]] | None, named: str) -> None:
+def test_invalid_batches(ids: list[list[int]], segments: list[list[int]] | None, named: str) -> None:
     with pytest.raises(InputError, match=named):
         Batch.from_ids(ids, segments)
 
@@ -72,6 +72,6 @@ def test_packing_keeps_every_text_within_the_budget(lengths: list[int], budget: 
     assert all(len(group) == 1 or sum(lengths[i] for i in group) <= budget for group in groups)
 
 
-def test_a_budget_of_nothing() -> None:
+def test_a_budget_of_zero() -> None:
     with pytest.raises(InputError, match="budget=0"):
         list(pack([1], 0))

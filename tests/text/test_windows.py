@@ -100,7 +100,7 @@ def check_stretches(whole: Encoding, source: int, found: list[Window]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(texts, st.integers(8, 60))
-def test_the_beginning_is_what_transformers_keeps(kind: str, several: tuple[str, ...], max_length: int) -> None:
+def test_truncation_equals_transformers(kind: str, several: tuple[str, ...], max_length: int) -> None:
     whole = encode(kind, several)
     (window,) = truncate(whole, several, max_length)
     lists = [[one] for one in several]  # an empty second text by itself would be taken for none
@@ -124,7 +124,7 @@ def test_nothing_fits(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_length", [100, 160])
-def test_cuts_are_between_sentences_or_else_words(kind: str, max_length: int) -> None:
+def test_windows_begin_at_sentences_or_words(kind: str, max_length: int) -> None:
     """Nearly all cuts fall between sentences where sentences are short, and between words where there are none."""
     for content, wanted in ((document(120), SENTENCE), (" ".join(document(120).replace(".", "").split()), WORD)):
         content = content.replace("!", "").replace("?", "") if wanted == WORD else content
@@ -138,7 +138,7 @@ def test_cuts_are_between_sentences_or_else_words(kind: str, max_length: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_strengths(kind: str) -> None:
+def test_boundary_strengths(kind: str) -> None:
     content = "Emma wrote. (Never!) She had 3.5 letters\nin London\n\nand Berlin. \n 北京。河"
     whole = encode(kind, (content,))
     places = np.flatnonzero(whole.sequence_ids == 0)
@@ -155,7 +155,7 @@ def test_strengths(kind: str) -> None:
     assert got.get(at("河"), SENTENCE) == SENTENCE
 
 
-def test_words_of_a_tokenizer_that_knows_only_spaces() -> None:
+def test_words_of_a_tokenizer_that_splits_at_spaces() -> None:
     pieces = ["▁", "▁London", ".", "▁don", "'", "t", "▁北", "京", "と", "で", "\u0301", "ภ", "ษ", "า", "ิ", "Paris"]
     vocabulary = [("<unk>", 0.0), *[(piece, -1.0) for piece in pieces], *[(c, -9.0) for c in "LondparisP"]]
     backend = tokenizers.Tokenizer(tokenizers.models.Unigram(vocabulary, unk_id=0))

@@ -280,7 +280,7 @@ def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
     assert with_it.lengths.tolist() == without.lengths.tolist()
 
 
-def test_a_library_that_is_missing_or_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_outdated_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "__file__", str(tmp_path / "fast.py"))
     assert fast.library.__wrapped__() is None
     (tmp_path / "_wordpiece.so").touch()
@@ -305,7 +305,7 @@ def test_threads(tokenizer: Tokenizer) -> None:
 
 
 @needs_library
-def test_what_it_is_told_is_checked() -> None:
+def test_invalid_arguments_of_the_c_interface() -> None:
     """Ends that lie, and too little room, are refused; bytes that are not ASCII are not for it."""
     quick, lib = Tokenizer(backend())._compiled, fast.library()
     assert quick is not None

@@ -1,7 +1,7 @@
-"""Who looks at whom: the attention weights of one layer for a short text, as the playground draws them.
+"""The attention weights of one layer for a short text, for the playground.
 
-They are computed beside the model and plainly, from the formula in `ops/attention.py`: the fast paths never hold them.
-The same scores under a causal mask show what a model that reads from left to right could have looked at.
+They are computed separately from the model, because the fused attention kernels never materialize them. The same scores
+under a causal mask show what a left-to-right model could attend to.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bertie.ops.torch.eager import rotate
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 
-MOST = 128  # tokens: what can still be drawn and looked at
-DIGITS = 5  # of a weight, on their way to a screen
+MAX_TOKENS = 128  # that can still be drawn legibly
+DIGITS = 5  # of the weights in the response
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -32,15 +32,15 @@ Table = tuple[tuple[float, ...], ...]
 class Token:
     """A token at `text[start:end]`."""
 
-    text: str  # as the vocabulary spells it
+    text: str  # as in the vocabulary
     start: int
     end: int
-    special: bool  # added around the text
+    special: bool  # added by the template
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How much each token (a row) looks at each token (a column). Every row adds up to 1."""
+    """How much each token (row) attends to each token (column). Every row sums to 1."""
 
     tokens: tuple[Token, ...]
     layers: int
@@ -48,7 +48,7 @@ class Attention:
     layer: int  # counted from 0
     head: int | None  # counted from 0; None: the mean over heads
     weights: Table
-    causal: Table  # the same with everything to the right of a token hidden from it
+    causal: Table  # the same under a causal mask
     tokens_total: int
     tokens_read: int
     windows: int
@@ -56,10 +56,10 @@ class Attention:
 
 @torch.inference_mode()
 def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, head: int | None = None) -> Attention:
-    """The attention of a text's tokens in one layer (the last, if none is named), by one head or by the mean of all.
+    """The attention weights of one layer (by default the last), of one head or averaged over all.
 
-    >>> found = attention(Checkpoint.load("bertie-small"), "A cat sat.", layer=0, head=1)             # doctest: +SKIP
-    >>> [token.text for token in found.tokens], sum(found.weights[0])                                 # doctest: +SKIP
+    >>> result = attention(Checkpoint.load("bertie-small"), "A cat sat.", layer=0, head=1)             # doctest: +SKIP
+    >>> [token.text for token in result.tokens], sum(result.weights[0])                               # doctest: +SKIP
     (['[CLS]', 'a', 'cat', 'sat', '.', '[SEP]'], 1.0)
     """
     cfg, tokenizer = checkpoint.model.config, checkpoint.tokenizer
@@ -70,15 +70,15 @@ def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, he
         if value is not None and not 0 <= value < count:
             raise InputError(f"{name}={value} must lie between 0 and {count - 1}")
     encoding = tokenizer.encode(checked_text(text, "text"))
-    most = min(MOST, checkpoint.max_length)
-    if len(encoding) > most:
-        raise InputError(f"text has {len(encoding)} tokens, and attention is shown for at most {most}; shorten it")
+    limit = min(MAX_TOKENS, checkpoint.max_length)
+    if len(encoding) > limit:
+        raise InputError(f"text has {len(encoding)} tokens, and attention is shown for at most {limit}; shorten it")
     batch = Batch.from_encodings([encoding]).to(checkpoint.model.device)
     scores = attention_scores(checkpoint.model, batch, layer)  # (H, n, n)
     later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
     tables = []
-    for seen in (scores, scores.masked_fill(later, -torch.inf)):
-        weights = seen.softmax(-1)
+    for visible in (scores, scores.masked_fill(later, -torch.inf)):
+        weights = visible.softmax(-1)
         tables.append(_table(weights.mean(0) if head is None else weights[head]))
     tokens = tuple(
         Token(tokenizer.token(i), start, end, special)
@@ -91,31 +91,31 @@ def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, he
 
 
 def attention_scores(model: Model, batch: Batch, layer: int) -> Tensor:
-    """(H, n, n) the scores of a single text's queries and keys in one layer: softmax makes them weights.
+    """(H, n, n) the attention scores of a single text in one layer, before the softmax.
 
-    What the layer's pattern hides is −inf. No token is taken for a global one, as where texts are embedded.
+    Pairs that the layer's pattern masks are −inf. No token is global, as for embeddings.
     """
     encoder, n = model.encoder, batch.max_len
-    x = next(islice(encoder.hidden_states(batch), layer, None))  # (n, D) what the layer reads
+    x = next(islice(encoder.hidden_states(batch), layer, None))  # (n, D) the input of the layer
     context = encoder.pass_context(batch)
     block = encoder.blocks[encoder.cfg.layer_map[layer]]
     assert isinstance(block, Block)
-    own = block.attention
-    q, k, _ = own.qkv(block.pre_attention(x))
+    module = block.attention
+    q, k, _ = module.qkv(block.pre_attention(x))
     for position in encoder.cfg.positions:
         if isinstance(position, Rotary):
             cos, sin = context.rotations[position.bases[layer]]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     q, k = q.float(), k.float().repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (n, G, d) -> (n, H, d)
     scores: Tensor = torch.einsum("ihd,jhd->hij", q, k)
-    relative = own.relative_terms(context)
+    relative = module.relative_terms(context)
     at = torch.arange(n, device=x.device)
     row = None if relative is None else relative.rows[at[:, None] - at[None, :] + len(relative.rows) // 2]  # (n, n)
     if relative is not None and relative.keys is not None:
         scores = scores + torch.einsum("ihd,ijhd->hij", q, relative.keys.float()[row])
     if relative is not None and relative.queries is not None:
         scores = scores + torch.einsum("jhd,ijhd->hij", k, relative.queries.float()[row])
-    scores = scores * own.scale
+    scores = scores * module.scale
     if relative is not None and relative.scores is not None:
         scores = scores + relative.scores.float()[row].permute(2, 0, 1)
     mask = additive_mask(encoder.cfg.patterns[layer], range(n), range(n), n, None, scores)
@@ -123,4 +123,4 @@ def attention_scores(model: Model, batch: Batch, layer: int) -> Tensor:
 
 
 def _table(weights: Tensor) -> Table:
-    return tuple(tuple(round(one, DIGITS) for one in row) for row in weights.tolist())
+    return tuple(tuple(round(weight, DIGITS) for weight in row) for row in weights.tolist())

@@ -227,7 +227,7 @@ class Engine:
                 if self.on_batch is not None:
                     with suppress(Exception):  # a failing observer must not fail the requests
                         self.on_batch(stats)
-            except BaseException as error:  # whatever it is: the requests hear of it, and the worker goes on
+            except BaseException as error:  # whatever it is: it is reported to the requests, and the worker continues
                 for part in slices:
                     self.queue.fail(part.job, error)
             # Nothing is kept alive while it waits for the next batch.
@@ -412,8 +412,8 @@ def _make_batch(windows: Sequence[_QueuedWindow]) -> Batch:
 def _head_outputs(model: Model, windows: Sequence[_QueuedWindow], batch: Batch, hidden: Tensor) -> list[Answer]:
     """The outputs of one task's windows."""
     parameters = [window.parameters for window in windows]
-    given = None if all(value is None for value in parameters) else parameters
-    outputs = windows[0].job.task.outputs(model, hidden, batch, given)
+    used = None if all(value is None for value in parameters) else parameters
+    outputs = windows[0].job.task.outputs(model, hidden, batch, used)
     return [(window.job, window.index, output) for window, output in zip(windows, outputs, strict=True)]
 
 

@@ -82,11 +82,11 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     >>> embedder = Embedder("path/to/any/encoder", batch_size=256)                              # doctest: +SKIP
     >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …], dev=pairs).save("my-model")  # doctest: +SKIP
 
-    The loss follows from the data: positive pairs, with or without hard negatives, use in-batch negatives (`InfoNCELoss`);
-    pairs with scores use `CoSENTLoss`; pairs with classes Sentence-BERT's `SoftmaxLoss`; queries with passages and a teacher's
-    scores `KL`. `loss` names another one (infonce, triplet, softmax, cosine, cosent, contrastive, margin-mse, kl, with
-    settings as in "triplet:margin=0.2,distance=cosine"), or is an object of `bertie.training.embedding.losses`.
-    `matryoshka` lists smaller dimensions to train for as well.
+    The loss follows from the data: positive pairs, with or without hard negatives, use in-batch negatives
+    (`InfoNCELoss`); pairs with scores `CoSENTLoss`; pairs with classes Sentence-BERT's `SoftmaxLoss`; queries with
+    passages and a teacher's scores a KL divergence. `loss` names another one (infonce, triplet, softmax, cosine,
+    cosent, contrastive, margin-mse, kl, with settings as in "triplet:margin=0.2,distance=cosine"), or is an object of
+    `bertie.training.embedding.losses`. `matryoshka` lists smaller dimensions to train for as well.
     """
 
     def __init__(

@@ -113,8 +113,6 @@ class Tokenizer:
         with rust_errors(f"the tokenizer in {folder}"):
             return cls(backend, legacy, settings)
 
-    # ── text to ids ──
-
     def encode(self, text: str, pair: str | None = None, special: bool = True) -> Encoding:
         """Encode a text, or a text and its pair; `special` adds the special tokens of the template ([CLS], [SEP])."""
         return self.encode_batch([text if pair is None else (text, pair)], special)[0]
@@ -252,8 +250,6 @@ class Tokenizer:
         with rust_errors("the tokenizer's decoder"):
             return self._backend.decode(numbers.tolist(), skip_special_tokens=skip_special)
 
-    # ── facts ──
-
     @property
     def kind(self) -> str:
         """The algorithm: WordPiece, BPE, Unigram, …"""
@@ -320,8 +316,6 @@ class Tokenizer:
         """Convert a token, spelled as in the vocabulary, to its id; None if there is none."""
         return self._backend.token_to_id(checked_text(token, "token"))
 
-    # ── saving ──
-
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files, readable by transformers."""
         target = Path(folder)
@@ -369,8 +363,6 @@ class Tokenizer:
         if self._legacy is None or self._settings.flag("do_basic_tokenize") is False:
             return None
         return state(normalizer(self._legacy, self._settings, b""))
-
-    # ── reading the facts ──
 
     def _find_special(self, pad: str | None) -> dict[str, str]:
         """Special tokens by role: as the folder names them, else the family, else by common names."""

@@ -249,7 +249,7 @@ def _added(backend: tokenizers.Tokenizer, becomes: bytes) -> list[str] | None:
     contents = [token.content for token in backend.get_added_tokens_decoder().values()]
     spellings = chain(contents, map(normalizer.normalize_str, contents))  # stripping accents may make a token ASCII
     encoded = [text.encode("ascii") for text in spellings if text.isascii()]
-    found = {bytes(becomes[c] for c in text if becomes[c] != DROPPED).decode().lower() for text in encoded}
-    if "" in found or sum(map(len, found)) > MAX_ADDED:
+    normalized = {bytes(becomes[c] for c in text if becomes[c] != DROPPED).decode().lower() for text in encoded}
+    if "" in normalized or sum(map(len, normalized)) > MAX_ADDED:
         return None
-    return sorted(found)
+    return sorted(normalized)
