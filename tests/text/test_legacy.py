@@ -374,7 +374,7 @@ def test_missing_files(tmp_path: Path) -> None:
     for key, recipe in RECIPES.items():
         with pytest.raises(CheckpointError, match=recipe.files[0].replace(".", r"\.")):
             ours(tmp_path, key)
-    with pytest.raises(CheckpointError, match="holds no tokenizer.json, and Bertie cannot read the vocabulary files"):
+    with pytest.raises(CheckpointError, match=r"holds no tokenizer\.json, and Bertie cannot read the vocabulary files"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -57,9 +57,13 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("--exclude", metavar="FILE", help="file of titles (first lines) of documents to exclude")
     parser.add_argument(
-        "--held-out", metavar="FRACTION", type=float, default=0.0, help="of documents, to put in FOLDER/heldout"
+        "--held-out",
+        metavar="FRACTION",
+        type=float,
+        default=0.0,
+        help="fraction of documents to hold out, in FOLDER/heldout",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the held-out split (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the held-out split (default: 0)")
     parser.add_argument(
         "--shard-tokens", metavar="N", type=int, default=1 << 24, help="tokens per shard (default: 16777216)"
     )

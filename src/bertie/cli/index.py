@@ -53,8 +53,10 @@ def add(verbs: Verbs) -> None:
         choices=("fp32", "int8", "binary"),
         help="precision of the stored embeddings (default: fp32)",
     )
-    parser.add_argument("--language", help="of the stemmer and the stop words (english); none disables both")
-    parser.add_argument("--encoding", help="of text that is not UTF-8, such as cp1252")
+    parser.add_argument(
+        "--language", help="language of the stemmer and the stop words (default: english); none disables both"
+    )
+    parser.add_argument("--encoding", help="encoding of text that is not UTF-8, such as cp1252")
     parser.add_argument("--column", default="text", metavar="NAME", help="the text column of tables (default: text)")
     parser.add_argument(
         "--id-column", metavar="NAME", help="the id column of tables (default: id or _id, or row numbers)"

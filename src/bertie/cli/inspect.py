@@ -1,7 +1,7 @@
 """Describe a checkpoint without reading its weights: family, shape, heads, tokenizer, memory, and the backends in use.
 
 Every weight's name and shape and every config key is checked. "dispatch" lists the implementation of each operation
-on this device; BERTIE_DISABLE=NAME,... turns backends off.
+on this device; BERTIE_DISABLE=NAME,... disables backends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument("--head", help="kind of the head, where config.json does not name it")
-    parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="config key that does not matter")
+    parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="config key to ignore")
     parser.add_argument("--device", help="device of the dispatch table: cpu, cuda, … (default: a GPU if available)")
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -30,13 +30,13 @@ EXAMPLE = """  bertie pretrain recipes/pretrain/modernbert-small.toml --corpus c
 NUMBERS: dict[str, tuple[type, str]] = {
     "tokens": (int, "tokens to train on, in total"),
     "steps": (int, "optimizer steps, instead of --tokens"),
-    "batch_tokens": (int, "tokens per step (131072)"),
+    "batch_tokens": (int, "tokens per step (default: 131072)"),
     "micro_tokens": (int, "tokens on the device at a time (gradient accumulation)"),
     "max_length": (int, "tokens per sequence, at most"),
-    "lr": (float, "peak learning rate (5e-4; 5e-5 with -m)"),
+    "lr": (float, "peak learning rate (default: 5e-4, or 5e-5 with -m)"),
     "warmup": (float, "share of the run over which the learning rate rises"),
     "seed": (int, "random seed"),
-    "evals": (int, "evaluations on held-out text (10)"),
+    "evals": (int, "evaluations on held-out text (default: 10)"),
     "save_steps": (int, "steps between checkpoints (default: every five minutes)"),
 }
 
@@ -50,7 +50,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--corpus", metavar="DIR", help="a corpus built by bertie corpus")
     parser.add_argument("--tokenizer", metavar="DIR", help="a tokenizer trained by bertie tokenizer")
     parser.add_argument(
-        "--data", metavar="DIR", default=".", help="the folder that the recipe's paths start from (default: .)"
+        "--data", metavar="DIR", default=".", help="folder that paths in the recipe are relative to (default: .)"
     )
     for name, (kind, description) in NUMBERS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=description)
@@ -58,7 +58,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--mixed-precision", choices=("auto", "fp32", "bf16", "fp16"), help="compute dtype (auto: bf16 on a GPU)"
     )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
     parser.add_argument(
         "--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model (default: ddp)"
     )

@@ -21,27 +21,27 @@ HELP = {
     "batch_tokens": "tokens per step, instead of --batch-size",
     "micro_tokens": "tokens per micro-batch",
     "warmup": "fraction of steps in which the learning rate rises",
-    "schedule": "of the learning rate after the warmup",
+    "schedule": "learning-rate schedule after the warmup",
     "decay": "schedule wsd: the last fraction of steps, in which the learning rate decays",
-    "weight_decay": "of weight matrices",
-    "beta2": "of AdamW",
+    "weight_decay": "weight decay of weight matrices",
+    "beta2": "second beta of AdamW",
     "max_grad_norm": "gradient clipping; 0: none",
     "layer_decay": "learning rate of a layer relative to the layer above it",
     "freeze": "number of lower layers to freeze, or 'encoder' to train the head only",
     "unfreeze": "frozen layers to unfreeze per epoch, from the top",
     "lora": "LoRA rank; 0: train all weights",
-    "lora_alpha": "twice the rank by default",
+    "lora_alpha": "LoRA alpha; twice the rank by default",
     "class_weights": "'balanced', or weights as good=1,bad=3",
     "label_smoothing": "probability mass moved from the true label to the others",
-    "dropout": "instead of the checkpoint's",
+    "dropout": "dropout probability, instead of the checkpoint's",
     "patience": "evaluations without improvement before early stopping",
     "evals_per_epoch": "evaluations on the dev data",
-    "seed": "of all random numbers",
+    "seed": "random seed",
     "mixed_precision": "auto: bf16 on GPUs that have it, else fp32",
-    "gradient_checkpointing": "less memory, more time",
+    "gradient_checkpointing": "recompute activations in the backward pass: less memory, more time",
     "max_length": "tokens per window, fewer than the model could read",
     "train_windows": "windows per long text and step",
-    "dev_fraction": "of the training data to hold out, where there is no --dev",
+    "dev_fraction": "fraction of the training data to hold out without --dev",
     "metric": "selects the best epoch and the best seed; the task's main metric by default",
     "abstain": "target precision of confident predictions; sets the abstention threshold",
     "loss": (
@@ -77,7 +77,11 @@ def recipe_values(args: argparse.Namespace) -> dict[str, Any]:
 def _default(value: Any) -> str:
     if value is None:
         return ""
-    return f" ({value:g})" if isinstance(value, int | float) and not isinstance(value, bool) else f" ({value})"
+    return (
+        f" (default: {value:g})"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else f" (default: {value})"
+    )
 
 
 def _metavar(hint: Any) -> str:

@@ -1,4 +1,4 @@
-"""A verb for a task that has no module of its own here: texts in, one result per text out."""
+"""The verb of a task without a module in this package: texts in, one result per text out."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def _print_summary(args: argparse.Namespace, tokenizer: Tokenizer, corpus: TextF
 class TextFiles:
     """The non-blank texts of files and folders, read once, with counts of what was read.
 
-    A folder stands for all data files below it, sorted by name; with `kind`, for all files.
+    Folders are searched recursively, in sorted order, for data files; with `kind`, for all files.
     """
 
     def __init__(

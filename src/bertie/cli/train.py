@@ -59,7 +59,7 @@ def add(verbs: Verbs) -> None:
     add_columns(parser)
     parser.add_argument("--recipe", metavar="TOML", help="a file with all of these settings; flags override it")
     parser.add_argument(
-        "--data", metavar="FOLDER", help="what paths in the recipe are relative to (default: its own folder)"
+        "--data", metavar="FOLDER", help="folder that paths in the recipe are relative to (default: that of the recipe)"
     )
     add_model(parser, precision=False)
     parser.add_argument("--baseline", metavar="MODEL", help="another trained model, to compare with on the test data")

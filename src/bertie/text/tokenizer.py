@@ -34,8 +34,6 @@ from bertie.text.tokenizer_settings import (
 )
 from bertie.text.wordpiece import state
 
-# The classes of transformers that use a tokenizer.json unchanged; all others may rebuild it by their own rules.
-
 # Common names of special tokens: the last resort, where neither the folder nor the family names them.
 COMMON = {
     "cls": ("[CLS]", "<s>"),
@@ -76,7 +74,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.encode_special_tokens = False
         self._special = self._find_special(padding.get("pad_token"))
-        self._segments = self._segments_reach_model()
+        self._segments = self._uses_segments()
         self._one_segment = _one_segment(state(backend.post_processor))  # whether single texts have segment 0 only
         self._max_length = self._settings.model_max_length()
         for index in self.encode("", "").ids:  # the template's ids, which the library does not check
@@ -386,7 +384,7 @@ class Tokenizer:
         text = self._special.get(role)
         return None if text is None else self._backend.token_to_id(text)
 
-    def _segments_reach_model(self) -> bool:
+    def _uses_segments(self) -> bool:
         names = self._settings.options.get("model_input_names")
         if names is not None:
             if not isinstance(names, list):

@@ -13,7 +13,8 @@ from bertie.errors import CheckpointError, ConfigError
 from bertie.text.tokenizer_files import check_json_type, parse_json, read_bytes
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which transformers adds missing ones
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that use tokenizer.json as it is
+# The classes of transformers that use a tokenizer.json unchanged; others may rebuild it by their own rules.
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 @dataclass(frozen=True, slots=True)
