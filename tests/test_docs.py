@@ -1,4 +1,4 @@
-"""The pages in docs/, the recipes' page and the built-in model's card: code runs, commands and links are right."""
+"""docs/, the README of bertie-small's recipes and its model card: code runs, commands parse, links resolve."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import bertie
-from bertie.checkpoints import hub
-from bertie.checkpoints import storage as store
+from bertie.checkpoints import hub, storage
 from bertie.cli.main import build_parser
 from bertie.training.pretrain.corpus import read_titles
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
@@ -27,8 +26,8 @@ PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.m
 SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search", "embeddings", "scale"))
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 PAGES = [PRETRAIN, SEARCH, EMBEDDINGS, SCALE, SERVE, PLAYGROUND, SPEED, SMALL / "README.md", MODEL]
-PAGES += [CARD] if CARD.exists() else []  # a card comes with its model
-OTHERS = ("hf", "tensorboard", "pip", "ray")  # programs of others
+PAGES += [CARD] if CARD.exists() else []  # the card comes with the model
+OTHER_PROGRAMS = ("hf", "tensorboard", "pip", "ray")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 
 
@@ -37,13 +36,13 @@ def fenced(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The commands of the shell blocks, by their words."""
+    """The commands of the shell blocks, each split into arguments."""
     lines = [line for block in fenced(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def check(words: list[str]) -> None:
-    """Whether a command can be: our own by our build_parser, and what it names of the repository is there."""
+    """Check that a command of Bertie parses, and that the files it names in the repository exist."""
     while "=" in words[0]:  # an environment variable
         words = words[1:]
     program, *rest = words
@@ -51,7 +50,7 @@ def check(words: list[str]) -> None:
         at = rest.index("-m")
         assert rest[at + 1] == "bertie", words
         program, rest = "bertie", rest[at + 2 :]
-    assert program in ("bertie", "python", *OTHERS), words
+    assert program in ("bertie", "python", *OTHER_PROGRAMS), words
     for name in rest:
         if name.startswith("recipes/"):
             assert (ROOT / name).is_file(), words
@@ -61,7 +60,7 @@ def check(words: list[str]) -> None:
             PretrainRecipe.read(ROOT / args.recipe, tokens=args.tokens, steps=args.steps)
 
 
-def test_what_is_checked() -> None:
+def test_check_rejects_wrong_commands() -> None:
     text = "```sh\n# a note\nbertie pretrain x.toml \\\n  -o y # why\n\nhf download z\n```\n```python\nbertie no\n```\n"
     assert commands(text) == [["bertie", "pretrain", "x.toml", "-o", "y"], ["hf", "download", "z"]]
     check(["torchrun", "--nproc-per-node", "8", "-m", "bertie", "pretrain", "-m", "x", "-o", "y"])
@@ -80,9 +79,9 @@ def test_what_is_checked() -> None:
 
 @each_page
 def test_commands(page: Path) -> None:
-    found = commands(page.read_text("utf-8"))
-    assert found
-    for words in found:
+    page_commands = commands(page.read_text("utf-8"))
+    assert page_commands
+    for words in page_commands:
         check(words)
 
 
@@ -101,43 +100,42 @@ def test_python(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = blocks(page.read_text("utf-8"))
-    assert found
+    code_blocks = blocks(page.read_text("utf-8"))
+    assert code_blocks
     scope: dict[str, object] = {}
-    for block in found:
+    for block in code_blocks:
         run(block, scope, capsys)
 
 
 def test_recipes_on_the_page() -> None:
     text = PRETRAIN.read_text("utf-8")
     (block,) = fenced(text, "toml")
-    asked = PretrainRecipe.from_mapping(tomllib.loads(block))
-    assert asked.steps == 7630
+    assert PretrainRecipe.from_mapping(tomllib.loads(block)).steps == 7630
     listed = set(re.findall(r"\.\./recipes/pretrain/([\w-]+)\.toml", text))
     assert listed == {file.stem for file in (ROOT / "recipes" / "pretrain").glob("*.toml")}
 
 
 def test_objectives_on_the_page() -> None:
-    """The table names every kind, and every key of each."""
+    """The table lists every kind of objective and all its keys."""
     from bertie.training.pretrain.pretrain_recipe import MASKING_KEYS, objective_keys
 
     rows = re.findall(r"^\| (`.*?) \| .* \| (.*) \|$", PRETRAIN.read_text("utf-8"), flags=re.MULTILINE)
-    said: dict[str, set[str]] = {}
+    documented: dict[str, set[str]] = {}
     for kinds, keys in rows:
-        found = set(re.findall(r"`(\w+)`", keys))
-        found |= set(MASKING_KEYS) if "masking" in keys else set()
+        names = set(re.findall(r"`(\w+)`", keys))
+        names |= set(MASKING_KEYS) if "masking" in keys else set()
         for kind in re.findall(r"`(\w+)`", kinds):
-            said[kind] = said.get(kind, set()) | found
+            documented[kind] = documented.get(kind, set()) | names
     for kind, keys in ((kind, keys.allowed) for kind, keys in objective_keys().items()):
-        assert said[kind] >= set(keys) - {"static"}, kind
-        assert said[kind] <= {*keys, "pairs"}, kind
+        assert documented[kind] >= set(keys) - {"static"}, kind
+        assert documented[kind] <= {*keys, "pairs"}, kind
 
 
-# --- the making of bertie-small ---
+# --- the training of bertie-small ---
 
 
 def sequence(page: Path) -> list[list[str]]:
-    """The commands that make it, without those that use it."""
+    """The commands that train the model, without those that use it."""
     (block,) = (block for block in fenced(page.read_text("utf-8"), "sh") if "prepare.py" in block)
     return commands(f"```sh\n{block}```")
 
@@ -146,66 +144,69 @@ def test_both_pages_have_the_same_commands() -> None:
     assert sequence(MODEL) == sequence(SMALL / "README.md")
 
 
-def test_nothing_is_missing_between_the_commands() -> None:
-    """What a recipe reads, an earlier command has made; and both corpora of a text are made by the same settings."""
-    made: list[str] = []
+def test_the_commands_are_complete() -> None:
+    """Every input is the output of an earlier command; both corpora of a text are built with the same settings."""
+    outputs: list[str] = []
     corpora: dict[str, dict[str, Any]] = {}
     for program, *rest in sequence(SMALL / "README.md"):
         if program == "python":
-            made.append(rest[2])
+            outputs.append(rest[2])
             continue
         if program == "hf":
-            made.append(rest[rest.index("--local-dir") + 1])
+            outputs.append(rest[rest.index("--local-dir") + 1])
             continue
         args = build_parser().parse_args(rest)
-        read = {"tokenizer": "corpus", "corpus": "sources", "quantize": "model", "weight-tokens": "files"}.get(
-            args.verb
-        )
-        wanted = getattr(args, read) if read else []
-        wanted = [wanted] if isinstance(wanted, str) else [*wanted]
+        fields = {"tokenizer": "corpus", "corpus": "sources", "quantize": "model", "weight-tokens": "files"}
+        inputs = getattr(args, fields[args.verb]) if args.verb in fields else []
+        inputs = [inputs] if isinstance(inputs, str) else [*inputs]
         if args.verb == "weight-tokens":
-            wanted.append(args.model)
+            inputs.append(args.model)
         if args.verb == "corpus":
-            wanted.append(args.tokenizer)
-            kept = {name: value for name, value in vars(args).items() if name not in ("tokenizer", "output")}
-            corpora[args.output] = kept
+            inputs.append(args.tokenizer)
+            settings = {name: value for name, value in vars(args).items() if name not in ("tokenizer", "output")}
+            corpora[args.output] = settings
         if args.verb == "pretrain":
-            wanted += [f"{args.data}/{name}" for name in named(tomllib.loads((ROOT / args.recipe).read_text("utf-8")))]
-        for name in wanted:
-            assert name.startswith("DATA/") or any(f"{name}/".startswith(f"{one}/") for one in made), (name, made)
-        made.append(args.output)
+            inputs += [
+                f"{args.data}/{name}" for name in named_paths(tomllib.loads((ROOT / args.recipe).read_text("utf-8")))
+            ]
+        for name in inputs:
+            assert name.startswith("DATA/") or any(f"{name}/".startswith(f"{output}/") for output in outputs), (
+                name,
+                outputs,
+            )
+        outputs.append(args.output)
     texts = [name for name in corpora if name.startswith("WORK/corpus/")]
     assert len(texts) == 5
     for name in texts:
         assert corpora[name] == corpora[name.replace("corpus/", "corpus-teacher/")], name
 
 
-def named(given: dict[str, Any]) -> list[str]:
+def named_paths(recipe: dict[str, Any]) -> list[str]:
     """The files and folders that a recipe names."""
-    found = []
-    for table in (given, given.get("data", {}), *given.get("objective", [])):
+    paths: list[str] = []
+    for table in (recipe, recipe.get("data", {}), *recipe.get("objective", [])):
         for key in ("model", "tokenizer", "corpus", "teacher", "teacher_corpus", "train", "dev"):
             value = table.get(key, [])
             if not isinstance(value, dict):
-                found += [value] if isinstance(value, str) else value
-    return found
+                paths += [value] if isinstance(value, str) else value
+    return paths
 
 
 def test_the_numbers_are_those_of_the_recipes() -> None:
     for file in sorted(SMALL.glob("*.toml")):
-        asked = PretrainRecipe.read(file)
+        recipe = PretrainRecipe.read(file)
         pages = [MODEL, CARD] if CARD.exists() else [MODEL]
         for page in pages:
-            assert f"| {asked.steps:,} |" in page.read_text("utf-8"), (file, page)
+            assert f"| {recipe.steps:,} |" in page.read_text("utf-8"), (file, page)
         assert "more is better" in file.read_text("utf-8")
     titles = read_titles(str(SMALL / "exclude.tsv"))
     assert f"exclude.tsv), {len(titles)} of them" in (SMALL / "README.md").read_text("utf-8")
 
 
 def test_pictures() -> None:
-    found = re.findall(r"!\[.+\]\((bertie-small-[\w-]+\.svg)\)", MODEL.read_text("utf-8"))
-    assert len(found) == 4
-    for name in found:
+    names = re.findall(r"!\[.+\]\((bertie-small-[\w-]+\.svg)\)", MODEL.read_text("utf-8"))
+    assert len(names) == 4
+    for name in names:
         picture = ElementTree.parse(MODEL.parent / name).getroot()
         assert picture.tag == "{http://www.w3.org/2000/svg}svg"
         assert len(picture.findall("{*}polyline")) == 2
@@ -213,10 +214,10 @@ def test_pictures() -> None:
 
 @has_built_in
 def test_the_card() -> None:
-    """The hub can read it, and the folder is as whole with it as it was before."""
+    """huggingface_hub parses the card, and the model folder still matches its checksums."""
     card = ModelCard.load(CARD)
     assert card.data.language == "en"
     assert card.data.license == "apache-2.0"
     assert card.data.eval_results[0].metric_value > 0
-    store.verify(CARD.parent)
+    storage.verify(CARD.parent)
     assert f"{sum(p.numel() for p in bertie.Checkpoint.load(CARD.parent).model.parameters()):,}" in card.text

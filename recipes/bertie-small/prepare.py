@@ -28,40 +28,35 @@ from bertie.training.pretrain.corpus.documents import Documents, list_files, rea
 Row = dict[str, Any]
 SEED = 0
 
-# The grouping of the GoEmotions paper (Demszky et al. 2020, figure 2); the ambiguous ones say nothing.
+# The grouping of the GoEmotions paper (Demszky et al. 2020, figure 2); ambiguous emotions carry no label.
 SENTIMENT = {
     "positive": "admiration amusement approval caring desire excitement gratitude joy love optimism pride relief",
     "negative": "anger annoyance disappointment disapproval disgust embarrassment fear grief nervousness remorse "
     "sadness",
     "neutral": "neutral",
-    "ambiguous": "confusion curiosity realization fused_linear_cross_entropy",
+    "ambiguous": "confusion curiosity realization surprise",
 }
 GROUP = {emotion: group for group, emotions in SENTIMENT.items() for emotion in emotions.split()}
 
 WNUT = {"person": "PER", "corporation": "ORG", "group": "ORG", "location": "LOC"}
 
-# Never trained on, whatever the split: they measure, or their licence forbids it.
-MEASURING = (
+# Datasets never trained on, whatever the split: they are for evaluation, or their licence forbids it.
+EVALUATION_ONLY = (
     "ag_news cacm conll2003 cosqa cr cranfield emotion imdb mlqa mr mrpc npl_vaswani pawsx qnli quora_pairs rte "
     "squad_v2_dev sst2 sst5 sts12_16 stsb trecqa wikiqa xnli xquad"
 ).split()
 
-EXCLUDE = Path(__file__).with_name("exclude.tsv")  # articles of WikiText-103's held-out splits, and their like
-LONG_QUESTIONS, LONG_CHARACTERS = 8_000, (2_000, 7_500)  # of those with several paragraphs, and of the paragraphs
-SQUAD_QUESTIONS, DEV_QUESTIONS = 12_000, 1_500  # of the reranker's, with paragraphs
-SENTENCE_QUESTIONS = 24_000  # and with sentences
-BARE = 0.5  # the share of these without a question mark, as people type them
-WIKI_SENTENCES, WIKI_PARAGRAPHS = 400_000, 100_000  # of the embedder's
-SENTENCES = 850_437  # of all texts for the embedder: as many as there were for the shipped model
+EXCLUDE = Path(__file__).with_name("exclude.tsv")  # articles of WikiText-103's held-out splits, and similar ones
+LONG_QUESTIONS, LONG_CHARACTERS = 8_000, (2_000, 7_500)  # questions with several paragraphs; length of these
+SQUAD_QUESTIONS, DEV_QUESTIONS = 12_000, 1_500  # for the reranker, with paragraphs
+SENTENCE_QUESTIONS = 24_000  # for the reranker, with sentences
+BARE = 0.5  # fraction of these without a question mark, as users type them
+WIKI_SENTENCES, WIKI_PARAGRAPHS = 400_000, 100_000  # for distillation of embeddings
+SENTENCES = 850_437  # texts for distillation of embeddings in total, as for the shipped model
 EVERY = 5  # every fifth document trains the tokenizer
 
-# As many rows as the last step reads and is predictions with, drawn in this order; of other files all are kept.
-CUT = {
-    "rerank.train": 110_000,
-    "ner.dev": 1_200,
-    "sentiment.dev": 1_200,
-    "nli.dev": 1_200,
-}
+# Rows that stage 4 trains and evaluates on, sampled in this order; other files are used whole.
+CUT = {"rerank.train": 110_000, "ner.dev": 1_200, "sentiment.dev": 1_200, "nli.dev": 1_200}
 
 
 def main() -> None:
@@ -70,7 +65,7 @@ def main() -> None:
         sys.exit(__doc__)
     data, out, text = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     out.mkdir(parents=True, exist_ok=True)
-    seen, text = measured(data), text or [str(data / "pretrain")]
+    seen, text = evaluation_keys(data), text or [str(data / "pretrain")]
     datasets = {
         name: list(rows)
         for name, rows in (
@@ -85,7 +80,7 @@ def main() -> None:
         write(out / f"{name}.jsonl.gz", (json.dumps(row, ensure_ascii=False) for row in rows))
     short = sentences(data, text, seen)[:SENTENCES]
     write(out / "sentences.jsonl.gz", (json.dumps({"text": text}, ensure_ascii=False) for text in short))
-    write(out / "sample.txt.gz", (f"{document}\n" for document in some_documents(text)))
+    write(out / "sample.txt.gz", (f"{document}\n" for document in sample_documents(text)))
 
 
 # ── reading and writing ──
@@ -125,12 +120,12 @@ def texts_of(row: Row) -> Iterator[str]:
             yield row[name]
 
 
-def measured(data: Path) -> set[str]:
-    """Keys of all evaluation texts: dev and test splits, and the datasets of `MEASURING`."""
+def evaluation_keys(data: Path) -> set[str]:
+    """Keys of all evaluation texts: dev and test splits, and the datasets of `EVALUATION_ONLY`."""
     return {
         key(text)
         for file in sorted([*data.glob("*/*.jsonl.gz"), *data.glob("*/*.jsonl.xz")])
-        if not file.name.startswith("train") or file.parent.name in MEASURING
+        if not file.name.startswith("train") or file.parent.name in EVALUATION_ONLY
         for row in read(file)
         for text in texts_of(row)
     }
@@ -139,12 +134,11 @@ def measured(data: Path) -> set[str]:
 def cut(datasets: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     """A sample of the rows of the files in `CUT`, in their original order."""
     draw = random.Random(SEED)
-    return {
-        name: [
-            datasets[name][i] for i in sorted(draw.sample(range(len(datasets[name])), min(size, len(datasets[name]))))
-        ]
-        for name, size in CUT.items()
-    }
+    samples = {}
+    for name, size in CUT.items():
+        rows = datasets[name]
+        samples[name] = [rows[i] for i in sorted(draw.sample(range(len(rows)), min(size, len(rows))))]
+    return samples
 
 
 def unseen(rows: Iterable[Row], seen: set[str], *columns: str) -> Iterator[Row]:
@@ -157,7 +151,7 @@ def unseen(rows: Iterable[Row], seen: set[str], *columns: str) -> Iterator[Row]:
             yield row
 
 
-# ── a head each ──
+# ── data of the heads ──
 
 
 def sentiment(data: Path, seen: set[str]) -> Iterator[tuple[str, Iterable[Row]]]:
@@ -194,15 +188,15 @@ def _wnut(tag: str) -> str:
 def answers(data: Path) -> Iterator[tuple[str, Iterable[Row]]]:
     """SQuAD 1.1 and the English part of TyDi QA; some of SQuAD again, with longer contexts."""
     squad, tydi, dev = _question_sets(data)
-    yield "qa.train", [*squad, *tydi, *_among_others(squad, LONG_QUESTIONS)]
+    yield "qa.train", [*squad, *tydi, *_with_long_contexts(squad, LONG_QUESTIONS)]
     yield "qa.dev", dev
 
 
-def _among_others(rows: list[Row], count: int) -> Iterator[Row]:
+def _with_long_contexts(rows: list[Row], count: int) -> Iterator[Row]:
     """Questions with several consecutive paragraphs of their article, up to a number of characters."""
     draw = random.Random(SEED)
     articles = _articles(rows)
-    for row in _some(rows, count, draw):
+    for row in _sample_questions(rows, count, draw):
         paragraphs, right = articles[row["title"]], articles[row["title"]].index(row["context"])
         first, last, room = right, right, draw.randint(*LONG_CHARACTERS) - len(row["context"])
         while room > 0 and (first > 0 or last < len(paragraphs) - 1):
@@ -234,7 +228,7 @@ def _questions(file: Path) -> Iterator[Row]:
         for answer in row["answers"]:
             start, text = answer["answer_start"], answer["text"]
             if row["context"][start : start + len(text)] != text:
-                raise SystemExit(f"{file}: the answer to {row['question']!r} is not where it should be")
+                raise SystemExit(f"{file}: the answer to {row['question']!r} is not at its answer_start")
         yield {name: row[name] for name in ("id", "title", "context", "question", "answers")}
 
 
@@ -258,7 +252,7 @@ def _ranked(rows: list[Row], count: int, same: int = 3, other: int = 1) -> Itera
     draw = random.Random(SEED)
     articles = _articles(rows)
     everything = [context for contexts in articles.values() for context in contexts]
-    for row in _some(rows, count, draw):
+    for row in _sample_questions(rows, count, draw):
         yield {"query": row["question"], "passage": row["context"], "label": 1}
         wrong = _negatives(row, ((articles[row["title"]], same), (everything, other)), draw)
         yield from ({"query": row["question"], "passage": passage, "label": 0} for passage in wrong)
@@ -269,7 +263,7 @@ def _ranked_sentences(
 ) -> Iterator[Row]:
     """Questions with the sentence of the answer, and negatives next to it, from its article and from any.
 
-    Sentences that something is measured with are left out, and so are those of under 4 or over 80 words.
+    Evaluation texts are excluded, and so are sentences of under 4 or over 80 words.
     """
     draw = random.Random(SEED)
     parts = {
@@ -281,8 +275,8 @@ def _ranked_sentences(
         title: [text for context in contexts for text in parts[context]] for title, contexts in _articles(rows).items()
     }
     everything = [text for sentences in articles.values() for text in sentences]
-    for row in _some(rows, count, draw):
-        right = _around(row["context"], row["answers"][0]["answer_start"])
+    for row in _sample_questions(rows, count, draw):
+        right = _sentence_at(row["context"], row["answers"][0]["answer_start"])
         if right not in parts[row["context"]]:
             continue
         query = row["question"].rstrip("? ") if draw.random() < BARE else row["question"]
@@ -299,7 +293,7 @@ def _articles(rows: Iterable[Row]) -> dict[str, list[str]]:
     return {title: list(dict.fromkeys(contexts)) for title, contexts in articles.items()}
 
 
-def _some(rows: Iterable[Row], count: int, draw: random.Random) -> list[Row]:
+def _sample_questions(rows: Iterable[Row], count: int, draw: random.Random) -> list[Row]:
     """A sample of rows with distinct questions; of duplicates the last counts."""
     by_question = {key(row["question"]): row for row in rows}
     return draw.sample(list(by_question.values()), min(count, len(by_question)))
@@ -320,7 +314,7 @@ def _negatives(row: Row, pools: Iterable[tuple[Sequence[str], int]], draw: rando
     return negatives
 
 
-def _around(text: str, place: int) -> str:
+def _sentence_at(text: str, place: int) -> str:
     """The sentence that contains a character position."""
     start = 0
     for sentence in split(text):
@@ -346,13 +340,13 @@ def _pairs(file: Path) -> Iterator[Row]:
     return ({name: row[name] for name in ("text_a", "text_b", "label")} for row in read(file))
 
 
-# ── texts for the embedder ──
+# ── texts for distillation of embeddings ──
 
 
 def sentences(data: Path, text: Sequence[str], seen: set[str]) -> list[str]:
     """Distinct short texts without labels, shuffled."""
     draw = random.Random(SEED)
-    titles, sentences, paragraphs = sampled(text, draw)
+    titles, sentences, paragraphs = sample_texts(text, draw)
     texts = [*titles, *sentences, *paragraphs]
     for row in read(data / "snli/train_subset.jsonl.gz"):
         texts += [row["text_a"], row["text_b"]]
@@ -361,13 +355,13 @@ def sentences(data: Path, text: Sequence[str], seen: set[str]) -> list[str]:
     for name in ("banking77/train", "clinc150/train", "go_emotions/train"):
         texts += [row["text"] for row in read(data / f"{name}.jsonl.gz")]
     for name in ("wikiann/train.en", "wnut17/train"):
-        texts += [joined(row["tokens"]) for row in read(data / f"{name}.jsonl.gz")]
+        texts += [detokenize(row["tokens"]) for row in read(data / f"{name}.jsonl.gz")]
     rows = [row["text"] for row in unseen(({"text": " ".join(text.split())} for text in texts), seen, "text")]
     draw.shuffle(rows)
     return rows
 
 
-def kept(text: Sequence[str]) -> Iterator[str]:
+def included_documents(text: Sequence[str]) -> Iterator[str]:
     """The documents that are not listed in `EXCLUDE`."""
     left_out = {title_key(title) for title in read_titles(str(EXCLUDE))}
     return (
@@ -377,16 +371,16 @@ def kept(text: Sequence[str]) -> Iterator[str]:
     )
 
 
-def some_documents(text: Sequence[str]) -> Iterator[str]:
+def sample_documents(text: Sequence[str]) -> Iterator[str]:
     """Every fifth document of each file, to train the tokenizer."""
-    return (document for file in list_files(text) for document in islice(kept([file]), 0, None, EVERY))
+    return (document for file in list_files(text) for document in islice(included_documents([file]), 0, None, EVERY))
 
 
-def sampled(text: Sequence[str], draw: random.Random) -> tuple[list[str], list[str], list[str]]:
+def sample_texts(text: Sequence[str], draw: random.Random) -> tuple[list[str], list[str], list[str]]:
     """Titles, sentences of 8 to 60 words, and paragraphs of 60 to 200 words of the text."""
     titles: list[str] = []
     sentences, paragraphs = Sample(WIKI_SENTENCES, draw), Sample(WIKI_PARAGRAPHS, draw)
-    for document in kept(text):
+    for document in included_documents(text):
         title, *lines = document.split("\n")
         if len(title.split()) <= 12 and re.search("[a-z]", title):
             titles.append(title)
@@ -416,7 +410,7 @@ class Sample:
             self.kept[place] = text
 
 
-# A point ends no sentence after a title, an initial or the like.
+# A full stop does not end a sentence after a title, an initial or a similar abbreviation.
 SHORT = re.compile(
     r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Lt|Capt|Sgt|Rev|Gov|Sen|No|vs|ca|cf|Inc|Ltd|Co|Vol)\.$"
 )
@@ -439,10 +433,10 @@ def split(line: str) -> Iterator[str]:
         yield line[start:]
 
 
-def joined(tokens: Sequence[str]) -> str:
+def detokenize(tokens: Sequence[str]) -> str:
     """Detokenize: join tokens approximately as they are written.
 
-    >>> joined(["Hello", ",", "(", "he", "said", ")", "it", "'s", "me", "."])
+    >>> detokenize(["Hello", ",", "(", "he", "said", ")", "it", "'s", "me", "."])
     "Hello, (he said) it's me."
     """
     text = re.sub(r"\s*(?:''|``|''')\s*", " ", " ".join(tokens))

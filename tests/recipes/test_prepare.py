@@ -50,7 +50,7 @@ def data(tmp_path: Path) -> Path:
         for text, labels in (
             ("of two minds", ["joy", "anger"]),
             ("no mind", ["curiosity"]),
-            ("leaning", ["fused_linear_cross_entropy", "joy"]),
+            ("leaning", ["surprise", "joy"]),
             ("Dev LOVE!", ["joy"]),  # dev has it as well
             ("train  joy.", ["joy"]),  # train has it already
         ):
@@ -253,7 +253,7 @@ def test_answer_out_of_place(prepare: ModuleType, data: Path, tmp_path: Path, mo
     row = question("Rome", 1)
     row["answers"][0]["answer_start"] += 1
     put(data / "squad_v1/train.jsonl.gz", [row])
-    with pytest.raises(SystemExit, match="not where it should be"):
+    with pytest.raises(SystemExit, match="not at its answer_start"):
         run(prepare, data, tmp_path / "out", monkeypatch)
 
 

@@ -2,7 +2,7 @@
 
 Build the corpus with `bertie corpus` and the tokenizer with `bertie tokenizer train`. A recipe
 (TOML) defines the model, the objectives and the hyperparameters; flags override it. Without a
-recipe, a model (-m) continues masked language modelling on the corpus, which adapts it to a domain.
+recipe, a model (-m) continues masked-language modelling on the corpus, which adapts it to a domain.
 With an extended --tokenizer (`bertie tokenizer extend`) it gets embeddings for the new tokens.
 
 While the run trains, its state is in OUTPUT.training; --resume continues an interrupted run from

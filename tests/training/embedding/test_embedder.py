@@ -1,4 +1,4 @@
-"""`Embedder.fit`: every kind of data, what it learns, what it saves, and how it is predictions."""
+"""`Embedder.fit`: every kind of data, what it learns, what it saves, and how it is evaluated."""
 
 from __future__ import annotations
 

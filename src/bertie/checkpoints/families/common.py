@@ -185,7 +185,7 @@ def mlm(
     bias: str | None = None,
     activation: Activation | Callable[[ConfigKeys], Activation] = hidden_act,
 ) -> HeadTable:
-    """Masked language modelling: dense layer to the embedding width, activation, norm, output over the vocabulary."""
+    """Masked-language modelling: dense layer to the embedding width, activation, norm, output over the vocabulary."""
     output = mlm_weights(decoder, bias)
 
     def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:

@@ -1,4 +1,4 @@
-"""Masked language modelling losses: the standard one, and DeBERTa's enhanced mask decoder.
+"""Masked-language modelling losses: the standard one, and DeBERTa's enhanced mask decoder.
 
 Losses are sums, to be divided by counts that are known beforehand (masked tokens, pairs, predicted
 tokens), so that a step split into micro-batches has the same gradient.
@@ -87,7 +87,7 @@ class EnhancedMaskDecoder(nn.Module):
 
 
 class EnhancedMaskObjective(ModelObjective):
-    """Masked language modelling with an `EnhancedMaskDecoder` in the model's `auxiliary` modules."""
+    """Masked-language modelling with an `EnhancedMaskDecoder` in the model's `auxiliary` modules."""
 
     def __init__(self, model: Model, seed: int = 0) -> None:
         super().__init__()

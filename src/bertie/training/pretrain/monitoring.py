@@ -76,7 +76,7 @@ class HeldOutEvaluation:
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1 token")
         if tokenizer.mask_id is None:
-            raise InputError("the tokenizer has no mask token, and masked language modelling needs one")
+            raise InputError("the tokenizer has no mask token, and masked-language modelling needs one")
         self.masking, self.seed, self.head, self.dtype = masking or Masking(), seed, head, dtype
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
         self._special_ids: list[int] = packed.corpus.manifest["tokenizer"]["special"]

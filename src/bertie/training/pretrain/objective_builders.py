@@ -168,7 +168,7 @@ class CorpusObjective:
 
 
 def build_mlm(args: CorpusObjective) -> BatchSampler:
-    """Masked language modelling, with or without sentence pairs."""
+    """Masked-language modelling, with or without sentence pairs."""
     pairs = args.options.get("pairs")
     if pairs is None:
         enhanced = args.options.get("enhanced_mask_decoder")

@@ -1,4 +1,4 @@
-"""Batch samplers of pretraining: masked language modelling over a packed corpus, batch-size warmup, mixtures."""
+"""Batch samplers of pretraining: masked-language modelling over a packed corpus, batch-size warmup, mixtures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MaskedLMSampler:
     """Packed sequences with masked tokens. `static`: the same tokens are masked in every epoch, as
     in BERT.
 
-    `objective` is masked language modelling, unless another one is passed that reads masked tokens.
+    `objective` is masked-language modelling, unless another one is passed that reads masked tokens.
 
     >>> sampler = MaskedLMSampler(PackedCorpus(corpus, 65536, 512, seed=0), tokenizer, steps=10_000)      # doctest: +SKIP
     >>> Trainer(model, sampler, Recipe(lr=5e-4)).run()                                              # doctest: +SKIP
@@ -40,7 +40,7 @@ class MaskedLMSampler:
         if steps < 1:
             raise ConfigError(f"steps={steps} must be at least 1")
         if tokenizer.mask_id is None:
-            raise InputError("the tokenizer has no mask token, and masked language modelling needs one")
+            raise InputError("the tokenizer has no mask token, and masked-language modelling needs one")
         self.packed, self.masking, self.static, self.total_steps = packed, masking or Masking(), static, steps
         self._mask_id, self._vocab = tokenizer.mask_id, tokenizer.vocab_size
         self._special_ids = packed.corpus.manifest["tokenizer"]["special"]

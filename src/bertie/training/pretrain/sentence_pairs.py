@@ -1,4 +1,4 @@
-"""Next-sentence prediction (BERT) and sentence-order prediction (ALBERT), with masked language modelling."""
+"""Next-sentence prediction (BERT) and sentence-order prediction (ALBERT), with masked-language modelling."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _other_index(index: int, count: int, rng: np.random.Generator) -> int:
 
 
 class SentencePairObjective(ModelObjective):
-    """Masked language modelling plus the label of a pair: BERT's with `NextSentence`, ALBERT's with `SentenceOrder`."""
+    """Masked-language modelling plus the label of a pair: BERT's with `NextSentence`, ALBERT's with `SentenceOrder`."""
 
     def __init__(self, task: _PairTask) -> None:
         super().__init__()
