@@ -1,6 +1,6 @@
 """Broken files never load: over a thousand seeded corruptions, each an error, or a model with unchanged weights.
 
-The whole batch runs in one process of its own (`python -m tests.checkpoints.test_corruption`), so that a crash would be seen.
+The whole batch runs in one separate process (`python -m tests.checkpoints.test_corruption`), so that a crash is seen.
 """
 
 from __future__ import annotations

@@ -194,8 +194,9 @@ def test_full_disk_keeps_committed_rows(models: dict[str, str], here: Path) -> N
     Path("in.txt").write_text("".join(f"the cat sat {i}\n" for i in range(6000)))
     argv = ["tokenize", "in.txt", "-m", models["tokenize"], "-o", "out.jsonl"]
     code = (
-        "import resource, sys; from bertie.data import journal; from bertie.cli import main; journal.COMMIT_INTERVAL = 0; "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000)); sys.exit(main(sys.argv[1:]))"
+        "import resource, sys; from bertie.data import journal; from bertie.cli import main; "
+        "journal.COMMIT_INTERVAL = 0; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000)); "
+        "sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)
     assert done.returncode == 1

@@ -212,9 +212,7 @@ def test_out_of_memory_is_retried_in_halves(checkpoint: Checkpoint, monkeypatch:
                 assert_allclose(one, expected[i], atol=1e-5)
 
 
-def test_non_finite_outputs_fail_only_their_request(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_outputs_fail_only_their_request(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder, names = Embedder(checkpoint), Tagger(checkpoint, head="names")
     several = [*sentences(6), "mountain history"]
     bad = set(embedder.tokenizer.encode("mountain history", special=False).ids.tolist())
@@ -482,9 +480,7 @@ def test_measuring_the_budget(checkpoint: Checkpoint) -> None:
         assert engine.queue.room >= engine.queue.least > 0
 
 
-def test_the_rate_is_measured_with_full_batches(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rate_is_measured_with_full_batches(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     with running(checkpoint.model, budget=64) as engine:
         embedder.pipeline.executor = engine.compute

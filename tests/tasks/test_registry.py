@@ -6,7 +6,6 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -73,9 +72,9 @@ def test_constructors_have_the_hyperparameters_of_recipe() -> None:
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.TaskRow]:
+def toy(monkeypatch: pytest.MonkeyPatch) -> registry.TaskRow:
     monkeypatch.setitem(registry.TASKS, toy_task.ROW.name, toy_task.ROW)
-    yield toy_task.ROW
+    return toy_task.ROW
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Checkpoints: a model with its heads, tokenizer and sentence-transformers modules, loaded from and saved to a folder."""
+"""Checkpoints: a model with its heads, tokenizer and sentence-transformers modules, read from and saved to folders."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Checkpoint:
         head: HeadName | Literal["none"] | None = None,
         ignore: Iterable[str] = (),
     ) -> Checkpoint:
-        """Check every name and shape as `load` does, without reading the weights: the model stays on the meta device."""
+        """Check every name and shape as `load` does, without reading weights: the model stays on the meta device."""
         return _read(default_model() if name is None else name, revision, head, ignore, None, torch.float32)
 
     def with_head(

@@ -221,8 +221,8 @@ class ConfigKeys:
         self.must("position_embedding_type", "absolute", *positions)
         if "auto_map" in self.raw and "auto_map" not in self.used:
             raise ConfigError(
-                "config.json: auto_map refers to custom code, and code from a checkpoint is never run. If the model is a "
-                "standard one of its model_type, pass ignore=['auto_map']"
+                "config.json: auto_map refers to custom code, and code from a checkpoint is never run. "
+                "If the model is a standard one of its model_type, pass ignore=['auto_map']"
             )
 
     def labels(self) -> dict[int, str]:

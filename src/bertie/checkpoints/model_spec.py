@@ -92,7 +92,7 @@ def model_spec(
 ) -> ModelSpec:
     """Derive the spec, accounting for every key of config.json.
 
-    `tensors` are the checkpoint's tensor names; None if there is no checkpoint yet. `head` says which head the checkpoint
+    `tensors` are the checkpoint's tensor names; None if there is none yet. `head` says which head the checkpoint
     has where config.json does not, or is wrong; "none": only the encoder, and heads that its tensors reveal.
     """
     family = _family(raw)

@@ -190,7 +190,7 @@ def _object(raw: Any, where: str) -> dict[str, Any]:
 
 
 def _parse(kind: type[Parsed], raw: Any, where: str) -> Parsed:
-    """Parse a dataclass from JSON, checking every field's type; missing fields take their defaults, if they have any."""
+    """Parse a dataclass from JSON, checking every field's type; missing fields take their defaults, if any."""
     assert is_dataclass(kind)
     entries = _object(raw, where)
     hints = get_type_hints(kind)

@@ -79,7 +79,8 @@ class Int8Source:
                 raise CheckpointError(f"{name} is int8, but {scale} is missing")
             if dtypes[scale] != "F32" or shapes[scale] != shapes[name][:1]:
                 raise CheckpointError(
-                    f"{scale} has dtype {dtypes[scale]} and shape {shapes[scale]}; {name} needs F32 of shape {shapes[name][:1]}"
+                    f"{scale} has dtype {dtypes[scale]} and shape {shapes[scale]}; "
+                    f"{name} needs F32 of shape {shapes[name][:1]}"
                 )
         scales = set(self._scales.values())
         self._shapes = {name: shape for name, shape in shapes.items() if name not in scales}
@@ -148,7 +149,7 @@ def _check_zip(path: Path) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """A dense CPU tensor whose storage holds all its elements: a stride of 0 can make a few bytes look like terabytes."""
+    """A dense CPU tensor whose storage holds all elements: a stride of 0 can make a few bytes look like terabytes."""
     return (
         isinstance(value, Tensor)
         and value.layout == torch.strided

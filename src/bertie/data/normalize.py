@@ -13,7 +13,7 @@ UNSPACED = re.compile(
 
 
 class _NoPunctuation(dict[int, str | int]):
-    """A lazily filled table for `str.translate`: removes apostrophes and hyphens, turns other punctuation into spaces."""
+    """A lazily filled table for `str.translate`: removes apostrophes and hyphens, makes other punctuation spaces."""
 
     def __missing__(self, code: int) -> str | int:
         kind = unicodedata.category(chr(code))

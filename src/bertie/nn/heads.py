@@ -59,7 +59,7 @@ class Head(nn.Module):
             self.out = nn.Linear(width, cfg.outputs, bias=cfg.output_bias)
 
     def forward(self, hidden: Tensor, batch: Batch, words: Tensor) -> Tensor:
-        """(T, D) -> (T, outputs), or (B, outputs) for a head over texts. Tied heads use the embeddings `words` (V, E)."""
+        """(T, D) -> (T, outputs), or (B, outputs) for a head over texts. Tied heads use `words` (V, E)."""
         cfg = self.cfg
         x = hidden
         per_text = cfg.kind == "text" and cfg.pooling != "late"

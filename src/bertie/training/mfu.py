@@ -115,7 +115,7 @@ def _pairs(pattern: Pattern, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _blocks(block: int, n: int) -> int:
-    """The pairs of a long text: the first and last block attend to all and are attended by all, others to neighbours."""
+    """The pairs of a long text: the first and last block attend to all and are attended to, others to neighbours."""
     count = -(-n // block)
     last = n - (count - 1) * block
     edge = block + last

@@ -83,8 +83,8 @@ class StateFolder:
         state = _load(self.path / STATE, "remove it to start again")
         if state.get("fingerprint") != self.fingerprint:
             raise CheckpointError(
-                f"{self.path} holds a run with another recipe, other data or another model, and can only be resumed with "
-                "its own. Choose another folder, or remove this one"
+                f"{self.path} holds a run with another recipe, other data or another model, "
+                "and can only be resumed with its own. Choose another folder, or remove this one"
             )
         return state
 

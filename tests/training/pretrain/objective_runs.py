@@ -1,6 +1,9 @@
-"""Runs over a corpus in processes that tests start: `python -m tests.training.pretrain.objective_runs killed|ranks FOLDER CASE:HOW …`.
+"""Runs over a corpus, in processes that tests start.
 
-`killed`: as tests.training.kill_points has it, with other cases. `ranks`: one of several processes, as in tests.training.distributed_worker.
+    python -m tests.training.pretrain.objective_runs killed|ranks FOLDER CASE:HOW …
+
+`killed`: as in tests.training.kill_points, with other cases. `ranks`: one of several processes, as in
+tests.training.distributed_worker.
 """
 
 from __future__ import annotations

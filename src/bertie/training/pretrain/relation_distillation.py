@@ -86,8 +86,8 @@ class RelationLoss:
                 heads = s[0].shape[1]
                 if t[0].shape[1] != heads:
                     raise ConfigError(
-                        f"{relation!r} has {t[0].shape[1]} heads in the teacher and {heads} in the student; relations of "
-                        "attention heads need the same number: use relations qq, kk, vv and set heads"
+                        f"{relation!r} has {t[0].shape[1]} heads in the teacher and {heads} in the student; "
+                        "relations of attention heads need the same number: use relations qq, kk, vv and set heads"
                     )
                 for tokens, valid, rows in _chunks(batch, heads):
                     # Scores are recomputed in the backward pass: those of all texts would fill the

@@ -22,7 +22,7 @@ class MaskedLMSampler:
 
     `objective` is masked-language modelling, unless another one is passed that reads masked tokens.
 
-    >>> sampler = MaskedLMSampler(PackedCorpus(corpus, 65536, 512, seed=0), tokenizer, steps=10_000)      # doctest: +SKIP
+    >>> sampler = MaskedLMSampler(PackedCorpus(corpus, 65536, 512, seed=0), tokenizer, steps=10_000)  # doctest: +SKIP
     >>> Trainer(model, sampler, Recipe(lr=5e-4)).run()                                              # doctest: +SKIP
     """
 
