@@ -12,7 +12,7 @@ from bertie.config import EncoderConfig, HeadConfig
 from bertie.errors import ConfigError, InputError
 from bertie.nn.norms import build_norm
 from bertie.nn.pooling import Pooling
-from bertie.nn.row_blocks import TOKEN_ROWS, in_row_blocks
+from bertie.nn.row_blocks import TOKEN_ROWS, in_row_blocks, linear_by_row
 from bertie.ops import dispatch
 from bertie.ops.torch.eager import activation_function
 from bertie.text.batch import Batch
@@ -67,6 +67,13 @@ class Head(nn.Module):
             x = take_first(x, batch) if cfg.pooling == "first" else pool_mean(x, batch)
         x = in_row_blocks(lambda rows: self.project(rows, words), x, 1 if per_text else TOKEN_ROWS)
         return pool_mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
+
+    def vocabulary_logits(self, x: Tensor, words: Tensor) -> Tensor:
+        """(N, D) -> (N, V) for few rows, such as those of masks; on a CPU independent of the other rows to the bit."""
+        if x.device.type != "cpu" or not len(x):
+            return self.project(x, words)
+        matrix, bias = (words, self.bias) if self.out is None else (self.out.weight, self.out.bias)
+        return linear_by_row(in_row_blocks(self._transform, x), matrix, bias)
 
     def project(self, x: Tensor, words: Tensor) -> Tensor:
         """(N, D) -> (N, outputs), row by row."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 TOKEN_ROWS = 16  # for one row per token; one row per text is computed by itself, which has the lowest latency
+CACHED_OUTPUTS = 4096  # rows of a weight matrix that stay in the cache
 
 
 def in_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 1) -> Tensor:
@@ -31,3 +32,17 @@ def in_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 1
     results = [function(block) for block in blocks]
     results[-1] = results[-1][: rows - missing]
     return torch.cat(results) if len(results) > 1 else results[0]
+
+
+def linear_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer with many outputs, row by row: (N, D) -> (N, outputs).
+
+    For few rows and a vocabulary of outputs. The weights are read once, in blocks that stay in the cache for all rows.
+
+    >>> linear_by_row(torch.ones(2, 3), torch.ones(5, 3), None).unique().tolist()
+    [3.0]
+    """
+    rows = torch.split(x, 1)
+    biases = [None] * len(weight) if bias is None else torch.split(bias, CACHED_OUTPUTS)
+    blocks = zip(torch.split(weight, CACHED_OUTPUTS), biases, strict=False)
+    return torch.cat([torch.cat([F.linear(row, block, own) for row in rows]) for block, own in blocks], dim=1)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from bertie.errors import InputError
 from bertie.nn.model import Model
-from bertie.nn.row_blocks import in_row_blocks
 from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import check_list, check_positive, text_inputs
 from bertie.pipeline.outputs import FloatArray
@@ -119,10 +118,9 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         return [self._top_tokens(query, list(islice(scores, len(query.positions)))) for query in parameters]
 
     def _probabilities(self, model: Model, masked: Tensor) -> FloatArray:
-        """(masks, D) -> (masks, V). On a CPU mask by mask, for the latency of a single one."""
+        """(masks, D) -> (masks, V)."""
         assert self.head is not None
-        head, words = model.head(self.head), model.encoder.embeddings.words.weight
-        logits = in_row_blocks(lambda rows: head.project(rows, words), masked)
+        logits = model.head(self.head).vocabulary_logits(masked, model.encoder.embeddings.words.weight)
         probabilities: FloatArray = logits.float().softmax(-1).cpu().numpy()
         return probabilities
 
