@@ -38,7 +38,7 @@ VERBS: list[tuple[list[str], str | None]] = [
 ]
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
+def run(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
     assert main([*argv, "--json"]) == status
     return capsys.readouterr().out
 
@@ -50,10 +50,10 @@ def another(folder: Path, models: dict[str, str], heads: dict[str, HeadInfo], mo
     return str(folder / "models" / hub.DEFAULT)
 
 
-def test_each_task_takes_its_head(small: str) -> None:
+def test_each_task_uses_its_head(small: str) -> None:
     for task, head in TASKS.items():
-        found = task.load()
-        assert (found.head, found.checkpoint.source) == (head, small)
+        result = task.load()
+        assert (result.head, result.checkpoint.source) == (head, small)
         assert type(bertie.load(head=head)) is type(bertie.load(small, head=head)) is task
         assert bertie.load(head=head).head == head
     assert bertie.Classifier.load(head="nli").head == "nli"
@@ -65,33 +65,33 @@ def test_each_task_takes_its_head(small: str) -> None:
         bertie.Tagger.load(head="qa")
 
 
-def test_embedding_is_by_the_pooling(small: str) -> None:
+def test_embedding_uses_the_pooling(small: str) -> None:
     checkpoint = bertie.Checkpoint.load(small)
     assert checkpoint.tokenizer is not None
     encodings = checkpoint.tokenizer.encode_batch(["the cat sat"])
     mean = checkpoint.model.hidden(bertie.Batch.from_encodings(encodings)).mean(0)  # (5, D) -> (D,)
-    found = bertie.Embedder.load().embed(["the cat sat"])[0]
-    np.testing.assert_allclose(found, (mean / mean.norm()).detach(), atol=1e-5)
+    result = bertie.Embedder.load().embed(["the cat sat"])[0]
+    np.testing.assert_allclose(result, (mean / mean.norm()).detach(), atol=1e-5)
 
 
-def test_zero_shot_takes_the_head_that_entails(small: str) -> None:
+def test_zero_shot_uses_the_nli_head(small: str) -> None:
     pairs = [("the cat sat", "cat"), ("the cat sat", "dog")]
     classes = bertie.Classifier.load(head="nli")
     logits = [np.log([one.scores["entailment"], one.scores["contradiction"]]) for one in classes.classify(pairs)]
-    found = bertie.ZeroShot.load().classify(["the cat sat"], ["cat", "dog"], template="{}", multi_label=True)[0]
+    result = bertie.ZeroShot.load().classify(["the cat sat"], ["cat", "dog"], template="{}", multi_label=True)[0]
     for label, (entails, contradicts) in zip(("cat", "dog"), logits, strict=True):
-        assert found.scores[label] == pytest.approx(1 / (1 + np.exp(contradicts - entails)), abs=1e-5)
+        assert result.scores[label] == pytest.approx(1 / (1 + np.exp(contradicts - entails)), abs=1e-5)
     assert bertie.ZeroShot.load(head="nli").classify(["a"], ["cat", "dog"])[0].windows == 1
     with pytest.raises(NotFoundError, match=r"label 'entailment'; of the heads .*sentiment\) nli has one"):
         bertie.ZeroShot.load(head="sentiment")
 
 
-def test_heads_in_one_pass(small: str) -> None:
+def test_heads_share_a_forward_pass(small: str) -> None:
     heads = bertie.MultiTask.load()
     assert set(heads) == set(HEADS)
-    found = heads.read(["the cat sat on a mat"])[0]
-    assert set(found) == {"sentiment", "ner"}  # all others read pairs
-    assert found["sentiment"].scores == pytest.approx(
+    result = heads.read(["the cat sat on a mat"])[0]
+    assert set(result) == {"sentiment", "ner"}  # all others read pairs
+    assert result["sentiment"].scores == pytest.approx(
         bertie.Classifier.load().classify(["the cat sat on a mat"])[0].scores, abs=1e-6
     )
 
@@ -106,19 +106,19 @@ def test_verbs(
     head: str | None,
 ) -> None:
     Path("pairs.csv").write_text("text_a,text_b\nthe cat,a dog\n")
-    found = said(capsys, *argv)
+    result = run(capsys, *argv)
     named = ["--head", head] if head is not None and argv[0] != "fill" else []
-    assert found == said(capsys, *argv, *named, "-m", str(small_folder / small))
+    assert result == run(capsys, *argv, *named, "-m", str(small_folder / small))
     assert main(argv) == 0
     assert capsys.readouterr().out.startswith("row  ")
     if argv[0] == "classify":
-        first = json.loads(found)["scores"]
+        first = json.loads(result)["scores"]
         labels = ["cat", "dog"] if "--labels" in argv else [HEADS[str(head)].labels[i] for i in range(3)]
         assert set(first) == set(labels)
 
 
 def test_inspect(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json.loads(said(capsys, "inspect"))
+    facts = json.loads(run(capsys, "inspect"))
     assert facts["model"] == small
     assert {name: one["labels"] for name, one in facts["heads"].items()} == {"mlm": []} | {
         name: list(info.labels.values()) for name, info in HEADS.items()
@@ -136,23 +136,23 @@ def test_labels_of_a_named_head_are_the_columns(small: str, here: Path) -> None:
     assert row["scores"] == pytest.approx(bertie.Classifier.load().classify(["the cat"])[0].scores)
 
 
-def test_it_is_trained_on(small: str) -> None:
+def test_it_is_the_default_of_training(small: str) -> None:
     texts, labels = ["the cat sat", "a dog ran"] * 4, ["cat", "dog"] * 4
     fitted = bertie.Classifier(small, epochs=1).fit(texts, labels, progress=False)
     assert set(fitted.classes_) == {"cat", "dog"}
     assert list(fitted.checkpoint.heads) == ["classify"]
 
 
-def test_several_that_fit_are_named(
+def test_the_error_lists_several_heads(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topics = HeadInfo("classify", {0: "sports", 1: "politics"}, "single_label_classification")
     another(tmp_path, models, HEADS | {"topics": topics}, monkeypatch)
     with pytest.raises(InputError, match="several heads for this; pass head= with one of nli, sentiment, topics"):
         bertie.Classifier.load()
-    message = json.loads(said(capsys, "classify", "the cat", status=1))["message"]
+    message = json.loads(run(capsys, "classify", "the cat", status=1))["message"]
     assert message == "bertie-small has several heads for this; pass --head with one of nli, sentiment, topics"
-    assert set(json.loads(said(capsys, "classify", "the cat", "--head", "topics"))["scores"]) == {"sports", "politics"}
+    assert set(json.loads(run(capsys, "classify", "the cat", "--head", "topics"))["scores"]) == {"sports", "politics"}
 
 
 def test_pairs_without_a_head_for_them(
@@ -164,17 +164,17 @@ def test_pairs_without_a_head_for_them(
     monkeypatch.chdir(tmp_path)
     folder = another(tmp_path, models, {key: HEADS[key] for key in ("sentiment", "ner")}, monkeypatch)
     Path("pairs.csv").write_text("text_a,text_b\nthe cat,a dog\n")
-    message = json.loads(said(capsys, "classify", "pairs.csv", status=1))["message"]
+    message = json.loads(run(capsys, "classify", "pairs.csv", status=1))["message"]
     assert message == "the built-in model classifies single texts, but these are pairs; choose another model with -m"
-    found = json.loads(
-        said(capsys, "classify", "pairs.csv", "-m", folder)
+    result = json.loads(
+        run(capsys, "classify", "pairs.csv", "-m", folder)
     )  # whoever names a model knows what it is for
-    assert set(found["scores"]) == {"negative", "neutral", "positive"}
+    assert set(result["scores"]) == {"negative", "neutral", "positive"}
     with pytest.raises(NotFoundError, match=r"\(mlm, ner, sentiment\) none has one"):
         bertie.ZeroShot.load()
 
 
-def test_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_built_in_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BUILT_IN", tmp_path)
     calls: list[Any] = [
         bertie.load,

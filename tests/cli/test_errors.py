@@ -72,7 +72,7 @@ def test_bad_input(
 ) -> None:
     monkeypatch.chdir(files / verb)
     before = sorted(Path().rglob("*"))
-    for what, argv, status, said in WRONG:
+    for what, argv, status, message in WRONG:
         if verb == "rerank" and what == "a file among others":
             argv = ["query", *argv]
         assert run([verb, *argv, "-m", models[verb]]) == status, what
@@ -80,10 +80,10 @@ def test_bad_input(
         assert out == "", what
         assert err.startswith("bertie: "), what
         assert err.count("\n") == 1, what
-        assert said in err, (what, err)
+        assert message in err, (what, err)
         assert run([verb, *argv, "-m", models[verb], "--json"]) == status, what
         out, err = capsys.readouterr()
-        assert said in json.loads(out)["message"], what
+        assert message in json.loads(out)["message"], what
         assert err == "", what
     assert Path("there.jsonl").read_text() == "kept"
     assert sorted(Path().rglob("*")) == before
@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_no_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
     assert main([verb, ROW, *more]) == 2
@@ -107,7 +107,7 @@ def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("verb", "model", "said"),
+    ("verb", "model", "message"),
     [
         ("fill", "embed", "no head 'mlm'"),
         ("classify", "embed", "no head 'classify'"),
@@ -118,16 +118,16 @@ def test_no_model_was_named(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     ],
 )
 def test_a_model_without_that_head(
-    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, verb: str, model: str, said: str
+    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, verb: str, model: str, message: str
 ) -> None:
     more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
     assert main([verb, ROW, *more, "-m", models[model], "-o", "out.jsonl"]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "said"),
+    ("argv", "status", "message"),
     [
         (["embed", "a cat", "--prompt", "nonsense"], 1, "prompt='nonsense'"),
         (["embed", "a cat", "--dimension", "99"], 1, "dimension=99"),
@@ -159,26 +159,26 @@ def test_wrong_options(
     here: Path,
     argv: list[str],
     status: int,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat\n")))
     model = models["nli" if argv[0] == "classify" else argv[0]]
     assert run([*argv[:2], "-m", model, *argv[2:]]) == status
     out, err = capsys.readouterr()
-    assert said in err, err
+    assert message in err, err
     assert err.count("\n") == 1
     assert out == ""
     assert list(here.iterdir()) == []
 
 
-def test_a_text_that_is_a_name_nowhere(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_text_that_is_no_file_name(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     """Too long for a file's name, empty, or with a slash: a text."""
     for text in ("the cat " * 1000, "", "and/or"):
         assert main(["embed", text, "-m", models["embed"], "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["row"] == 1
 
 
-def test_rows_before_a_bad_one_are_kept(
+def test_rows_before_an_error_are_kept(
     models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bertie.cli.stream.CHUNK_ROWS", 4)
@@ -195,7 +195,7 @@ def test_rows_before_a_bad_one_are_kept(
     assert [json.loads(line)["row"] for line in Path("out.jsonl").read_text().splitlines()] == list(range(1, 12))
 
 
-def test_something_else_is_not_resumed(
+def test_another_run_is_not_resumed(
     models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bertie.cli.stream.CHUNK_ROWS", 4)

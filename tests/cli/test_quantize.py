@@ -42,21 +42,21 @@ def texts_file(folder: Path, texts: list[str]) -> str:
 
 def report_of(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     assert main(["quantize", *argv, "--json"]) == 0, capsys.readouterr()
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def cosines(pairs: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """By hand, row by row."""
-    found = []
-    for a, b in ((x, y) for one, other in pairs for x, y in zip(one, other, strict=True)):
+    """Cosines, row by row."""
+    values = []
+    for a, b in ((x, y) for left, right in pairs for x, y in zip(left, right, strict=True)):
         u, v = a.detach().numpy().astype(np.float64), b.detach().numpy().astype(np.float64)
-        found.append(float(u @ v / np.sqrt((u @ u) * (v @ v))))
-    return {"mean_cosine": pytest.approx(np.mean(found), abs=1e-6), "min_cosine": pytest.approx(min(found), abs=1e-6)}
+        values.append(float(u @ v / np.sqrt((u @ u) * (v @ v))))
+    return {"mean_cosine": pytest.approx(np.mean(values), abs=1e-6), "min_cosine": pytest.approx(min(values), abs=1e-6)}
 
 
 def noisy(folder: str, out: Path, noise: float) -> tuple[Checkpoint, Checkpoint]:
-    """A model, and one that is far enough from it for every measure to show."""
+    """A model, and another one with clearly different weights."""
     before, after = Checkpoint.load(folder), Checkpoint.load(folder)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -68,32 +68,32 @@ def noisy(folder: str, out: Path, noise: float) -> tuple[Checkpoint, Checkpoint]
 
 @pytest.mark.parametrize("kind", list(AUTO))
 def test_measures_against_transformers(kind: str, models: dict[str, str], tmp_path: Path) -> None:
-    """One text at a time, by other people's tokenizer and models."""
+    """One text at a time, with the tokenizer and models of transformers."""
     folder, texts = models[kind], some_texts()
     before, after = noisy(folder, tmp_path / "after", 0.02)
-    found = differences(before, after, texts)
+    report = differences(before, after, texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    both = [AUTO[kind].from_pretrained(one).eval() for one in (folder, tmp_path / "after")]
+    both = [AUTO[kind].from_pretrained(path).eval() for path in (folder, tmp_path / "after")]
     hidden, equal, apart = [], [], []
     for text in texts:
-        given = tokenizer(text, return_tensors="pt")
-        a, b = (model(**given, output_hidden_states=True) for model in both)
+        inputs = tokenizer(text, return_tensors="pt")
+        a, b = (model(**inputs, output_hidden_states=True) for model in both)
         hidden.append((a.hidden_states[-1][0], b.hidden_states[-1][0]))
         if kind == "fill":
-            ids, length = given["input_ids"].clone(), given["input_ids"].shape[1]
+            ids, length = inputs["input_ids"].clone(), inputs["input_ids"].shape[1]
             masked = list(range(1, length - 1, 7))
             ids[0, masked] = tokenizer.mask_token_id
-            a, b = (model(**{**given, "input_ids": ids}).logits[0, masked] for model in both)
+            a, b = (model(**{**inputs, "input_ids": ids}).logits[0, masked] for model in both)
         else:
             a, b = a.logits.reshape(-1, a.logits.shape[-1]), b.logits.reshape(-1, b.logits.shape[-1])
         equal += (a.argmax(-1) == b.argmax(-1)).tolist()
         apart += (a - b).abs().max(-1).values.tolist()
     states = sum(len(a) for a, _ in hidden)
     error = max(float(((x - y).norm() / x.norm()).detach()) for a, b in hidden for x, y in zip(a, b, strict=True))
-    wanted = {"count": states, "max_error": pytest.approx(error, abs=1e-5)}
-    assert found["hidden"] == cosines(hidden) | wanted
-    assert found["hidden"]["min_cosine"] < 0.9999
-    ((name, facts),) = found["heads"].items()
+    expected = {"count": states, "max_error": pytest.approx(error, abs=1e-5)}
+    assert report["hidden"] == cosines(hidden) | expected
+    assert report["hidden"]["min_cosine"] < 0.9999
+    ((name, facts),) = report["heads"].items()
     assert name == ("mlm" if kind == "fill" else "classify" if kind == "rerank" else kind)
     if kind == "rerank":
         assert facts == {"max_difference": pytest.approx(max(apart), abs=1e-5), "count": len(texts)}
@@ -101,7 +101,7 @@ def test_measures_against_transformers(kind: str, models: dict[str, str], tmp_pa
     else:
         assert facts == {"top1_agreement": pytest.approx(np.mean(equal)), "count": len(equal)}
         assert facts["top1_agreement"] < 1
-    assert found["sentence"] is None
+    assert report["sentence"] is None
 
 
 def test_answers(models: dict[str, str], tmp_path: Path) -> None:
@@ -109,14 +109,14 @@ def test_answers(models: dict[str, str], tmp_path: Path) -> None:
     before, after = noisy(models["answer"], tmp_path / "after", 0.02)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models["answer"])
     both = [
-        transformers.AutoModelForQuestionAnswering.from_pretrained(one).eval()
-        for one in (models["answer"], tmp_path / "after")
+        transformers.AutoModelForQuestionAnswering.from_pretrained(path).eval()
+        for path in (models["answer"], tmp_path / "after")
     ]
     equal = []
     for text, following in zip(texts, [*texts[1:], texts[0]], strict=True):
-        given = tokenizer(text, following, return_tensors="pt")
-        assert given["input_ids"].shape[1] <= 40
-        a, b = (model(**given) for model in both)
+        inputs = tokenizer(text, following, return_tensors="pt")
+        assert inputs["input_ids"].shape[1] <= 40
+        a, b = (model(**inputs) for model in both)
         equal += [int(a.start_logits.argmax()) == int(b.start_logits.argmax())]
         equal += [int(a.end_logits.argmax()) == int(b.end_logits.argmax())]
     facts = differences(before, after, texts)["heads"]["answer"]
@@ -124,29 +124,29 @@ def test_answers(models: dict[str, str], tmp_path: Path) -> None:
     assert 0 < np.mean(equal) < 1
 
 
-def test_sentence_vectors_and_named_heads(tmp_path: Path) -> None:
+def test_embeddings_and_named_heads(tmp_path: Path) -> None:
     import sentence_transformers
 
     texts = ["the cat sat on the mat.", "a mat", "b cats", "the " * 60]
     sentence_folder(tmp_path / "m", "")
     before, after = noisy(str(tmp_path / "m"), tmp_path / "after", 0.02)
-    for one in (before, after):
-        one.add_head("topics", HeadInfo("classify", {0: "x", 1: "y"}))
-    found = differences(before, after, texts)
+    for checkpoint in (before, after):
+        checkpoint.add_head("topics", HeadInfo("classify", {0: "x", 1: "y"}))
+    report = differences(before, after, texts)
     a, b = (
-        sentence_transformers.SentenceTransformer(str(tmp_path / one), device="cpu").encode(texts[:3])
-        for one in ("m", "after")
+        sentence_transformers.SentenceTransformer(str(tmp_path / name), device="cpu").encode(texts[:3])
+        for name in ("m", "after")
     )
     short = differences(before, after, texts[:3])["sentence"]
     assert short == cosines([(torch.from_numpy(a), torch.from_numpy(b))]) | {"count": 3}
-    assert found["sentence"]["count"] == 4
-    assert list(found["heads"]) == ["pooler", "topics"]
-    assert list(found["heads"]["pooler"]) == ["mean_cosine", "min_cosine", "count"]
-    assert found["heads"]["topics"]["count"] > 4  # what is long is read whole, in windows
+    assert report["sentence"]["count"] == 4
+    assert list(report["heads"]) == ["pooler", "topics"]
+    assert list(report["heads"]["pooler"]) == ["mean_cosine", "min_cosine", "count"]
+    assert report["heads"]["topics"]["count"] > 4  # what is long is read whole, in windows
 
 
 @pytest.mark.parametrize("to", ["int8", "fp16"])
-def test_folder_and_receipt(to: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_and_report(to: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of(capsys, models["fill"], "-o", "out/small", "--precision", to)
     assert json.loads((here / "out/small/quantization.json").read_text()) == report
     assert sorted(p.name for p in (here / "out").iterdir()) == ["small"]  # nothing is left of the draft
@@ -182,7 +182,7 @@ def test_folder_and_receipt(to: str, models: dict[str, str], here: Path, capsys:
     assert main(["fill", "the [MASK] sat", "-m", "out/small"]) == 0
 
 
-def test_for_people(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_output(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = texts_file(here, [*some_texts(5), " ", "cat " * 300])
     assert main(["quantize", models["classify"], "-o", "small", "--precision", "int8", "--texts", file]) == 0
     out = capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_a_model_without_tokenizer(here: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "said"),
+    ("argv", "status", "message"),
     [
         (["--precision", "int4", "-o", "x"], 2, "int4"),
         (["--precision", "int8"], 2, "-o"),
@@ -216,7 +216,7 @@ def test_a_model_without_tokenizer(here: Path, capsys: pytest.CaptureFixture[str
     ],
 )
 def test_wrong_use(
-    argv: list[str], status: int, said: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str], status: int, message: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "blank.txt").write_text(" \n\t\n")
     (here / "full").mkdir()
@@ -228,14 +228,14 @@ def test_wrong_use(
     except SystemExit as error:
         code = error.code
     assert code == status
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert sorted(here.rglob("*")) == before
 
 
-def test_nothing_is_left_of_a_failure(
+def test_a_failure_leaves_nothing(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there stays until the new folder is whole."""
+    """An existing folder stays until the new one is complete."""
     (here / "out").mkdir()
     (here / "out" / "kept").touch()
 

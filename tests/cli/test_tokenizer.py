@@ -28,7 +28,7 @@ def _here(here: Path) -> None:
     """Every test works in an empty folder."""
 
 
-def put(name: str, column: str = "text", texts: list[str] = TEXTS) -> None:
+def write_corpus(name: str, column: str = "text", texts: list[str] = TEXTS) -> None:
     """Write a corpus."""
     rows = [{"n": i, column: text} for i, text in enumerate(texts)]
     data = "".join(f"{text}\n" for text in texts).encode()
@@ -42,7 +42,7 @@ def put(name: str, column: str = "text", texts: list[str] = TEXTS) -> None:
         data = table.getvalue()
     if name.endswith(".gz"):
         data = gzip.compress(data)
-    if name.endswith(".zst"):  # as `zstd --overflow=31` writes it
+    if name.endswith(".zst"):  # as `zstd --long=31` writes it
         options = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, enable_ldm=True)
         frame = zstandard.ZstdCompressor(compression_params=options).compressobj()  # that knows no length beforehand
         data = frame.compress(data) + frame.flush()
@@ -50,84 +50,84 @@ def put(name: str, column: str = "text", texts: list[str] = TEXTS) -> None:
     Path(name).write_bytes(data)
 
 
-def made(*arguments: str) -> dict[str, bytes]:
-    """The files of the tokenizer that a command makes."""
+def train_files(*arguments: str) -> dict[str, bytes]:
+    """Run bertie tokenizer train; return the files of the tokenizer."""
     assert main(["tokenizer", "train", *arguments, "-o", "out", "--overwrite", "--vocab-size", "60"]) == 0
     return {file.name: file.read_bytes() for file in Path("out").iterdir()}
 
 
-WANTED = train(TEXTS, vocab_size=60).files()
+EXPECTED = train(TEXTS, vocab_size=60).files()
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.jsonl", "a.csv", "a.parquet", "a.parquet.gz"])
 def test_formats(name: str) -> None:
-    put(name)
-    assert made(name) == WANTED
+    write_corpus(name)
+    assert train_files(name) == EXPECTED
 
 
 def test_columns_and_formats_by_name() -> None:
-    put("a.csv", "body")
-    assert made("a.csv") == WANTED  # the only one with texts
-    put("b.jsonl", "body")
-    assert made("b.jsonl", "--column", "body") == WANTED
+    write_corpus("a.csv", "body")
+    assert train_files("a.csv") == EXPECTED  # the only one with texts
+    write_corpus("b.jsonl", "body")
+    assert train_files("b.jsonl", "--column", "body") == EXPECTED
     Path("b.jsonl").rename("wiki_00")
-    assert made("wiki_00", "--column", "body", "--format", "jsonl") == WANTED
+    assert train_files("wiki_00", "--column", "body", "--format", "jsonl") == EXPECTED
 
 
 def test_several_files_and_folders() -> None:
-    put("one/a.txt", texts=TEXTS[:4])
-    put("one/deep/b.jsonl.gz", texts=TEXTS[4:7])
-    put("c.csv", texts=TEXTS[7:])
+    write_corpus("one/a.txt", texts=TEXTS[:4])
+    write_corpus("one/deep/b.jsonl.gz", texts=TEXTS[4:7])
+    write_corpus("c.csv", texts=TEXTS[7:])
     Path("one/README.md").write_text("no corpus")
     Path("one/.hidden.txt").write_text("no corpus")
-    assert made("one", "c.csv") == WANTED
+    assert train_files("one", "c.csv") == EXPECTED
     Path("two").mkdir()
     Path("two/wiki_00").write_text("\n".join(TEXTS))
-    assert made("two", "--format", "text") == WANTED
+    assert train_files("two", "--format", "text") == EXPECTED
 
 
 def test_standard_input() -> None:
     command = [sys.executable, "-m", "bertie", "tokenizer", "train", "-", "-o", "out", "--vocab-size", "60"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run(command, input="\n".join(TEXTS).encode(), env=environment, check=True)
-    assert Path("out/tokenizer.json").read_bytes() == WANTED["tokenizer.json"]
+    assert Path("out/tokenizer.json").read_bytes() == EXPECTED["tokenizer.json"]
 
 
-def test_options_arrive(capsys: pytest.CaptureFixture[str]) -> None:
-    put("a.txt")
+def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+    write_corpus("a.txt")
     flags = "--kind bpe --style angles --lowercase --min-frequency 3 --special-token <x> --special-token <y>".split()
     flags += ["--max-length", "99"]
     assert main(["tokenizer", "train", "a.txt", "-o", "out", "--vocab-size", "290", "--json", *flags]) == 0
     options: dict[str, Any] = {"style": "angles", "lowercase": True, "min_frequency": 3, "max_length": 99}
-    wanted = train(TEXTS, "bpe", 290, special_tokens=["<x>", "<y>"], **options)
-    assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == wanted.files()
+    expected = train(TEXTS, "bpe", 290, special_tokens=["<x>", "<y>"], **options)
+    assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == expected.files()
     facts = json.loads(capsys.readouterr().out)
-    assert facts == {"output": "out", "kind": "BPE", "vocab_size": wanted.vocab_size, "texts": 9, "characters": 165}
+    assert facts == {"output": "out", "kind": "BPE", "vocab_size": expected.vocab_size, "texts": 9, "characters": 165}
     assert (
-        made("a.txt", "--cased", "--limit-alphabet", "9")
+        train_files("a.txt", "--cased", "--limit-alphabet", "9")
         == train(TEXTS, vocab_size=60, lowercase=False, limit_alphabet=9).files()
     )
-    assert made("a.txt", "--kind", "unigram") == train(TEXTS, "unigram", 60).files()
+    assert train_files("a.txt", "--kind", "unigram") == train(TEXTS, "unigram", 60).files()
 
 
 @pytest.mark.parametrize("limit", [1, 22, 30, 10_000])
 def test_limit(limit: int, capsys: pytest.CaptureFixture[str]) -> None:
-    put("a.txt")
+    write_corpus("a.txt")
     texts, left = [], limit
     for text in TEXTS:
         if text.strip() and left:
             texts.append(text[:left])
             left -= len(texts[-1])
     assert (
-        made("a.txt", "--limit-chars", str(limit), "--min-frequency", "1", "--json")
+        train_files("a.txt", "--limit-chars", str(limit), "--min-frequency", "1", "--json")
         == train(texts, vocab_size=60, min_frequency=1).files()
     )
     facts = json.loads(capsys.readouterr().out)
     assert (facts["characters"], facts["texts"]) == (limit - left, len(texts))
 
 
-def test_too_little_text_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    put("a.txt")
+def test_too_little_text(capsys: pytest.CaptureFixture[str]) -> None:
+    write_corpus("a.txt")
     assert main(["tokenizer", "train", "a.txt", "-o", "out"]) == 0
     out, err = capsys.readouterr()
     size = Tokenizer.from_folder("out").vocab_size
@@ -135,16 +135,16 @@ def test_too_little_text_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == f"out: WordPiece, {size} tokens, from 9 texts with 165 characters\n"
 
 
-def test_what_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    put("a.txt")
-    before = made("a.txt")
+def test_existing_output_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    write_corpus("a.txt")
+    before = train_files("a.txt")
     assert main(["tokenizer", "train", "nowhere.txt", "-o", "out"]) == 1
-    assert "out exists already" in capsys.readouterr().err  # said before the corpus is read
+    assert "out exists already" in capsys.readouterr().err  # before the corpus is read
     assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["a.txt"], 2, "-o/--output"),
         (["nowhere.txt", "-o", "out"], 1, "there is no file or folder nowhere.txt"),
@@ -157,24 +157,24 @@ def test_what_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
         (["a.txt", "--lowercase", "--cased", "-o", "out"], 2, "not allowed with"),
     ],
 )
-def test_errors(arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    put("a.txt")
+def test_errors(arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_corpus("a.txt")
     Path("empty").mkdir()
     try:
-        found = main(["tokenizer", "train", *arguments])
+        code = main(["tokenizer", "train", *arguments])
     except SystemExit as end:
-        found = end.code  # type: ignore[assignment]
-    assert found == status
+        code = end.code  # type: ignore[assignment]
+    assert code == status
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert not Path("out").exists()
 
 
 def test_extend(capsys: pytest.CaptureFixture[str]) -> None:
-    put("a.txt")
-    made("a.txt")
+    write_corpus("a.txt")
+    train_files("a.txt")
     capsys.readouterr()
     Path("new.txt").write_text("tachycardia\n" * 5 + "rare\n")
     assert main(["tokenizer", "extend", "out", "new.txt", "-o", "longer", "--json"]) == 0

@@ -33,21 +33,23 @@ def plain(result: Any) -> Any:
 
 def test_embed(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["the cat sat", "a dog", LONG]
-    found = lines(capsys, "embed", *texts, "-m", models["embed"])
-    assert [one["row"] for one in found] == [1, 2, 3]
-    assert np.array_equal(np.array([one["vector"] for one in found], np.float32), _embedder(models).embed(texts))
-    assert [one["windows"] for one in found[:2]] == [1, 1]
-    assert found[2]["windows"] > 1
-    assert found[2]["tokens_total"] == found[2]["tokens_read"] == 120
+    records = lines(capsys, "embed", *texts, "-m", models["embed"])
+    assert [record["row"] for record in records] == [1, 2, 3]
+    assert np.array_equal(
+        np.array([record["vector"] for record in records], np.float32), _embedder(models).embed(texts)
+    )
+    assert [record["windows"] for record in records[:2]] == [1, 1]
+    assert records[2]["windows"] > 1
+    assert records[2]["tokens_total"] == records[2]["tokens_read"] == 120
 
 
-def test_embed_takes_its_options(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_embed_options(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--pooling", "cls", "--normalize", "--dimension", "4", "--overflow", "truncate"]
-    found = lines(capsys, "embed", LONG, "-m", models["embed"], *options)[0]
+    records = lines(capsys, "embed", LONG, "-m", models["embed"], *options)[0]
     ours = _embedder(models, pooling="cls", normalize=True, dimension=4, overflow="truncate").embed([LONG])
-    assert np.array_equal(np.array([found["vector"]], np.float32), ours)
-    assert np.isclose(np.linalg.norm(found["vector"]), 1)
-    assert found["tokens_read"] == 38
+    assert np.array_equal(np.array([records["vector"]], np.float32), ours)
+    assert np.isclose(np.linalg.norm(records["vector"]), 1)
+    assert records["tokens_read"] == 38
 
 
 def _embedder(models: dict[str, str], **options: Any) -> bertie.Embedder:
@@ -56,53 +58,53 @@ def _embedder(models: dict[str, str], **options: Any) -> bertie.Embedder:
 
 def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["the [MASK] sat on the [MASK]", "a [MASK]"]
-    found = lines(capsys, "fill", *texts, "-m", models["fill"], "--top-k", "2")
+    records = lines(capsys, "fill", *texts, "-m", models["fill"], "--top-k", "2")
     ours = bertie.MaskedLM.load(models["fill"]).fill(texts, top_k=2)
-    assert found == [{"row": i} | plain(one) for i, one in enumerate(ours, 1)]
+    assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 
-def test_fill_among_candidates(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "fill", "a [MASK]", "-m", models["fill"], "--candidates", "cat,dog")[0]
-    assert {one["token"] for one in found["masks"][0]["candidates"]} == {"cat", "dog"}
+def test_fill_candidates(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    records = lines(capsys, "fill", "a [MASK]", "-m", models["fill"], "--candidates", "cat,dog")[0]
+    assert {record["token"] for record in records["masks"][0]["candidates"]} == {"cat", "dog"}
 
 
 def test_fill_scores(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "fill", "the cat sat", "a dog", "-m", models["fill"], "--score")
+    records = lines(capsys, "fill", "the cat sat", "a dog", "-m", models["fill"], "--score")
     ours = bertie.MaskedLM.load(models["fill"]).pseudo_log_likelihood(["the cat sat", "a dog"])
-    assert found == [{"row": i} | plain(one) for i, one in enumerate(ours, 1)]
+    assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 
 def test_classify(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "classify", "the cat sat", "a dog", "-m", models["classify"])
+    records = lines(capsys, "classify", "the cat sat", "a dog", "-m", models["classify"])
     ours = bertie.Classifier.load(models["classify"]).classify(["the cat sat", "a dog"])
-    assert found == [{"row": i} | plain(one) for i, one in enumerate(ours, 1)]
+    assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 
 def test_classify_pairs(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     Path("pairs.tsv").write_text("id\ttext_a\ttext_b\nx7\tthe cat\ta dog\n")
-    found = lines(capsys, "classify", "pairs.tsv", "-m", models["classify"])
+    records = lines(capsys, "classify", "pairs.tsv", "-m", models["classify"])
     ours = bertie.Classifier.load(models["classify"]).classify([("the cat", "a dog")])
-    assert found == [{"row": 1, "id": "x7"} | plain(ours[0])]
+    assert records == [{"row": 1, "id": "x7"} | plain(ours[0])]
     Path("named.csv").write_text("p,h\nthe cat,a dog\n")
     named = lines(capsys, "classify", "named.csv", "-m", models["classify"], "--text-a", "p", "--text-b", "h")
     assert named == [{"row": 1} | plain(ours[0])]
 
 
-def test_classify_into_any_labels(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_shot_classification(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["classify", "the cat sat", "-m", models["nli"], "--labels", "cat, dog", "--template", "a {}"]
     argv.append("--multi-label")
-    found = lines(capsys, *argv)
+    records = lines(capsys, *argv)
     ours = bertie.ZeroShot.load(models["nli"]).classify(
         ["the cat sat"], ["cat", "dog"], template="a {}", multi_label=True
     )
-    assert found == [{"row": 1} | plain(ours[0])]
+    assert records == [{"row": 1} | plain(ours[0])]
 
 
 def test_tag(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "tag", "the cat sat on the mat", "-m", models["tag"], "--aggregation-strategy", "first")
+    records = lines(capsys, "tag", "the cat sat on the mat", "-m", models["tag"], "--aggregation-strategy", "first")
     ours = bertie.Tagger.load(models["tag"]).tag(["the cat sat on the mat"], aggregation_strategy="first")
-    assert found == [{"row": 1} | plain(ours[0])]
-    assert found[0]["spans"]
+    assert records == [{"row": 1} | plain(ours[0])]
+    assert records[0]["spans"]
 
 
 def test_answer(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -116,71 +118,71 @@ def test_answer(models: dict[str, str], capsys: pytest.CaptureFixture[str], here
         ("long.txt", LONG + "\n" + LONG),
         ("many.jsonl", ["a dog ran", "the cat sat"]),
     ):
-        found = lines(capsys, "answer", "the cat", "a dog", "--context", context, *flags)
+        records = lines(capsys, "answer", "the cat", "a dog", "--context", context, *flags)
         ours = reader.answer([("the cat", documents), ("a dog", documents)], **options)
-        assert found == [{"row": i} | plain(one) for i, one in enumerate(ours, 1)]
+        assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 
 def test_answer_from_columns(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     Path("q.jsonl").write_text('{"id": 5, "q": "the cat", "context": "a dog sat on the mat"}\n')
-    found = lines(capsys, "answer", "q.jsonl", "--question-column", "q", "-m", models["answer"])
+    records = lines(capsys, "answer", "q.jsonl", "--question-column", "q", "-m", models["answer"])
     ours = bertie.Reader.load(models["answer"]).answer([("the cat", "a dog sat on the mat")])
-    assert found == [{"row": 1, "id": 5} | plain(ours[0])]
+    assert records == [{"row": 1, "id": 5} | plain(ours[0])]
 
 
 def test_rerank(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     documents = ["the cat sat", "a dog ran", "mat", LONG]
     ours = bertie.Reranker.load(models["rerank"]).rerank("find a cat", documents)
-    found = lines(capsys, "rerank", "find a cat", *documents, "-m", models["rerank"])
-    assert [(one["row"] - 1, one["score"], one["text"], one["windows"]) for one in found] == [
-        (one.index, one.score, one.text, one.windows) for one in ours
+    records = lines(capsys, "rerank", "find a cat", *documents, "-m", models["rerank"])
+    assert [(record["row"] - 1, record["score"], record["text"], record["windows"]) for record in records] == [
+        (document.index, document.score, document.text, document.windows) for document in ours
     ]
     Path("docs.txt").write_text("\n".join(documents))
-    assert lines(capsys, "rerank", "find a cat", "docs.txt", "-m", models["rerank"]) == found
-    assert lines(capsys, "rerank", "find a cat", "docs.txt", "--top-k", "2", "-m", models["rerank"]) == found[:2]
+    assert lines(capsys, "rerank", "find a cat", "docs.txt", "-m", models["rerank"]) == records
+    assert lines(capsys, "rerank", "find a cat", "docs.txt", "--top-k", "2", "-m", models["rerank"]) == records[:2]
 
 
 def test_rerank_pairs_in_order(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     Path("pairs.csv").write_text("query,passage\nfind a cat,the cat sat\nfind a dog,mat\n")
-    found = lines(capsys, "rerank", "pairs.csv", "-m", models["rerank"])
+    records = lines(capsys, "rerank", "pairs.csv", "-m", models["rerank"])
     pairs = [("find a cat", "the cat sat"), ("find a dog", "mat")]
-    assert [one["score"] for one in found] == pytest.approx(
+    assert [record["score"] for record in records] == pytest.approx(
         bertie.Reranker.load(models["rerank"]).predict(pairs).tolist()
     )
-    assert [one["row"] for one in found] == [1, 2]
+    assert [record["row"] for record in records] == [1, 2]
 
 
-def test_similar(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_similarity(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
     texts = ["the cat sat", "a dog", "mat"]
     ours = _embedder(models).similarity(texts)
-    found = lines(capsys, "similarity", *texts, "-m", models["similarity"])
-    assert np.allclose([one["scores"] for one in found], ours, atol=1e-6)
-    assert {"tokens_total", "tokens_read", "windows", "row"} <= set(found[0])
+    records = lines(capsys, "similarity", *texts, "-m", models["similarity"])
+    assert np.allclose([record["scores"] for record in records], ours, atol=1e-6)
+    assert {"tokens_total", "tokens_read", "windows", "row"} <= set(records[0])
     Path("pairs.csv").write_text("text_a,text_b\nthe cat sat,a dog\nmat,mat\n")
     pairs = lines(capsys, "similarity", "pairs.csv", "-m", models["similarity"])
-    assert np.allclose([one["score"] for one in pairs], [ours[0, 1], 1], atol=1e-6)
+    assert np.allclose([record["score"] for record in pairs], [ours[0, 1], 1], atol=1e-6)
 
 
 def test_tokenize(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "tokenize", "the cat", LONG, "-m", models["tokenize"])
-    assert found[0]["tokens"] == ["[CLS]", "the", "cat", "[SEP]"]
-    assert found[0]["ids"] == [2, 6, 7, 3]
-    assert found[0]["offsets"][1:3] == [[0, 3], [4, 7]]
-    assert found[0]["tokens_total"] == 2
-    assert found[1]["windows"] == lines(capsys, "embed", LONG, "-m", models["embed"])[0]["windows"] > 1
+    records = lines(capsys, "tokenize", "the cat", LONG, "-m", models["tokenize"])
+    assert records[0]["tokens"] == ["[CLS]", "the", "cat", "[SEP]"]
+    assert records[0]["ids"] == [2, 6, 7, 3]
+    assert records[0]["offsets"][1:3] == [[0, 3], [4, 7]]
+    assert records[0]["tokens_total"] == 2
+    assert records[1]["windows"] == lines(capsys, "embed", LONG, "-m", models["embed"])[0]["windows"] > 1
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_result_says_what_was_read(
+def test_every_result_has_token_counts(
     models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, verb: str
 ) -> None:
     columns = {"answer": ("question", "context"), "rerank": ("query", "passage")}.get(verb, ("text",))
     text = "the [MASK] sat"
     Path("in.jsonl").write_text(json.dumps(dict.fromkeys(columns, text) | {"id": "a1"}))
-    found = lines(capsys, verb, "in.jsonl", "-m", models[verb])[0]
-    assert {"row", "id", "tokens_total", "tokens_read", "windows"} <= set(found)
-    assert found["tokens_read"] == found["tokens_total"] > 0
-    assert found["id"] == "a1"
+    records = lines(capsys, verb, "in.jsonl", "-m", models[verb])[0]
+    assert {"row", "id", "tokens_total", "tokens_read", "windows"} <= set(records)
+    assert records["tokens_read"] == records["tokens_total"] > 0
+    assert records["id"] == "a1"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -201,7 +203,7 @@ def test_the_first_example_of_the_help_runs(
     assert err == ""
 
 
-def test_parsing_costs_no_package() -> None:
+def test_parsing_imports_no_package() -> None:
     code = (
         "import sys, bertie.cli; from bertie.cli.main import build_parser; build_parser(); "
         "print([m for m in ('torch', 'numpy', 'tokenizers', 'pyarrow', 'zstandard') if m in sys.modules])"
@@ -210,9 +212,9 @@ def test_parsing_costs_no_package() -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_flags_may_stand_between_texts(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "embed", "the cat", "-m", models["embed"], "a dog", "--pooling", "cls", "mat")
-    assert len(found) == 3
+def test_flags_between_texts(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    records = lines(capsys, "embed", "the cat", "-m", models["embed"], "a dog", "--pooling", "cls", "mat")
+    assert len(records) == 3
 
 
 def test_all_examples_of_the_help_parse() -> None:
@@ -222,21 +224,23 @@ def test_all_examples_of_the_help_parse() -> None:
     for module in MODULES:
         for line in module.EXAMPLE.splitlines():
             line = re.sub(r"^\s*torchrun .* -m bertie ", "bertie ", line)
-            command = next(one for one in line.split(" | ") if one.strip().startswith("bertie "))
+            command = next(part for part in line.split(" | ") if part.strip().startswith("bertie "))
             build_parser().parse_args(shlex.split(command, comments=True)[1:])
 
 
-def test_one_column_of_texts_needs_no_name(
+def test_the_only_text_column_is_the_default(
     models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:
     Path("in.csv").write_text("id,stars,review\n1,5,the cat\n2,4,a dog\n")
-    found = lines(capsys, "embed", "in.csv", "-m", models["embed"])
-    assert [one["id"] for one in found] == ["1", "2"]
+    records = lines(capsys, "embed", "in.csv", "-m", models["embed"])
+    assert [record["id"] for record in records] == ["1", "2"]
     named = lines(capsys, "embed", "in.csv", "--column", "stars", "-m", models["embed"])
-    assert named[0]["vector"] != found[0]["vector"]
+    assert named[0]["vector"] != records[0]["vector"]
 
 
-def test_a_row_over_the_reach_is_named(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_the_error_names_the_row_that_is_too_long(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
     Path("in.txt").write_text(f"the cat\n{LONG}\n")
     assert main(["embed", "in.txt", "-m", models["embed"], "--overflow", "error"]) == 1
     err = capsys.readouterr().err
@@ -244,7 +248,9 @@ def test_a_row_over_the_reach_is_named(models: dict[str, str], capsys: pytest.Ca
     assert "--overflow window" in err
 
 
-def test_a_row_without_a_mask_is_named(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_the_error_names_the_row_without_a_mask(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
     Path("in.txt").write_text("the [MASK]\na cat\n")
     assert main(["fill", "in.txt", "-m", models["fill"]]) == 1
     assert capsys.readouterr().err.startswith("bertie: in.txt, row 2: ")

@@ -47,13 +47,13 @@ def ours(folder: Path, key: str) -> Tokenizer:
     return Tokenizer.from_folder(folder, RECIPES[key])
 
 
-def check(mine: Tokenizer, theirs: transformers.PreTrainedTokenizerBase) -> None:
+def check(tokenizer: Tokenizer, theirs: transformers.PreTrainedTokenizerBase) -> None:
     """The same ids, offsets and template tokens, for texts and pairs."""
     flags = {"return_offsets_mapping": True, "return_special_tokens_mask": True, "return_token_type_ids": True}
     pairs = [PAIR, ("", "b"), ("a", "")]  # as a batch: transformers takes a lone empty second text for none at all
     for items in (TEXTS, pairs):
         want = theirs(items, **flags)
-        for i, (item, got) in enumerate(zip(items, mine.encode_batch(items), strict=True)):
+        for i, (item, got) in enumerate(zip(items, tokenizer.encode_batch(items), strict=True)):
             assert got.ids.tolist() == want["input_ids"][i], item
             assert [tuple(o) for o in got.offsets.tolist()] == [tuple(o) for o in want["offset_mapping"][i]], item
             assert got.special.astype(int).tolist() == want["special_tokens_mask"][i], item
@@ -114,12 +114,12 @@ def test_added_tokens(tmp_path: Path) -> None:
     size = len((folder / "vocab.txt").read_text(encoding="utf-8").splitlines())
     (folder / "added_tokens.json").write_text(json.dumps({"Zürich": size, "<ent>": size + 1}))
     (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["<ent>"]}))
-    mine = ours(folder, "bert")
-    assert (mine.id("Zürich"), mine.id("<ent>"), mine.vocab_size) == (size, size + 1, size + 2)
+    tokenizer = ours(folder, "bert")
+    assert (tokenizer.id("Zürich"), tokenizer.id("<ent>"), tokenizer.vocab_size) == (size, size + 1, size + 2)
     theirs = transformers.BertTokenizer.from_pretrained(folder)
     for text in ("a <ent> in Zürich zürich", "Zürich<ent>"):
-        assert mine.encode(text).ids.tolist() == theirs(text)["input_ids"]
-    assert "<ent>" not in mine.decode(mine.encode("a <ent> b").ids)
+        assert tokenizer.encode(text).ids.tolist() == theirs(text)["input_ids"]
+    assert "<ent>" not in tokenizer.decode(tokenizer.encode("a <ent> b").ids)
 
 
 def test_added_token_with_a_wrong_id(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_byte_bpe(tmp_path: Path, prefix: bool) -> None:
 
 def test_byte_bpe_with_segments(tmp_path: Path) -> None:
     folder = bpe_folder(tmp_path, ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"))
-    mine = ours(folder, "deberta")
+    tokenizer = ours(folder, "deberta")
     # transformers 5 has two separators between a pair here; its converter, and the paper, have one.
     stand_in = types.SimpleNamespace(
         encoder=json.loads((folder / "vocab.json").read_text()),
@@ -165,12 +165,12 @@ def test_byte_bpe_with_segments(tmp_path: Path) -> None:
             if not line.startswith("#version")
         },
         add_prefix_space=False,
-        convert_tokens_to_ids=mine.id,
+        convert_tokens_to_ids=tokenizer.id,
     )
     backend = DebertaConverter(stand_in).converted()
     backend.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[UNK]", AddedToken("[MASK]", lstrip=True, special=True)])
-    check(mine, transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert mine.encode(*PAIR).segments.max() == 1
+    check(tokenizer, transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert tokenizer.encode(*PAIR).segments.max() == 1
 
 
 # ── SentencePiece ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -232,8 +232,8 @@ def plain(text: str) -> bool:
 def test_rules_of_albert(tmp_path: Path, train) -> None:
     raw = train("albert", **BERT_IDS, user_defined_symbols="(,),-,.", normalization_rule_name="nmt_nfkc_cf")
     (tmp_path / "spiece.model").write_bytes(raw)
-    mine = ours(tmp_path, "albert")
-    tokens = [mine.token(i) for i in mine.encode("in 1999, we saw 12,5").ids]
+    tokenizer = ours(tmp_path, "albert")
+    tokens = [tokenizer.token(i) for i in tokenizer.encode("in 1999, we saw 12,5").ids]
     assert not any(len(t) > 1 and t[-1] == "," and t[-2].isdigit() for t in tokens)
     (tmp_path / "tokenizer_config.json").write_text('{"keep_accents": true, "do_lower_case": true}')
     loose = Tokenizer.from_folder(tmp_path, replace(RECIPES["albert"], split_digit_comma=False, replace_quotes=False))
@@ -247,43 +247,46 @@ def test_rules_of_deberta(tmp_path: Path, train) -> None:
         unk_piece="[UNK]",
     )  # fmt: skip
     (tmp_path / "spm.model").write_bytes(raw)
-    mine = ours(tmp_path, "deberta-v2")
-    assert mine.mask_id == mine.vocab_size - 1 == len(read_sentencepiece(tmp_path / "spm.model").pieces)
+    tokenizer = ours(tmp_path, "deberta-v2")
+    assert tokenizer.mask_id == tokenizer.vocab_size - 1 == len(read_sentencepiece(tmp_path / "spm.model").pieces)
     # transformers 5's class leaves the model's normalization out; its converter keeps it.
     stand_in = types.SimpleNamespace(
-        vocab_file=str(tmp_path / "spm.model"), do_lower_case=False, split_by_punct=False, convert_tokens_to_ids=mine.id
+        vocab_file=str(tmp_path / "spm.model"),
+        do_lower_case=False,
+        split_by_punct=False,
+        convert_tokens_to_ids=tokenizer.id,
     )
     backend = DebertaV2Converter(stand_in).converted()
     backend.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"])
-    check(mine, transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
+    check(tokenizer, transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
     for text in filter(plain, TEXTS):
         if "\x00" not in text:
-            assert mine.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
+            assert tokenizer.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
 
 
 def test_rules_of_big_bird(tmp_path: Path, train) -> None:
     raw = train("bird", **BERT_IDS)
     (tmp_path / "spiece.model").write_bytes(raw)
-    mine = ours(tmp_path, "big_bird")
+    tokenizer = ours(tmp_path, "big_bird")
     for text in filter(plain, TEXTS):
         # A text of nothing but spaces, and leading ones, keep one visible space: as in transformers' converter.
         if text == text.lstrip() and text and "\x00" not in text:
-            assert mine.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
+            assert tokenizer.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
 
 
 def test_sentencepiece_bpe(tmp_path: Path, train) -> None:
     raw = train("bpe", model_type="bpe", **BERT_IDS)
     (tmp_path / "spiece.model").write_bytes(raw)
     recipe = replace(RECIPES["albert"], lowercase=False, strip_accents=False, replace_quotes=False)
-    mine = Tokenizer.from_folder(tmp_path, recipe)
+    tokenizer = Tokenizer.from_folder(tmp_path, recipe)
     for text in filter(plain, TEXTS):
-        assert mine.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
+        assert tokenizer.encode(text, special=False).ids.tolist() == spm_ids(raw, text), text
 
 
 def test_symbol_that_normalization_would_change(tmp_path: Path, train) -> None:
     (tmp_path / "spiece.model").write_bytes(train("symbols", **BERT_IDS, user_defined_symbols="<SYM>"))
-    mine = ours(tmp_path, "albert")
-    assert mine.id("<SYM>") in mine.encode("a<SYM>b").ids
+    tokenizer = ours(tmp_path, "albert")
+    assert tokenizer.id("<SYM>") in tokenizer.encode("a<SYM>b").ids
 
 
 @pytest.mark.parametrize(
@@ -333,10 +336,10 @@ def broken(raw: bytes, seed: int) -> bytes:
 def survives(folder: Path, key: str) -> None:
     """A broken folder loads and works, or fails with an error of ours."""
     try:
-        mine = ours(folder, key)
+        tokenizer = ours(folder, key)
         for text in TEXTS:
-            mine.decode(mine.encode(text).ids)
-        mine.files()
+            tokenizer.decode(tokenizer.encode(text).ids)
+        tokenizer.files()
     except BertieError:
         pass
 

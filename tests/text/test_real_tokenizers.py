@@ -72,7 +72,7 @@ HUGE = "abcdé😀中א" * 125_000  # a million characters and no space: every t
 
 @lru_cache
 def rows(pattern: str, fields: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
-    found: dict[tuple[str, ...], None] = {}
+    selected: dict[tuple[str, ...], None] = {}
     for path in sorted(DATA.glob(pattern)):
         own: dict[tuple[str, ...], None] = {}
         with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -81,18 +81,18 @@ def rows(pattern: str, fields: tuple[str, ...], count: int) -> list[tuple[str, .
                 own[tuple(row[f] for f in fields)] = None
                 if len(own) == count:
                     break
-        found |= own
-    return list(found)
+        selected |= own
+    return list(selected)
 
 
 def texts() -> list[str]:
-    some = dict.fromkeys(text for row in rows("xnli/dev.*", ("text_a", "text_b"), 520) for text in row)
-    return [*some, *[text for (text,) in rows("xquad/*.gz", ("context",), 30)], *NASTY]
+    texts = dict.fromkeys(text for row in rows("xnli/dev.*", ("text_a", "text_b"), 520) for text in row)
+    return [*texts, *[text for (text,) in rows("xquad/*.gz", ("context",), 30)], *NASTY]
 
 
 def pairs() -> list[tuple[str, str]]:
-    some = [(a, b) for a, b in rows("xnli/dev.*", ("text_a", "text_b"), 60)]
-    return [*some, *zip(NASTY, reversed(NASTY), strict=True), ("", ""), ("a", ""), ("", "b")]
+    texts = [(a, b) for a, b in rows("xnli/dev.*", ("text_a", "text_b"), 60)]
+    return [*texts, *zip(NASTY, reversed(NASTY), strict=True), ("", ""), ("a", ""), ("", "b")]
 
 
 def unpacked(name: str, target: Path) -> Path:
@@ -152,16 +152,16 @@ def differences(items: list, got: list[Encoding], reference: transformers.PreTra
 @pytest.mark.parametrize("name", sorted(FAMILY))
 def test_against_transformers(name: str, tmp_path: Path) -> None:
     folder = unpacked(name, tmp_path / "model")
-    mine, reference = Tokenizer.from_folder(folder, RECIPES.get(FAMILY[name])), theirs(name, folder)
+    tokenizer, reference = Tokenizer.from_folder(folder, RECIPES.get(FAMILY[name])), theirs(name, folder)
     total = 0
     for items in (texts(), pairs(), [HUGE]):
-        assert differences(items, mine.encode_batch(items), reference) == []
+        assert differences(items, tokenizer.encode_batch(items), reference) == []
         total += len(items)
     assert len(texts()) > 10_000
     print(f"{name}: {total} texts and pairs, no difference")
     for text in ("a\ud800", "\udfff"):
         with pytest.raises(InputError, match="lone surrogate"):
-            mine.encode(text)
+            tokenizer.encode(text)
         with pytest.raises((TypeError, UnicodeEncodeError)):
             reference(text)
 
@@ -188,9 +188,9 @@ def test_old_files_against_tokenizer_json(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(FAMILY))
 def test_saved_for_transformers(name: str, tmp_path: Path) -> None:
     """Whatever the folder was like, what is saved gives the same ids in transformers."""
-    mine = Tokenizer.from_folder(unpacked(name, tmp_path / "model"), RECIPES.get(FAMILY[name]))
-    mine.save(tmp_path / "saved")
+    tokenizer = Tokenizer.from_folder(unpacked(name, tmp_path / "model"), RECIPES.get(FAMILY[name]))
+    tokenizer.save(tmp_path / "saved")
     (tmp_path / "saved/config.json").write_text(json.dumps({"model_type": FAMILY[name]}))
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     items = [*texts()[::20], *NASTY]
-    assert differences(items, mine.encode_batch(items), reference) == []
+    assert differences(items, tokenizer.encode_batch(items), reference) == []

@@ -56,17 +56,17 @@ def test_pairs(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_flat(tmp_path: Path, name: str) -> None:
-    """Ids as one by one, special tokens spelled out in a text included; and how many the template adds."""
+    """Ids equal those of single texts, also for literal special tokens; the number of special tokens."""
     make = wordpiece_folder if name == "bert" else bpe_folder
     specials = {"bert": "[PAD] [UNK] [CLS] [SEP] [MASK]", "roberta": "<s> <pad> </s> <unk> <mask>"}[name]
     tokenizer = Tokenizer.from_folder(make(tmp_path, tuple(specials.split())), RECIPES[name])
     texts = [*TEXTS, "", "a [MASK] [SEP] b", "<mask> </s> x"]
-    flat, wanted = tokenizer.encode_flat(texts), tokenizer.encode_batch(texts)
-    assert flat.lengths.tolist() == [len(one) for one in wanted]
-    assert flat.ids.tolist() == [i for one in wanted for i in one.ids]
-    assert flat.segments.tolist() == [i for one in wanted for i in one.segments]
-    assert {int(one.special.sum()) for one in wanted} == {tokenizer.special_count}
-    for one in [*wanted, tokenizer.encode("a b", "[SEP] c"), tokenizer.encode("a b", special=False)]:
+    flat, expected = tokenizer.encode_flat(texts), tokenizer.encode_batch(texts)
+    assert flat.lengths.tolist() == [len(one) for one in expected]
+    assert flat.ids.tolist() == [i for one in expected for i in one.ids]
+    assert flat.segments.tolist() == [i for one in expected for i in one.segments]
+    assert {int(one.special.sum()) for one in expected} == {tokenizer.special_count}
+    for one in [*expected, tokenizer.encode("a b", "[SEP] c"), tokenizer.encode("a b", special=False)]:
         assert one.text_tokens == take(one, np.arange(len(one))).text_tokens == (one.sequence_ids >= 0).sum()
     assert len(tokenizer.encode_flat([]).ids) == 0
     with pytest.raises(InputError, match="item 1: character 0 is the lone surrogate"):
@@ -79,7 +79,7 @@ def test_literal_special_tokens_are_tokens_but_not_the_templates(tokenizer: Toke
     assert not e.special[2]
 
 
-def test_batch_is_the_same_as_one_by_one(tokenizer: Tokenizer) -> None:
+def test_a_batch_equals_single_texts(tokenizer: Tokenizer) -> None:
     items: list[str | tuple[str, str]] = [*TEXTS, PAIR]
     for item, e in zip(items, tokenizer.encode_batch(items), strict=True):
         one = tokenizer.encode(*((item,) if isinstance(item, str) else item))
@@ -87,7 +87,7 @@ def test_batch_is_the_same_as_one_by_one(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_batch([]) == []
 
 
-def test_fields_are_what_the_library_says(tokenizer: Tokenizer) -> None:
+def test_fields_equal_the_tokenizers_library(tokenizer: Tokenizer) -> None:
     items: list[str | tuple[str, str]] = [*TEXTS, PAIR, "", ("", "")]
     raw = RustTokenizer.from_str(tokenizer.files()["tokenizer.json"].decode()).encode_batch(items)
     for e, one, item in zip(tokenizer.encode_batch(items), raw, items, strict=True):
@@ -121,7 +121,7 @@ def test_encodings_of_a_batch_share_no_token(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 5, b"bytes", ["a"], ("a", "b", "c"), ("a", None), np.str_])
-def test_what_is_no_text(tokenizer: Tokenizer, bad: object) -> None:
+def test_not_a_text(tokenizer: Tokenizer, bad: object) -> None:
     with pytest.raises(InputError, match="item 1"):
         tokenizer.encode_batch(["fine", bad])  # type: ignore[list-item]
 
@@ -145,7 +145,7 @@ def test_decode(tokenizer: Tokenizer) -> None:
             tokenizer.decode(bad)  # type: ignore[arg-type]
 
 
-def test_facts(tokenizer: Tokenizer) -> None:
+def test_properties(tokenizer: Tokenizer) -> None:
     ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
     assert ids == (0, 1, 2, 3, 4)
     assert (tokenizer.mask_token, tokenizer.token(4), tokenizer.id("[MASK]")) == ("[MASK]", "[MASK]", 4)
@@ -184,7 +184,7 @@ def test_broken_config(folder: Path, config: str) -> None:
         Tokenizer.from_folder(folder, RECIPES["bert"])
 
 
-def test_stored_padding_and_truncation_are_switched_off(folder: Path, tokenizer: Tokenizer) -> None:
+def test_stored_padding_and_truncation_are_disabled(folder: Path, tokenizer: Tokenizer) -> None:
     backend = RustTokenizer.from_str(tokenizer.files()["tokenizer.json"].decode())
     backend.enable_truncation(max_length=4)
     backend.enable_padding(length=8, pad_id=0, pad_token="[PAD]")
@@ -195,7 +195,7 @@ def test_stored_padding_and_truncation_are_switched_off(folder: Path, tokenizer:
     assert loaded.pad_id == 0
 
 
-def test_two_files_that_contradict_each_other(folder: Path, tokenizer: Tokenizer) -> None:
+def test_contradicting_files(folder: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(folder)
     for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         (folder / "tokenizer_config.json").write_text(json.dumps({key: False}))
@@ -207,7 +207,7 @@ def test_two_files_that_contradict_each_other(folder: Path, tokenizer: Tokenizer
         Tokenizer.from_folder(folder, RECIPES["bert"])  # this class reads no such option
 
 
-def test_template_with_an_id_that_is_not_there(folder: Path, tokenizer: Tokenizer) -> None:
+def test_template_with_an_unknown_id(folder: Path, tokenizer: Tokenizer) -> None:
     raw = json.loads(tokenizer.files()["tokenizer.json"])
     raw["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [10**6]
     (folder / "tokenizer.json").write_text(json.dumps(raw))
@@ -226,52 +226,52 @@ def test_tokens_that_only_the_config_declares(folder: Path, tokenizer: Tokenizer
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<ent>"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "vocab.txt").unlink()
-    mine = Tokenizer.from_folder(folder, RECIPES["bert"])
+    loaded = Tokenizer.from_folder(folder, RECIPES["bert"])
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    assert mine.encode("a <ent> b").ids.tolist() == theirs("a <ent> b")["input_ids"]
-    assert mine.id("<ent>") == tokenizer.vocab_size
+    assert loaded.encode("a <ent> b").ids.tolist() == theirs("a <ent> b")["input_ids"]
+    assert loaded.id("<ent>") == tokenizer.vocab_size
 
 
 # ── saving ──
 
 
-def same_in_transformers(saved: Path, mine: Tokenizer, model_type: str) -> None:
+def same_in_transformers(saved: Path, loaded: Tokenizer, model_type: str) -> None:
     (saved / "config.json").write_text(json.dumps({"model_type": model_type}))
     theirs = transformers.AutoTokenizer.from_pretrained(saved)
     again = Tokenizer.from_folder(saved, RECIPES[model_type])
     for items in (TEXTS, [PAIR]):
         want = theirs(items)
-        for i, (a, b) in enumerate(zip(mine.encode_batch(items), again.encode_batch(items), strict=True)):
+        for i, (a, b) in enumerate(zip(loaded.encode_batch(items), again.encode_batch(items), strict=True)):
             assert a.ids.tolist() == b.ids.tolist() == want["input_ids"][i], items[i]
             assert a.segments.tolist() == b.segments.tolist()
             if "token_type_ids" in want:
                 assert a.segments.tolist() == want["token_type_ids"][i]
             else:
                 assert not a.segments.any()
-    assert (again.mask_id, again.cls_id, again.unk_id) == (mine.mask_id, mine.cls_id, mine.unk_id)
-    assert theirs.mask_token_id == mine.mask_id
+    assert (again.mask_id, again.cls_id, again.unk_id) == (loaded.mask_id, loaded.cls_id, loaded.unk_id)
+    assert theirs.mask_token_id == loaded.mask_id
 
 
 @pytest.mark.parametrize("config", [None, {}, {"do_lower_case": False}, {"strip_accents": False}])
 def test_saved_wordpiece(folder: Path, tmp_path: Path, config: dict | None) -> None:
     if config is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    mine = Tokenizer.from_folder(folder, RECIPES["bert"])
-    mine.save(tmp_path / "saved")
+    loaded = Tokenizer.from_folder(folder, RECIPES["bert"])
+    loaded.save(tmp_path / "saved")
     if config is not None:  # kept, byte for byte
         assert (tmp_path / "saved/tokenizer_config.json").read_text() == json.dumps(config)
-    same_in_transformers(tmp_path / "saved", mine, "bert")
+    same_in_transformers(tmp_path / "saved", loaded, "bert")
 
 
-def test_saved_without_a_word_about_case(folder: Path, tmp_path: Path) -> None:
-    """transformers would lower-case where nothing is said: what is saved must not leave it unsaid."""
+def test_saved_without_a_case_option(folder: Path, tmp_path: Path) -> None:
+    """transformers lower-cases by default: the saved folder must have the option."""
     backend = RustTokenizer.from_str(Tokenizer.from_folder(folder, RECIPES["bert"]).files()["tokenizer.json"].decode())
     backend.normalizer = normalizers.BertNormalizer(lowercase=False)
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
-    mine = Tokenizer.from_folder(folder, RECIPES["bert"])
-    mine.save(tmp_path / "saved")
-    same_in_transformers(tmp_path / "saved", mine, "bert")
+    loaded = Tokenizer.from_folder(folder, RECIPES["bert"])
+    loaded.save(tmp_path / "saved")
+    same_in_transformers(tmp_path / "saved", loaded, "bert")
 
 
 @pytest.mark.parametrize("key", ["roberta", "deberta"])
@@ -279,9 +279,9 @@ def test_saved_byte_bpe(tmp_path: Path, key: str) -> None:
     recipe = RECIPES[key]
     bpe_folder(tmp_path, (recipe.cls, recipe.sep, recipe.unk, recipe.pad or "", recipe.mask or ""))
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
-    mine = Tokenizer.from_folder(tmp_path, recipe)
-    mine.save(tmp_path / "saved")
-    same_in_transformers(tmp_path / "saved", mine, key)
+    loaded = Tokenizer.from_folder(tmp_path, recipe)
+    loaded.save(tmp_path / "saved")
+    same_in_transformers(tmp_path / "saved", loaded, key)
 
 
 @pytest.mark.parametrize("key", ["xlm-roberta", "camembert", "albert", "big_bird", "deberta-v2"])
@@ -292,20 +292,20 @@ def test_saved_sentencepiece(tmp_path: Path, train, key: str) -> None:  # noqa: 
         options |= {"control_symbols": "[CLS],[SEP]"}
     (tmp_path / recipe.files[0]).write_bytes(train(key, **options))
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    mine = Tokenizer.from_folder(tmp_path, recipe)
-    mine.save(tmp_path / "saved")
-    same_in_transformers(tmp_path / "saved", mine, key)
+    loaded = Tokenizer.from_folder(tmp_path, recipe)
+    loaded.save(tmp_path / "saved")
+    same_in_transformers(tmp_path / "saved", loaded, key)
 
 
 def test_flags_survive(folder: Path, tmp_path: Path) -> None:
     mask = {"content": "[MASK]", "lstrip": True, "normalized": False, "rstrip": False, "single_word": False}
     (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
-    mine = Tokenizer.from_folder(folder, RECIPES["bert"])
-    assert mine.encode("a [MASK]").offsets[2].tolist() == [1, 8]
-    mine.save(tmp_path / "saved")
-    loaded = RustTokenizer.from_file(str(tmp_path / "saved/tokenizer.json")).get_added_tokens_decoder()[4]
-    assert loaded == AddedToken("[MASK]", lstrip=True, normalized=False, special=True)
-    assert loaded.lstrip
+    loaded = Tokenizer.from_folder(folder, RECIPES["bert"])
+    assert loaded.encode("a [MASK]").offsets[2].tolist() == [1, 8]
+    loaded.save(tmp_path / "saved")
+    token = RustTokenizer.from_file(str(tmp_path / "saved/tokenizer.json")).get_added_tokens_decoder()[4]
+    assert token == AddedToken("[MASK]", lstrip=True, normalized=False, special=True)
+    assert token.lstrip
 
 
 def test_pickle(tokenizer: Tokenizer) -> None:

@@ -39,15 +39,15 @@ def test_expected_counts_by_enumeration() -> None:
     def check(
         keep: Any, ids: dict[str, int], probabilities: Any, forth: Any, back: Any, others: Any, names: list[str]
     ) -> None:
-        wanted = np.zeros(len(ids))
+        expected = np.zeros(len(ids))
         for string, count in zip(strings, counts, strict=True):
             ways = segmentations(string, ids)
             weights = np.array([math.prod(probabilities[way]) for way in ways])
             for way, weight in zip(ways, weights / weights.sum(), strict=True):
                 for piece in way:
-                    wanted[piece] += count * weight
+                    expected[piece] += count * weight
         np.testing.assert_allclose(
-            unigram_training._expected_counts(forth, back, counts, probabilities), wanted, rtol=1e-12
+            unigram_training._expected_counts(forth, back, counts, probabilities), expected, rtol=1e-12
         )
         best = others.reduce_paths(np.log(probabilities), np.maximum, np.add, 0.0, -np.inf)[others.last]
         for name, value in zip(names, best, strict=True):
@@ -59,8 +59,8 @@ def test_expected_counts_by_enumeration() -> None:
     check(None, ids, probabilities, forth, back, others, list(ids))
     keep = np.array([name not in ("ba", "abc") for name in ids])
     fewer = [name for name, kept in zip(ids, keep, strict=True) if kept]
-    some = (forth.select(keep), back.select(keep), others.select(keep, strings=keep))
-    check(keep, {name: i for i, name in enumerate(fewer)}, probabilities[keep], *some, fewer)
+    selected = (forth.select(keep), back.select(keep), others.select(keep, strings=keep))
+    check(keep, {name: i for i, name in enumerate(fewer)}, probabilities[keep], *selected, fewer)
 
 
 def test_digamma() -> None:

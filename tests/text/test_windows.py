@@ -40,14 +40,14 @@ def encode(kind: str, several: tuple[str, ...]) -> Encoding:
 @given(st.sampled_from(KINDS), texts, st.integers(8, 60))
 def test_windows(kind: str, several: tuple[str, ...], max_length: int) -> None:
     whole = encode(kind, several)
-    found = windows(whole, several, max_length)
+    parts = windows(whole, several, max_length)
     if len(whole) <= max_length:
-        (one,) = found
+        (one,) = parts
         assert one.indices.tolist() == list(range(len(whole)))
         assert one.owned.all()
         return
     times = np.zeros(len(whole), dtype=int)
-    for window in found:
+    for window in parts:
         times[window.indices[window.owned]] += 1
         assert len(window) <= max_length
         assert (np.diff(window.indices) > 0).all()
@@ -61,29 +61,29 @@ def test_windows(kind: str, several: tuple[str, ...], max_length: int) -> None:
             assert (np.diff(stretch) == 1).all()
             assert stretch.size or source not in whole.sequence_ids
     assert (times == 1).all(), "each token is answered for by exactly one window"
-    assert sum(window.tokens_read for window in found) == (whole.sequence_ids >= 0).sum()
-    assert sum(window.weight for window in found) == pytest.approx((whole.sequence_ids >= 0).sum())
+    assert sum(window.tokens_read for window in parts) == (whole.sequence_ids >= 0).sum()
+    assert sum(window.weight for window in parts) == pytest.approx((whole.sequence_ids >= 0).sum())
     for source in range(len(several)):
-        check_stretches(whole, source, found)
+        check_stretches(whole, source, parts)
 
 
 def collapsed(sources: np.ndarray) -> list[int]:
     return [int(s) for i, s in enumerate(sources) if s < 0 or i == 0 or sources[i - 1] != s]
 
 
-def check_stretches(whole: Encoding, source: int, found: list[Window]) -> None:
+def check_stretches(whole: Encoding, source: int, parts: list[Window]) -> None:
     """Neighbours overlap, and a token belongs to the stretch where it has most context on both sides."""
     part = np.flatnonzero(whole.sequence_ids == source)
     if not part.size:
         return
     spans = sorted(
-        {(int(p[0]), int(p[-1]) + 1) for w in found if (p := w.indices[w.encoding.sequence_ids == source]).size}
+        {(int(p[0]), int(p[-1]) + 1) for w in parts if (p := w.indices[w.encoding.sequence_ids == source]).size}
     )
     assert (spans[0][0], spans[-1][1]) == (part[0], part[-1] + 1)
     for (low, high), (next_low, next_high) in pairwise(spans):
         assert low < next_low < high <= next_high, "onward, and with something in common"
     owner = {}
-    for window in found:
+    for window in parts:
         stretch = window.indices[window.encoding.sequence_ids == source]
         for place in window.indices[window.owned & (window.encoding.sequence_ids == source)]:
             owner[int(place)] = (int(stretch[0]), int(stretch[-1]) + 1)
@@ -126,15 +126,15 @@ def test_nothing_fits(kind: str) -> None:
 @pytest.mark.parametrize("max_length", [100, 160])
 def test_windows_begin_at_sentences_or_words(kind: str, max_length: int) -> None:
     """Nearly all cuts fall between sentences where sentences are short, and between words where there are none."""
-    for content, wanted in ((document(120), SENTENCE), (" ".join(document(120).replace(".", "").split()), WORD)):
-        content = content.replace("!", "").replace("?", "") if wanted == WORD else content
+    for content, strength in ((document(120), SENTENCE), (" ".join(document(120).replace(".", "").split()), WORD)):
+        content = content.replace("!", "").replace("?", "") if strength == WORD else content
         whole = encode(kind, (content,))
         places = np.flatnonzero(whole.sequence_ids == 0)
         cuts = boundary_strengths(whole, places, content)
         ends = [int(w.indices[-2]) for w in windows(whole, (content,), max_length)][
             :-1
         ]  # tokens, counted from 1 after CLS
-        assert np.mean([cuts[end] >= wanted for end in ends]) > (0.75 if wanted == SENTENCE else 0.99)
+        assert np.mean([cuts[end] >= strength for end in ends]) > (0.75 if strength == SENTENCE else 0.99)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -41,15 +41,13 @@ def backend(
     **options: object,
 ) -> RustTokenizer:
     vocab = VOCAB if vocab is None else vocab
-    found = RustTokenizer(models.WordPiece(vocab, **{"unk_token": "[UNK]", "max_input_chars_per_word": 100} | options))
-    found.normalizer = normalizer or normalizers.BertNormalizer()
-    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    found.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    found.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in SPECIALS if token in vocab]
-    )
-    found.add_tokens(list(added))
-    return found
+    rust = RustTokenizer(models.WordPiece(vocab, **{"unk_token": "[UNK]", "max_input_chars_per_word": 100} | options))
+    rust.normalizer = normalizer or normalizers.BertNormalizer()
+    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rust.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    rust.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIALS if token in vocab])
+    rust.add_tokens(list(added))
+    return rust
 
 
 def bert(lowercase: bool = True, clean_text: bool = True, strip_accents: bool | None = None) -> normalizers.Normalizer:
@@ -78,9 +76,9 @@ KINDS = {
 
 
 def without_template() -> RustTokenizer:
-    found = backend()
-    found.post_processor = None
-    return found
+    rust = backend()
+    rust.post_processor = None
+    return rust
 
 
 @pytest.fixture(params=KINDS)
@@ -89,7 +87,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 def check(tokenizer: Tokenizer, texts: list[str], least: float = 0.5) -> None:
-    """The same as the library's; and at least so many of the ASCII texts were really taken by the fast way."""
+    """Equal to the library; at least the share `least` of the ASCII texts took the compiled path."""
     raw = tokenizer._backend.encode_batch(texts)
     got = tokenizer.encode_flat(texts)
     ends = np.cumsum(got.lengths)
@@ -100,8 +98,8 @@ def check(tokenizer: Tokenizer, texts: list[str], least: float = 0.5) -> None:
     assert [a.dtype for a in (got.ids, got.segments, got.lengths)] == [np.int64] * 3
     if fast.library() is not None:
         assert tokenizer._compiled is not None
-        mine = [text for text in texts if text.isascii()]
-        assert (tokenizer._compiled.encode(mine)[1] >= 0).sum() >= least * len(mine)
+        ascii_texts = [text for text in texts if text.isascii()]
+        assert (tokenizer._compiled.encode(ascii_texts)[1] >= 0).sum() >= least * len(ascii_texts)
 
 
 def test_pairs(tokenizer: Tokenizer) -> None:
@@ -191,19 +189,19 @@ def test_many_added_tokens() -> None:
     assert fast.find(backend(added=[AddedToken(f"word{i:08}") for i in range(2000)])) is None
 
 
-def test_real_vocabulary_is_not_needed_whole() -> None:
+def test_pieces_beyond_ascii_are_not_needed() -> None:
     """Pieces that are not ASCII cannot be found in a text that is."""
     vocab = VOCAB | {f"word{i}é": 1000 + i for i in range(100)} | {f"##{chr(0x4E00 + i)}": 2000 + i for i in range(100)}
     check(Tokenizer(backend(vocab)), ["word1", "word", "the cat", "今天 word3é"])
 
 
 @needs_library
-def test_which_qualify() -> None:
+def test_supported_tokenizers() -> None:
     def with_(**parts: object) -> RustTokenizer:
-        found = backend()
+        rust = backend()
         for name, part in parts.items():
-            setattr(found, name, part)
-        return found
+            setattr(rust, name, part)
+        return rust
 
     sequence = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits()])
     template = [("[CLS]", 2), ("[SEP]", 3)]
@@ -251,9 +249,9 @@ def test_segments(template: str) -> None:
     one.post_processor = processors.TemplateProcessing(template, pair, [("[CLS]", 2), ("[SEP]", 3)])
     tokenizer = Tokenizer(one)
     texts = ["the cat", "", "今", "[MASK]"]
-    wanted = [i for raw in one.encode_batch(texts) for i in raw.type_ids]
-    assert tokenizer.encode_flat(texts).segments.tolist() == wanted
-    assert [i for e in tokenizer.encode_batch(texts) for i in e.segments] == wanted
+    expected = [i for raw in one.encode_batch(texts) for i in raw.type_ids]
+    assert tokenizer.encode_flat(texts).segments.tolist() == expected
+    assert [i for e in tokenizer.encode_batch(texts) for i in e.segments] == expected
     assert tokenizer.encode("a", "b").segments.tolist() == [0, 0, 0, 1, 1]
     mixed = tokenizer.encode_batch(["a", ("a", "b")])
     assert mixed[0].segments.tolist() == one.encode("a").type_ids
@@ -298,10 +296,10 @@ def test_copies(tokenizer: Tokenizer) -> None:
 
 def test_threads(tokenizer: Tokenizer) -> None:
     texts = [f"the cat {i} sat, un{'able' * (i % 7)}" for i in range(500)]
-    wanted = tokenizer.encode_flat(texts)
+    expected = tokenizer.encode_flat(texts)
     with ThreadPoolExecutor(4) as pool:
         for got in pool.map(tokenizer.encode_flat, [texts] * 20):
-            assert (got.ids == wanted.ids).all()
+            assert (got.ids == expected.ids).all()
 
 
 @needs_library
