@@ -113,7 +113,7 @@ def of_kind(kind: Any) -> ModelReport:
     """A study of a kind other than classification."""
     lengths = [3, 4, 5, 6, 7, 8]
     gold: Any
-    if kind == "multi":
+    if kind == "multi_label":
         labels = ["a", "b", "c"]
         gold = [("a",), (), ("a", "b"), ("b",), ("a",), ("b",)]
         output: Any = [("a",), ("b",), ("a",), ("b",), ("a",), ()]

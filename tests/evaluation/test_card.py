@@ -74,7 +74,7 @@ def test_sections() -> None:
     ("study", "tag", "name", "head"),
     [
         (bare(), "text-classification", "Classifier", "SequenceClassification"),
-        (of_kind("multi"), "text-classification", "Classifier", "SequenceClassification"),
+        (of_kind("multi_label"), "text-classification", "Classifier", "SequenceClassification"),
         (of_kind("regress"), "text-classification", "Regressor", "SequenceClassification"),
         (of_kind("tag"), "token-classification", "Tagger", "TokenClassification"),
         (of_kind("answer"), "question-answering", "Reader", "QuestionAnswering"),

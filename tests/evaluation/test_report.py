@@ -151,16 +151,16 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     assert "None" not in markdown + html
 
 
-@pytest.mark.parametrize("kind", ["multi", "regress", "tag", "answer", "rerank"])
+@pytest.mark.parametrize("kind", ["multi_label", "regress", "tag", "answer", "rerank"])
 def test_every_kind(kind: str, tmp_path: Path) -> None:
     markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, of_kind(kind)))
     Page(html)
     output = json.loads(data)["evaluations"]["test"]
     assert ("By length on test" in markdown) == (kind != "rerank")
-    assert ("By label on test" in markdown) == (kind in ("multi", "tag"))
+    assert ("By label on test" in markdown) == (kind in ("multi_label", "tag"))
     if kind == "tag":
         assert [one["label"] for one in output["labels"]] == ["X", "Y"]
-    if kind == "multi":
+    if kind == "multi_label":
         assert [one["support"] for one in output["labels"]] == [3, 3, 0]
 
 

@@ -15,7 +15,7 @@ from bertie.evaluation.report import KINDS
 # The hub's task types and metric names.
 _TASKS = {
     "classify": ("text-classification", "Text Classification"),
-    "multi": ("text-classification", "Text Classification"),
+    "multi_label": ("text-classification", "Text Classification"),
     "regress": ("text-classification", "Text Regression"),
     "tag": ("token-classification", "Token Classification"),
     "answer": ("question-answering", "Question Answering"),
@@ -34,7 +34,7 @@ _METRICS = {
 # transformers' auto class, Bertie's class, and an example call.
 _USES = {
     "classify": ("SequenceClassification", "Classifier", 'classify(["A text."])[0]'),
-    "multi": ("SequenceClassification", "Classifier", 'classify(["A text."])[0]'),
+    "multi_label": ("SequenceClassification", "Classifier", 'classify(["A text."])[0]'),
     "regress": ("SequenceClassification", "Regressor", 'predict(["A text."])[0]'),
     "tag": ("TokenClassification", "Tagger", 'tag(["A text."])[0]'),
     "answer": ("QuestionAnswering", "Reader", 'answer([("A question?", "The text that answers it.")])[0]'),

@@ -27,14 +27,14 @@ from bertie.evaluation.metrics import (
 )
 from bertie.evaluation.slices import LabelSlice, LengthSlice, by_label, by_labels, by_length, by_tag
 
-Kind = Literal["classify", "multi", "regress", "tag", "answer", "rerank", "similarity", "retrieval"]
+Kind = Literal["classify", "multi_label", "regress", "tag", "answer", "rerank", "similarity", "retrieval"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Predictions and gold of one split, with one entry per text in each sequence.
 
-    `gold` and `predicted` are labels (classify), tuples of labels (multi), values (regress, rerank), one
+    `gold` and `predicted` are labels (classify), tuples of labels (multi_label), values (regress, rerank), one
     tag per word (tag), the list of correct answers and the answer (answer), similarities (similarity), or
     ranks (retrieval). `confidences` are those of the final model, after temperature scaling.
     """
@@ -42,7 +42,7 @@ class Evaluation:
     scores: Mapping[str, Score]
     gold: Sequence[Any]
     predicted: Sequence[Any]
-    labels: Sequence[str] = ()  # of classify and multi, in the model's order
+    labels: Sequence[str] = ()  # of classify and multi_label, in the model's order
     confidences: ArrayLike | None = None
     probabilities: ArrayLike | None = None
     lengths: ArrayLike | None = None  # in tokens
@@ -182,7 +182,7 @@ def label_slices(kind: str, evaluation: Evaluation) -> list[LabelSlice]:
     """Scores by label, entity type or tag; empty for other tasks."""
     if kind == "classify":
         return by_label(evaluation.gold, evaluation.predicted, evaluation.labels)
-    if kind == "multi":
+    if kind == "multi_label":
         return by_labels(evaluation.gold, evaluation.predicted, evaluation.labels)
     return by_tag(evaluation.gold, evaluation.predicted) if kind == "tag" else []
 
@@ -197,7 +197,7 @@ def length_slices(kind: str, evaluation: Evaluation, main: str) -> list[LengthSl
         labels = evaluation.labels
         if kind == "classify":
             return classification(gold, _indicators([(label,) for label in predicted], labels), labels)[main]
-        if kind == "multi":
+        if kind == "multi_label":
             return multi_label(_indicators(gold, labels), _indicators(predicted, labels), 0.5)[main]
         if kind in ("regress", "similarity"):
             return regression(gold, predicted)[main]

@@ -45,7 +45,7 @@ __all__ = [
 
 KINDS = {
     "classify": "classification",
-    "multi": "multi-label classification",
+    "multi_label": "multi-label classification",
     "regress": "regression",
     "tag": "token classification",
     "answer": "question answering",

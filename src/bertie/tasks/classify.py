@@ -56,12 +56,13 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
         return entailment_label(info) is None  # an NLI head has to be named, or is used by ZeroShot
 
     @property
-    def problem(self) -> Literal["single", "multi", "value"]:
-        """Single-label, multi-label, or regression."""
+    def problem(self) -> Literal["regression", "single_label_classification", "multi_label_classification"]:
+        """The problem type of the head, as transformers' `problem_type`."""
         problem, count = self.info.problem, len(self.info.labels)
         if problem == "regression":
-            return "value"
-        return "multi" if problem == "multi_label_classification" or count == 1 else "single"
+            return "regression"
+        multi_label = problem == "multi_label_classification" or count == 1
+        return "multi_label_classification" if multi_label else "single_label_classification"
 
     def classify(self, texts: Iterable[Text]) -> list[ClassificationResult]:
         """Classify texts or pairs."""
@@ -80,14 +81,14 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
     def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> ClassificationResult:
         """Average the windows."""
         info, temperature = self.info, self.info.calibration.temperature
-        if self.problem == "single":
+        if self.problem == "single_label_classification":
             logits = outputs[0]
             if len(outputs) > 1:
                 logits = average_windows(text.windows, [log_softmax(output) for output in outputs])
             scores = softmax(logits / temperature)
         else:
             scores = outputs[0] if len(outputs) == 1 else average_windows(text.windows, outputs)
-            scores = sigmoid(scores / temperature) if self.problem == "multi" else scores
+            scores = sigmoid(scores / temperature) if self.problem == "multi_label_classification" else scores
         by_label = {label: float(scores[i]) for i, label in info.labels.items()}
         best = max(by_label, key=lambda label: by_label[label])
         confident = by_label[best] >= (info.calibration.abstain_below or -np.inf)
@@ -110,7 +111,7 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
 
         Labels have the type that `fit` was given; a model that was loaded returns strings.
         """
-        if self.problem == "multi":
+        if self.problem == "multi_label_classification":
             chosen = [self.above_threshold(result.scores) for result in self.classify_each(X)]
             rows = np.empty(len(chosen), dtype=object)
             rows[:] = [tuple(self._original.get(label, label) for label in labels) for labels in chosen]

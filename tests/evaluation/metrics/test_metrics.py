@@ -49,7 +49,7 @@ def test_p_is_fair_where_nothing_differs() -> None:
 @pytest.mark.parametrize(
     ("kind", "first"),
     [
-        ("multi", (np.eye(4, dtype=bool), np.eye(4) * 0.8, 0.5)),
+        ("multi_label", (np.eye(4, dtype=bool), np.eye(4) * 0.8, 0.5)),
         ("answer", ([["a b"], ["c"]], ["a", "c"])),
         ("rerank", (["q", "q"], [0, 1], [0.2, 0.4])),
     ],

@@ -65,7 +65,7 @@ def test_labels_keep_their_type(encoder: Path) -> None:
 def test_multi_label(encoder: Path, tmp_path: Path) -> None:
     wanted = [[mood, "short"] if len(text.split()) < 6 else [mood] for text, mood in zip(TEXTS, MOODS, strict=True)]
     task = bertie.Classifier(encoder, **FAST).fit(TEXTS, wanted, dev=(TEXTS, wanted), progress=False)
-    assert task.problem == "multi"
+    assert task.problem == "multi_label_classification"
     assert task.info.calibration.threshold is not None
     assert task.score(TEXTS, wanted) > 0.8
     assert isinstance(task.predict(TEXTS[:2])[0], tuple)

@@ -82,7 +82,7 @@ def test_calibration_before_and_after(folder: Path, data: LabelledDataset, sever
         data = replace(
             data, multi_label=True, examples=[replace(item, target=(item.target,)) for item in data.examples]
         )
-        assert task.problem == "multi"
+        assert task.problem == "multi_label_classification"
     plain = training_for(task).scores(training_for(task).predict_labelled(data), resamples=50)
     task.checkpoint.set_calibration("classify", Calibration(temperature=2.5))
     predictions = training_for(task).predict_labelled(data)

@@ -59,7 +59,7 @@ __all__ = [
 
 MAIN = {
     "classify": "accuracy",
-    "multi": "macro_f1",
+    "multi_label": "macro_f1",
     "regress": "spearman",
     "tag": "f1",
     "answer": "f1",
@@ -69,7 +69,7 @@ MAIN = {
 }
 _STATISTICS: dict[str, Callable[..., tuple[Statistic, int]]] = {
     "classify": classification_statistic,
-    "multi": multi_label_statistic,
+    "multi_label": multi_label_statistic,
     "regress": regression_statistic,
     "tag": tag_statistic,
     "answer": answer_statistic,

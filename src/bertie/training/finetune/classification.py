@@ -34,7 +34,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
     @property
     def multi_label(self) -> bool:
         """Whether a text may have any number of labels."""
-        return self.task.problem == "multi"
+        return self.task.problem == "multi_label_classification"
 
     def head_for(self, data: LabelledDataset) -> HeadInfo:
         """One output per label."""
@@ -75,7 +75,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
         else:
             gold = [example.target for example in data.examples]
             predicted = [labels[i] for i in probabilities.argmax(1)]
-        kind = "multi" if self.multi_label else "classify"
+        kind = "multi_label" if self.multi_label else "classify"
         confidence = probabilities.max(1)
         return Predictions(kind, data, gold, predicted, probabilities, confidence, *token_counts(results))
 

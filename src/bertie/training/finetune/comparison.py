@@ -43,7 +43,7 @@ def compare(
     if predictions.kind == "classify":
         second = (first[0], second[1], [names.get(label, label) for label in second[2]])
         correct = [[a == b for a, b in zip(p.gold, p.predicted, strict=True)] for p in (predictions, other)]
-    elif predictions.kind == "multi":
+    elif predictions.kind == "multi_label":
         column = {names.get(label, label): i for i, label in enumerate(labels_of(baseline.task))}
         probabilities = np.zeros_like(first[1])
         for i, label in enumerate(labels_of(task)):
@@ -65,7 +65,7 @@ def _metric_arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any
     """The arguments of the function in `bertie.evaluation.metrics` for this kind of predictions."""
     if predictions.kind == "classify":
         return predictions.gold, predictions.probabilities, labels_of(task)
-    if predictions.kind == "multi":
+    if predictions.kind == "multi_label":
         threshold = task.info.calibration.threshold
         gold = label_table(predictions.gold, labels_of(task))
         return gold, predictions.probabilities, 0.5 if threshold is None else threshold
@@ -77,7 +77,7 @@ def _metric_arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any
 
 def _label_mapping(predictions: Predictions, other: Predictions, name: str) -> dict[str, str]:
     """From the baseline's labels to the model's, by row; its other labels must not be taken for one of these."""
-    if predictions.kind not in ("classify", "multi", "tag"):
+    if predictions.kind not in ("classify", "multi_label", "tag"):
         return {}
     rows = zip(predictions.gold, other.gold, strict=True)
     names = {b: a for row, other_row in rows for a, b in zip(as_tuple(row), as_tuple(other_row), strict=True)}
@@ -89,7 +89,7 @@ def with_labels_of(task: AnyTrainable, data: LabelledDataset) -> LabelledDataset
     if data.kind not in ("classify", "tag"):
         return data
     source, known = task.checkpoint.source, labels_of(task)
-    if data.multi_label and isinstance(task, Classifier) and task.problem == "single":
+    if data.multi_label and isinstance(task, Classifier) and task.problem == "single_label_classification":
         raise InputError(f"{data.name} has lists of labels, and {source} predicts one label per text")
     labels = {label for example in data.examples for label in as_tuple(example.target)}
     by_index = all(map(_is_integer, labels)) and not any(map(_is_integer, known))

@@ -206,7 +206,7 @@ def calibration_report(
         after=scores[1]["ece"],
         bins_before=bins[0],
         bins_after=bins[1],
-        threshold=task.info.calibration.threshold if predictions.kind == "multi" else None,
+        threshold=task.info.calibration.threshold if predictions.kind == "multi_label" else None,
     )
 
 
