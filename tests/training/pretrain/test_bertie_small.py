@@ -178,7 +178,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     run("tour", "--json")
     found = json.loads(capsys.readouterr().out)
     assert [step["verb"] for step in found["steps"]] == VERBS
-    for stop in found["stops"]:
-        assert stop["tokens_read"] == stop["tokens_total"] > 0
+    for step in found["steps"]:
+        assert step["tokens_read"] == step["tokens_total"] > 0
         for one in stop["said"]:
             assert all(np.isfinite(score) for _, score in one["answers"])
