@@ -43,7 +43,7 @@ RETRIEVED, SHOWN = 5, 3  # documents retrieved by embeddings; of these, shown af
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TourExample:
     """An input of a task, and its predictions with their scores, best first."""
 
     input: str
@@ -57,7 +57,7 @@ class Step:
 
     verb: str
     title: str
-    examples: tuple[Example, ...]
+    examples: tuple[TourExample, ...]
     texts: int  # a question and its document count as one
     tokens_total: int
     tokens_read: int
@@ -144,7 +144,7 @@ def library() -> tuple[str, list[tuple[str, str]], str]:
 
 # --- the tasks: examples to show, and the results, which count tokens and windows ---
 
-_Output = tuple[Sequence[Example], Sequence[Any]]
+_Output = tuple[Sequence[TourExample], Sequence[Any]]
 
 
 def _fill(checkpoint: Checkpoint) -> _Output:
@@ -153,14 +153,14 @@ def _fill(checkpoint: Checkpoint) -> _Output:
     task = MaskedLM(checkpoint)
     (result,) = task.fill([MASKED.replace("[MASK]", task.tokenizer.mask_token or "")], top_k=3)
     predictions = tuple((candidate.text, candidate.score) for candidate in result.masks[0].candidates)
-    return [Example(MASKED, predictions)], [result]
+    return [TourExample(MASKED, predictions)], [result]
 
 
 def _classify(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import Classifier
 
     results = Classifier(checkpoint).classify(REVIEWS)
-    examples = [Example(text, ((result.label, result.score),)) for text, result in zip(REVIEWS, results, strict=True)]
+    examples = [TourExample(text, ((result.label, result.score),)) for text, result in zip(REVIEWS, results, strict=True)]
     return examples, results
 
 
@@ -168,14 +168,14 @@ def _classify_zero_shot(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import ZeroShot
 
     (result,) = ZeroShot(checkpoint).classify([NEWS], TOPICS)
-    return [Example(NEWS, tuple(result.scores.items()))], [result]
+    return [TourExample(NEWS, tuple(result.scores.items()))], [result]
 
 
 def _tag(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import Tagger
 
     (result,) = Tagger(checkpoint).tag([ENTITIES])
-    return [Example(ENTITIES, tuple((f"{span.text} ({span.label})", span.score) for span in result.spans))], [result]
+    return [TourExample(ENTITIES, tuple((f"{span.text} ({span.label})", span.score) for span in result.spans))], [result]
 
 
 def _answer(checkpoint: Checkpoint, text: str) -> _Output:
@@ -186,7 +186,7 @@ def _answer(checkpoint: Checkpoint, text: str) -> _Output:
     start, end = best.start or 0, best.end or 0
     before, after = text[max(0, start - 60) : start].split("\n")[-1], text[end : end + 60].split("\n")[0]
     context = f"… {before.partition(' ')[2]}{best.text}{after.rpartition(' ')[0]} …"
-    return [Example(QUESTION, ((best.text, best.score),), context)], [result]
+    return [TourExample(QUESTION, ((best.text, best.score),), context)], [result]
 
 
 def _search(checkpoint: Checkpoint, query: str, documents: list[tuple[str, str]]) -> _Output:
@@ -200,7 +200,7 @@ def _search(checkpoint: Checkpoint, query: str, documents: list[tuple[str, str]]
     retrieved = np.argsort(-similarities, kind="stable")[:RETRIEVED].tolist()
     ranked = Reranker(checkpoint).rerank(query, [texts[i] for i in retrieved])
     best = tuple((titles[retrieved[document.index]], document.score) for document in ranked[:SHOWN])
-    return [Example(query, best)], [query_result, *results, *ranked]
+    return [TourExample(query, best)], [query_result, *results, *ranked]
 
 
 def _measure(verb: str, title: str, task: Callable[[], _Output]) -> Step:
