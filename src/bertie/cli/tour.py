@@ -160,7 +160,9 @@ def _classify(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import Classifier
 
     results = Classifier(checkpoint).classify(REVIEWS)
-    examples = [TourExample(text, ((result.label, result.score),)) for text, result in zip(REVIEWS, results, strict=True)]
+    examples = [
+        TourExample(text, ((result.label, result.score),)) for text, result in zip(REVIEWS, results, strict=True)
+    ]
     return examples, results
 
 
@@ -175,7 +177,9 @@ def _tag(checkpoint: Checkpoint) -> _Output:
     from bertie.tasks import Tagger
 
     (result,) = Tagger(checkpoint).tag([ENTITIES])
-    return [TourExample(ENTITIES, tuple((f"{span.text} ({span.label})", span.score) for span in result.spans))], [result]
+    return [TourExample(ENTITIES, tuple((f"{span.text} ({span.label})", span.score) for span in result.spans))], [
+        result
+    ]
 
 
 def _answer(checkpoint: Checkpoint, text: str) -> _Output:

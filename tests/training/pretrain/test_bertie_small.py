@@ -180,5 +180,5 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     assert [step["verb"] for step in found["steps"]] == VERBS
     for step in found["steps"]:
         assert step["tokens_read"] == step["tokens_total"] > 0
-        for one in step["said"]:
-            assert all(np.isfinite(score) for _, score in one["answers"])
+        for example in step["examples"]:
+            assert all(np.isfinite(score) for _, score in example["predictions"])
