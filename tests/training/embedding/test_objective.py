@@ -101,7 +101,8 @@ def test_one_micro_batch_or_many(name: str) -> None:
         result.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None and p.grad.any()})
     assert result[0].keys() == result[1].keys()
     for key in result[0]:
-        torch.testing.assert_close(result[0][key], result[1][key], atol=1e-5, rtol=0)
+        # CoSENT's gradients are above 10, where float32 has a resolution of 1e-6.
+        torch.testing.assert_close(result[0][key], result[1][key], atol=1e-5, rtol=2e-6)
 
 
 def test_a_long_text_is_the_mean_of_its_windows() -> None:
