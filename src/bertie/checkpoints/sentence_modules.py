@@ -226,15 +226,15 @@ def _same_width(keys: ConfigKeys, key: str, width: int) -> None:
 
 def _read_word_weights(keys: ConfigKeys, vocabulary: int | None) -> Tensor:
     """(V,) token weights. sentence-transformers also writes them to a file, which it does not read."""
-    vocab, given = keys.array("vocab"), keys.mapping("word_weights")
-    usual = keys.number("unknown_word_weight", 1.0)
+    vocab, by_word = keys.array("vocab"), keys.mapping("word_weights")
+    default = keys.number("unknown_word_weight", 1.0)
     keys.finish()
     wrong = next((word for word in vocab if not isinstance(word, str)), None)
     if wrong is not None or (vocabulary is not None and len(vocab) < vocabulary):
-        settings = f"{wrong!r:.40} in it" if wrong is not None else f"{len(vocab)} words"
+        contents = f"{wrong!r:.40} in it" if wrong is not None else f"{len(vocab)} words"
         least = "" if vocabulary is None else f", at least the {vocabulary} of the model"
-        raise ConfigError(f"{keys.file}: vocab has {settings}; it must list words{least}")
-    weights = [given.get(word, given.get(word.lower(), usual)) for word in vocab]
+        raise ConfigError(f"{keys.file}: vocab has {contents}; it must list words{least}")
+    weights = [by_word.get(word, by_word.get(word.lower(), default)) for word in vocab]
     for word, weight in zip(vocab, weights, strict=True):
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < inf:
             raise ConfigError(f"{keys.file}: word_weights has {weight!r:.40} for {word!r:.40}; it must be at least 0")

@@ -319,11 +319,11 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
     reranker = service.task(Reranker, None, context) if request.rerank else None
     index = service.index(context)
     options: dict[str, Any] = {"mode": request.mode, "where": request.where, "weights": request.weights}
-    found = index.search_batch(queries, request.k, rerank=reranker, depth=request.depth, **options)
+    search_results = index.search_batch(queries, request.k, rerank=reranker, depth=request.depth, **options)
     embedder = index.embedder
     results = []
     read = embedder.pipeline.read(embedder.inputs(queries, embedder.options()))
-    for result, query in zip(found, read, strict=True):
+    for result, query in zip(search_results, read, strict=True):
         counts = query.counts()
         for name in READ_COUNTS:
             context.read[name] += counts[name]
