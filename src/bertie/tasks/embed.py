@@ -189,7 +189,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[EmbeddingResult]:
         """As `embed`, one by one, with how much of each text was read."""
-        return self.run(self.inputs(texts, self.options(prompt)), texts)
+        return chain.from_iterable(self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts))
 
     def inputs(self, texts: Iterable[str], options: _Options) -> Iterator[TaskInput[_Options]]:
         """Texts with the prompt before them, lower-cased if the checkpoint says so."""
