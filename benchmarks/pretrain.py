@@ -588,7 +588,7 @@ class Bench:
         def theirs() -> None:
             generator = peer_deberta(shape, shape.depth // 2)
             discriminator = peer_deberta(shape, shape.depth, "ForTokenClassification")
-            predict_labelled = nn.functional.binary_cross_entropy_with_logits
+            discriminator_loss = nn.functional.binary_cross_entropy_with_logits
 
             def loss(inputs: Inputs) -> Any:
                 labels, mask = inputs["labels"], inputs["attention_mask"]
@@ -599,7 +599,7 @@ class Bench:
                 ids = inputs["input_ids"].masked_scatter(hidden, guesses)
                 wrong = torch.zeros_like(hidden).masked_scatter(hidden, guesses != labels[hidden])
                 found = discriminator(input_ids=ids, attention_mask=mask).logits[..., 0].float()
-                each = predict_labelled(found, wrong.float(), reduction="none") * mask
+                each = discriminator_loss(found, wrong.float(), reduction="none") * mask
                 return made.loss + 50.0 * each.sum() / mask.sum()
 
             batches = in_rows(corpus, tokenizer, shape.max_length, batch, 8)

@@ -192,7 +192,7 @@ def test_the_interval_of_a_mean_is_that_of_draws() -> None:
 
 def test_search_finds_what_is_nearest(subject: Subject, data: Path) -> None:
     collection = builtin_data.SearchCollection.read(data, "cranfield", "")
-    assert len(collection.queries) == 8  # of ten: two are not predictions
+    assert len(collection.queries) == 8  # of ten: two have no relevance judgments
     result = subject.vectors(collection.texts)
     run = collection.run(result[[3, 5, 7, 9, 11, 13, 15, 17]] @ result.T)
     assert [next(iter(one)) for one in run.values()] == ["d3", "d5", "d7", "d9", "d11", "d13", "d15", "d17"]
@@ -242,9 +242,9 @@ def test_heads_are_scored_by_what_they_say(subject: Subject, data: Path, tmp_pat
     expected = accuracy_score([row["label"] for row in moods], output)
     assert figures["sentiment (GoEmotions), accuracy"].value == pytest.approx(expected)
     read = builtin_data.rows(data / "snli/test.jsonl.gz")
-    predict_labelled = subject.classifier({"entailment"})
-    assert predict_labelled is not None
-    output = predict_labelled.predict([(row["text_a"], row["text_b"]) for row in read])
+    nli_classifier = subject.classifier({"entailment"})
+    assert nli_classifier is not None
+    output = nli_classifier.predict([(row["text_a"], row["text_b"]) for row in read])
     assert figures["NLI (SNLI), accuracy"].value == pytest.approx(accuracy_score([r["label"] for r in read], output))
     assert figures["NER (WikiANN), F1"] == figures["NER (WNUT-17), F1"]  # the same, in other types
     assert {"QA (SQuAD dev), f1", "QA (SQuAD dev), exact_match"} <= set(figures)

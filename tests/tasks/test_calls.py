@@ -73,7 +73,7 @@ def test_results_do_not_depend_on_the_batch_and_keep_their_order(made: Made, mon
 
 
 def test_deterministic_runs_one_window_per_forward_pass(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text and window has a pass of its own, so that nothing of its neighbours can max_length it."""
+    """Each text and window has a pass of its own, so that nothing of its neighbours can affect it."""
     sizes: list[int] = []
     true = Model.hidden
 

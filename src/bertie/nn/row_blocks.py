@@ -43,6 +43,7 @@ def linear_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     [3.0]
     """
     rows = torch.split(x, 1)
-    biases = [None] * len(weight) if bias is None else torch.split(bias, CACHED_OUTPUTS)
-    blocks = zip(torch.split(weight, CACHED_OUTPUTS), biases, strict=False)
+    weights = torch.split(weight, CACHED_OUTPUTS)
+    biases = [None] * len(weights) if bias is None else torch.split(bias, CACHED_OUTPUTS)
+    blocks = zip(weights, biases, strict=True)
     return torch.cat([torch.cat([F.linear(row, block, own) for row in rows]) for block, own in blocks], dim=1)

@@ -338,7 +338,7 @@ def test_two_processes_train_as_one(spread: Path, asked: str, monkeypatch: pytes
     assert any(name.startswith("encoder.blocks.0.") for name in moved)
     auxiliary = {name for name in begun if name.startswith("auxiliary.") and name.endswith("weight")}
     assert bool(auxiliary) == (not asked.startswith("mlm"))
-    assert len(auxiliary & moved) >= 0.8 * len(auxiliary)  # what lies auxiliary is trained, too
+    assert len(auxiliary & moved) >= 0.8 * len(auxiliary)  # auxiliary modules are trained, too
     tiny.assert_same(tiny.without_key_biases(found[0]["weights"]), tiny.without_key_biases(alone["weights"]), atol=3e-4)
 
 
