@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from bertie.training.objectives import (
     TrainingWindow,
 )
 from bertie.training.prefetch import split_micro_batches
-from bertie.training.pretrain.corpus import Corpus, build_corpus
+from bertie.training.pretrain.corpus import Corpus
 from bertie.training.pretrain.masked_lm import EnhancedMaskDecoder, EnhancedMaskObjective, MaskedLMLoss
 from bertie.training.pretrain.mlm_distillation import DistilBertLoss, MaskedLMDistillation
 from bertie.training.pretrain.packing import PackedCorpus, PackingPlan
@@ -38,89 +36,34 @@ from bertie.training.pretrain.sentence_pairs import (
     NextSentence,
     SentenceOrder,
     SentencePairObjective,
-    SentencePairSampler,
 )
 from bertie.training.step import ObjectiveModule
-from tests.training.pretrain.corpus_texts import SPECIALS, tokenizer_of
+from tests.training.pretrain.numbered_corpus import (
+    CLS,
+    MASK,
+    MAX_LENGTH,
+    SEP,
+    build_numbered_corpus,
+    default_documents,
+    ids_of,
+    numbered_tokenizer,
+)
 from tests.training.pretrain.objective_runs import gradients
-
-REACH = 32
-WORDS = 4000
-CLS, SEP, MASK = 2, 3, 4
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """A token for each word of the corpus: what it is tells where it stood."""
-    return tokenizer_of([*SPECIALS, *(f"w{i}" for i in range(WORDS))])
-
-
-def made(folder: Path, tokenizer: Tokenizer, documents: Sequence[Sequence[Sequence[int]]]) -> Corpus:
-    text = "\n\n".join("\n".join(" ".join(f"w{i}" for i in line) for line in one) for one in documents)
-    (folder / "in.txt").write_text(text + "\n")
-    build_corpus([str(folder / "in.txt")], tokenizer, folder / "out")
-    return Corpus.open(folder / "out", tokenizer)
-
-
-def numbered(sizes: Sequence[int], seed: int = 0) -> list[list[list[int]]]:
-    """Documents of so many tokens, all tokens different and counted through, in lines of some length."""
-    draw, at, found = random.Random(seed), 0, []
-    for size in sizes:
-        lines, end = [], at + size
-        while at < end:
-            step = min(draw.randint(1, 9), end - at)
-            lines.append(list(range(at, at + step)))
-            at += step
-        found.append(lines)
-    return found
+    return numbered_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def documents() -> list[list[list[int]]]:
-    draw = random.Random(1)
-    return numbered([draw.randint(8, 70) for _ in range(70)] + [900])  # the last is longer than a section
+    return default_documents()
 
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer: Tokenizer, documents: Any, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return made(tmp_path_factory.mktemp("corpus"), tokenizer, documents)
-
-
-def pair_steps(corpus: Corpus, tokenizer: Tokenizer, kind: Any = NextSentence, **options: Any) -> SentencePairSampler:
-    return SentencePairSampler(
-        corpus, tokenizer, **({"steps": 50, "pairs": kind(), "budget": 400, "max_length": REACH, "seed": 3} | options)
-    )
-
-
-def ids_of(item: TrainingExample) -> Any:
-    """What was there before anything was hidden."""
-    piece = item.windows[0]
-    ids = np.array(piece.ids)
-    assert piece.rows is not None
-    ids[piece.rows] = piece.values
-    return ids
-
-
-def halves(item: TrainingExample) -> tuple[Any, Any]:
-    """The two texts of a pair, as the numbers of their words; and that all around them is as it should be."""
-    ids, segments = ids_of(item), item.windows[0].segments
-    first = int(np.flatnonzero(ids == SEP)[0])
-    assert ids[0] == CLS
-    assert ids[-1] == SEP
-    assert (ids == SEP).sum() == 2
-    assert segments.tolist() == [0] * (first + 1) + [1] * (len(ids) - first - 1)
-    return ids[1:first] - 5, ids[first + 1 : -1] - 5
-
-
-def same_items(a: Sequence[TrainingExample], b: Sequence[TrainingExample]) -> bool:
-    def told(items: Sequence[TrainingExample]) -> Any:
-        return [
-            (p.ids.tolist(), p.segments.tolist(), np.array(p.rows).tolist(), np.array(p.values).tolist())
-            for item in items
-            for p in item.windows
-        ] + [[(name, value.tolist()) for name, value in item.extras.items()] for item in items]
-
-    return bool(told(a) == told(b))
+    return build_numbered_corpus(tmp_path_factory.mktemp("corpus"), tokenizer, documents)
 
 
 def config(width: int = 16, depth: int = 2) -> EncoderConfig:
@@ -294,7 +237,7 @@ def test_a_model_objective_is_no_head_objective() -> None:
 
 def test_only_single_head_samplers_can_be_recorded(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """CUDA graphs can record objectives over one head only."""
-    packed = PackedCorpus(corpus, 400, REACH, 0)
+    packed = PackedCorpus(corpus, 400, MAX_LENGTH, 0)
     assert MaskedLMSampler(packed, tokenizer, 3).single_head
     of, objective = case("tied")
     other = MaskedLMSampler(packed, tokenizer, 3, objective=objective, heads=("rtd",))

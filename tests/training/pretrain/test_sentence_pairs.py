@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,97 +12,41 @@ import pytest
 
 from bertie.errors import ConfigError, InputError
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.objectives import (
-    TrainingExample,
-)
-from bertie.training.pretrain.corpus import Corpus, build_corpus
+from bertie.training.pretrain.corpus import Corpus
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.sentence_pairs import (
     SECTION,
     STATIC_COPIES,
     NextSentence,
     SentenceOrder,
-    SentencePairSampler,
 )
 from tests.training.pretrain.corpus_texts import SPECIALS, tokenizer_of
-
-REACH = 32
-WORDS = 4000
-CLS, SEP, MASK = 2, 3, 4
+from tests.training.pretrain.numbered_corpus import (
+    MASK,
+    MAX_LENGTH,
+    build_numbered_corpus,
+    default_documents,
+    halves,
+    numbered,
+    numbered_tokenizer,
+    pair_steps,
+    same_items,
+)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """A token for each word of the corpus: what it is tells where it stood."""
-    return tokenizer_of([*SPECIALS, *(f"w{i}" for i in range(WORDS))])
-
-
-def made(folder: Path, tokenizer: Tokenizer, documents: Sequence[Sequence[Sequence[int]]]) -> Corpus:
-    text = "\n\n".join("\n".join(" ".join(f"w{i}" for i in line) for line in one) for one in documents)
-    (folder / "in.txt").write_text(text + "\n")
-    build_corpus([str(folder / "in.txt")], tokenizer, folder / "out")
-    return Corpus.open(folder / "out", tokenizer)
-
-
-def numbered(sizes: Sequence[int], seed: int = 0) -> list[list[list[int]]]:
-    """Documents of so many tokens, all tokens different and counted through, in lines of some length."""
-    draw, at, found = random.Random(seed), 0, []
-    for size in sizes:
-        lines, end = [], at + size
-        while at < end:
-            step = min(draw.randint(1, 9), end - at)
-            lines.append(list(range(at, at + step)))
-            at += step
-        found.append(lines)
-    return found
+    return numbered_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def documents() -> list[list[list[int]]]:
-    draw = random.Random(1)
-    return numbered([draw.randint(8, 70) for _ in range(70)] + [900])  # the last is longer than a section
+    return default_documents()
 
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer: Tokenizer, documents: Any, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return made(tmp_path_factory.mktemp("corpus"), tokenizer, documents)
-
-
-def pair_steps(corpus: Corpus, tokenizer: Tokenizer, kind: Any = NextSentence, **options: Any) -> SentencePairSampler:
-    return SentencePairSampler(
-        corpus, tokenizer, **({"steps": 50, "pairs": kind(), "budget": 400, "max_length": REACH, "seed": 3} | options)
-    )
-
-
-def ids_of(item: TrainingExample) -> Any:
-    """What was there before anything was hidden."""
-    piece = item.windows[0]
-    ids = np.array(piece.ids)
-    assert piece.rows is not None
-    ids[piece.rows] = piece.values
-    return ids
-
-
-def halves(item: TrainingExample) -> tuple[Any, Any]:
-    """The two texts of a pair, as the numbers of their words; and that all around them is as it should be."""
-    ids, segments = ids_of(item), item.windows[0].segments
-    first = int(np.flatnonzero(ids == SEP)[0])
-    assert ids[0] == CLS
-    assert ids[-1] == SEP
-    assert (ids == SEP).sum() == 2
-    assert segments.tolist() == [0] * (first + 1) + [1] * (len(ids) - first - 1)
-    return ids[1:first] - 5, ids[first + 1 : -1] - 5
-
-
-def same_items(a: Sequence[TrainingExample], b: Sequence[TrainingExample]) -> bool:
-    def told(items: Sequence[TrainingExample]) -> Any:
-        return [
-            (p.ids.tolist(), p.segments.tolist(), np.array(p.rows).tolist(), np.array(p.values).tolist())
-            for item in items
-            for p in item.windows
-        ] + [[(name, value.tolist()) for name, value in item.extras.items()] for item in items]
-
-    return bool(told(a) == told(b))
+    return build_numbered_corpus(tmp_path_factory.mktemp("corpus"), tokenizer, documents)
 
 
 # --- pairs ---
@@ -120,7 +62,7 @@ def test_labels_tell_where_the_second_text_is_from(
         source, items = plan.read(step)
         assert source.head == "mlm"
         for item in items:
-            assert len(item) <= REACH
+            assert len(item) <= MAX_LENGTH
             first, second = halves(item)
             for half in (first, second):
                 assert len(half)
@@ -140,7 +82,7 @@ def test_labels_tell_where_the_second_text_is_from(
 @pytest.mark.parametrize("kind", [NextSentence, SentenceOrder])
 def test_labels_are_balanced(corpus: Corpus, tokenizer: Tokenizer, documents: Any, kind: Any) -> None:
     plan = pair_steps(corpus, tokenizer, kind, steps=200)
-    section = SECTION * (REACH - 3)
+    section = SECTION * (MAX_LENGTH - 3)
     last = {lines[-1][-1] for lines in documents} | {documents[-1][0][0] + section * k - 1 for k in (1, 2)}
     labels = []
     for step in range(plan.total_steps):
@@ -170,7 +112,7 @@ def test_an_epoch_reads_all_of_every_document(corpus: Corpus, tokenizer: Tokeniz
     assert len(missed) <= (len(documents) + 2 if kind is SentenceOrder else 0)
     assert plan.epochs_done(step) == 1.0
     extra = sum(seen.values()) - len(every) + len(missed)
-    assert extra <= SECTION * REACH  # at most the text that a lonely one is paired with
+    assert extra <= SECTION * MAX_LENGTH  # at most the text that a lonely one is paired with
 
 
 def test_pairs_are_masked(corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -194,7 +136,7 @@ def test_pairs_are_masked(corpus: Corpus, tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("static", [True, False])
 def test_pairs_repeat_after_ten_epochs_and_only_then(tokenizer: Tokenizer, tmp_path: Path, static: bool) -> None:
-    corpus = made(tmp_path, tokenizer, numbered([30, 40, 55, 60, 25, 90]))
+    corpus = build_numbered_corpus(tmp_path, tokenizer, numbered([30, 40, 55, 60, 25, 90]))
     plan = pair_steps(corpus, tokenizer, static=static, steps=1000, budget=100)
     ends = [0]
     for epoch in range(2 * STATIC_COPIES + 1):
@@ -211,7 +153,7 @@ def test_pairs_repeat_after_ten_epochs_and_only_then(tokenizer: Tokenizer, tmp_p
 
 def test_a_step_with_a_single_text_gets_another(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """As at the end of an epoch: what comes from elsewhere needs an elsewhere."""
-    corpus = made(tmp_path, tokenizer, numbered([30, 30, 30]))
+    corpus = build_numbered_corpus(tmp_path, tokenizer, numbered([30, 30, 30]))
     plan = pair_steps(corpus, tokenizer, budget=64, steps=40)
     assert min(len(plan._packing.items(step)) for step in range(40)) == 1
     for step in range(40):
@@ -228,7 +170,7 @@ def test_invalid_pair_samplers_are_refused(corpus: Corpus, tokenizer: Tokenizer,
     with pytest.raises(InputError, match="need a tokenizer with CLS, SEP and mask tokens"):
         pair_steps(corpus, bare)
     with pytest.raises(InputError, match="has a single text; pairs need at least 2"):
-        pair_steps(made(tmp_path, tokenizer, numbered([30])), tokenizer)
+        pair_steps(build_numbered_corpus(tmp_path, tokenizer, numbered([30])), tokenizer)
 
 
 # --- generating pairs ---
