@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -328,3 +329,15 @@ def test_a_new_job_waits_for_one_turn_of_each(lengths: list[list[int]], budgets:
         n += 1
     last = budgets[(n - 1) % len(budgets)]  # the batch that it came in may hold what stands behind it
     assert seen <= ahead + max(last, 7)
+
+
+def test_a_ticket_says_when_nobody_waits_any_more() -> None:
+    ticket = Ticket(deadline=time.monotonic() + 60)
+    ticket.check()
+    Ticket().check()
+    ticket.deadline = time.monotonic()
+    with pytest.raises(Expired):
+        ticket.check()
+    ticket.cancelled.set()
+    with pytest.raises(Cancelled):
+        ticket.check()

@@ -68,6 +68,13 @@ class Ticket:
     tokens: int = 0  # that the model read for it
     batch_tokens: int = 0  # of the largest batch that it was part of
 
+    def check(self) -> None:
+        """Raise `Cancelled` or `Expired` if nobody waits for the result any more. Long work calls it now and then."""
+        if self.cancelled.is_set():
+            raise Cancelled("the request was cancelled")
+        if self.deadline is not None and self.deadline <= time.monotonic():
+            raise Expired("the deadline passed before the result was ready")
+
 
 current_ticket: ContextVar[Ticket | None] = ContextVar("current_ticket", default=None)
 
