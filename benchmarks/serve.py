@@ -143,7 +143,7 @@ def environment() -> dict[str, str]:
 def server(name: str, model: str, extra: Sequence[str] = ()) -> Iterator[Running]:
     """Start a server, wait until it answers, and stop it afterwards."""
     if name == "bertie":
-        command = ["-m", "bertie", "serve", f"model={model}", "--port", "0", *extra]
+        command = ["-P", "-m", "bertie", "serve", f"model={model}", "--port", "0", *extra]
         process = subprocess.Popen(
             [sys.executable, *command], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -356,7 +356,7 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
     times = []
     for _ in range(args.repeats):
         started = time.perf_counter()
-        command = [sys.executable, "-m", "bertie", "serve", "--port", "0"]
+        command = [sys.executable, "-P", "-m", "bertie", "serve", "--port", "0"]
         with subprocess.Popen(
             command, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:

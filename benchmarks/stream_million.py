@@ -35,7 +35,8 @@ def repeat_lines(text: Path, lines: int, target: Path) -> None:
 
 def start(options: argparse.Namespace, source: Path, out: Path) -> subprocess.Popen[bytes]:
     """Start the command."""
-    command = [sys.executable, "-m", "bertie", "embed", str(source), "-m", options.model, "-o", str(out), "--resume"]
+    bertie = [sys.executable, "-P", "-m", "bertie"]
+    command = [*bertie, "embed", str(source), "-m", options.model, "-o", str(out), "--resume"]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 

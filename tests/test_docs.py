@@ -47,9 +47,9 @@ def check(words: list[str]) -> None:
         words = words[1:]
     program, *rest = words
     if program == "torchrun":
-        at = rest.index("-m")
-        assert rest[at + 1] == "bertie", words
-        program, rest = "bertie", rest[at + 2 :]
+        assert rest[0] == "--no-python", words  # `-m bertie` would import modules of the current folder
+        at = rest.index("bertie")
+        program, rest = "bertie", rest[at + 1 :]
     assert program in ("bertie", "python", *OTHER_PROGRAMS), words
     for name in rest:
         if name.startswith("recipes/"):
@@ -63,7 +63,7 @@ def check(words: list[str]) -> None:
 def test_check_rejects_wrong_commands() -> None:
     text = "```sh\n# a note\nbertie pretrain x.toml \\\n  -o y # why\n\nhf download z\n```\n```python\nbertie no\n```\n"
     assert commands(text) == [["bertie", "pretrain", "x.toml", "-o", "y"], ["hf", "download", "z"]]
-    check(["torchrun", "--nproc-per-node", "8", "-m", "bertie", "pretrain", "-m", "x", "-o", "y"])
+    check(["torchrun", "--no-python", "--nproc-per-node", "8", "bertie", "pretrain", "-m", "x", "-o", "y"])
     for wrong in (
         "rm -rf DATA",
         "python recipes/bertie-small/nothing.py DATA",

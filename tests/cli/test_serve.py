@@ -11,26 +11,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import bertie
 from bertie.cli.main import main
 
+COMMAND = [sys.executable, "-P", "-m", "bertie"]
 WAIT = 120.0  # seconds; the machine may be busy
 
 
 class Process:
     """A server process."""
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, folder: Path | None = None) -> None:
+        source = str(Path(bertie.__file__).parents[1])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bertie", "serve", "--port", "0", "--grace", "0", "--batch-tokens", "512", *args],
+            [*COMMAND, "serve", "--port", "0", "--grace", "0", "--batch-tokens", "512", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": source},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -58,8 +64,8 @@ Serve = Callable[..., Process]
 def serve(tmp_path: Path) -> Iterator[Serve]:
     running: list[Process] = []
 
-    def begin(*args: str) -> Process:
-        running.append(Process(*args))
+    def begin(*args: str, folder: Path | None = None) -> Process:
+        running.append(Process(*args, folder=folder))
         return running[-1]
 
     yield begin
@@ -143,6 +149,25 @@ def test_a_killed_worker_is_restarted(serve: Serve, models: dict[str, str]) -> N
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in first))
 
 
+def test_workers_import_nothing_of_the_current_folder_and_answer_after_a_stop(
+    serve: Serve, models: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("orjson", "json", "numpy", "uvicorn", "socket"):
+        (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')")
+    server = serve(models["embed"], "--workers", "2", folder=tmp_path)
+    assert not list(tmp_path.glob("imported-*"))
+    wanted = server.post("/embed", {"inputs": "a cat"}).json()
+    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    with ThreadPoolExecutor(8) as pool:
+        replies = [pool.submit(server.post, "/embed", {"inputs": "a cat"}) for _ in range(24)]
+        os.kill(int(pids[0]), signal.SIGSTOP)
+        replies += [pool.submit(server.post, "/embed", {"inputs": "a cat"}) for _ in range(24)]
+        assert all(reply.result().json() == wanted for reply in replies)
+    events = [line["event"] for line in server.stop()]
+    assert events.count("worker continued") == 1
+    assert events.count("stopped") == 2
+
+
 def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "keys")
     assert main(["serve", "--new-key", "alice", "--api-key-file", file]) == 0
@@ -162,6 +187,8 @@ def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pyte
         (["--workers", "0"], "--workers 0"),
         (["--max-body", "-1"], "--max-body -1"),
         (["--deadline", "0"], "--deadline 0.0"),
+        (["--worker-timeout", "0.5"], "--worker-timeout 0.5"),
+        (["--worker-timeout", "nan"], "--worker-timeout nan"),
         (["--disable", "magic"], "--disable magic"),
         (["--deterministic", "--batch-tokens", "512"], "--deterministic"),
     ],

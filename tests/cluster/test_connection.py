@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +44,48 @@ def test_unreachable_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.check_reachable(address)
     with pytest.raises(InputError, match="does not run through the Ray client"):
         connection.check_reachable("ray://127.0.0.1:10001")
+
+
+def test_children_have_a_safe_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    jobs: list[Any] = []
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address, job_config, **options: jobs.append(job_config))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with connection.connect("auto"):
+        pass
+    assert commands[0][1] == "-P"
+    assert jobs[0]._runtime_env_has_working_dir()  # then Ray leaves the current folder alone; see the next test
+
+
+@pytest.mark.slow
+def test_no_module_of_the_current_folder_is_imported(tmp_path: Path) -> None:
+    """Neither by the driver, nor by the workers of a local cluster, nor by the check of an address."""
+    for name in ("orjson", "pandas", "numpy", "json", "typing_extensions"):
+        (tmp_path / f"{name}.py").write_text(f"open('{tmp_path}/imported-{name}', 'w')")
+    code = f"""
+        import sys
+        from bertie.cluster.connection import check_reachable, connect
+
+        def path():
+            import numpy, orjson, pandas
+            return sys.path
+
+        with connect(None) as ray:
+            assert {str(tmp_path)!r} not in ray.get(ray.remote(path).remote())
+            check_reachable("auto")
+        """
+    environment = os.environ | {"PYTHONPATH": str(Path(cluster.__file__).parents[2])}
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("imported-*"))
 
 
 def test_one_actor_per_device() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie pretrain recipes/pretrain/modernbert-small.toml --corpus corpus --tokenizer tokenizer -o model
   bertie pretrain -m ./bert-base-uncased --corpus clinic --tokens 200000000 --lr 5e-5 -o clinic-bert
-  torchrun --nproc-per-node 8 -m bertie pretrain recipes/pretrain/bert-base.toml -o my-bert --resume
+  torchrun --no-python --nproc-per-node 8 bertie pretrain recipes/pretrain/bert-base.toml -o my-bert --resume
 """
 # Fields of [training] in a recipe.
 NUMBERS: dict[str, tuple[type, str]] = {

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bertie.search.index import Index
     from bertie.serve.metrics import Metrics
     from bertie.serve.registry import Registry
-    from bertie.serve.workers import WorkerInfo
+    from bertie.serve.supervisor import WorkerInfo
 
 EXAMPLE = """  bertie serve
   bertie serve bertie-small ner=./my-tagger --port 8000 --workers 2
@@ -77,6 +77,14 @@ def add(verbs: Verbs) -> None:
     keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
     keys.add_argument("--no-auth", action="store_true", help="allow another --host without API keys")
     keys.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="accept this Host header")
+    _add_limits(parser)
+    logs = parser.add_argument_group("logging")
+    logs.add_argument("--log-texts", action="store_true", help="log request bodies")
+    logs.add_argument("--log-traces", action="store_true", help="log stack traces")
+    parser.set_defaults(run=run)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-body", type=int, default=8 << 20, metavar="N", help="bytes per request (default: 8,388,608)"
@@ -95,10 +103,13 @@ def add(verbs: Verbs) -> None:
     limits.add_argument(
         "--grace", type=float, default=1.0, metavar="S", help="seconds from unready to closed (default: 1)"
     )
-    logs = parser.add_argument_group("logging")
-    logs.add_argument("--log-texts", action="store_true", help="log request bodies")
-    logs.add_argument("--log-traces", action="store_true", help="log stack traces")
-    parser.set_defaults(run=run)
+    limits.add_argument(
+        "--worker-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds until a worker that hangs is killed and restarted; 0: never (default: 30)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -115,21 +126,23 @@ def run(args: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(f"serving needs {error.name}: pip install 'bertie[serve]'") from None
-    from bertie.serve.workers import Supervisor, WorkerInfo, bind_socket
+    from bertie.serve.supervisor import Supervisor, WorkerInfo, bertie_command
+    from bertie.serve.workers import bind_socket
 
     worker = WorkerInfo.from_environment()
     started = time.monotonic()
-    with bind_socket(args.host, args.port, shared=args.workers > 1) as socket:
+    with worker.socket or bind_socket(args.host, args.port, shared=args.workers > 1) as socket:
         port = socket.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
 
         def on_ready() -> None:
-            worker.report_ready()
             print(f"http://{host}:{port} is ready after {time.monotonic() - started:.1f} s", flush=True)
 
         if args.workers > 1 and worker.folder is None:
-            argv = _worker_argv(args, port)
-            Supervisor(argv, args.workers, shutdown_seconds=args.deadline, on_ready=on_ready).run()
+            sockets = [socket, *(bind_socket(args.host, port, shared=True) for _ in range(args.workers - 1))]
+            command = bertie_command(*_worker_argv(args, port))
+            times = {"shutdown_seconds": args.deadline, "timeout": args.worker_timeout}
+            Supervisor(command, sockets, on_ready=on_ready, **times).run()
         else:
             _serve(args, socket, worker, on_ready, started)
     if args.workers == 1 or worker.folder is not None:
@@ -148,6 +161,8 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("deadline", "read_timeout", "max_wait"):
         if not 0 < getattr(args, name) <= 3600:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)} must lie between 0 and 3600 seconds")
+    if args.worker_timeout != 0 and not 1 <= args.worker_timeout <= 3600:
+        raise UsageError(f"--worker-timeout {args.worker_timeout} must be 0, or lie between 1 and 3600 seconds")
     for name in args.disable:
         try:
             with disable(name):
@@ -211,7 +226,7 @@ def _serve(
         log("ready", models=list(registry), worker=worker.number, seconds=round(time.monotonic() - started, 3))
         on_ready()
 
-    serve(app, socket, grace=args.grace, shutdown_seconds=args.deadline, on_ready=log_ready)
+    serve(app, socket, grace=args.grace, shutdown_seconds=args.deadline, on_ready=log_ready, worker=worker)
     log("stopped", worker=worker.number)
 
 

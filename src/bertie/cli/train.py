@@ -45,7 +45,7 @@ EXAMPLE = """  bertie train classify train.jsonl --dev dev.jsonl --test test.jso
   bertie train classify reviews.csv --seeds 3 --lora 8 --lr 3e-4 -m ./my-encoder -o mood --json
   bertie train embed pairs.jsonl --dev-fraction 0.1 --batch-size 512 -m ./my-encoder -o my-embedder
   bertie train --recipe recipes/sst2.toml --data ./data --epochs 1 -o mood
-  torchrun --nproc-per-node 4 -m bertie train classify train.jsonl -m ./my-encoder -o mood
+  torchrun --no-python --nproc-per-node 4 bertie train classify train.jsonl -m ./my-encoder -o mood
 """
 
 

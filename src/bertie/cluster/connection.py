@@ -78,7 +78,7 @@ def connect(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    options = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options = {"log_to_driver": False, "logging_level": logging.ERROR, "job_config": _job_config()}
     # Ray's core warns for every actor pool that it may not be restartable.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
@@ -99,6 +99,21 @@ def connect(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _job_config() -> Any:
+    """A job whose workers do not import modules of the current folder.
+
+    Ray puts the driver's folder first on the path of its workers, so that an `orjson.py` there would
+    run in each of them, unless the job has a working directory of its own.
+    """
+    from ray.job_config import JobConfig
+
+    class SafePathJobConfig(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return SafePathJobConfig()
+
+
 def check_reachable(address: str) -> None:
     """Connect from a subprocess first, since Ray itself would retry forever."""
     if address.startswith("ray://"):
@@ -114,7 +129,7 @@ def check_reachable(address: str) -> None:
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         except (OSError, OverflowError) as error:
             raise _unreachable(address, str(error)) from None
-    command = [sys.executable, "-c", "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)", address]
+    command = [sys.executable, "-P", "-c", "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)", address]
     try:
         completed = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_TIMEOUT)
     except subprocess.TimeoutExpired:

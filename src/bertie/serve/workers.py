@@ -1,4 +1,4 @@
-"""Processes behind one port: a single server, or several workers that a supervisor restarts when they die.
+"""One server process: its socket, its signals, its graceful shutdown.
 
 SIGTERM, SIGINT    /health answers 503 for the grace period, then the port closes, requests in flight finish; exit 0
 SIGHUP             reload the models; the old ones answer until the new ones are loaded
@@ -10,51 +10,23 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from bertie.errors import BertieError, ConfigError
+from bertie.errors import ConfigError
 from bertie.serve.limits import LimitedProtocol
+from bertie.serve.supervisor import WorkerInfo
 
 if TYPE_CHECKING:
     from bertie.serve.http import App
 
-WORKER_VARIABLE = "BERTIE_WORKER"  # in a worker's environment: its number, the number of workers, their folder
-MAX_FAILURES = 3  # failed starts in a row
-STARTUP_SECONDS = 10.0  # a worker that dies within this time has failed to start
-
-
-class WorkerInfo:
-    """Which worker this process is, of how many.
-
-    >>> WorkerInfo.from_environment().count
-    1
-    """
-
-    def __init__(self, number: int = 0, count: int = 1, folder: Path | None = None) -> None:
-        self.number, self.count, self.folder = number, count, folder
-
-    @classmethod
-    def from_environment(cls) -> WorkerInfo:
-        """Read the environment; without a variable there, this is the only process."""
-        if WORKER_VARIABLE not in os.environ:
-            return cls()
-        number, count, folder = os.environ[WORKER_VARIABLE].split(":", 2)
-        return cls(int(number), int(count), Path(folder))
-
-    def report_ready(self) -> None:
-        """Tell the supervisor that this worker accepts requests."""
-        if self.folder is not None:
-            (self.folder / f"ready-{self.number}").touch()
+HEARTBEAT_SECONDS = 0.25  # between two heartbeats of a worker, and two looks at what waits for the other workers
 
 
 def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -78,7 +50,15 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn's server with a graceful shutdown: unready, then closed, then drained, with exit status 0."""
 
-    def __init__(self, app: App, *, grace: float, shutdown_seconds: float, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        grace: float,
+        shutdown_seconds: float,
+        on_ready: Callable[[], None],
+        worker: WorkerInfo | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=LimitedProtocol,
@@ -93,6 +73,8 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._grace, self._on_ready = app, grace, on_ready
+        self._worker = worker or WorkerInfo()
+        self._heart: asyncio.Task[None] | None = None
         self._stop_at: float | None = None
         self._parent = os.getppid()
 
@@ -100,7 +82,40 @@ class Server(uvicorn.Server):
         """Listen, then call `on_ready`."""
         await super().startup(sockets=sockets)
         if self.started:
+            if self._worker.socket is not None:
+                self._heart = asyncio.create_task(self._run_heartbeat())
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, and finish the requests in flight."""
+        for other in self._worker.other_sockets:
+            other.close()
+        self._worker.other_sockets.clear()
+        await super().shutdown(sockets=sockets)
+
+    async def _run_heartbeat(self) -> None:
+        """Tell the supervisor that the event loop runs, and accept connections that other workers leave waiting."""
+        while True:
+            self._worker.beat()
+            accepted = [await self._accept(other) for other in self._worker.other_sockets]
+            await asyncio.sleep(HEARTBEAT_SECONDS / 5 if any(accepted) else HEARTBEAT_SECONDS)
+
+    async def _accept(self, listener: socket.socket) -> bool:
+        """Accept a few waiting connections; return whether there were any."""
+        count = 0
+        while count < 32:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # none is waiting, or nobody listens yet
+                break
+            count += 1
+            connection.setblocking(False)
+            with suppress(OSError):  # the client has disconnected meanwhile
+                await asyncio.get_running_loop().connect_accepted_socket(self._create_protocol, connection)
+        return count > 0
+
+    def _create_protocol(self) -> asyncio.Protocol:
+        return LimitedProtocol(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin a graceful shutdown; a second signal exits at once."""
@@ -111,7 +126,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Check for shutdown, ten times a second."""
-        if self._stop_at is None and os.getppid() != self._parent and WORKER_VARIABLE in os.environ:
+        if self._stop_at is None and os.getppid() != self._parent and self._worker.socket is not None:
             self.handle_exit(signal.SIGTERM, None)  # the supervisor was killed: nothing else would stop this worker
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             self.should_exit = True
@@ -119,10 +134,16 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    app: App, socket_: socket.socket, *, grace: float, shutdown_seconds: float, on_ready: Callable[[], None]
+    app: App,
+    socket_: socket.socket,
+    *,
+    grace: float,
+    shutdown_seconds: float,
+    on_ready: Callable[[], None],
+    worker: WorkerInfo | None = None,
 ) -> None:
     """Serve until a signal stops the process."""
-    server = Server(app, grace=grace, shutdown_seconds=shutdown_seconds, on_ready=on_ready)
+    server = Server(app, grace=grace, shutdown_seconds=shutdown_seconds, on_ready=on_ready, worker=worker)
 
     def reload(sig: int, frame: FrameType | None) -> None:
         Thread(target=app.reload, name="bertie-reload", daemon=True).start()
@@ -130,81 +151,3 @@ def serve(
     signal.signal(signal.SIGHUP, reload)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[socket_]))
-
-
-class Supervisor:
-    """Start worker processes, restart those that die, and stop them all."""
-
-    def __init__(
-        self, argv: Sequence[str], count: int, *, shutdown_seconds: float, on_ready: Callable[[], None]
-    ) -> None:
-        self._argv, self._count, self._on_ready = list(argv), count, on_ready
-        self._shutdown_seconds = shutdown_seconds
-        self._workers: dict[int, tuple[subprocess.Popen[bytes], float]] = {}  # processes with their start times
-        self._failures = 0
-        self._stopping = False
-
-    def run(self) -> None:
-        """Run until a signal stops it, or workers cannot be started."""
-        with TemporaryDirectory(prefix="bertie-serve-") as folder:
-            for sig in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(sig, self._handle_stop)
-            signal.signal(signal.SIGHUP, lambda sig, frame: self._send_signal(signal.SIGHUP))
-            ready = False
-            for number in range(self._count):
-                self._start(number, folder)
-            try:
-                while self._workers:
-                    time.sleep(0.05)
-                    self._check_workers(folder)
-                    if not ready and all((Path(folder) / f"ready-{i}").exists() for i in range(self._count)):
-                        ready = True
-                        self._on_ready()
-            finally:
-                self._stop_workers()
-
-    def _start(self, number: int, folder: str) -> None:
-        environment = os.environ | {WORKER_VARIABLE: f"{number}:{self._count}:{folder}"}
-        command = [sys.executable, "-m", "bertie", *self._argv]
-        self._workers[number] = (
-            subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL),
-            time.monotonic(),
-        )
-
-    def _check_workers(self, folder: str) -> None:
-        """Restart workers that have died."""
-        for number, (worker, started) in list(self._workers.items()):
-            status = worker.poll()
-            if status is None:
-                if time.monotonic() - started > STARTUP_SECONDS:
-                    self._failures = 0
-                continue
-            del self._workers[number]
-            if self._stopping:
-                continue
-            # A positive status is an error; a negative one is a signal, which is no failure to start.
-            self._failures += time.monotonic() - started < STARTUP_SECONDS and status > 0
-            if self._failures >= MAX_FAILURES or not (Path(folder) / f"ready-{number}").exists():
-                self._stopping = True
-                self._stop_workers()
-                raise BertieError(f"worker {number} cannot be started: it exited with status {status}")
-            self._start(number, folder)
-
-    def _handle_stop(self, sig: int, frame: Any) -> None:
-        self._stopping = True
-        self._send_signal(signal.SIGTERM)
-
-    def _send_signal(self, sig: int) -> None:
-        for worker, _ in self._workers.values():
-            if worker.poll() is None:
-                worker.send_signal(sig)
-
-    def _stop_workers(self) -> None:
-        self._send_signal(signal.SIGTERM)
-        until = time.monotonic() + self._shutdown_seconds + 10
-        for worker, _ in self._workers.values():
-            try:
-                worker.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
