@@ -169,14 +169,31 @@ def test_workers_import_nothing_of_the_current_folder_and_answer_after_a_stop(
 
 
 def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = str(tmp_path / "keys")
-    assert main(["serve", "--new-key", "alice", "--api-key-file", file]) == 0
-    key = capsys.readouterr().out.strip()
-    server = serve(models["embed"], "--host", "0.0.0.0", "--api-key-file", file)
-    url = server.url.replace("0.0.0.0", "127.0.0.1")
-    assert httpx.get(f"{url}/info").status_code == 401
-    assert httpx.get(f"{url}/info", headers={"authorization": f"Bearer {key}"}).status_code == 200
-    server.stop(signal.SIGINT)
+    file = tmp_path / "keys"
+    keys = {}
+    for name in ("alice", "bob"):
+        assert main(["serve", "--new-key", name, "--api-key-file", str(file)]) == 0
+        keys[name] = capsys.readouterr().out.strip()
+    lines = file.read_text().splitlines(keepends=True)
+    server = serve(models["embed"], "--host", "0.0.0.0", "--api-key-file", str(file), "--workers", "2")
+    url = server.url.replace("0.0.0.0", "127.0.0.1") + "/info"
+    client = httpx.Client(timeout=WAIT)
+
+    def statuses(name: str) -> set[int]:
+        """Of several connections, which reach both workers."""
+        headers = {"authorization": f"Bearer {keys[name]}", "connection": "close"}
+        return {client.get(url, headers=headers).status_code for _ in range(12)}
+
+    assert httpx.get(url).status_code == 401
+    assert statuses("alice") == statuses("bob") == {200}
+    file.write_text(lines[0])
+    server.process.send_signal(signal.SIGHUP)
+    until(lambda: statuses("bob") == {401})
+    assert statuses("alice") == {200}
+    file.write_text(lines[1])  # noticed without a signal
+    until(lambda: statuses("alice") == {401} and statuses("bob") == {200})
+    events = [line["event"] for line in server.stop(signal.SIGINT)]
+    assert events.count("keys reloaded") >= 4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from bertie.errors import ConfigError, ExistsError, NotFoundError
 from bertie.serve.api_errors import ApiError
 from bertie.serve.auth import Key, Keys, TokenBucket, new_key
-from tests.serve.conftest import Running, Start
+from tests.serve.conftest import Running, Start, until
 
 
 def digest(key: str) -> str:
@@ -131,3 +132,82 @@ def test_logs_have_the_name_of_the_key_only(locked: Running) -> None:
     (line,) = [one for one in locked.lines if one.get("id") == "who"]
     assert line["key"] == "all"
     assert "Bearer" not in locked.log
+
+
+# --- reloading ---
+
+
+def admitted(server: Running, key: str) -> bool:
+    return server.client.get("/info", headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+def write(file: Path, text: str) -> None:
+    """Replace a file as editors do, with another inode."""
+    (file.parent / "new").write_text(text)
+    os.replace(file.parent / "new", file)
+
+
+def test_a_deleted_key_stops_working(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice {digest('a')}\nbob {digest('b')} requests=3\n")
+    keys = Keys.read(file)
+    server = start(keys=keys)
+    bob = keys.find(b"Bearer b")
+    assert admitted(server, "a")
+    write(file, f"bob {digest('b')} requests=3\ncarol {digest('c')}\n")
+    until(lambda: not admitted(server, "a"))
+    assert admitted(server, "b")
+    assert admitted(server, "c")
+    assert keys.find(b"Bearer b") is bob  # with what is left of its limits
+
+    write(file, f"bob {digest('b')}\nalice not-a-hash\n")
+    server.app.reload_keys()
+    assert admitted(server, "c")
+    assert not admitted(server, "a")
+    file.unlink()
+    server.app.reload_keys()
+    assert admitted(server, "c")
+    write(file, "# nobody\n")
+    server.app.reload_keys()
+    assert not admitted(server, "c")
+    (broken, _) = [line for line in server.lines if line["event"] == "keys not reloaded"]
+    assert (broken["error"], broken["line"]) == ("ConfigError", 2)
+    assert "not-a-hash" not in server.log
+    assert str(file) not in server.log
+
+
+def test_buckets_after_a_reload(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    names = ("same", "lower", "higher")
+    file.write_text("".join(f"{name} {digest(name[0])} requests=60\n" for name in names))
+    keys = Keys.read(file)
+    found = {name: keys.find(b"Bearer " + name[:1].encode()) for name in names}
+    for key in found.values():
+        key.buckets["requests"].spend(50)
+    rates = {"same": 60, "lower": 6, "higher": 600}
+    file.write_text("".join(f"new-{name} {digest(name[0])} requests={rate}\n" for name, rate in rates.items()))
+    keys.reload()
+    assert keys.find(b"Bearer s") is found["same"]  # requests in flight still count
+    assert found["same"].name == "new-same"
+    levels = {name: key.buckets["requests"].level for name, key in found.items()}
+    assert levels == pytest.approx({"same": 10, "lower": 6, "higher": 10}, abs=0.5)
+    file.write_text(f"same {digest('s')} tokens=5\n")
+    keys.reload()
+    assert list(found["same"].buckets) == ["tokens"]
+    with pytest.raises(ApiError):
+        keys.find(b"Bearer l")
+
+
+def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice {digest('a')}\n")
+    keys = Keys.read(file)
+    assert not keys.has_changed()
+    for size in range(3):
+        file.write_text("#" * size)
+        assert not keys.has_changed()
+    assert keys.has_changed()
+    keys.reload()
+    assert not keys.has_changed()
+    assert len(keys) == 0
+    assert not Keys({}).has_changed()

@@ -6,7 +6,7 @@ The server speaks the APIs of OpenAI (/v1/embeddings), text-embeddings-inference
 playground is at /, the API reference at /docs. It listens on the loopback interface only; another
 --host requires API keys.
 
-SIGTERM stops the server after requests in flight are answered; SIGHUP reloads the models without downtime. With
+SIGTERM stops the server after requests in flight are answered; SIGHUP reloads the API keys and the models without downtime. With
 --workers, workers that die are restarted.
 """
 

@@ -70,6 +70,9 @@ class Key:
             self.buckets["tokens"].spend(tokens)
 
 
+Rows = dict[str, tuple[str, dict[str, float]]]  # name -> hash and limits per minute
+
+
 class Keys:
     """API keys by their hash.
 
@@ -78,36 +81,51 @@ class Keys:
     'bob'
     """
 
-    def __init__(self, rows: dict[str, tuple[str, dict[str, float]]], share: int = 1) -> None:
+    def __init__(self, rows: Rows, share: int = 1) -> None:
         """`share`: the number of worker processes; each enforces its share of every limit."""
-        self._by_hash = {
-            digest: Key(name, {unit: TokenBucket(max(rate / share, 1.0)) for unit, rate in limits.items()})
-            for name, (digest, limits) in rows.items()
-        }
+        self._share = share
+        self._by_hash: dict[str, Key] = {}
+        self._path: Path | None = None
+        self._stamp = self._seen = ""  # of the file as it was read, and as it was last seen
+        self.update(rows)
 
     @classmethod
     def read(cls, path: str | Path, share: int = 1) -> Keys:
         """Read a key file."""
-        rows: dict[str, tuple[str, dict[str, float]]] = {}
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            raise NotFoundError(f"there is no key file {str(path)!r}; create one with --new-key NAME") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not a key file: it is not UTF-8") from None
-        for number, line in enumerate(lines, 1):
-            words = line.partition("#")[0].split()
-            if not words:
-                continue
-            where = f"{path}, line {number}"
-            if len(words) < 2 or not re.fullmatch(r"[0-9a-f]{64}", words[1]):
-                raise ConfigError(f"{where}: must be a name, the key's SHA-256 as 64 hex digits, and optional limits")
-            if words[0] in rows or any(words[1] == digest for digest, _ in rows.values()):
-                raise ConfigError(f"{where}: the name {words[0]!r}, or its key, is a duplicate")
-            rows[words[0]] = words[1], dict(_limit(word, where) for word in words[2:])
+        stamp, rows = _file_stamp(Path(path)), _read_rows(Path(path))
         if not rows:
             raise ConfigError(f"{path} has no keys; add one with --new-key NAME")
-        return cls(rows, share)
+        keys = cls(rows, share)
+        keys._path, keys._stamp = Path(path), stamp
+        return keys
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def update(self, rows: Rows) -> None:
+        """Replace the keys. Those that stay keep what is left of their limits."""
+        by_hash = {}
+        for name, (digest, limits) in rows.items():
+            key = by_hash[digest] = self._by_hash.get(digest) or Key(name, {})
+            old, key.name = key.buckets, name
+            key.buckets = {unit: _bucket(max(rate / self._share, 1.0), old.get(unit)) for unit, rate in limits.items()}
+        self._by_hash = by_hash
+
+    def has_changed(self) -> bool:
+        """Whether the file has changed since it was read, and not since the last call: it may be half written."""
+        if self._path is None:
+            return False
+        previous, self._seen = self._seen, _file_stamp(self._path)
+        return self._seen == previous != self._stamp
+
+    def reload(self) -> None:
+        """Read the file again. A file that cannot be read raises an error, and the keys stay as they were.
+
+        A file without keys is valid here: the last key was deleted, and nobody is admitted.
+        """
+        if self._path is not None:
+            self._stamp = _file_stamp(self._path)  # a broken file is reported once
+            self.update(_read_rows(self._path))
 
     def find(self, authorization: bytes | None) -> Key:
         """The key in a request's Authorization header."""
@@ -116,6 +134,46 @@ class Keys:
         if key is None:
             raise ApiError("invalid_api_key", "an API key is required: send it as 'Authorization: Bearer KEY'")
         return key
+
+
+def _bucket(rate: float, old: TokenBucket | None) -> TokenBucket:
+    """A bucket for a rate; if there was one, with what is left in it."""
+    if old is not None and old.rate == rate:
+        return old
+    new = TokenBucket(rate)
+    if old is not None:
+        old.wait()  # brings its level up to date
+        new.level = min(rate, old.level)
+    return new
+
+
+def _file_stamp(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+
+
+def _read_rows(path: Path) -> Rows:
+    rows: Rows = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no key file {str(path)!r}; create one with --new-key NAME") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a key file: it is not UTF-8") from None
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{path}, line {number}"
+        if len(words) < 2 or not re.fullmatch(r"[0-9a-f]{64}", words[1]):
+            raise ConfigError(f"{where}: must be a name, the key's SHA-256 as 64 hex digits, and optional limits")
+        if words[0] in rows or any(words[1] == digest for digest, _ in rows.values()):
+            raise ConfigError(f"{where}: the name {words[0]!r}, or its key, is a duplicate")
+        rows[words[0]] = words[1], dict(_limit(word, where) for word in words[2:])
+    return rows
 
 
 def _limit(word: str, where: str) -> tuple[str, float]:

@@ -157,9 +157,14 @@ class App:
 
     async def _run_housekeeping(self) -> None:
         for second in itertools.count():
-            self.metrics.save()
-            if second % TRIM_SECONDS == 0:
-                await asyncio.to_thread(trim_memory)
+            try:
+                self.metrics.save()
+                if second % TRIM_SECONDS == 0:
+                    await asyncio.to_thread(trim_memory)
+            except OSError as error:  # a full disk must not end this loop
+                self.log.error("housekeeping failed", error)
+            if self.keys is not None and await asyncio.to_thread(self.keys.has_changed):
+                await asyncio.to_thread(self.reload_keys)
             await asyncio.sleep(1)
 
     def stop(self) -> None:
@@ -172,13 +177,25 @@ class App:
         self.service.registry.close()
 
     def reload(self) -> None:
-        """Reload all models; one that fails to load stays as it was."""
+        """Reload the API keys and all models; what fails to load stays as it was."""
+        self.reload_keys()
         for name in self.service.names:
             try:
                 self.service.registry.reload(name)
                 self.log("reloaded", model=name)
             except Exception as error:
                 self.log.error("reload failed", error, model=name)
+
+    def reload_keys(self) -> None:
+        """Read the key file again; if it is invalid, the old keys stay."""
+        if self.keys is None:
+            return
+        try:
+            self.keys.reload()
+            self.log("keys reloaded", keys=len(self.keys))
+        except (BertieError, OSError) as error:
+            line = re.search(r", line (\d+): ", str(error))  # the rest of the message may quote the file
+            self.log.error("keys not reloaded", error, line=line and int(line[1]), reason="the old keys stay valid")
 
     # --- one request ---
 

@@ -1,7 +1,7 @@
 """One server process: its socket, its signals, its graceful shutdown.
 
 SIGTERM, SIGINT    /health answers 503 for the grace period, then the port closes, requests in flight finish; exit 0
-SIGHUP             reload the models; the old ones answer until the new ones are loaded
+SIGHUP             reload the API keys and the models; the old models answer until the new ones are loaded
 """
 
 from __future__ import annotations
