@@ -136,3 +136,16 @@ def test_killed_and_gone_on_with(models: dict[str, str], here: Path, source: str
     assert not (here / "out/corpus.json").exists()
     assert main([*argv, "-o", "out", "--resume"]) == 0
     assert files(here / "out") == files(here / "whole")
+
+
+def test_symbolic_links(source: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "in").mkdir()
+    (here / "in/a.txt").write_text("a cat\n")
+    (here / "in/text.txt").symlink_to(here / source)
+    argv = ["corpus", "in", "--tokenizer", models["embed"], "--json"]
+    assert run([*argv, "-o", "without"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["counts"]["read"] == 1
+    assert "skipped in/text.txt: it is a symbolic link" in printed.err
+    assert run([*argv, "-o", "with", "--follow-symlinks"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["read"] > 1

@@ -211,3 +211,13 @@ def test_a_killed_run_is_resumed(here: Path, models: dict[str, str], capsys: Cap
             found = [[(hit.document, hit.score) for hit in each.search(query, 50)] for each in (one, two)]
             assert {name for name, _ in found[0]} == {name for name, _ in found[1]}
     print(f"{kills} kills of one run")
+
+
+def test_symbolic_links(docs: Path, models: dict[str, str], capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("the cat")
+    (docs / "link.txt").symlink_to(tmp_path / "secret.txt")
+    assert main(["index", "docs", "-o", "ix", "-m", models["embed"]]) == 0
+    printed = capsys.readouterr()
+    assert "4 documents added" in printed.out
+    assert f"skipped {docs / 'link.txt'}: it is a symbolic link" in printed.err
+    assert said(capsys, "index", "docs", "-o", "ix", "--refresh", "--follow-symlinks")["added"] == 1

@@ -185,3 +185,15 @@ def test_extend(capsys: pytest.CaptureFixture[str]) -> None:
         main(["tokenizer", "extend", "out", "new.txt", "-o", "more", "--min-frequency", "1", "--new-tokens", "7"]) == 0
     )
     assert "2 of them new" in capsys.readouterr().out
+
+
+def test_symbolic_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_corpus("in/a.txt")
+    write_corpus("outside/b.txt")
+    Path("in/link").symlink_to(Path("outside").resolve())
+    argv = ["tokenizer", "train", "in", "--vocab-size", "60", "--json"]
+    assert main([*argv, "-o", "without"]) == 0
+    printed = capsys.readouterr()
+    assert "skipped in/link: it is a symbolic link" in printed.err
+    assert main([*argv, "-o", "with", "--follow-symlinks"]) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == 2 * json.loads(printed.out)["texts"]

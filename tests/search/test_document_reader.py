@@ -45,12 +45,32 @@ def test_links(tmp_path: Path) -> None:
     (tmp_path / "docs/self").symlink_to(tmp_path / "docs")
     (tmp_path / "docs/up").symlink_to(tmp_path)
     (tmp_path / "docs/out").symlink_to(tmp_path / "other")
-    assert list(read(tmp_path / "docs")) == ["a.txt", "out/b.txt"]
+    assert list(read(tmp_path / "docs", follow_symlinks=True)) == ["a.txt", "out/b.txt"]
     (tmp_path / "docs/up").unlink()
     (tmp_path / "docs/lost.txt").symlink_to(tmp_path / "nowhere.txt")
     with pytest.raises(InputError, match=r"lost\.txt is a broken symbolic link"):
-        read(tmp_path / "docs")
-    assert list(read(tmp_path / "docs", on_error="skip")) == ["a.txt", "out/b.txt"]
+        read(tmp_path / "docs", follow_symlinks=True)
+    assert list(read(tmp_path / "docs", on_error="skip", follow_symlinks=True)) == ["a.txt", "out/b.txt"]
+
+
+def test_links_are_not_followed_unless_asked(tmp_path: Path) -> None:
+    write(tmp_path, {"docs/a.txt": "a", "docs/in/c.txt": "c", "other/secret.txt": "s"})
+    (tmp_path / "docs/folder").symlink_to(tmp_path / "other")
+    (tmp_path / "docs/file.txt").symlink_to(tmp_path / "other/secret.txt")
+    (tmp_path / "docs/in/loop").symlink_to(tmp_path / "docs")
+    (tmp_path / "docs/lost.txt").symlink_to(tmp_path / "nowhere.txt")
+    skips: dict[str, str] = {}
+    found = read(tmp_path / "docs", on_skip=skips.__setitem__)
+    assert list(found) == ["a.txt", "in/c.txt"]
+    assert sorted(skips) == [str(tmp_path / "docs" / name) for name in ("file.txt", "folder", "in/loop", "lost.txt")]
+    assert all("symbolic link" in reason and "--follow-symlinks" in reason for reason in skips.values())
+    (tmp_path / "given").symlink_to(tmp_path / "docs")  # what the user names is followed
+    assert list(read(tmp_path / "given")) == ["a.txt", "in/c.txt"]
+    assert list(read(tmp_path / "docs/file.txt")) == ["file.txt"]
+    write(tmp_path, {"links/x": ""})
+    (tmp_path / "links/y.txt").symlink_to(tmp_path / "other/secret.txt")
+    with pytest.raises(InputError, match=r"no readable file, and 1 symbolic links are not followed"):
+        read(tmp_path / "links")
 
 
 def test_wrong_paths(tmp_path: Path) -> None:

@@ -145,3 +145,16 @@ def test_conflicting_ids_are_rejected(tmp_path: Path) -> None:
     write(tmp_path, {"three/x.txt": "x"})
     with pytest.raises(InputError, match="added as a text"):
         store.refresh(tmp_path / "three")
+
+
+def test_a_file_that_became_a_link_is_deleted(tmp_path: Path) -> None:
+    write(tmp_path, {"docs/a.txt": "a", "docs/b.txt": "b", "docs/in/c.txt": "c", "other/secret.txt": "s"})
+    memory = Memory()
+    memory.refresh(tmp_path / "docs")
+    (tmp_path / "docs/b.txt").unlink()
+    (tmp_path / "docs/b.txt").symlink_to(tmp_path / "other/secret.txt")
+    (tmp_path / "docs/in").rename(tmp_path / "moved")
+    (tmp_path / "docs/in").symlink_to(tmp_path / "moved")
+    assert memory.refresh(tmp_path / "docs") == ([], ["b.txt", "in/c.txt"], 1)
+    assert memory.refresh(tmp_path / "docs", follow_symlinks=True) == (["b.txt", "in/c.txt"], [], 1)
+    assert memory.refresh(tmp_path / "docs") == ([], ["b.txt", "in/c.txt"], 1)

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import UsageError, verb
+from bertie.cli.folders import add_follow_symlinks, report_skipped
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -67,6 +68,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--shard-tokens", metavar="N", type=int, default=1 << 24, help="tokens per shard (default: 16777216)"
     )
+    add_follow_symlinks(parser)
     parser.add_argument("--resume", action="store_true", help="continue an interrupted build, if there is one")
     parser.add_argument("--json", action="store_true", help="print the manifest as one JSON object")
     parser.set_defaults(run=run)
@@ -94,7 +96,15 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = Tokenizer.from_folder(args.tokenizer)
     start = time.monotonic()
     manifest = build_corpus(
-        args.sources, tokenizer, args.output, settings, exclude=exclude, resume=args.resume, progress=True
+        args.sources,
+        tokenizer,
+        args.output,
+        settings,
+        exclude=exclude,
+        resume=args.resume,
+        progress=True,
+        follow_symlinks=args.follow_symlinks,
+        on_skip=report_skipped(),
     )
     seconds = time.monotonic() - start
     if args.json:

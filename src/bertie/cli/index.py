@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from bertie.cli.cluster import add_ray, check_ray, on_cluster
 from bertie.cli.common import UsageError, add_model, load, verb
+from bertie.cli.folders import MAX_LISTED, add_follow_symlinks
 from bertie.errors import ExistsError, NotFoundError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ EXAMPLE = """  bertie index docs/ -o my-index
   bertie index papers/ -o postgresql://me@localhost/papers -m ./my-model
   bertie index products.csv --column description -o products --embedding-precision int8
 """
-MAX_LISTED = 10  # skipped files
 
 
 def add(verbs: Verbs) -> None:
@@ -62,6 +62,7 @@ def add(verbs: Verbs) -> None:
         "--id-column", metavar="NAME", help="the id column of tables (default: id or _id, or row numbers)"
     )
     parser.add_argument("--skip", action="store_true", help="skip files that cannot be read, and list them")
+    add_follow_symlinks(parser)
     parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
     add_ray(parser, "split and embed documents")
     parser.set_defaults(run=run)
@@ -121,6 +122,7 @@ def _refresh(args: argparse.Namespace, index: Index, skipped: list[tuple[str, st
         "encoding": args.encoding,
         "on_error": "skip" if args.skip else "raise",
         "on_skip": lambda path, reason: skipped.append((path, reason)),
+        "follow_symlinks": args.follow_symlinks,
     }
     if args.ray is None:
         return index.refresh(args.paths, **options)
@@ -171,15 +173,20 @@ def _open_or_create(args: argparse.Namespace) -> tuple[Index, bool]:
 
 
 def _report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
-    """List unreadable files, and count files of other types."""
+    """List unreadable files and symbolic links, and count files of other types."""
+    from bertie.data.folders import LINK
     from bertie.data.readers import data_suffix
     from bertie.search.document_reader import DOCUMENT_SUFFIXES
 
-    others = {path for path, _ in skipped if data_suffix(path) not in DOCUMENT_SUFFIXES and not os.path.isdir(path)}
+    others = {
+        path
+        for path, reason in skipped
+        if reason != LINK and data_suffix(path) not in DOCUMENT_SUFFIXES and not os.path.isdir(path)
+    }
     unreadable = [f"{path}: {reason}" for path, reason in skipped if path not in others]
     lines = unreadable[:MAX_LISTED]
     if len(unreadable) > MAX_LISTED:
-        lines.append(f"{len(unreadable) - MAX_LISTED:,} more unreadable files")
+        lines.append(f"{len(unreadable) - MAX_LISTED:,} more unreadable files and links")
     if others:
         suffixes = sorted({data_suffix(path) or "no suffix" for path in others})
         lines.append(f"{len(others):,} files of other types: {', '.join(suffixes[:MAX_LISTED])}")

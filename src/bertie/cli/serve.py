@@ -6,8 +6,8 @@ The server speaks the APIs of OpenAI (/v1/embeddings), text-embeddings-inference
 playground is at /, the API reference at /docs. It listens on the loopback interface only; another
 --host requires API keys.
 
-SIGTERM stops the server after requests in flight are answered; SIGHUP reloads the API keys and the models without downtime. With
---workers, workers that die are restarted.
+SIGTERM stops the server after requests in flight are answered; SIGHUP reloads the API keys and the
+models without downtime. With --workers, workers that die or hang are restarted.
 """
 
 from __future__ import annotations

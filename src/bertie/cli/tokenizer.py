@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertie.cli.common import INPUT_FORMATS, Parser, UsageError, add_column, verb
+from bertie.cli.folders import add_follow_symlinks, report_skipped
+from bertie.data.folders import list_files
 from bertie.data.progress import Progress
 from bertie.data.readers import STDIN, is_data_file, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
@@ -102,6 +104,7 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder to create")
     parser.add_argument("--format", choices=INPUT_FORMATS, help="format of files without a known suffix")
     add_column(parser)
+    add_follow_symlinks(parser)
     parser.add_argument("--limit-chars", type=int, metavar="N", help="read only the first N characters")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing tokenizer")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -112,7 +115,7 @@ def run_train(args: argparse.Namespace) -> None:
     from bertie.text.tokenizer_training import check_free, save, train
 
     check_free(args.output, overwrite=args.overwrite)
-    corpus = TextFiles(args.corpus, args.column, args.format, args.limit_chars)
+    corpus = _text_files(args)
     tokenizer = train(
         corpus,
         args.kind,
@@ -141,10 +144,14 @@ def run_extend(args: argparse.Namespace) -> None:
 
     check_free(args.output, overwrite=args.overwrite)
     before = Tokenizer.from_folder(args.tokenizer).vocab_size
-    corpus = TextFiles(args.corpus, args.column, args.format, args.limit_chars)
+    corpus = _text_files(args)
     tokenizer = extend(args.tokenizer, corpus, args.new_tokens, min_frequency=args.min_frequency)
     save(tokenizer, args.output, overwrite=args.overwrite)
     _print_summary(args, tokenizer, corpus, {"added": tokenizer.vocab_size - before})
+
+
+def _text_files(args: argparse.Namespace) -> TextFiles:
+    return TextFiles(args.corpus, args.column, args.format, args.limit_chars, follow_symlinks=args.follow_symlinks)
 
 
 def _print_summary(args: argparse.Namespace, tokenizer: Tokenizer, corpus: TextFiles, added: dict[str, int]) -> None:
@@ -165,13 +172,19 @@ class TextFiles:
     """
 
     def __init__(
-        self, names: Sequence[str], column: str | None = None, kind: Format | None = None, limit: int | None = None
+        self,
+        names: Sequence[str],
+        column: str | None = None,
+        kind: Format | None = None,
+        limit: int | None = None,
+        *,
+        follow_symlinks: bool = False,
     ) -> None:
         if limit is not None and limit < 1:
             raise UsageError(f"--limit-chars {limit} must be at least 1")
         if list(names).count(STDIN) > 1:
             raise UsageError("standard input (-) can be read only once")
-        self.files = [file for name in names for file in _files(name, kind)]
+        self.files = [file for name in names for file in _files(name, kind, follow_symlinks)]
         self._column, self._kind, self._limit = column, kind, limit
         self.texts = self.characters = 0
 
@@ -204,13 +217,13 @@ class TextFiles:
                 before += size
 
 
-def _files(name: str, kind: Format | None) -> list[str]:
+def _files(name: str, kind: Format | None, follow_symlinks: bool) -> list[str]:
     folder = Path(name)
     if name != STDIN and not folder.exists():
         raise NotFoundError(f"there is no file or folder {name}")
     if name == STDIN or not folder.is_dir():
         return [name]
-    files = sorted(str(file) for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
+    files = sorted(map(str, list_files(folder, follow_symlinks=follow_symlinks, on_skip=report_skipped())))
     files = [file for file in files if kind is not None or is_data_file(file)]
     if not files:
         raise InputError(f"the folder {name} contains no file with a known suffix; pass --format to read all its files")

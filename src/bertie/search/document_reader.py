@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from bertie.data.compression import decompression_errors, open_decompressed
+from bertie.data.folders import LINK, OnSkip
 from bertie.data.readers import InputTable, Row, data_suffix, open_table, text_cell
 from bertie.errors import BertieError, InputError, NotFoundError
 from bertie.search.records import Document, MetadataValue
@@ -33,7 +34,6 @@ from bertie.search.transcoding import declared_charset, decode, is_encoding, utf
 from bertie.text.tokenizer import checked_text
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-OnSkip = Callable[[str, str], None]
 
 MAX_FILE_BYTES = 1 << 30  # of a file that becomes one document, decompressed
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")
@@ -55,20 +55,23 @@ class ReadOptions(TypedDict, total=False):
     encoding: str | None
     on_error: Literal["raise", "skip"]
     on_skip: OnSkip | None
+    follow_symlinks: bool
 
 
 def read_documents(paths: Paths, **options: Unpack[ReadOptions]) -> Iterator[Document]:
     """Read files and folders: one document per file, or per row of JSONL, CSV, TSV and Parquet.
 
     Folders are read recursively in the order of names, without hidden files; files may be
-    compressed. A document's id is its path relative to the given folder; for a row it is `path#`
-    and its `id` (the column of that name, or `id` or `_id` if there is one, else the row number).
+    compressed. Symbolic links inside a folder are skipped, since they may lead out of it, unless
+    `follow_symlinks` is true; a link that is passed as a path is followed. A document's id is its
+    path relative to the given folder; for a row it is `path#` and its `id` (the column of that name,
+    or `id` or `_id` if there is one, else the row number).
 
     `text`, `title` and `metadata` name columns of tables; without `metadata`, all columns with
     scalar values are used. Text must be UTF-8 or start with a byte order mark; `encoding` is that
     of all other text, and is never guessed. A file that cannot be read raises an error, or is
     skipped with `on_error="skip"`. `on_skip` is called with the path and the reason for each
-    skipped file, including files in folders with an unknown suffix.
+    skipped file, including links and files in folders with an unknown suffix.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -95,7 +98,9 @@ class _DocumentFile:
 
 
 class DocumentReader:
-    """One pass over files: `read` are the paths that were read completely, `failed` the others."""
+    """One pass over files: `read` are the paths that were read completely, `links` those that were not followed,
+    `failed` the others.
+    """
 
     def __init__(
         self,
@@ -107,6 +112,7 @@ class DocumentReader:
         encoding: str | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         on_skip: OnSkip | None = None,
+        follow_symlinks: bool = False,
         is_unchanged: Callable[[str, str], bool] = lambda path, stamp: False,
     ) -> None:
         if on_error not in ("raise", "skip"):
@@ -124,10 +130,12 @@ class DocumentReader:
         self._text, self._id, self._title, self._encoding = text, id, title, encoding
         self._metadata = None if metadata is None else tuple(metadata)
         self._on_error, self._on_skip, self._is_unchanged = on_error, on_skip, is_unchanged
+        self._follow_symlinks = follow_symlinks
         options = repr((text, id, title, self._metadata, encoding))
         self._options_hash = f"{zlib.crc32(options.encode('utf-8', 'replace')):08x}"
         self.read: set[str] = set()
         self.failed: set[str] = set()
+        self.links: set[str] = set()
 
     def documents(self) -> Iterator[Document]:
         """Read all files."""
@@ -155,7 +163,8 @@ class DocumentReader:
                 yield file
             if not count and not self.failed:
                 suffixes = ", ".join(DOCUMENT_SUFFIXES)
-                raise InputError(f"the folder {root} contains no readable file; suffixes: {suffixes}")
+                links = f", and {len(self.links):,} symbolic links are not followed" if self.links else ""
+                raise InputError(f"the folder {root} contains no readable file{links}; suffixes: {suffixes}")
 
     def _walk(self, root: str) -> Iterator[_DocumentFile]:
         top = os.path.abspath(root)
@@ -171,6 +180,10 @@ class DocumentReader:
         stack = [top]
         while stack:
             path = stack.pop()
+            if path != top and not self._follow_symlinks and os.path.islink(path):
+                self.links.add(path)
+                self._skip(path, LINK)
+                continue
             if os.path.isdir(path):
                 try:
                     status = os.stat(path)

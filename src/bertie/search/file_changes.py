@@ -16,8 +16,8 @@ class FileChanges:
 
     `known` is what `VectorStore.documents` yields. Iterating yields new and modified documents;
     files with an unchanged stamp are not read. After that, `deleted` has the ids of documents that
-    no longer exist. Documents of files that could not be read are kept, and so are documents from
-    outside `paths`.
+    no longer exist, or that only a symbolic link that is not followed leads to. Documents of files
+    that could not be read are kept, and so are documents from outside `paths`.
 
     >>> import pathlib, tempfile
     >>> from bertie.search.document_reader import read_documents
@@ -72,7 +72,7 @@ class FileChanges:
                 continue
             if source in self._unchanged_files:
                 self.unchanged += 1
-            elif source in self._reader.read or not self._may_exist(source):
+            elif source in self._reader.read or _is_below(source, self._reader.links) or not self._may_exist(source):
                 self.deleted.append(id)
 
     def _may_exist(self, source: str) -> bool:

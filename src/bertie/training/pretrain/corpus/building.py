@@ -14,11 +14,12 @@ from typing import Any
 import tokenizers
 
 from bertie._version import __version__
+from bertie.data.folders import OnSkip
 from bertie.data.progress import Progress
 from bertie.errors import InputError
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.pretrain.cleaning import clean_text, is_long_enough, normalize_words, title_key
-from bertie.training.pretrain.corpus.documents import Documents, list_files
+from bertie.training.pretrain.corpus.documents import Documents, list_sources
 from bertie.training.pretrain.corpus.shards import FORMAT, HELD_OUT, tokenizer_fingerprint
 from bertie.training.pretrain.corpus.writing import BuildJournal, ShardWriter
 from bertie.training.pretrain.dedup import Dedup, Deduplicator
@@ -78,14 +79,18 @@ def build_corpus(
     exclude: Sequence[str] = (),
     resume: bool = False,
     progress: bool = False,
+    follow_symlinks: bool = False,
+    on_skip: OnSkip | None = None,
 ) -> dict[str, Any]:
     """Build a corpus from files and folders; return the contents of its corpus.json.
 
     Documents whose first line is one of the titles in `exclude` are left out. `resume` continues an
-    interrupted build, if there is one; the result is identical to the byte.
+    interrupted build, if there is one; the result is identical to the byte. Symbolic links inside
+    folders are skipped unless `follow_symlinks` is true; `on_skip` is called with each and the reason.
     """
     settings = settings or CorpusSettings()
-    documents = Documents(list_files(sources), settings.column)
+    files = list_sources(sources, follow_symlinks=follow_symlinks, on_skip=on_skip)
+    documents = Documents(files, settings.column)
     titles = {title_key(title) for title in exclude}
     inputs = {
         "format": FORMAT,

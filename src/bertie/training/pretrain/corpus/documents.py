@@ -6,16 +6,17 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bertie.data.folders import OnSkip, list_files
 from bertie.data.readers import FORMATS, STDIN, InputTable, data_suffix, is_data_file, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 
 MAX_CHARACTERS = 1 << 24  # of a document; a longer one is split
 
 
-def list_files(sources: Sequence[str]) -> list[str]:
+def list_sources(sources: Sequence[str], *, follow_symlinks: bool = False, on_skip: OnSkip | None = None) -> list[str]:
     """List the files of the sources; folders are searched recursively, in sorted order.
 
-    >>> list_files(["-"])
+    >>> list_sources(["-"])
     ['-']
     """
     files: list[str] = []
@@ -26,13 +27,8 @@ def list_files(sources: Sequence[str]) -> list[str]:
         if source == STDIN or not folder.is_dir():
             files.append(source)
             continue
-        inside = sorted(
-            path
-            for path in folder.rglob("*")
-            if path.is_file()
-            and is_data_file(path.name)
-            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        )
+        found = list_files(folder, follow_symlinks=follow_symlinks, on_skip=on_skip)
+        inside = [path for path in found if is_data_file(path.name)]
         if not inside:
             raise InputError(f"{source} holds no .txt, .csv, .tsv, .jsonl or .parquet file, compressed or not")
         files += map(str, inside)
