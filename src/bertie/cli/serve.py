@@ -93,6 +93,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens per request (default: 1,000,000)"
     )
+    limits.add_argument("--max-reply", type=int, default=1 << 26, metavar="N", help="bytes per reply (default: 64 MiB)")
     limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests in flight (default: 512)")
     limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds in the queue (default: 1)")
     limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured at startup)")
@@ -154,7 +155,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("workers", "max_body", "max_items", "max_tokens", "max_requests", "batch_tokens"):
+    for name in ("workers", "max_body", "max_items", "max_tokens", "max_reply", "max_requests", "batch_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1")
@@ -214,7 +215,14 @@ def _serve(
     keys = None if args.api_key_file is None else Keys.read(args.api_key_file, worker.count)
     metrics = Metrics(worker.folder)
     registry, index = _load(args, worker, metrics)
-    limits = Limits(args.max_body, args.max_items, args.max_tokens, args.read_timeout, args.max_requests)
+    limits = Limits(
+        body=args.max_body,
+        items=args.max_items,
+        tokens=args.max_tokens,
+        read_seconds=args.read_timeout,
+        requests=args.max_requests,
+        reply=args.max_reply,
+    )
     # On loopback only local names are accepted: a web page must not reach the server through a DNS name of its own.
     hosts = (*LOCAL_HOSTS, *args.allow_host) if args.host in LOOPBACK or args.allow_host else ()
     settings = ServerSettings(limits, args.deadline, hosts, args.log_texts)

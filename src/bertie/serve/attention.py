@@ -69,10 +69,11 @@ def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, he
     for name, value, count in (("layer", layer, cfg.depth), ("head", head, cfg.heads)):
         if value is not None and not 0 <= value < count:
             raise InputError(f"{name}={value} must lie between 0 and {count - 1}")
-    encoding = tokenizer.encode(checked_text(text, "text"))
-    limit = min(MAX_TOKENS, checkpoint.max_length)
-    if len(encoding) > limit:
-        raise InputError(f"text has {len(encoding)} tokens, and attention is shown for at most {limit}; shorten it")
+    encodings = tokenizer.encode_flat([checked_text(text, "text")])
+    limit, length = min(MAX_TOKENS, checkpoint.max_length), int(encodings.lengths[0])
+    if length > limit:
+        raise InputError(f"text has {length} tokens, and attention is shown for at most {limit}; shorten it")
+    encoding = encodings[0]
     batch = Batch.from_encodings([encoding]).to(checkpoint.model.device)
     scores = attention_scores(checkpoint.model, batch, layer)  # (H, n, n)
     later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)

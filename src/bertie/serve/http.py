@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import ValidationError
 
 from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
 from bertie.serve.api.openai import describe_model
@@ -33,6 +32,7 @@ from bertie.serve.logs import Log
 from bertie.serve.memory import trim_memory
 from bertie.serve.metrics import Metrics
 from bertie.serve.openapi import describe_api
+from bertie.serve.parsing import parse_body
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, TokenLimitExceeded, current_ticket
 from bertie.serve.routes import Route, all_routes
 from bertie.serve.service import Service
@@ -49,6 +49,7 @@ Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
 TRIM_SECONDS = 30  # between two calls of malloc_trim
+MAX_MESSAGE = 1000  # characters of an error, which may quote a request
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SECURITY_HEADERS: Headers = [
     (b"x-content-type-options", b"nosniff"),
@@ -236,9 +237,8 @@ class App:
     def _execute(self, route: Route, body: bytes, context: RequestContext) -> bytes:
         """Parse a body, call the handler and serialize its response, in the request's thread."""
         assert route.request is not None
-        request = route.request.model_validate_json(body)
-        if context.ticket.cancelled.is_set():
-            raise ApiError("cancelled", "the client has disconnected")
+        request = parse_body(route.request, body, self.limits)
+        context.ticket.check()
         reset = current_ticket.set(context.ticket)
         try:
             with context.stack:
@@ -246,7 +246,10 @@ class App:
         finally:  # an idle thread must not keep a model that has been reloaded since
             current_ticket.reset(reset)
             context.models.clear()
-        return orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
+        context.ticket.check()
+        reply = orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
+        self.service.check_reply(len(reply))
+        return reply
 
     def _authenticate(self, scope: Scope, context: RequestContext) -> Key | None:
         if self.keys is None:
@@ -293,8 +296,6 @@ class App:
         match error:
             case ApiError():
                 return error
-            case ValidationError():
-                return _validation_error(error)
             case TokenLimitExceeded():
                 return ApiError("too_large", str(error))
             case Refused():
@@ -308,7 +309,7 @@ class App:
             case MissingPackageError():
                 return ApiError("unsupported_by_model", "the server lacks a package that this needs")
             case InputError() | NotFoundError():
-                return ApiError("invalid_input", self._hide_paths(str(error)))
+                return ApiError("invalid_input", self._hide_paths(str(error))[:MAX_MESSAGE])
             case BertieError() | RuntimeError() | MemoryError():
                 return ApiError("inference_failed", "the model failed on this request")
             case _:
@@ -390,17 +391,6 @@ def _timeout(scope: Scope, maximum: float) -> float:
     if not 0 < seconds < float("inf"):
         raise ApiError("invalid", "X-Request-Timeout must be a number of seconds above 0")
     return min(seconds, maximum)
-
-
-def _validation_error(error: ValidationError) -> ApiError:
-    """Name the invalid field, without quoting the body."""
-    errors = error.errors(include_url=False, include_input=False, include_context=False)
-    first = min(errors, key=lambda details: details["type"])
-    if first["type"] == "json_invalid":
-        return ApiError("invalid_json", "the body is not valid JSON")
-    names = [str(part) for part in first["loc"] if isinstance(part, int) or re.fullmatch(r"[a-z_]+", str(part))]
-    where = ".".join(names[:4])
-    return ApiError("invalid", f"{where or 'the body'}: {first['msg']}", field=where or None)
 
 
 def _usage_headers(context: RequestContext, seconds: float) -> Headers:

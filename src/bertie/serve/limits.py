@@ -30,6 +30,7 @@ class Limits:
     tokens: int = 1_000_000  # that a model reads, over all windows
     read_seconds: float = 30.0  # in which the body must arrive
     requests: int = 512  # in flight at a time, each with its own thread
+    reply: int = 64 * 1024 * 1024  # bytes
 
 
 async def read_body(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], limits: Limits) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +13,9 @@ from bertie.pipeline.outputs import FloatArray
 from bertie.pipeline.pipeline import Overflow
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
+from bertie.serve.costs import Item, check_tokens, count_tokens
 from bertie.serve.limits import Limits
+from bertie.serve.queue import TokenLimitExceeded
 from bertie.tasks.base import Task
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from bertie.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=Task[Any, Any, Any])
+FLOAT_BYTES = 12  # of a float32 in a reply, with its comma
+MIN_CHARACTERS = 1 << 20  # that the texts of a request may have together at any --max-body
 HEADS = {  # by the kind of the head that a task needs
     "classify": "a text-classification head",
     "tag": "a token-classification head",
@@ -169,14 +174,50 @@ class Service:
         self.check_count(items, field)
         return items
 
-    def texts(self, inputs: Any, tokenizer: Tokenizer, field: str) -> list[str]:
-        """Texts; token ids are decoded."""
+    def texts(self, inputs: Any, task: Task[Any, Any, Any], field: str, context: RequestContext) -> list[str]:
+        """Texts for a task, checked against the limits; token ids are decoded."""
         several = isinstance(inputs, list) and not (inputs and isinstance(inputs[0], int))
         items = inputs if several else [inputs]
         self.check_count(items, field)
-        return [
-            item if isinstance(item, str) else _decode(item, tokenizer, f"{field}[{i}]") for i, item in enumerate(items)
-        ]
+        texts = []
+        for i, item in enumerate(items):
+            if not isinstance(item, str):
+                context.ticket.check()
+                item = _decode(item, task.tokenizer, f"{field}[{i}]")
+            texts.append(item)
+        self.check_tokens([(text,) for text in texts], task, context)
+        return texts
+
+    # --- the cost of a request ---
+
+    def check_tokens(self, items: Sequence[Item], task: Task[Any, Any, Any], context: RequestContext) -> None:
+        """Refuse texts or pairs with too many tokens before they are tokenized as a whole."""
+        # A query is tokenized with each of its documents.
+        characters, most = sum(len(text) for item in items for text in item), max(self.limits.body, MIN_CHARACTERS)
+        if characters > most:
+            message = f"{len(items):,} pairs of {characters:,} characters together > maximum of {most:,}"
+            raise ApiError("too_large", message)
+        max_length = task.checkpoint.max_length
+        check_tokens(items, task.tokenizer, context.ticket, max_length, windows=task.overflow == "window")
+
+    def check_token_count(self, tokens: int) -> None:
+        """Refuse more tokens than a request may have, where the queue does not count them."""
+        if tokens > self.limits.tokens:
+            raise TokenLimitExceeded(f"a request may have at most {self.limits.tokens:,} tokens")
+
+    def check_reply(self, size: int) -> None:
+        """Refuse a request whose reply has, or by an estimate would have, so many bytes."""
+        if size > self.limits.reply:
+            message = f"a reply of about {size:,} bytes > maximum of {self.limits.reply:,}; ask for less at a time"
+            raise ApiError("too_large", message)
+
+    def check_reply_per_token(
+        self, texts: Sequence[str], tokenizer: Tokenizer, size: int, context: RequestContext, most: int = sys.maxsize
+    ) -> None:
+        """Refuse texts whose reply would have `size` bytes for each token, of up to `most` tokens of each text."""
+        if size * sum(map(len, texts)) > self.limits.reply:  # otherwise they need not be counted
+            counts = count_tokens(texts, tokenizer, context.ticket)
+            self.check_reply(size * sum(min(counts[text], most) for text in texts))
 
 
 def _decode(ids: list[int], tokenizer: Tokenizer, field: str) -> str:
@@ -187,10 +228,12 @@ def _decode(ids: list[int], tokenizer: Tokenizer, field: str) -> str:
             "invalid_input", f"{field}: ids must be below {size}, the size of the model's vocabulary", field=field
         )
     special = {tokenizer.cls_id, tokenizer.sep_id}
-    while ids and ids[0] in special:
-        ids = ids[1:]
-    while ids and ids[-1] in special:
-        ids = ids[:-1]
+    first, last = 0, len(ids)
+    while first < last and ids[first] in special:
+        first += 1
+    while first < last and ids[last - 1] in special:
+        last -= 1
+    ids = ids[first:last]
     text = tokenizer.decode(ids, skip_special=False)
     if tokenizer.encode(text, special=False).ids.tolist() != ids:
         raise ApiError("invalid_input", f"{field}: no text encodes to these ids; send the text instead", field=field)

@@ -42,6 +42,7 @@ COMMON = {
     "mask": ("[MASK]", "<mask>"),
     "unk": ("[UNK]", "<unk>"),
 }
+MANY_IDS = 1024  # more are decoded by `decode_batch`, which releases the GIL; `decode` is quicker for a few
 
 
 class Tokenizer:
@@ -206,7 +207,8 @@ class Tokenizer:
         def load(i: int) -> tokenizers.Encoding:
             if raw is not None:
                 return raw[i]
-            return self._backend.encode(items[i]) if isinstance(items[i], str) else self._backend.encode(*items[i])
+            item = items[i] if isinstance(items[i], str) else tuple(items[i])
+            return self._backend.encode_batch([item])[0]  # `encode` would hold the GIL: seconds for megabytes of text
 
         single, pair = self._special_counts if special else (0, 0)
         if not paired:
@@ -246,6 +248,8 @@ class Tokenizer:
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < 1 << 32:
             raise InputError(f"ids range from {numbers.min()} to {numbers.max()}; allowed: 0 to {self.vocab_size - 1}")
         with rust_errors("the tokenizer's decoder"):
+            if numbers.size > MANY_IDS:
+                return self._backend.decode_batch([numbers.tolist()], skip_special_tokens=skip_special)[0]
             return self._backend.decode(numbers.tolist(), skip_special_tokens=skip_special)
 
     @property

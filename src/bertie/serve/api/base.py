@@ -6,14 +6,18 @@ handlers build them, and the tests check them against the description.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+T = TypeVar("T")
+
+Array = Annotated[list[T], Field(fail_fast=True)]  # its validation ends with the first invalid element
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = list[Id]
+Ids = Array[Id]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Texts = str | list[str]
+Name = Annotated[str, StringConstraints(max_length=1000)]  # of a model, a head, a prompt
+Texts = str | Array[str]
 Pooling = Literal["cls", "mean", "max", "last", "weighted-mean"]
 
 SENTENCES = ["A cat sat on the mat.", "The feline rested on a rug."]
@@ -27,20 +31,20 @@ class CompatibleRequest(BaseModel):
     """A request of another server's API: unknown fields are ignored, as that server does."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
-    model: str | None = Field(None, description=MODEL)
+    model: Name | None = Field(None, description=MODEL)
 
 
 class BertieRequest(BaseModel):
     """A request of Bertie's own API: unknown fields are errors, since they may be misspelt."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    model: str | None = Field(None, description=MODEL)
+    model: Name | None = Field(None, description=MODEL)
 
 
 class TaskRequest(BertieRequest):
     """A request for a task."""
 
-    head: str | None = Field(None, description=HEAD)
+    head: Name | None = Field(None, description=HEAD)
     overflow: Literal["window", "error", "truncate"] = Field(
         "window",
         description="For texts longer than the model's maximum length: read them in overlapping windows, refuse them, "

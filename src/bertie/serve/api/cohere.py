@@ -7,12 +7,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertie.serve.api.base import HEAD, PASSAGES, QUERY, CompatibleRequest, ReadCounts, Response
+from bertie.serve.api.base import HEAD, PASSAGES, QUERY, Array, CompatibleRequest, Name, ReadCounts, Response
 from bertie.serve.api.tei import probability
 from bertie.serve.context import RequestContext, read_counts
 from bertie.serve.service import Service, check_finite
 from bertie.serve.tasks import RawReranker
 from bertie.tasks.rerank import Reranker
+
+RESULT_BYTES = 100  # of a result in a reply, without its document
 
 
 class RerankDocument(BaseModel):
@@ -26,13 +28,13 @@ class CohereRerankRequest(CompatibleRequest):
     """POST /v1/rerank and /v2/rerank."""
 
     query: str = Field(examples=[QUERY])
-    documents: list[str | RerankDocument] = Field(examples=[PASSAGES])
+    documents: Array[str | RerankDocument] = Field(examples=[PASSAGES])
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
     model_scores: bool = Field(
         False, description="Extension: scores as `Reranker` returns them, instead of the sigmoid of the logits."
     )
-    head: str | None = Field(None, description=f"Extension. {HEAD}")
+    head: Name | None = Field(None, description=f"Extension. {HEAD}")
 
 
 class RerankResult(ReadCounts):
@@ -72,7 +74,10 @@ def rerank_documents(service: Service, request: CohereRerankRequest, context: Re
     service.check_count(request.documents, "documents")
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     kind = Reranker if request.model_scores else RawReranker
-    ranked = service.task(kind, request.model, context, head=request.head).rerank(request.query, texts)
+    task = service.task(kind, request.model, context, head=request.head)
+    service.check_tokens([(request.query, text) for text in texts], task, context)
+    service.check_reply(sum(RESULT_BYTES + len(text) * request.return_documents for text in texts[: request.top_n]))
+    ranked = task.rerank(request.query, texts)
     context.add_read(ranked)
     check_finite([np.array([document.score for document in ranked], dtype=np.float32)])
     score = float if request.model_scores else probability

@@ -12,8 +12,10 @@ from bertie.pipeline.inputs import text_inputs
 from bertie.serve.api.base import (
     QUERY,
     SENTENCES,
+    Array,
     BertieRequest,
     Label,
+    Name,
     Pooling,
     ReadCounts,
     Response,
@@ -22,7 +24,7 @@ from bertie.serve.api.base import (
 )
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import READ_COUNTS, RequestContext, read_counts
-from bertie.serve.service import Service, check_finite
+from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 from bertie.tasks.answer import Reader
 from bertie.tasks.classify import Classifier
 from bertie.tasks.embed import Embedder
@@ -30,6 +32,10 @@ from bertie.tasks.fill_mask import MaskedLM
 from bertie.tasks.registry import TaskRow
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
+
+# Bytes in a reply of a candidate for a mask, a label's score, a span and a hit, without their texts:
+CANDIDATE_BYTES, SCORE_BYTES, SPAN_BYTES, HIT_BYTES = 60, 25, 70, 200
+SEARCH_QUERIES = 32  # that are searched at a time
 
 # --- any task ---
 
@@ -52,6 +58,7 @@ def run_task(row: TaskRow, service: Service, request: TextsRequest, context: Req
     """Run a task that has no handler of its own."""
     texts = service.as_list(request.texts, "texts")
     task = service.task(row.task_class, request.model, context, head=request.head, overflow=request.overflow)
+    service.check_tokens([(text,) for text in texts], task, context)
     results = list(task.run(text_inputs(texts, row.name, None)))
     context.add_read(results)
     return {"model": context.model, "head": task.head, "results": results}
@@ -65,7 +72,7 @@ class FillRequest(TaskRequest):
 
     texts: Texts = Field(examples=["Paris is the [MASK] of France."])
     top_k: int = Field(5, ge=1, le=1000)
-    candidates: list[Label] | None = Field(None, description="Score only these words.")
+    candidates: Array[Label] | None = Field(None, description="Score only these words.")
 
 
 class FillCandidate(Response):
@@ -103,6 +110,10 @@ def fill(service: Service, request: FillRequest, context: RequestContext) -> Any
     """Predict tokens for masks."""
     texts = service.as_list(request.texts, "texts")
     task = service.task(MaskedLM, request.model, context, head=request.head, overflow=request.overflow)
+    service.check_tokens([(text,) for text in texts], task, context)
+    masks = sum(text.count(task.tokenizer.mask_token or "\0") for text in texts)
+    count = request.top_k if request.candidates is None else min(request.top_k, len(request.candidates))
+    service.check_reply(masks * count * CANDIDATE_BYTES)
     results = task.fill(texts, top_k=request.top_k, candidates=request.candidates)
     context.add_read(results)
     return {"model": context.model, "mask_token": task.tokenizer.mask_token, "results": results}
@@ -114,10 +125,10 @@ def fill(service: Service, request: FillRequest, context: RequestContext) -> Any
 class ClassifyRequest(TaskRequest):
     """POST /classify: texts or pairs by a head's labels; with `labels`, zero-shot classification of texts."""
 
-    texts: str | list[str | Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
+    texts: str | Array[str | Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
         examples=[["A delight from start to finish."]]
     )
-    labels: list[Label] | None = Field(None, description="Labels for zero-shot classification.")
+    labels: Array[Label] | None = Field(None, description="Labels for zero-shot classification.")
     template: str | None = Field(None, max_length=1000, description="The hypothesis, with {} for the label.")
     multi_label: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
 
@@ -147,6 +158,8 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
             raise ApiError("invalid", "`template` and `multi_label` require `labels`", field="labels")
         task = service.task(Classifier, request.model, context, head=request.head, overflow=request.overflow)
         pairs = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
+        service.check_tokens([(text,) if isinstance(text, str) else text for text in pairs], task, context)
+        service.check_reply(len(texts) * sum(SCORE_BYTES + len(label) for label in task.info.labels.values()))
         results: Sequence[Any] = task.classify(pairs)
         head = task.head
     else:
@@ -155,6 +168,7 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         service.check_count(range(len(texts) * len(request.labels)), "labels")
         options = {} if request.template is None else {"template": request.template}
         zero_shot = service.zero_shot(request.model, context, head=request.head, overflow=request.overflow)
+        service.check_tokens([(text, label) for text in texts for label in request.labels], zero_shot, context)
         results = zero_shot.classify(texts, request.labels, multi_label=request.multi_label, **options)
         head = zero_shot.head
     context.add_read(results)
@@ -169,7 +183,7 @@ class TagRequest(TaskRequest):
 
     texts: Texts = Field(examples=["Ada Lovelace was born in London."])
     aggregation_strategy: Literal["average", "first", "max", "simple", "none"] = "average"
-    ignore_labels: list[str] = Field(["O"], description="Labels that mark no span.")
+    ignore_labels: Array[Name] = Field(["O"], description="Labels that mark no span.")
 
 
 class TagSpan(Response):
@@ -200,6 +214,9 @@ def tag(service: Service, request: TagRequest, context: RequestContext) -> Any:
     """Find labelled spans, such as named entities."""
     texts = service.as_list(request.texts, "texts")
     task = service.task(Tagger, request.model, context, head=request.head, overflow=request.overflow)
+    service.check_tokens([(text,) for text in texts], task, context)
+    if request.aggregation_strategy == "none" and not request.ignore_labels:  # every token is a span
+        service.check_reply_per_token(texts, task.tokenizer, SPAN_BYTES, context)
     results = task.tag(texts, aggregation_strategy=request.aggregation_strategy, ignore_labels=request.ignore_labels)
     context.add_read(results)
     return {"model": context.model, "head": task.head, "results": results}
@@ -219,7 +236,7 @@ class Question(BaseModel):
 class AnswerRequest(TaskRequest):
     """POST /answer."""
 
-    questions: Question | list[Question]
+    questions: Question | Array[Question]
     top_k: int = Field(1, ge=1, le=100)
     max_answer_length: int = Field(30, ge=1, le=1000, description="The maximum number of tokens in an answer.")
     threshold: float | None = Field(
@@ -256,10 +273,16 @@ def answer(service: Service, request: AnswerRequest, context: RequestContext) ->
     """Answer questions with spans of documents."""
     questions = service.as_list(request.questions, "questions")
     pairs: list[tuple[str, str | Sequence[str]]] = [(item.question, item.documents) for item in questions]
-    for _, documents in pairs:
+    items = []
+    for question, documents in pairs:
         if not isinstance(documents, str):
             service.check_count(documents, "documents")
+        items += [(question, text) for text in ([documents] if isinstance(documents, str) else documents)]
+    service.check_count(items, "documents")
     task = service.task(Reader, request.model, context, head=request.head, overflow=request.overflow)
+    service.check_tokens(items, task, context)
+    longest = min(request.max_answer_length, max(len(document) for _, document in items))  # a token has a character
+    service.check_reply(len(pairs) * request.top_k * (SPAN_BYTES + longest))
     results = task.answer(
         pairs, top_k=request.top_k, max_answer_length=request.max_answer_length, threshold=request.threshold
     )
@@ -278,7 +301,7 @@ class SearchRequest(BaseModel):
     k: int = Field(10, ge=1, le=1000)
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     rerank: bool = False
-    where: dict[str, str | int | float | bool | list[str | int | float | bool]] = Field(default_factory=dict)
+    where: dict[str, str | int | float | bool | Array[str | int | float | bool]] = Field(default_factory=dict)
     depth: int = Field(100, ge=1, le=1000)
     weights: dict[Literal["dense", "lexical", "rerank"], float] | None = None
 
@@ -319,16 +342,24 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
     reranker = service.task(Reranker, None, context) if request.rerank else None
     index = service.index(context)
     options: dict[str, Any] = {"mode": request.mode, "where": request.where, "weights": request.weights}
-    search_results = index.search_batch(queries, request.k, rerank=reranker, depth=request.depth, **options)
     embedder = index.embedder
-    results = []
-    read = embedder.pipeline.read(embedder.inputs(queries, embedder.options()))
-    for result, query in zip(search_results, read, strict=True):
-        counts = query.counts()
-        for name in READ_COUNTS:
-            context.read[name] += counts[name]
-        hits = [{name: getattr(hit, name) for name in SearchHitItem.model_fields} for hit in result]
-        results.append({"query": result.query, "hits": hits, "timings": result.timings, **counts})
+    service.check_tokens([(query,) for query in queries], embedder, context)
+    service.check_reply(len(queries) * min(request.k, len(index)) * HIT_BYTES)
+    results: list[Any] = []
+    size = 0
+    for first in range(0, len(queries), SEARCH_QUERIES):  # the hits of all queries may be gigabytes
+        context.ticket.check()
+        group = queries[first : first + SEARCH_QUERIES]
+        found = index.search_batch(group, request.k, rerank=reranker, depth=request.depth, **options)
+        size += sum(HIT_BYTES + len(hit.text) for result in found for hit in result)
+        service.check_reply(size)
+        read = embedder.pipeline.read(embedder.inputs(group, embedder.options()))
+        for result, query in zip(found, read, strict=True):
+            counts = query.counts()
+            for name in READ_COUNTS:
+                context.read[name] += counts[name]
+            hits = [{name: getattr(hit, name) for name in SearchHitItem.model_fields} for hit in result]
+            results.append({"query": result.query, "hits": hits, "timings": result.timings, **counts})
     return {"model": context.model, "passages": len(index), "results": results}
 
 
@@ -338,7 +369,7 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
 class CompareRequest(BertieRequest):
     """POST /compare: the similarities of all pairs of texts."""
 
-    texts: list[str] = Field(examples=[SENTENCES])
+    texts: Array[str] = Field(examples=[SENTENCES])
     pooling: Pooling | None = Field(None, description="Replaces the model's pooling.")
     overflow: Literal["window", "error", "truncate"] = "window"
 
@@ -356,6 +387,8 @@ def compare(service: Service, request: CompareRequest, context: RequestContext) 
     service.check_count(request.texts, "texts")
     options: dict[str, Any] = {} if request.pooling is None else {"pooling": request.pooling}
     task = service.task(Embedder, request.model, context, overflow=request.overflow, **options)
+    service.check_tokens([(text,) for text in request.texts], task, context)
+    service.check_reply(len(request.texts) ** 2 * FLOAT_BYTES)
     results = list(task.embed_each(request.texts))
     check_finite(result.vector for result in results)
     context.add_read(results)

@@ -7,19 +7,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from bertie.serve.api.base import SENTENCES, CompatibleRequest, Ids, Pooling, ReadCounts, Response
+from bertie.serve.api.base import SENTENCES, Array, CompatibleRequest, Ids, Name, Pooling, ReadCounts, Response
 from bertie.serve.context import RequestContext, read_counts
-from bertie.serve.service import Service, check_finite
+from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 
 
 class EmbeddingsRequest(CompatibleRequest):
     """POST /v1/embeddings."""
 
-    input: str | list[str] | Ids | list[Ids] = Field(examples=[SENTENCES])
+    input: str | Array[str] | Ids | Array[Ids] = Field(examples=[SENTENCES])
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="Keep the first components of each embedding.")
     user: str | None = None
-    prompt: str | None = Field(None, description="Extension: the name of one of the model's prompts.")
+    prompt: Name | None = Field(None, description="Extension: the name of one of the model's prompts.")
     pooling: Pooling | None = Field(None, description="Extension: replaces the model's pooling.")
     normalize: bool = Field(True, description="Extension: false returns the embeddings as the model computes them.")
 
@@ -85,7 +85,8 @@ def create_embeddings(service: Service, request: EmbeddingsRequest, context: Req
     if request.normalize:
         options["normalize"] = True
     task = service.embedder(request.model, context, dimensions=request.dimensions, **options)
-    texts = service.texts(request.input, task.tokenizer, "input")
+    texts = service.texts(request.input, task, "input", context)
+    service.check_reply(len(texts) * task.dimension * (FLOAT_BYTES if request.encoding_format == "float" else 6))
     results = list(task.embed_each(texts, prompt=request.prompt))
     check_finite(result.vector for result in results)
     context.add_read(results)

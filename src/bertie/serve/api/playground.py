@@ -11,6 +11,7 @@ from bertie.errors import NotFoundError
 from bertie.serve.api.base import PASSAGES, QUERY, SENTENCES, BertieRequest, Response
 from bertie.serve.attention import attention as attention_weights
 from bertie.serve.context import RequestContext
+from bertie.serve.costs import check_tokens, count_tokens
 from bertie.serve.service import Service
 from bertie.tasks.registry import TASKS
 from bertie.tasks.zero_shot import entailment_label
@@ -53,6 +54,8 @@ def attention(service: Service, request: AttentionRequest, context: RequestConte
     """Return the attention weights of a short text."""
     context.model = service.candidates(request.model)[0]
     checkpoint = service.use_model(context.model, context).checkpoint
+    tokens = count_tokens([request.text], service.tokenizer(context.model, context), context.ticket)
+    service.check_token_count(sum(tokens.values()))
     return attention_weights(checkpoint, request.text, layer=request.layer, head=request.head)
 
 
@@ -60,7 +63,11 @@ def windows(service: Service, request: WindowsRequest, context: RequestContext) 
     """Return the windows of a text."""
     context.model = service.candidates(request.model)[0]
     texts = (request.text,) if request.pair is None else (request.text, request.pair)
-    return map_windows(service.use_model(context.model, context).checkpoint, texts)
+    checkpoint = service.use_model(context.model, context).checkpoint
+    check_tokens([texts], service.tokenizer(context.model, context), context.ticket, checkpoint.max_length)
+    result = map_windows(checkpoint, texts)
+    service.check_token_count(sum(window["tokens"] for window in result["windows"]))
+    return result
 
 
 def about(service: Service, request: None, context: RequestContext) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -11,10 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from bertie._version import __version__
 from bertie.pipeline.inputs import TaskInput
 from bertie.pipeline.pipeline import Overflow
-from bertie.serve.api.base import HEAD, PASSAGES, QUERY, SENTENCES, CompatibleRequest, Ids, Response, Texts
+from bertie.serve.api.base import HEAD, PASSAGES, QUERY, SENTENCES, Array, CompatibleRequest, Ids, Name, Response, Texts
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
-from bertie.serve.service import Service, check_finite
+from bertie.serve.costs import check_tokens, text_groups
+from bertie.serve.parsing import validate
+from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 from bertie.serve.tasks import RawClassifier, RawReranker, SparseEmbedder, TokenEmbedder
 from bertie.tasks.classify import Classifier
 from bertie.tasks.decoding import sigmoid
@@ -22,8 +25,15 @@ from bertie.tasks.embed import POOLING, Embedder
 from bertie.tasks.rerank import Reranker
 
 if TYPE_CHECKING:
-    from bertie.checkpoints.checkpoint import Checkpoint
+    from collections.abc import Iterator
 
+    from bertie.checkpoints.checkpoint import Checkpoint
+    from bertie.serve.queue import Ticket
+    from bertie.text.encoding import Encoding
+    from bertie.text.tokenizer import Tokenizer
+
+SPARSE_TEXTS = 64  # whose weights over the vocabulary are kept at a time
+SPARSE_BYTES, SCORE_BYTES, TOKEN_BYTES = 32, 40, 70  # of a value, a label's score and a token in a reply
 Direction = Literal["Left", "Right", "left", "right"]
 EXAMPLE = "What is Deep Learning?"
 
@@ -45,8 +55,8 @@ class TeiRequest(CompatibleRequest):
 class EmbedAllRequest(TeiRequest):
     """POST /embed_all and /embed_sparse."""
 
-    inputs: str | list[str] | Ids | list[Ids] = Field(examples=[EXAMPLE])
-    prompt_name: str | None = None
+    inputs: str | Array[str] | Ids | Array[Ids] = Field(examples=[EXAMPLE])
+    prompt_name: Name | None = None
 
 
 class EmbedRequest(EmbedAllRequest):
@@ -68,11 +78,11 @@ class PredictRequest(TeiRequest):
 
     inputs: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=2)]
-        | list[Annotated[list[str], Field(min_length=1, max_length=2)]]
+        | Annotated[Array[str], Field(min_length=1, max_length=2)]
+        | Array[Annotated[list[str], Field(min_length=1, max_length=2)]]
     ) = Field(examples=[EXAMPLE])
     raw_scores: bool = False
-    head: str | None = Field(None, description=f"Extension. {HEAD}")
+    head: Name | None = Field(None, description=f"Extension. {HEAD}")
 
 
 class Prediction(Response):
@@ -86,7 +96,7 @@ class RerankRequest(TeiRequest):
     """POST /rerank."""
 
     query: str = Field(examples=[QUERY])
-    texts: list[str] = Field(examples=[PASSAGES])
+    texts: Array[str] = Field(examples=[PASSAGES])
     raw_scores: bool = False
     return_text: bool = False
 
@@ -104,7 +114,7 @@ class SimilarityInput(BaseModel):
 
     model_config = ConfigDict(strict=True)
     source_sentence: str = Field(examples=[SENTENCES[0]])
-    sentences: list[str] = Field(examples=[SENTENCES[1:]])
+    sentences: Array[str] = Field(examples=[SENTENCES[1:]])
 
 
 class SimilarityParameters(BaseModel):
@@ -113,7 +123,7 @@ class SimilarityParameters(BaseModel):
     model_config = ConfigDict(strict=True)
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: Name | None = None
 
 
 class SimilarityRequest(CompatibleRequest):
@@ -128,7 +138,7 @@ class TokenizeRequest(CompatibleRequest):
 
     inputs: Texts = Field(examples=[EXAMPLE])
     add_special_tokens: bool = True
-    prompt_name: str | None = None
+    prompt_name: Name | None = None
 
 
 class TokenData(Response):
@@ -144,7 +154,7 @@ class TokenData(Response):
 class DecodeRequest(CompatibleRequest):
     """POST /decode."""
 
-    ids: Ids | list[Ids] = Field(examples=[[2, 11, 12, 3]])
+    ids: Ids | Array[Ids] = Field(examples=[[2, 11, 12, 3]])
     skip_special_tokens: bool = True
 
 
@@ -175,7 +185,8 @@ def embed(service: Service, request: EmbedRequest, context: RequestContext) -> A
     """Embed texts."""
     options: dict[str, Any] = {"overflow": request.overflow} | ({"normalize": True} if request.normalize else {})
     task = service.embedder(request.model, context, dimensions=request.dimensions, **options)
-    texts = service.texts(request.inputs, task.tokenizer, "inputs")
+    texts = service.texts(request.inputs, task, "inputs", context)
+    service.check_reply(len(texts) * task.dimension * FLOAT_BYTES)
     results = list(task.embed_each(texts, prompt=request.prompt_name))
     check_finite(result.vector for result in results)
     context.add_read(results)
@@ -185,7 +196,9 @@ def embed(service: Service, request: EmbedRequest, context: RequestContext) -> A
 def embed_all(service: Service, request: EmbedAllRequest, context: RequestContext) -> Any:
     """Return the hidden state of every token."""
     embedder = service.task(Embedder, request.model, context, overflow=request.overflow)
-    texts = service.texts(request.inputs, embedder.tokenizer, "inputs")
+    texts = service.texts(request.inputs, embedder, "inputs", context)
+    most = embedder.checkpoint.max_length if embedder.overflow == "truncate" else sys.maxsize
+    service.check_reply_per_token(texts, embedder.tokenizer, embedder.model.config.width * FLOAT_BYTES, context, most)
     prompt = embedder.prompt_text(request.prompt_name)
     inputs = [TaskInput(f"text {i}", (embedder.prepare_text(prompt + text),), None) for i, text in enumerate(texts)]
     results = list(service.task(TokenEmbedder, context.model, context, overflow=request.overflow).run(inputs))
@@ -208,15 +221,22 @@ def embed_sparse(service: Service, request: EmbedAllRequest, context: RequestCon
         message = f"prompt_name={prompt_name[:100]!r} is none of the model's prompts"
         raise ApiError("invalid_input", message, field="prompt_name")
     prompt = "" if prompt_name is None else splade.prompts[prompt_name]
-    texts = [prompt + text for text in service.texts(request.inputs, task.tokenizer, "inputs")]
+    texts = [prompt + text for text in service.texts(request.inputs, task, "inputs", context)]
     texts = [text.lower() for text in texts] if splade.lower_case else texts
-    results = list(task.run(TaskInput(f"text {i}", (text,), None) for i, text in enumerate(texts)))
-    check_finite(result.weights for result in results)
-    context.add_read(results)
-    return [
-        [{"index": i, "value": float(result.weights[i])} for i in np.flatnonzero(result.weights).tolist()]
-        for result in results
-    ]
+    inputs = [TaskInput(f"text {i}", (text,), None) for i, text in enumerate(texts)]
+    rows: list[Any] = []
+    values = 0
+    for first in range(0, len(inputs), SPARSE_TEXTS):  # the dense weights of all texts may be gigabytes
+        results = list(task.run(inputs[first : first + SPARSE_TEXTS]))
+        check_finite(result.weights for result in results)
+        context.add_read(results)
+        values += sum(int(np.count_nonzero(result.weights)) for result in results)
+        service.check_reply(values * SPARSE_BYTES)
+        for result in results:
+            indices = np.flatnonzero(result.weights)
+            pairs = zip(indices.tolist(), result.weights[indices].tolist(), strict=True)
+            rows.append([{"index": index, "value": value} for index, value in pairs])
+    return rows
 
 
 def predict(service: Service, request: PredictRequest, context: RequestContext) -> Any:
@@ -229,11 +249,14 @@ def predict(service: Service, request: PredictRequest, context: RequestContext) 
     names = service.candidates(request.model)
     if any(kind._fits(info) for name in names for info in service.registry[name].checkpoint.heads.values()):
         task = service.task(kind, request.model, context, head=request.head, overflow=request.overflow)
+        service.check_tokens(items, task, context)
+        service.check_reply(len(items) * sum(SCORE_BYTES + len(label) for label in task.info.labels.values()))
         results = task.classify([item[0] if len(item) == 1 else (item[0], item[1]) for item in items])
         context.add_read(results)
         rows = [result.scores for result in results]
     else:
         reranker = service.task(RawReranker, request.model, context, head=request.head, overflow=request.overflow)
+        service.check_tokens(items, reranker, context)
         scored = list(reranker.predict_each([_pair(item, i) for i, item in enumerate(items)]))
         context.add_read(scored)
         label = next(iter(reranker.info.labels.values()))
@@ -262,6 +285,8 @@ def rerank(service: Service, request: RerankRequest, context: RequestContext) ->
     """Rank texts by their relevance to a query."""
     service.check_count(request.texts, "texts")
     task = service.task(RawReranker, request.model, context, overflow=request.overflow)
+    service.check_tokens([(request.query, text) for text in request.texts], task, context)
+    service.check_reply(sum(SCORE_BYTES + len(text) * request.return_text for text in request.texts))
     ranked = task.rerank(request.query, request.texts)
     context.add_read(ranked)
     check_finite([np.array([document.score for document in ranked], dtype=np.float32)])
@@ -282,6 +307,7 @@ def similarity(service: Service, request: SimilarityRequest, context: RequestCon
     overflow = _overflow(parameters.truncate, parameters.truncation_direction)
     task = service.task(Embedder, request.model, context, overflow=overflow, normalize=True)
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
+    service.check_tokens([(text,) for text in texts], task, context)
     results = list(task.embed_each(texts, prompt=parameters.prompt_name))
     check_finite(result.vector for result in results)
     context.add_read(results)
@@ -296,23 +322,26 @@ def tokenize(service: Service, request: TokenizeRequest, context: RequestContext
     if request.prompt_name is not None:
         prompt = service.task(Embedder, context.model, context).prompt_text(request.prompt_name)
         texts = [prompt + text for text in texts]
-    tokens = []
-    for encoding in tokenizer.encode_batch(texts, special=request.add_special_tokens):
-        rows = zip(encoding.ids.tolist(), encoding.offsets.tolist(), encoding.special.tolist(), strict=True)
-        tokens.append(
-            [
-                {
-                    "id": id,
-                    "text": tokenizer.token(id),
-                    "special": special,
-                    "start": None if special else start,
-                    "stop": None if special else stop,
-                }
-                for id, (start, stop), special in rows
-            ]
-        )
-    context.read["tokens_total"] = sum(map(len, tokens))
+    check_tokens([(text,) for text in texts], tokenizer, context.ticket)
+    service.check_reply_per_token(texts, tokenizer, TOKEN_BYTES, context)
+    tokens: list[list[dict[str, Any]]] = []
+    for group in text_groups(texts, context.ticket):
+        for encoding in tokenizer.encode_batch(group, special=request.add_special_tokens):
+            context.ticket.check()
+            context.read["tokens_total"] += len(encoding)
+            service.check_token_count(context.read["tokens_total"])
+            tokens.append(list(_describe_tokens(encoding, tokenizer, context.ticket)))
     return tokens
+
+
+def _describe_tokens(encoding: Encoding, tokenizer: Tokenizer, ticket: Ticket) -> Iterator[dict[str, Any]]:
+    names = {id: tokenizer.token(id) for id in np.unique(encoding.ids).tolist()}
+    columns = zip(encoding.ids.tolist(), encoding.offsets.tolist(), encoding.special.tolist(), strict=True)
+    for number, (id, (start, stop), special) in enumerate(columns):
+        if not number % 10_000:
+            ticket.check()
+        place = {"start": None, "stop": None} if special else {"start": start, "stop": stop}
+        yield {"id": id, "text": names[id], "special": special, **place}
 
 
 def decode(service: Service, request: DecodeRequest, context: RequestContext) -> Any:
@@ -322,9 +351,14 @@ def decode(service: Service, request: DecodeRequest, context: RequestContext) ->
     batch: list[Any] = [request.ids] if isinstance(request.ids[0], int) else request.ids
     service.check_count(batch, "ids")
     tokenizer = service.tokenizer(request.model, context)
-    if any(id >= tokenizer.vocab_size for ids in batch for id in ids):
-        raise ApiError("invalid_input", f"ids must be below {tokenizer.vocab_size}", field="ids")
-    return [tokenizer.decode(ids, skip_special=request.skip_special_tokens) for ids in batch]
+    service.check_token_count(sum(map(len, batch)))
+    size, texts = tokenizer.vocab_size, []
+    for ids in batch:
+        context.ticket.check()
+        if max(ids, default=0) >= size:
+            raise ApiError("invalid_input", f"ids must be below {size}", field="ids")
+        texts.append(tokenizer.decode(ids, skip_special=request.skip_special_tokens))
+    return texts
 
 
 def invoke(service: Service, request: InvocationRequest, context: RequestContext) -> Any:
@@ -334,12 +368,12 @@ def invoke(service: Service, request: InvocationRequest, context: RequestContext
     (model_type,) = model_type_of(checkpoint)
     body = request.model_dump() | {"model": name}
     if model_type == "classifier":
-        return predict(service, PredictRequest.model_validate(body), context)
+        return predict(service, validate(PredictRequest, body), context)
     if model_type == "reranker":
-        return rerank(service, RerankRequest.model_validate(body), context)
+        return rerank(service, validate(RerankRequest, body), context)
     if checkpoint.splade is not None:
-        return embed_sparse(service, EmbedAllRequest.model_validate(body), context)
-    return embed(service, EmbedRequest.model_validate(body), context)
+        return embed_sparse(service, validate(EmbedAllRequest, body), context)
+    return embed(service, validate(EmbedRequest, body), context)
 
 
 def info(service: Service, request: None, context: RequestContext) -> Any:
@@ -364,6 +398,7 @@ def info(service: Service, request: None, context: RequestContext) -> Any:
         "docker_label": None,
         "max_request_tokens": service.limits.tokens,
         "max_body_bytes": service.limits.body,
+        "max_reply_bytes": service.limits.reply,
         "models": service.names,
         **_backends(service),
     }
