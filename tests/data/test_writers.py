@@ -133,6 +133,7 @@ def test_resume_after_any_interruption(tmp_path: Path, monkeypatch: pytest.Monke
     assert first._file is not None
     first._file.write(b"half")
     first._file.close()
+    first.close()
     assert not (tmp_path / name).exists()
     with ResumableFile(tmp_path / name, ASKED, resume=True, overwrite=False) as part:
         assert part.rows == cut
@@ -151,6 +152,7 @@ def stopped(folder: Path) -> Path:
     part.commit()
     assert part._file is not None
     part._file.close()
+    part.close()
     return folder / "out.jsonl"
 
 
@@ -182,6 +184,7 @@ def test_overwrite_removes_the_old_journal(tmp_path: Path) -> None:
     assert part._file is not None
     part._file.write(b"new and longer\n")
     part._file.close()
+    part.close()
     assert ResumableFile(final, ASKED, resume=True, overwrite=False).rows == 0
 
 
@@ -211,9 +214,9 @@ def test_concurrent_writers_are_rejected(tmp_path: Path) -> None:
     with ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False) as one:
         one.start(JsonlWriter())
         one.append(b"{}\n", 1)
-        two = ResumableFile(tmp_path / "out.jsonl", ASKED, resume=False, overwrite=False)
-        with pytest.raises(InputError, match="another process"), two:
-            two.start(JsonlWriter())
+        for resume in (False, True):
+            with pytest.raises(InputError, match=r"out\.jsonl is being written by another process"):
+                ResumableFile(tmp_path / "out.jsonl", ASKED, resume=resume, overwrite=not resume)
         one.finish()
     assert (tmp_path / "out.jsonl").read_bytes() == b"{}\n"
 

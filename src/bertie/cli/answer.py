@@ -22,6 +22,7 @@ from bertie.cli.common import (
     verb,
 )
 from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
+from bertie.data.journal import RowDigest
 from bertie.data.readers import FORMATS, STDIN, data_suffix, read_text_file, text_cell
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         ]
     else:
         columns = [table.column(["question", "text"], args.question_column, "--question-column", only=True)]
-    args.context = absolute_path(args.context)  # for the journal
+    args.context, args.context_digest = absolute_path(args.context), _digest(documents)  # for the journal
     stream = Stream(args, table, columns)
 
     from bertie.tasks import Reader
@@ -109,6 +110,14 @@ def run(args: argparse.Namespace) -> None:
             for answer in record["answers"]
         ],
     )
+
+
+def _digest(documents: list[str] | None) -> str | None:
+    if documents is None:
+        return None
+    digest = RowDigest()
+    digest.update(documents)
+    return digest.hexdigest()
 
 
 def _documents(args: argparse.Namespace) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from bertie._version import __version__
 from bertie.cli import (
@@ -77,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error, as_json)
         raise SystemExit(2) from None
     try:
-        args.run(args)
+        with ExitStack() as args.cleanup:
+            args.run(args)
     except AlreadyComplete as note:
         print(f"bertie: {note}", file=sys.stderr)
     except UsageError as error:

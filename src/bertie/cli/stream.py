@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from bertie._version import __version__
 from bertie.cli.common import UsageError, absolute_path
-from bertie.data.journal import ResumableFile
+from bertie.data.journal import START_OVER, ResumableFile, RowDigest
 from bertie.data.progress import Progress
 from bertie.data.readers import STDIN, InputTable, Row, chunk_rows, text_cell
 from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWriter, check_output_name, make_writer
@@ -33,6 +33,7 @@ READ_SCHEMA: Schema = {"tokens_total": int, "tokens_read": int, "windows": int}
 READ_COLUMNS = ("tokens", "windows")
 
 Item = Any  # a text, or a pair of texts
+NumberedItem = tuple[int, Row, Item]
 Result = tuple[Record, Item]
 Process = Callable[[list[Any]], Iterable[Record]]
 FormatRow = Callable[[Record, Any], Iterable[Sequence[object]]]
@@ -51,6 +52,7 @@ class Stream:
         if name is not None:
             check_output_name(name, embeddings=embeddings)
             self._output = ResumableFile(Path(name), self._settings(), resume=args.resume, overwrite=args.overwrite)
+            args.cleanup.callback(self._output.close)  # also if the model cannot be loaded
         elif args.resume or args.overwrite:
             raise UsageError("--resume and --overwrite need an output file; pass it with -o")
         rows = table.rows([*columns, *self._extra])
@@ -58,13 +60,17 @@ class Stream:
         self._rows = chain([first], rows)
         # By the first row of the input, wherever this run starts.
         self._id_type = int if isinstance(first.get("id"), int) else str
+        self._items = self._number_items()
+        self._consumed = RowDigest()
+        if self._output is not None:
+            self._skip_done(self._output)
 
     def _settings(self) -> dict[str, Any]:
         """Return everything that the results depend on."""
         rest = {
             key: value
             for key, value in vars(self._args).items()
-            if key not in ("run", "items", "model", "output", "json", "resume", "overwrite")
+            if key not in ("run", "cleanup", "items", "model", "output", "json", "resume", "overwrite")
         }
         items = [absolute_path(item) for item in self._args.items]
         return {
@@ -79,12 +85,11 @@ class Stream:
     def results(self, process: Process) -> Iterator[list[Result]]:
         """Yield chunks of (record, item) pairs. `process` is called once per chunk."""
         list(process([]))  # reports invalid options without blaming the first row
-        rows = self._items()
         skip = 0 if self._output is None else self._output.rows
         interactive = self._output is None and sys.stdout.isatty()  # the results themselves show the progress
         progress = Progress(self._args.verb, self._table.fraction, initial=skip)
         with nullcontext() if interactive else progress:
-            for chunk in chunk_rows(islice(rows, skip, None), CHUNK_ROWS, CHUNK_CHARACTERS):
+            for chunk in self._chunks():
                 try:
                     records = list(process([item for _, _, item in chunk]))
                 except InputError as error:
@@ -113,7 +118,8 @@ class Stream:
         with self._output as output:
             output.start(writer)
             for chunk in results:
-                output.append(writer.encode([record for record, _ in chunk]), len(chunk))
+                records = [record for record, _ in chunk]
+                output.append(writer.encode(records), len(records), self._consumed.hexdigest())
             output.finish()
 
     def _print(self, results: Iterable[list[Result]], titles: Sequence[str], format_row: FormatRow) -> None:
@@ -126,7 +132,35 @@ class Stream:
             sys.stdout.write(text)
             sys.stdout.flush()
 
-    def _items(self) -> Iterator[tuple[int, Row, Item]]:
+    def _chunks(self) -> Iterator[list[NumberedItem]]:
+        for chunk in chunk_rows(self._items, CHUNK_ROWS, CHUNK_CHARACTERS):
+            if self._output is not None:
+                self._consumed.update(self._digested(chunk))
+            yield chunk
+
+    def _digested(self, chunk: Iterable[NumberedItem]) -> Iterator[str]:
+        """Yield everything of the rows that the results depend on."""
+        for _, row, item in chunk:
+            if isinstance(item, str):
+                yield item
+            else:
+                yield from item
+            for key in self._extra:
+                yield repr(row.get(key))
+
+    def _skip_done(self, output: ResumableFile) -> None:
+        """Skip the rows of an interrupted run, if they are the same as then."""
+        left = output.rows
+        for rows in chunk_rows(islice(self._items, left), CHUNK_ROWS, CHUNK_CHARACTERS):
+            self._consumed.update(self._digested(rows))
+            left -= len(rows)
+        if output.rows and (left or self._consumed.hexdigest() != output.consumed):
+            raise InputError(
+                f"{self._table.name} was changed since {output.path} was started: its first {output.rows:,} rows are "
+                f"not those of the interrupted run; restore the file, or {START_OVER}"
+            )
+
+    def _number_items(self) -> Iterator[NumberedItem]:
         for number, row in enumerate(self._rows, 1):
             texts = tuple(text_cell(self._table, number, row, column) for column in self._columns)
             yield number, row, texts if len(texts) > 1 else texts[0]

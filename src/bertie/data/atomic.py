@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,11 +31,27 @@ def atomic_rename(temporary: Path, path: Path) -> None:
 def atomic_write(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see the old content or the new."""
     temporary = path.with_name(f".{path.name}.draft")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with named_errors(temporary):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def named_errors(path: str | Path) -> Iterator[None]:
+    """Name the file in errors of the operating system that name none: those of write, flush and close."""
+    try:
+        yield
+    except OSError as error:
+        if not error.filename:
+            error.filename = str(path)
+        raise
 
 
 def lock_file(file: BinaryIO | int, path: Path) -> None:
@@ -43,5 +62,54 @@ def lock_file(file: BinaryIO | int, path: Path) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         raise InputError(f"{path} is being written by another process") from None
+    except OSError as error:  # such as a network file system without locks
+        raise InputError(f"{path} cannot be locked: {error.strerror}") from None
+
+
+class PathLock:
+    """An exclusive lock by a file of its own, beside the file or folder that it protects.
+
+    The lock ends with `release`, with the object or with the process, even one that is killed. The lock
+    file is removed while the lock is held; a process that opened it before that notices and tries again.
+    """
+
+    def __init__(self, path: Path, protects: Path) -> None:
+        handle = self._acquire(path, protects)
+        self._finalizer = weakref.finalize(self, _release, handle, path, os.getpid())
+
+    @staticmethod
+    def _acquire(path: Path, protects: Path) -> int:
+        while True:
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            except OSError as error:
+                raise InputError(f"{protects} cannot be written: {path}: {error.strerror}") from None
+            try:
+                lock_file(handle, protects)
+                if _is_at(handle, path):
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+    def release(self) -> None:
+        """Remove the lock file and release the lock."""
+        self._finalizer()
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file still has this path."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _release(handle: int, path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it
+        with suppress(OSError):
+            os.unlink(path)
+    os.close(handle)

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from bertie.data.atomic import fsync, named_errors
 from bertie.data.compression import COMPRESSED_SUFFIXES, check_codec, compress
 from bertie.data.readers import data_suffix
 from bertie.errors import InputError, MissingPackageError
@@ -122,7 +123,7 @@ class NpyWriter(Writer):
 
     def finalize(self, part: Path, rows: int) -> Path:
         """Write the number of rows into the header."""
-        with open(part, "r+b") as file:
+        with named_errors(part), open(part, "r+b") as file:
             file.write(self._header(rows))
             file.flush()
             os.fsync(file.fileno())
@@ -158,9 +159,19 @@ class ParquetWriter(Writer):
 
     def finalize(self, part: Path, rows: int) -> Path:
         """Convert the stream, one row group at a time."""
+        complete = part.with_name(part.name + ".parquet")
+        try:
+            with named_errors(complete):
+                self._convert(part, complete)
+                fsync(complete)
+        except BaseException:
+            complete.unlink(missing_ok=True)
+            raise
+        return complete
+
+    def _convert(self, part: Path, complete: Path) -> None:
         from pyarrow import ipc, parquet
 
-        complete = part.with_name(part.name + ".parquet")
         with (
             open(part, "rb") as file,
             ipc.open_stream(file) as stream,
@@ -169,9 +180,6 @@ class ParquetWriter(Writer):
             batches = iter(stream)
             while group := list(islice(batches, 16)):
                 out.write_table(self._pa.Table.from_batches(group))
-        with open(complete, "rb") as file:
-            os.fsync(file.fileno())
-        return complete
 
     def _arrow_type(self, field_type: FieldType) -> Any:
         pa = self._pa
