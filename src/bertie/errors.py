@@ -17,6 +17,10 @@ class BertieError(Exception):
     """The base class of all exceptions that Bertie raises."""
 
 
+class BertieWarning(UserWarning):
+    """Something that works, but perhaps not as intended."""
+
+
 class ConfigError(BertieError, ValueError):
     """An invalid, contradictory or unsupported configuration."""
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import bertie
 from bertie.checkpoints import hub
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import resolve
-from bertie.errors import CheckpointError, ConfigError, NotFoundError
+from bertie.errors import BertieWarning, CheckpointError, ConfigError, NotFoundError
 from tests.checkpoints.test_roundtrip import _bin, assert_same, parameters, sentence_folder, with_tokenizer
 from tests.parity.tiny import build
 
@@ -56,6 +57,28 @@ def test_built_in(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         resolve("small", "v1")
     with pytest.raises(NotFoundError, match=r"built-in model \(small\)"):
         resolve("no such name")
+
+
+def test_a_folder_does_not_replace_a_built_in_model(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "BUILT_IN", tmp_path / "built-in")
+    shutil.copytree(plain, tmp_path / "built-in/small")
+    shutil.copytree(plain, tmp_path / "here/small")
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.warns(BertieWarning, match=r"small is the built-in model; the folder .* is written \./small"):
+        assert resolve("small") == tmp_path / "built-in/small"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for folder in ("./small", Path("small"), Path("./small"), "../here/small", str(Path("small").resolve())):
+            assert resolve(folder).resolve() == tmp_path / "here/small", folder
+            source = Checkpoint.load(folder).source
+            assert resolve(source).resolve() == tmp_path / "here/small", folder
+            assert resolve(str(resolve(folder))).resolve() == tmp_path / "here/small", folder
+            assert hub.is_local_folder(source)
+    assert not hub.is_local_folder("small")
+    shutil.rmtree("small")
+    assert resolve(Path("small")) == tmp_path / "built-in/small"
 
 
 def test_built_in_and_small(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,3 +186,20 @@ def test_no_built_in_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for call in calls:
         with pytest.raises(NotFoundError, match="this installation has no built-in model; name a folder or a hub id"):
             call()
+
+
+def test_a_folder_of_the_same_name_does_not_replace_it(
+    small: str, models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = run(capsys, "embed", "the cat sat")
+    Path(hub.DEFAULT).symlink_to(models["fill"])  # another encoder
+    for model in ([], ["-m", hub.DEFAULT]):
+        assert main(["embed", "the cat sat", "--json", *model]) == 0
+        printed = capsys.readouterr()
+        assert printed.out == expected
+        assert printed.err.count(f"the folder of that name here is written ./{hub.DEFAULT}") == 1
+        assert "Warning" not in printed.err
+    assert main(["embed", "the cat sat", "--json", "-m", f"./{hub.DEFAULT}"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out != expected
+    assert "built-in" not in printed.err

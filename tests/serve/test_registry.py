@@ -185,3 +185,12 @@ def test_a_request_keeps_its_model(folder: Path) -> None:
         assert not served.engine.ready
     finally:
         registry.close()
+
+
+def test_a_folder_with_the_name_of_the_built_in_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bertie-small").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert name_models(["bertie-small"]) == {"bertie-small": "bertie-small"}
+    assert name_models(["./bertie-small"]) == name_models([Path("bertie-small")]) == {"bertie-small": "./bertie-small"}
+    whole = str(tmp_path / "bertie-small")
+    assert name_models([whole]) == {"bertie-small": whole}

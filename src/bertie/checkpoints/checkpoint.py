@@ -15,7 +15,7 @@ import torch
 from bertie.checkpoints import named_heads, storage, weight_files
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.fingerprint import WeightsOrigin
-from bertie.checkpoints.hub import default_model, resolve
+from bertie.checkpoints.hub import default_model, resolve, to_string
 from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, legacy_tokenizer, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.splade import Splade
@@ -353,7 +353,7 @@ def _read(
         sentence=SentenceModules.from_folder(top, spec.encoder.width, spec.encoder.vocab),
         cross_encoder=cross_encoder,
         splade=splade,
-        source=str(name),
+        source=to_string(name),
         origin=None if device is None else WeightsOrigin.of(top, head, ignore, model.encoder),
     )
     if named_heads.KEY not in ignore:

@@ -1,11 +1,17 @@
-"""Resolve a model name: a local folder, a built-in model or a Hugging Face hub id."""
+"""Resolve a model name: a built-in model, a local folder or a Hugging Face hub id.
+
+The bare name of a built-in model always means that model. A folder of the same name is written
+./bertie-small, or passed as a `Path`.
+"""
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 
 from bertie.checkpoints import named_heads, weight_files
-from bertie.errors import NotFoundError
+from bertie.errors import BertieWarning, NotFoundError
 
 BUILT_IN = Path(__file__).parents[1] / "models"
 DEFAULT = "bertie-small"  # the built-in model that is used where no model is named
@@ -25,6 +31,16 @@ _PICKLES = "pytorch_model*.bin"  # downloaded only if there are no safetensors
 def resolve(name: str | Path, revision: str | None = None) -> Path:
     """Return the folder of a model, downloading it if `name` is a hub id."""
     text = str(name)
+    if is_built_in(name):
+        if Path(text).is_dir():
+            warnings.warn(
+                f"{text} is the built-in model; the folder of that name here is written ./{text}",
+                BertieWarning,
+                stacklevel=2,
+            )
+        if revision is not None:
+            raise NotFoundError(f"revision={revision!r}: {name} is a built-in model; only hub ids have revisions")
+        return BUILT_IN / text
     try:
         folder = Path(name).expanduser()
         is_folder, is_file = folder.is_dir(), folder.is_file()
@@ -33,14 +49,28 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
         raise NotFoundError(f"{text[:200]!r} cannot be looked up: {reason}") from None
     if not text.strip():
         raise NotFoundError(f"name={name!r} is empty; pass a folder, a built-in model ({_known()}) or a hub id")
-    if is_folder or text in built_in():
+    if is_folder:
         if revision is not None:
-            kind = "a folder" if is_folder else "a built-in model"
-            raise NotFoundError(f"revision={revision!r}: {name} is {kind}; only hub ids have revisions")
-        return folder if is_folder else BUILT_IN / text
+            raise NotFoundError(f"revision={revision!r}: {name} is a folder; only hub ids have revisions")
+        return folder.absolute() if str(folder) in built_in() else folder  # a path drops ./
     if is_file:
         raise NotFoundError(f"{name} is a file; a model is a folder")
     return _download(text, revision)
+
+
+def is_built_in(name: str | Path) -> bool:
+    """Whether a name means a built-in model: a bare string, or a path where there is no such folder."""
+    return str(name) in built_in() and not (isinstance(name, Path) and name.is_dir())
+
+
+def is_local_folder(name: str | Path) -> bool:
+    """Whether a name means a folder of this machine."""
+    return not is_built_in(name) and os.path.isdir(os.path.expanduser(name))
+
+
+def to_string(name: str | Path) -> str:
+    """A name as a string that means the same: `str` alone would turn a folder's path into a built-in name."""
+    return f"./{name}" if str(name) in built_in() and not is_built_in(name) else str(name)
 
 
 def built_in() -> list[str]:

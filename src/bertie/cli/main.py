@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from bertie._version import __version__
 from bertie.cli import (
@@ -40,7 +42,7 @@ from bertie.cli import (
 from bertie.cli.common import Parser, UsageError
 from bertie.cli.task_verb import add_task_verbs
 from bertie.data.journal import AlreadyComplete
-from bertie.errors import BertieError
+from bertie.errors import BertieError, BertieWarning
 
 VERBS = (  # in the order of bertie --help
     tour,
@@ -78,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error, as_json)
         raise SystemExit(2) from None
     try:
-        with ExitStack() as args.cleanup:
+        with ExitStack() as args.cleanup, warnings.catch_warnings():
+            warnings.showwarning = _show_warning(warnings.showwarning)
             args.run(args)
     except AlreadyComplete as note:
         print(f"bertie: {note}", file=sys.stderr)
@@ -110,6 +113,18 @@ def build_parser() -> Parser:
         verb.add(verbs)
     add_task_verbs(verbs)
     return parser
+
+
+def _show_warning(show: Callable[..., None]) -> Callable[..., None]:
+    """Print Bertie's own warnings as one line; others as before."""
+
+    def show_warning(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, BertieWarning):
+            print(f"bertie: {message}", file=sys.stderr)
+        else:
+            show(message, category, *place, **options)
+
+    return show_warning
 
 
 def _report(error: Exception, as_json: bool) -> None:

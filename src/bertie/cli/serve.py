@@ -17,11 +17,12 @@ import gc
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bertie.cli.common import UsageError, add_precision, select_device, verb
-from bertie.errors import ConfigError, MissingPackageError
+from bertie.errors import BertieWarning, ConfigError, MissingPackageError
 from bertie.switches import disable
 
 if TYPE_CHECKING:
@@ -212,6 +213,9 @@ def _serve(
     limit_arenas()
     log = Log(traces=args.log_traces)
     logging.getLogger("uvicorn.error").addHandler(LogHandler(log))
+    warnings.showwarning = lambda message, category, *place: log(
+        "warning", category=category.__name__, message=str(message) if issubclass(category, BertieWarning) else None
+    )
     keys = None if args.api_key_file is None else Keys.read(args.api_key_file, worker.count)
     metrics = Metrics(worker.folder)
     registry, index = _load(args, worker, metrics)

@@ -192,9 +192,11 @@ class Stream:
 
 def _model_stamp(model: str | None) -> str | None:
     """Return a hash of the names, sizes and modification times of the files of a model folder."""
-    folder = Path(model or "")
-    if not model or not folder.is_dir():
+    from bertie.checkpoints.hub import is_local_folder
+
+    if not model or not is_local_folder(model):
         return None
+    folder = Path(model)
     files = sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".json", ".txt"))
     stats = [(str(file.relative_to(folder)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]

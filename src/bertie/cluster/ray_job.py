@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +42,9 @@ ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 def resolve_model(model: str | Path) -> str:
     """Return a model name that is valid on every node: absolute if it is a folder."""
-    return str(Path(model).resolve()) if os.path.isdir(model) else str(model)
+    from bertie.checkpoints.hub import is_local_folder
+
+    return str(Path(model).resolve()) if is_local_folder(model) else str(model)
 
 
 def run_job(

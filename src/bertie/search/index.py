@@ -108,10 +108,12 @@ class Index:
         passage_prompt = passage_prompt or next((name for name in ("passage", "document") if name in prompts), None)
         _make_chunker(embedder, chunk_size, chunk_overlap)
         Analyzer(language)
-        folder = Path(embedder.checkpoint.source)
+        from bertie.checkpoints.hub import is_local_folder
+
+        source = embedder.checkpoint.source
         config = {
             "bertie": __version__,
-            "model": str(folder.resolve()) if folder.is_dir() else embedder.checkpoint.source,
+            "model": str(Path(source).resolve()) if is_local_folder(source) else source,
             "fingerprint": model_fingerprint(embedder),
             "model_precision": embedder.checkpoint.precision,
             "embedding_precision": embedding_precision,

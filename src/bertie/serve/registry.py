@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.checkpoints.hub import default_model
+from bertie.checkpoints.hub import default_model, is_local_folder, to_string
 from bertie.config import Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
 from bertie.serve.engine import BatchStats, Engine, EngineStats
@@ -217,8 +217,8 @@ def name_models(models: Sequence[str | Path]) -> dict[str, str | Path]:
     for model in models:
         name, equals, source = str(model).partition("=")
         if not equals or Path(model).is_dir():
-            folder = Path(model).expanduser()
-            name, source = (folder.resolve().name if folder.is_dir() else str(model)), str(model)
+            name = Path(model).expanduser().resolve().name if is_local_folder(model) else str(model)
+            source = to_string(model)
         if not name or not source:
             raise ConfigError(f"model {model!r} must be a folder, a built-in name or a hub id, or name=one of these")
         if name in sources:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.hub import is_built_in
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
@@ -101,7 +102,7 @@ class RunContext:
 def model_name(data: Path, name: str) -> str:
     """A folder below `data` if there is one, else any name that `Checkpoint.load` takes."""
     folder = data / Path(name).expanduser()
-    return str(folder) if folder.is_dir() else name
+    return str(folder) if folder.is_dir() and not is_built_in(name) else name
 
 
 def build_sampler(context: RunContext) -> BatchSampler:
