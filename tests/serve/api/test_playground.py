@@ -9,6 +9,7 @@ import pytest
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.serve.api.playground import describe, map_windows
+from bertie.serve.queue import Ticket
 from bertie.tasks import Reader
 from tests.tasks import tiny
 
@@ -22,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def test_windows_cover_the_text_and_each_character_is_owned_once(checkpoint: Checkpoint) -> None:
     question, document = "Who walked to London?", tiny.document(30)
     (answer,) = Reader(checkpoint).answer([(question, document)])
-    found = map_windows(checkpoint, (question, document))
+    found = map_windows(checkpoint, (question, document), Ticket())
     windows = found["windows"]
     assert len(windows) == answer.windows > 3
     assert (found["tokens_total"], found["tokens_read"]) == (answer.tokens_total, answer.tokens_read)
@@ -40,7 +41,7 @@ def test_a_short_text_is_one_window(checkpoint: Checkpoint) -> None:
     text = "Emma walked."
     tokens = len(checkpoint.tokenizer.encode(text)) if checkpoint.tokenizer else 0
     whole = {"start": 0, "end": len(text), "owns": [0, len(text)], "tokens": tokens}
-    assert map_windows(checkpoint, (text,)) == {
+    assert map_windows(checkpoint, (text,), Ticket()) == {
         "windows": [whole],
         "tokens_total": tokens - 2,
         "tokens_read": tokens - 2,

@@ -12,6 +12,7 @@ from bertie.serve.api.base import PASSAGES, QUERY, SENTENCES, BertieRequest, Res
 from bertie.serve.attention import attention as attention_weights
 from bertie.serve.context import RequestContext
 from bertie.serve.costs import check_tokens, count_tokens
+from bertie.serve.queue import Ticket
 from bertie.serve.service import Service
 from bertie.tasks.registry import TASKS
 from bertie.tasks.zero_shot import entailment_label
@@ -65,7 +66,7 @@ def windows(service: Service, request: WindowsRequest, context: RequestContext) 
     texts = (request.text,) if request.pair is None else (request.text, request.pair)
     checkpoint = service.use_model(context.model, context).checkpoint
     check_tokens([texts], service.tokenizer(context.model, context), context.ticket, checkpoint.max_length)
-    result = map_windows(checkpoint, texts)
+    result = map_windows(checkpoint, texts, context.ticket)
     service.check_token_count(sum(window["tokens"] for window in result["windows"]))
     return result
 
@@ -111,7 +112,7 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def map_windows(checkpoint: Checkpoint, texts: tuple[str, ...]) -> dict[str, Any]:
+def map_windows(checkpoint: Checkpoint, texts: tuple[str, ...], ticket: Ticket) -> dict[str, Any]:
     """The windows of a text in characters; of a pair, those of the second text.
 
     `start` to `end` is what a window reads, and `owns` the part whose results it provides.
@@ -120,8 +121,10 @@ def map_windows(checkpoint: Checkpoint, texts: tuple[str, ...]) -> dict[str, Any
         raise NotFoundError(f"{checkpoint.source} has no tokenizer, and reading texts needs one")
     item = (texts[0], texts[1]) if len(texts) == 2 else texts[0]
     encoding = checkpoint.tokenizer.encode_batch([item])[0]
+    ticket.check()
     rows, tokens_read = [], 0
     for window in split_windows(encoding, texts, checkpoint.max_length):
+        ticket.check()
         inside = window.encoding.sequence_ids == len(texts) - 1
         offsets = [window.encoding.offsets[tokens] for tokens in (inside, inside & window.owned)]
         (start, end), owns = ((int(span[0, 0]), int(span[-1, 1])) if len(span) else (0, 0) for span in offsets)
