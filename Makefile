@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test lint types unit try test-slow test-gpu clean
+.PHONY: test lint types unit try test-slow test-faults test-gpu clean
 
 test: lint types unit
 
@@ -26,6 +26,10 @@ try: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m benchmarks.real_models
 	$(BIN)/python -m pytest -m slow
+
+# 500 random schedules of kills, failing system calls and hostile clients; make test-faults SEED=7 repeats those of a seed.
+test-faults: $(READY)
+	$(BIN)/python -m tests.faults --schedules 500 $(if $(SEED),--seed $(SEED))
 
 # On a machine with a GPU, its torch and the test packages; installs nothing.
 test-gpu:

@@ -20,9 +20,15 @@ NER = {0: "O", 1: "B-PER", 2: "I-PER"}
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A folder for each verb."""
+    top = tmp_path_factory.mktemp("models")
+    save_models(top)
+    return {folder.name: str(folder) for folder in top.iterdir()}
+
+
+def save_models(top: Path) -> None:
+    """Save a tiny model for each verb."""
     from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForTokenClassification
 
-    top = tmp_path_factory.mktemp("models")
     save_bert(top / "embed")
     save_bert(top / "classify", labels=3)
     save_bert(top / "rerank", labels=1)
@@ -41,7 +47,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             (top / name / file.name).write_bytes(file.read_bytes())
     for one, other in (("similarity", "embed"), ("tokenize", "embed")):
         (top / one).symlink_to(top / other)
-    return {folder.name: str(folder) for folder in top.iterdir()}
 
 
 SINGLE = "single_label_classification"

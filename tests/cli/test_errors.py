@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,12 @@ def test_another_run_is_not_resumed(
     assert len(Path("out.jsonl").read_text().splitlines()) == 20
     assert main([*argv, "-m", models["embed"], "--resume"]) == 0
     assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_control_c_before_the_verb_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("bertie.cli.main"), "build_parser", interrupted)
+    assert main(["embed", "a"]) == 130
+    assert capsys.readouterr().err == "bertie: interrupted\n"

@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from bertie.data.draft_folder import draft_folder
 from bertie.errors import CheckpointError, ExistsError
 
 CHECKSUMS = "checksums.json"
@@ -126,9 +125,7 @@ def save_folder(
         raise ExistsError(f"{folder} is a file; a model is saved as a folder")
     if folder.exists() and not overwrite and any(folder.iterdir()):
         raise ExistsError(f"{folder} exists already; pass overwrite=True to replace it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with draft_folder(folder) as draft:
         for name, data in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(data)
@@ -136,34 +133,16 @@ def save_folder(
         write_safetensors(draft / weights, tensors)
         names = sorted(p.relative_to(draft).as_posix() for p in draft.rglob("*") if p.is_file())
         (draft / CHECKSUMS).write_bytes(to_json({name: _digest(draft / name) for name in names}))
-        draft.chmod(0o755)  # mkdtemp creates it with mode 700
-        replace_folder(draft, folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-
-
-def replace_folder(draft: Path, folder: Path) -> None:
-    """Rename a draft to its final name. An existing folder is moved away first, and restored if that fails."""
-    if not folder.exists():
-        os.rename(draft, folder)
-        return
-    backup = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        os.rename(folder, backup / folder.name)
-        try:
-            os.rename(draft, folder)
-        except BaseException:
-            os.rename(backup / folder.name, folder)
-            raise
-    finally:
-        shutil.rmtree(backup, ignore_errors=True)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to a safetensors file."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    # transformers checks this metadata.
-    save_file({name: t.cpu() for name, t in tensors.items()}, path, metadata={"format": "pt"})
+    try:
+        # transformers checks this metadata.
+        save_file({name: t.cpu() for name, t in tensors.items()}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # such as a full disk
+        raise CheckpointError(f"{path.name} cannot be written: {error}") from None
     path.chmod(0o644)  # safetensors creates it with mode 600

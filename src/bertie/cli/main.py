@@ -75,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     as_json = "--json" in argv
     try:
-        args = build_parser().parse_args(argv)
-    except UsageError as error:
-        _report(error, as_json)
-        raise SystemExit(2) from None
-    try:
+        try:
+            args = build_parser().parse_args(argv)
+        except UsageError as error:
+            _report(error, as_json)
+            raise SystemExit(2) from None
         with ExitStack() as args.cleanup, warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
             args.run(args)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bertie._version import __version__
 from bertie.cli.common import UsageError, add_column, check_output_folder, verb
 from bertie.cli.report_output import short_name
+from bertie.data.draft_folder import draft_folder
 from bertie.data.readers import open_table, text_cell
 from bertie.errors import InputError
 
@@ -66,11 +67,12 @@ def run(args: argparse.Namespace) -> None:
     before, size = Checkpoint.load(folder), weight_bytes(folder)
     if before.tokenizer is None and args.texts:
         raise InputError(f"--texts {args.texts}: {args.model} has no tokenizer to encode texts with; leave --texts out")
-    out.parent.mkdir(parents=True, exist_ok=True)
     # Compare what was written, and rename it once the report is in it.
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
-        draft = Path(temporary) / out.name
-        before.save(draft, precision=args.precision)
+    with draft_folder(out) as draft:
+        before.save(draft / "saved" / "model", precision=args.precision)
+        for path in list((draft / "saved" / "model").iterdir()):
+            path.rename(draft / path.name)
+        shutil.rmtree(draft / "saved")
         after = Checkpoint.load(draft)
         total = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
         report = {
@@ -84,7 +86,6 @@ def run(args: argparse.Namespace) -> None:
             report["texts"] = Path(args.texts).name if args.texts else "built-in"
             report |= differences(before, after, texts or TEXTS)
         (draft / REPORT).write_bytes(storage.to_json(report))
-        storage.replace_folder(draft, out)
     print(json.dumps(report) if args.json else "\n".join(_lines(args.output, report)))
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +17,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from bertie.data.draft_folder import draft_folder
 from bertie.errors import ConfigError, ExistsError
 from bertie.text.bpe_training import merge_pairs
 from bertie.text.tokenizer import Tokenizer
@@ -121,20 +120,8 @@ def save(tokenizer: Tokenizer, folder: str | Path, *, overwrite: bool = False) -
     """Save a tokenizer atomically: write a temporary folder, then rename it."""
     target = Path(os.path.abspath(folder))
     check_free(target, overwrite=overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        tokenizer.save(temporary / "new")
-        if target.exists():
-            os.rename(target, temporary / "old")
-        try:
-            os.rename(temporary / "new", target)
-        except BaseException:
-            if (temporary / "old").exists():
-                os.rename(temporary / "old", target)
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with draft_folder(target) as draft:
+        tokenizer.save(draft)
 
 
 def check_free(folder: str | Path, *, overwrite: bool = False) -> None:
