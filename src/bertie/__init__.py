@@ -8,6 +8,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from bertie import threads as _threads
 from bertie._version import __version__
 from bertie.errors import (
     BertieError,
@@ -103,6 +104,8 @@ __all__ = [
     "__version__",
     "load",
 ]
+
+_threads.set_defaults()  # now, because torch reads these variables when it is loaded
 
 # Where each public name lives. They are imported when first used, so that `import bertie` costs no torch.
 _HOME = {

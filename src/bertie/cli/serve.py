@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bertie import threads
 from bertie.cli.common import UsageError, add_precision, select_device, verb
 from bertie.errors import BertieWarning, ConfigError, MissingPackageError
 from bertie.switches import disable
@@ -254,8 +255,8 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     device = select_device(args.device)
     if device == "cuda" and worker.count > 1:  # spread the workers over the GPUs
         device = f"cuda:{worker.number % torch.cuda.device_count()}"
-    if worker.count > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // worker.count))
+    if worker.count > 1 and not threads.count_is_given():
+        torch.set_num_threads(max(1, threads.available() // worker.count))
     models = name_models(args.models or [default_model()])
     index = None
     if args.index is not None:

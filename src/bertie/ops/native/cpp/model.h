@@ -126,6 +126,22 @@ struct Batch {  // flat: T tokens of B texts
     }
 };
 
+// A thread that waits for its team spins for less than a GEMM takes, then sleeps: if another process has the core of
+// the thread that it waits for, spinning would keep that core from it.
+constexpr int BARRIER_SPINS = 2000;
+
+#ifdef __linux__
+inline void sleep_while(std::atomic<int> &value, int expected) {
+    syscall(SYS_futex, (int *)&value, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+inline void wake_all(std::atomic<int> &value) {
+    syscall(SYS_futex, (int *)&value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+#else
+inline void sleep_while(std::atomic<int> &, int) { std::this_thread::yield(); }
+inline void wake_all(std::atomic<int> &) {}
+#endif
+
 struct Pass {  // some texts of a batch, and the team of threads that runs them through all layers
     const Batch *batch;
     long first_token, texts;
@@ -133,7 +149,7 @@ struct Pass {  // some texts of a batch, and the team of threads that runs them 
     float *x;
     int team_size;
     float *qkv, *context, *attention_out, *ff_out, *ff;
-    std::atomic<int> arrived{0}, generation{0};
+    std::atomic<int> arrived{0}, generation{0}, sleeping{0};
 
     void barrier() { barrier(team_size); }
 
@@ -142,10 +158,16 @@ struct Pass {  // some texts of a batch, and the team of threads that runs them 
         int current = generation.load(std::memory_order_relaxed);
         if (arrived.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
             arrived.store(0, std::memory_order_relaxed);
-            generation.store(current + 1, std::memory_order_release);
+            generation.store(current + 1);
+            if (sleeping.load()) wake_all(generation);  // each sees the other's store: both are seq_cst
             return;
         }
-        for (int spins = 0; generation.load(std::memory_order_acquire) == current; spins++)
-            spins < 20000 ? cpu_pause() : std::this_thread::yield();
+        for (int spins = 0; spins < BARRIER_SPINS; spins++) {
+            if (generation.load(std::memory_order_acquire) != current) return;
+            cpu_pause();
+        }
+        sleeping.fetch_add(1);
+        while (generation.load() == current) sleep_while(generation, current);
+        sleeping.fetch_sub(1);
     }
 };
