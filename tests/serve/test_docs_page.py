@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import httpx
 
@@ -70,6 +71,27 @@ def test_texts_are_escaped() -> None:
     document = describe_api()
     document["info"]["description"] = "<b>& with `a < b`"
     assert "&lt;b&gt;&amp; with <code>a &lt; b</code>" in render_docs(document).decode()
+
+
+def test_no_text_of_the_description_becomes_an_element() -> None:
+    """Names of tasks, fields, labels and models may hold tags: a task of a plugin, a title in an example."""
+    tag = "<b onclick=x>"
+
+    def mark(value: Any) -> Any:
+        if isinstance(value, dict):
+            names = ("paths", "schemas", "properties")
+            return {
+                key: {f"{name}{tag}": mark(item) for name, item in value[key].items()} if key in names else mark(item)
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [mark(item) for item in value]
+        return f"{value}{tag}" if isinstance(value, str) and value not in ("array", "string") else value
+
+    page = render_docs(mark(describe_api(keys=True))).decode()
+    assert "<b" not in re.sub("<body", "", page)
+    assert "&lt;b onclick=x&gt;" in page
+    parse(page.encode())
 
 
 def test_types_are_unambiguous() -> None:

@@ -42,3 +42,36 @@ def test_unsupported_tasks_are_refused(server: Running) -> None:
     reply = server.post("/classify", {"texts": "a", "head": "ner", "model": "small"})
     assert reply.status_code == 422
     assert "'ner'" in reply.json()["error"]
+
+
+def test_texts_of_requests_and_models_are_only_ever_sent_as_json(server: Running) -> None:
+    """A browser must not take a quoted name, a label or a title for HTML."""
+    tag = "<script>alert(1)</script>"
+    for path, body in (
+        ("/classify", {"texts": tag, "labels": [tag, "b"], "model": "nli"}),
+        ("/fill", {"texts": "a [MASK]", "model": tag}),
+        ("/embed", {"inputs": "a", "prompt_name": tag}),
+        ("/rerank", {"query": tag, "texts": [tag], "return_text": True, "model": "rerank"}),
+        (f"/{tag}", {}),
+    ):
+        reply = server.post(path, body)
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in reply.headers["content-security-policy"]
+
+
+def test_a_template_is_filled_and_not_formatted(server: Running) -> None:
+    """Widths in a format string would make gigabytes of ten characters."""
+    body = {"texts": "a", "labels": ["b", "c"], "model": "nli"}
+    for template in ("{:>900000000}", "{0:999999999}", "{0.__class__}", "{label}", "{"):
+        reply = server.post("/classify", {**body, "template": template})
+        assert (reply.status_code, "must hold {}" in reply.text) == (422, True)
+    server.post_json("/classify", {**body, "template": "{{a}} is {}, {}!"})
+
+
+def test_special_ids_around_a_text_are_dropped_in_linear_time(server: Running) -> None:
+    cls, sep = 2, 3
+    ids = server.post_json("/tokenize", {"inputs": "a cat", "add_special_tokens": False})[0]
+    inside = [token["id"] for token in ids]
+    reply = server.post_json("/embed", {"inputs": [cls] * 200_000 + inside + [sep] * 200_000})
+    assert reply == server.post_json("/embed", {"inputs": "a cat"})

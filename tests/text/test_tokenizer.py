@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from bertie.errors import CheckpointError, ConfigError, InputError
 from bertie.text.encoding import Encoding
-from bertie.text.tokenizer import Tokenizer
-from bertie.text.windows import take
+from bertie.text.tokenizer import MANY_IDS, Tokenizer
+from bertie.text.windows import take, truncate
 from tests.text.recipes import RECIPES
 from tests.text.test_legacy import BERT_IDS, PAIR, TEXTS, bpe_folder, train, wordpiece_folder  # noqa: F401
 
@@ -66,11 +66,29 @@ def test_flat(tmp_path: Path, name: str) -> None:
     assert flat.ids.tolist() == [i for one in expected for i in one.ids]
     assert flat.segments.tolist() == [i for one in expected for i in one.segments]
     assert {int(one.special.sum()) for one in expected} == {tokenizer.special_count}
+    masks = [one._raw.special_tokens_mask for one in expected]  # type: ignore[attr-defined]
+    assert [one.special.tolist() for one in flat] == [one.special.tolist() for one in expected] == masks
     for one in [*expected, tokenizer.encode("a b", "[SEP] c"), tokenizer.encode("a b", special=False)]:
         assert one.text_tokens == take(one, np.arange(len(one))).text_tokens == (one.sequence_ids >= 0).sum()
     assert len(tokenizer.encode_flat([]).ids) == 0
     with pytest.raises(InputError, match="item 1: character 0 is the lone surrogate"):
         tokenizer.encode_flat(["a", "\ud800"])
+
+
+def test_truncating_a_long_text_does_not_encode_it_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of megabytes of text take seconds and gigabytes, and a truncated text needs none."""
+    text = "the cat on the mat " * 500
+    (encoding,) = tokenizer.encode_flat([text])
+    monkeypatch.setattr(tokenizer, "_backend", None)
+    (window,) = truncate(encoding, (text,), 8)
+    assert (len(window), window.tokens_read) == (8, 6)
+
+
+def test_many_ids_are_decoded_like_few(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the cat on the mat , hello").ids.tolist() * 300
+    assert len(ids) > MANY_IDS
+    for skip in (True, False):
+        assert tokenizer.decode(ids, skip) == tokenizer._backend.decode(ids, skip_special_tokens=skip)
 
 
 def test_literal_special_tokens_are_tokens_but_not_the_templates(tokenizer: Tokenizer) -> None:

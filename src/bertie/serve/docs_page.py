@@ -59,7 +59,7 @@ def _anchor(method: str, path: str) -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[str]:
-    yield f'<section id="{_anchor(method, path)}"><h3><code>{method} {escape(path)}</code></h3>'
+    yield f'<section id="{_anchor(method, path)}"><h3><code>{escape(method)} {escape(path)}</code></h3>'
     yield f"<p>{escape(operation['summary'])}</p>"
     if "requestBody" in operation:
         content = operation["requestBody"]["content"]["application/json"]
@@ -72,7 +72,7 @@ def _operation(method: str, path: str, operation: dict[str, Any], schemas: dict[
         yield f"<p>Response: <code>{escape(type_name(ok))}</code></p>"
         yield from _nested(ok, schemas, set())
     errors = ", ".join(status for status in sorted(operation["responses"]) if status != "200")
-    yield f"<p>Error statuses: {errors}</p></section>" if errors else "</section>"
+    yield f"<p>Error statuses: {escape(errors)}</p></section>" if errors else "</section>"
 
 
 def _nested(schema: Any, schemas: dict[str, Any], seen: set[str]) -> Iterator[str]:

@@ -51,18 +51,24 @@ class Encoding:
 class LazyEncoding(Encoding):
     """An encoding that reads all fields but `ids` and `segments` from the library on first access."""
 
-    __slots__ = ("_load", "_paired", "_raw")
+    __slots__ = ("_load", "_paired", "_raw", "_template")
 
     @classmethod
     def create(
-        cls, ids: IntArray, segments: IntArray, load: Callable[[], tokenizers.Encoding], paired: bool
+        cls,
+        ids: IntArray,
+        segments: IntArray,
+        load: Callable[[], tokenizers.Encoding],
+        paired: bool,
+        template: tuple[int, int] | None = None,
     ) -> LazyEncoding:
-        """Beside the constructor, which takes all fields."""
+        """Beside the constructor, which takes all fields; `template`: special tokens before and after a single text."""
         self, put = cls.__new__(cls), object.__setattr__  # frozen
         put(self, "ids", ids)
         put(self, "segments", segments)
         put(self, "_load", load)
         put(self, "_paired", paired)
+        put(self, "_template", None if paired else template)
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -74,6 +80,10 @@ class LazyEncoding(Encoding):
             value = np.fromiter(chain.from_iterable(self._raw.offsets), np.int64, 2 * len(self)).reshape(-1, 2)
         elif name == "word_ids":
             value = np.array([-1 if w is None else w for w in self._raw.word_ids], np.int64)
+        elif name == "special" and self._template is not None:  # without the library: a long text takes it seconds
+            value = np.zeros(len(self), np.bool_)
+            before, after = self._template
+            value[:before] = value[len(self) - after :] = True
         elif name == "special":
             value = np.array(self._raw.special_tokens_mask, np.bool_)
         elif name == "sequence_ids" and self._paired:
@@ -104,6 +114,7 @@ class Encodings(Sequence[Encoding]):
     special_counts: IntArray | int = 0  # (N,) special tokens per text, or one number for all
     load: Callable[[int], tokenizers.Encoding] | None = None  # the library's encoding of a text, for its details
     paired: NDArray[np.bool_] | None = None  # (N,) which are pairs; None: none
+    template: tuple[int, int] | None = None  # special tokens before and after a single text, where known
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -137,7 +148,7 @@ class Encodings(Sequence[Encoding]):
             return load(index)
 
         paired = self.paired is not None and bool(self.paired[index])
-        return LazyEncoding.create(self.ids[start:end], self.segments[start:end], details, paired)
+        return LazyEncoding.create(self.ids[start:end], self.segments[start:end], details, paired, self.template)
 
 
 def merge(parts: Sequence[tuple[IntArray, Encodings]]) -> Encodings:

@@ -211,16 +211,26 @@ class Tokenizer:
             return self._backend.encode_batch([item])[0]  # `encode` would hold the GIL: seconds for megabytes of text
 
         single, pair = self._special_counts if special else (0, 0)
+        template = self._template if special else (0, 0)
         if not paired:
-            return Encodings(ids, segments, lengths, single, load)
+            return Encodings(ids, segments, lengths, single, load, template=template)
         pairs = np.fromiter((not isinstance(item, str) for item in items), np.bool_, len(items))
         counts = np.where(pairs, pair, single)
-        return Encodings(ids, segments, lengths, counts, load, pairs)
+        return Encodings(ids, segments, lengths, counts, load, pairs, template)
 
     @cached_property
     def _special_counts(self) -> tuple[int, int]:
         backend = self._backend
         return backend.num_special_tokens_to_add(False), backend.num_special_tokens_to_add(True)
+
+    @cached_property
+    def _template(self) -> tuple[int, int] | None:
+        """The number of special tokens before and after a single text; None if that cannot be told."""
+        mask = self._backend.encode_batch(["a"])[0].special_tokens_mask
+        if 0 not in mask:
+            return None
+        before, after = mask.index(0), mask[::-1].index(0)
+        return (before, after) if before + after == sum(mask) else None
 
     def _call_library(
         self, items: list[Any], index: Sequence[int], special: bool, offsets: bool
