@@ -90,6 +90,8 @@ def test_spans_of_terms() -> None:
 class Toy:
     """As much of a store as is asked."""
 
+    id = "toy"
+
     def __init__(self) -> None:
         self.generation, self.read, self.next, self.rows = 1, 0, 1000, list(zip(KEYS, TEXTS, strict=True))
 

@@ -368,7 +368,7 @@ def write_until_killed(kind: str, at: str, name: str) -> None:
         store.commit(put, delete)
         print(number, flush=True)
         if number % 5 == 0:
-            store.optimize(whole=number % 10 == 0)
+            store.optimize(full=number % 10 == 0)
 
 
 def kill_and_look(place: Place, kills: int) -> int:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie index docs/ -o my-index
   bertie index docs/ -o my-index --refresh                               # update it after changes
+  bertie index --verify -o my-index                                      # check every byte of it
   bertie index papers/ -o postgresql://me@localhost/papers -m ./my-model
   bertie index products.csv --column description -o products --embedding-precision int8
 """
@@ -44,6 +45,7 @@ def add(verbs: Verbs) -> None:
     add_model(parser)
     parser.add_argument("--refresh", action="store_true", help="update the index if it exists")
     parser.add_argument("--rebuild", action="store_true", help="rebuild corrupt files of an index from its passages")
+    parser.add_argument("--verify", action="store_true", help="read an index and name corrupt files")
     parser.add_argument("--chunk-size", type=int, metavar="N", help="maximum tokens per passage (default: 256)")
     parser.add_argument(
         "--chunk-overlap", type=int, metavar="N", help="tokens shared by neighbouring passages (default: 32)"
@@ -71,8 +73,11 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     check_ray(args)
-    if args.rebuild:
-        _rebuild(args)
+    if args.rebuild or args.verify:
+        if args.paths:
+            flag = "--rebuild" if args.rebuild else "--verify"
+            raise UsageError(f"{flag} needs the index only; omit the files, or pass --refresh instead")
+        _rebuild(args) if args.rebuild else _verify(args)
         return
     if not args.paths:
         raise UsageError("pass the files or folders to index")
@@ -107,12 +112,20 @@ def _rebuild(args: argparse.Namespace) -> None:
     from bertie.search.index import Index
     from bertie.tasks import Embedder
 
-    if args.paths:
-        raise UsageError("--rebuild needs the index only; omit the files, or pass --refresh instead")
     count = Index.rebuild(args.output, None if args.model is None else load(Embedder, args))
     name = _without_password(args.output)
     record = {"index": name, "embedded": count}
     print(json.dumps(record) if args.json else f"{name} has been repaired; {count:,} passages were embedded again")
+
+
+def _verify(args: argparse.Namespace) -> None:
+    from bertie.search.index import Index
+
+    with Index.open(args.output, verify=True) as index:
+        passages = len(index)
+    name = _without_password(args.output)
+    record = {"index": name, "passages": passages}
+    print(json.dumps(record) if args.json else f"{name}: {passages:,} passages, no errors")
 
 
 def _refresh(args: argparse.Namespace, index: Index, skipped: list[tuple[str, str]]) -> IndexUpdate:

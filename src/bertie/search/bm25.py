@@ -17,6 +17,7 @@ import math
 import shutil
 import tempfile
 import time
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.data.progress import Progress
+from bertie.errors import CheckpointError
 from bertie.search.analyzer import WORD, Analyzer
 from bertie.search.checksums import compute_checksums, corrupt_files
 from bertie.search.records import FloatArray, Keys
@@ -79,8 +81,8 @@ class _BM25Segment:
         rows, counts = self.arrays["rows"][start:end], self.arrays["counts"][start:end]
         return (rows, counts) if live is None else (rows[live[rows]], counts[live[rows]])
 
-    def save(self, folder: Path) -> None:
-        """Write the segment atomically."""
+    def save(self, folder: Path, index: str) -> None:
+        """Write the segment of the index with that id atomically."""
         folder.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".", ignore_cleanup_errors=True) as parent:
             temporary = Path(parent, folder.name)
@@ -88,14 +90,15 @@ class _BM25Segment:
             for name, values in self.arrays.items():
                 np.save(temporary / name, values)
             (temporary / "terms.txt").write_text("\n".join(self.vocabulary), encoding="utf-8")
-            (temporary / "checksums.json").write_text(json.dumps(compute_checksums(temporary)))
+            record = {"index": index, "files": compute_checksums(temporary)}
+            (temporary / "checksums.json").write_text(json.dumps({"checksum": _checksum(record), **record}))
             temporary.rename(folder)
 
     @classmethod
-    def load(cls, folder: Path) -> _BM25Segment | None:
-        """Read a saved segment; None if it is corrupt."""
+    def load(cls, folder: Path, index: str) -> _BM25Segment | None:
+        """Read a saved segment; None if it is corrupt, or of another index."""
         try:
-            if corrupt_files(folder, json.loads((folder / "checksums.json").read_text())):
+            if _corrupt_file(folder, index):
                 return None
             terms = (folder / "terms.txt").read_text(encoding="utf-8").split()
             mode: Any = "r" if terms else None  # empty arrays cannot be memory-mapped
@@ -103,6 +106,28 @@ class _BM25Segment:
             return cls({term: number for number, term in enumerate(terms)}, arrays)
         except (OSError, ValueError, KeyError):  # another process may be removing it
             return None
+
+
+def _corrupt_file(folder: Path, index: str) -> str | None:
+    """Return the name of a corrupt file of a saved segment."""
+    try:
+        record = json.loads((folder / "checksums.json").read_text())
+        if record.pop("checksum") != _checksum(record) or record["index"] != index:
+            return "checksums.json"
+        return next(iter(corrupt_files(folder, record["files"])), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "checksums.json"
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record).encode())
+
+
+def verify_bm25(folder: Path, index: str) -> None:
+    """Raise an error that names a corrupt file of the saved segments."""
+    for segment in sorted(folder.glob("[0-9]*-[0-9]*")):
+        if name := _corrupt_file(segment, index):
+            raise CheckpointError(f"{segment / name} is corrupt; the next lexical search rebuilds it")
 
 
 class _TermNumbers(dict[str, int]):
@@ -187,14 +212,15 @@ def refresh_bm25(
     if previous is not None and previous[0] == generation:
         return previous
     live = store.matching_keys(())
-    known = previous[1].segments if previous is not None else _load_segments(folder) if folder is not None else ()
+    saved = _load_segments(folder, store.id) if previous is None and folder is not None else ()
+    known = saved if previous is None else previous[1].segments
     segments = _reusable(known, live)
     after = _last_key(segments)
     texts = store.passage_texts(after)
     for segment in _build_segments(_with_progress(texts, int((live > after).sum())) if progress else texts, analyzer):
         if folder is not None:
             with suppress(OSError):  # disk full, no permission, another process was faster: it can be rebuilt any time
-                segment.save(folder / f"{_last_key(segments)}-{_last_key([segment])}")
+                segment.save(folder / f"{_last_key(segments)}-{_last_key([segment])}", store.id)
         segments.append(segment)
     if folder is not None:
         with suppress(OSError):
@@ -224,13 +250,13 @@ def _reusable(segments: Sequence[_BM25Segment], live: Keys) -> list[_BM25Segment
     return kept
 
 
-def _load_segments(folder: Path) -> list[_BM25Segment]:
+def _load_segments(folder: Path, index: str) -> list[_BM25Segment]:
     """Load the saved segments, as far as each starts where the previous one ends."""
     segments: list[_BM25Segment] = []
     ranges = {tuple(map(int, path.name.split("-"))): path for path in folder.glob("[0-9]*-[0-9]*")}
     for (after, _), path in sorted(ranges.items(), key=lambda item: (item[0][0], -item[0][1])):  # the larger first
         if after == _last_key(segments):
-            if segment := _BM25Segment.load(path):
+            if segment := _BM25Segment.load(path, index):
                 segments.append(segment)
             else:
                 shutil.rmtree(path, ignore_errors=True)

@@ -26,6 +26,17 @@ def _checksum(file: Path) -> tuple[int, int]:
 
 
 def corrupt_files(folder: Path, expected: Checksums) -> list[str]:
-    """Return the names of files that are missing or whose checksum differs."""
-    actual = compute_checksums(folder) if folder.is_dir() else {}
-    return [name for name, checksum in expected.items() if actual.get(name) != tuple(checksum)]
+    """Return the names of files that are missing or unreadable, or whose checksum differs."""
+    with ThreadPoolExecutor(4) as pool:
+        actual = pool.map(_checksum_if_readable, (folder / name for name in expected))
+        pairs = zip(expected.items(), actual, strict=True)
+        return [name for (name, checksum), computed in pairs if computed != tuple(checksum)]
+
+
+def _checksum_if_readable(file: Path) -> tuple[int, int] | None:
+    try:
+        return _checksum(file)
+    except PermissionError:
+        raise
+    except OSError:  # missing, or an error of the disk
+        return None

@@ -16,10 +16,11 @@ from bertie._version import __version__
 from bertie.data.progress import Progress
 from bertie.errors import BertieError, InputError, NotFoundError
 from bertie.search.analyzer import Analyzer
-from bertie.search.bm25 import BM25Index, refresh_bm25
+from bertie.search.bm25 import BM25Index, refresh_bm25, verify_bm25
 from bertie.search.document_reader import Paths, ReadOptions
 from bertie.search.file_changes import FileChanges
 from bertie.search.filters import MetadataFilter, parse_filters
+from bertie.search.local_catalog import restore_checksums
 from bertie.search.local_store import LocalStore
 from bertie.search.locations import create_store, open_store
 from bertie.search.records import Document, EmbeddedDocument, FloatArray
@@ -126,10 +127,12 @@ class Index:
         return cls(create_store(location, embedder.dimension, config), embedder)
 
     @classmethod
-    def open(cls, location: str | Path, model: str | Path | Embedder | None = None) -> Self:
-        """Open an index, with its model in any precision; by default it is loaded when needed."""
+    def open(cls, location: str | Path, model: str | Path | Embedder | None = None, *, verify: bool = False) -> Self:
+        """Open an index, with its model in any precision, by default when needed; `verify()` it first or not."""
         store = open_store(location)
         try:
+            if verify:
+                cls(store).verify()
             return cls(store, None if model is None else _load_embedder(model))
         except BaseException:
             store.close()
@@ -138,6 +141,7 @@ class Index:
     @classmethod
     def rebuild(cls, folder: str | Path, model: str | Path | Embedder | None = None) -> int:
         """Rebuild corrupt files from the passages; return how many were embedded again."""
+        restore_checksums(Path(folder))
         store = LocalStore(Path(folder), check_segments=False)
         with cls(store, None if model is None else _load_embedder(model)) as index:
             return store.repair(index.embed)
@@ -154,6 +158,17 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.store)
+
+    def verify(self) -> None:
+        """Read everything, and raise an error that names what is corrupt."""
+        self.store.verify()
+        if (folder := self._lexical_folder) is not None:
+            verify_bm25(folder, self.store.id)
+
+    @property
+    def _lexical_folder(self) -> Path | None:
+        folder = getattr(self.store, "folder", None)  # for a database, the BM25 index is kept in memory
+        return None if folder is None else folder / "lexical"
 
     # --- the model ---
 
@@ -378,9 +393,7 @@ class Index:
 
     def load_lexical(self) -> BM25Index:
         """Return the BM25 index, updated after changes: the first step of a lexical search."""
-        folder = getattr(self.store, "folder", None)  # for a database, the BM25 index is kept in memory
-        path = None if folder is None else folder / "lexical"
-        self._bm25 = refresh_bm25(self.store, self.analyzer, path, self._bm25, progress=self.progress)
+        self._bm25 = refresh_bm25(self.store, self.analyzer, self._lexical_folder, self._bm25, progress=self.progress)
         return self._bm25[1]
 
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from bertie.search.lance_table import (
 from bertie.search.records import EmbeddedDocument, FloatArray, Keys, Passage, StoredPassage
 from bertie.search.vector_store import check_documents, check_queries
 
-FORMAT = 3
+FORMAT = 4
 EXACT_SEARCH_PASSAGES = 50_000  # up to this number (of all, or of those that pass a filter) search is exhaustive
 MANIFEST, LOCK = "index.json", "writer.lock"
 NPROBES, REFINE_FACTOR = 128, 5
@@ -56,6 +57,7 @@ class _Manifest:
     """The contents of index.json."""
 
     format: int
+    id: str
     dimension: int
     config: Mapping[str, Any]
     version: int  # of the table
@@ -83,6 +85,7 @@ class LanceStore:
         _read_manifest(self.folder)  # before LanceDB, which would create the folder
         self._database = import_lance()[0].connect(self.folder)
         manifest, _ = self._snapshot()
+        self.id: str = manifest.id
         self.dimension: int = manifest.dimension
         self.config: Mapping[str, Any] = manifest.config
 
@@ -106,7 +109,7 @@ class LanceStore:
         with _lock(folder), _translate_errors(folder):
             shutil.rmtree(folder / f"{TABLE}.lance", ignore_errors=True)
             table = lancedb.connect(folder).create_table(TABLE, schema=lance_schema(dimension))
-            manifest = _Manifest(FORMAT, dimension, dict(config), table.version, 0, 1, 0)
+            manifest = _Manifest(FORMAT, uuid4().hex, dimension, dict(config), table.version, 0, 1, 0)
             _publish(folder, manifest, time.time())
         return cls(folder)
 
@@ -150,10 +153,11 @@ class LanceStore:
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
         """Return passages in the order of `keys`, without those deleted meanwhile."""
-        keys = [int(key) for key in keys]
+        return self._fetch(self._snapshot()[1], [int(key) for key in keys])
+
+    def _fetch(self, table: Any, keys: Sequence[int]) -> list[StoredPassage]:
         if not keys:
             return []
-        _, table = self._snapshot()
         columns = ["key", "document", "start", "end", "text", "headings", "metadata", "source", "checksum"]
         with _translate_errors(self.folder):
             condition = f"key IN ({', '.join(map(str, set(keys)))}) AND position >= 0"
@@ -270,6 +274,18 @@ class LanceStore:
                 manifest = replace(manifest, version=table.version)
                 _publish(self.folder, manifest, started)
             self._compact(manifest, table)
+
+    def verify(self) -> None:
+        """Read everything, and raise an error that names what is corrupt."""
+        manifest, table = self._snapshot()
+        keys = self._keys(table, "position >= 0")
+        for start in range(0, len(keys), 2000):
+            self._fetch(table, keys[start : start + 2000].tolist())
+        if len(keys) != manifest.passages or len(np.unique(keys)) != len(keys):
+            raise CheckpointError(
+                f"the index in {self.folder} is corrupt: {len(keys):,} passages instead of {manifest.passages:,}; "
+                "restore a backup of the folder, or rebuild it from its documents"
+            )
 
     def _compact(self, manifest: _Manifest, table: Any) -> None:
         """Merge small files, and add new rows to the search indexes."""

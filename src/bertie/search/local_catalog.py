@@ -7,18 +7,34 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
 
 import numpy as np
 
-from bertie.errors import BertieError, CheckpointError, InputError, NotFoundError
+from bertie.data.atomic import fsync
+from bertie.errors import BertieError, CheckpointError, ExistsError, InputError, NotFoundError
+from bertie.search.catalog_checksums import (
+    BUSY_TIMEOUT,
+    PAGE,
+    CatalogRecorder,
+    SharedFile,
+    catalog_error,
+    checksums_file,
+    read_checksums,
+    seal_catalog,
+    verify_catalog,
+    verify_transactions,
+)
 from bertie.search.filters import MetadataFilter, value_type
 from bertie.search.records import EmbeddedDocument, Keys, Passage, StoredPassage
 
-FORMAT = 2
+FORMAT = 3
 CACHED_FILTERS = 16
 
 # `pending` holds embeddings that are not yet in a segment, `tombstones` the keys of deleted rows of
@@ -46,42 +62,64 @@ CREATE TABLE tombstones (key INTEGER PRIMARY KEY);
 COMPARISONS = {"=": "= ?", "<": "< ?", "<=": "<= ?", ">": "> ?", ">=": ">= ?"}
 
 
-def connect(file: Path) -> sqlite3.Connection:
-    """Open the database in autocommit mode."""
-    db = sqlite3.connect(file, timeout=60, isolation_level=None, check_same_thread=False)
+def connect(file: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open the database in autocommit mode; only `CatalogRecorder` may checkpoint."""
+    uri = f"file:{quote(str(file.absolute()))}{'?mode=ro' if read_only else ''}"
+    db = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA synchronous = FULL")  # a commit that returned is on disk
+    db.execute("PRAGMA wal_autocheckpoint = 0")
     return db
 
 
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit on success, roll back on any error."""
-    db.execute("BEGIN IMMEDIATE")
+def create_catalog(folder: Path, properties: Mapping[str, Any]) -> None:
+    """Create an empty catalog in a folder."""
+    catalog, temporary = folder / "index.sqlite", folder / "index.sqlite.new"
+    id = uuid4()
+    values = {"format": FORMAT, "id": id.hex, "generation": 0, "layout": 0, "next_key": 1, **properties}
     try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):  # SQLite may already have rolled back
-            db.execute("ROLLBACK")
-        raise
+        (folder / "segments").mkdir(parents=True, exist_ok=True)
+        lock = _lock_writer(folder)
+        try:
+            if catalog.exists():
+                raise ExistsError(f"{folder} already exists; choose another name")
+            temporary.unlink(missing_ok=True)
+            with closing(connect(temporary)) as db:
+                db.execute(f"PRAGMA page_size = {PAGE}")
+                db.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
+                db.executescript(SCHEMA)
+                db.executemany("INSERT INTO properties VALUES (?, ?)", values.items())
+            seal_catalog(temporary, id.bytes, 0, checksums_file(catalog))
+            os.rename(temporary, catalog)
+            fsync(folder)
+        finally:
+            os.close(lock)
+    except (sqlite3.Error, OSError) as error:  # disk full, no permission
+        raise InputError(f"{folder} cannot be created: {getattr(error, 'strerror', None) or error}") from None
 
 
-def lock_writer(folder: Path) -> int:
-    """Acquire the writer lock, which the operating system releases when the process ends."""
+def restore_checksums(folder: Path) -> None:
+    """Compute the checksums of a catalog again if only they are corrupt."""
+    catalog = folder / "index.sqlite"
+    with suppress(CheckpointError):
+        read_checksums(checksums_file(catalog))
+        return
+    if not catalog.is_file():
+        return
+    lock = _lock_writer(folder)
     try:
-        lock = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
-    try:
-        import fcntl
-
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # Windows
-        pass
-    except OSError:
+        with closing(SharedFile(catalog)):
+            with closing(connect(catalog)) as db:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                (result,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+                if result != "ok":
+                    raise catalog_error(catalog, result.splitlines()[-1])
+                properties = dict(db.execute("SELECT name, value FROM properties"))
+            id, transactions = bytes.fromhex(properties["id"]), properties["generation"] + properties["layout"]
+            seal_catalog(catalog, id, transactions, checksums_file(catalog))
+    except (sqlite3.Error, KeyError) as error:
+        raise catalog_error(catalog, str(error)) from None
+    finally:
         os.close(lock)
-        raise InputError(f"{folder} is being written by another process; try again when that is done") from None
-    return lock
 
 
 def get_property(db: sqlite3.Connection, name: str) -> int:
@@ -156,6 +194,15 @@ def passage_checksum(text: str, headings: str) -> int:
     return zlib.crc32(f"{headings}{text}".encode())
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogContents:
+    """The passages and segments of a version of the catalog."""
+
+    version: tuple[int, int]  # generation and layout
+    keys: Keys  # of all passages, ascending
+    segments: Sequence[tuple[int, str]]  # numbers, and checksums as JSON
+
+
 class LocalCatalog:
     """A connection for reading: consistent snapshots of documents and passages.
 
@@ -165,17 +212,27 @@ class LocalCatalog:
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "index.sqlite"
         self.lock = threading.RLock()
+        self._closed = False
         self._filter_cache: tuple[int, dict[str, Keys]] = (-1, {})  # generation, and keys by filter
         if not self.file.is_file():
             if any((folder / "segments").glob("*")):
-                raise self.corruption_error("it is missing")
+                raise catalog_error(self.file, "it is missing")
             raise NotFoundError(f"{folder} contains no index; create one with `bertie index DIR -o {folder}`")
-        with self.translate_errors():
-            self._db = connect(self.file)
+        self._raw = SharedFile(self.file)
+        try:
+            self._record = verify_catalog(self.file, self._raw)
+            with self.translate_errors():
+                self._db = connect(self.file, read_only=True)
+        except BaseException:
+            self._raw.close()
+            raise
 
     def close(self) -> None:
-        """Close the connection."""
-        self._db.close()
+        """Close the connection, and then the file."""
+        if not self._closed:
+            self._closed = True
+            self._db.close()
+            self._raw.close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -189,7 +246,11 @@ class LocalCatalog:
 
     def stream(self, query: str, parameters: Sequence[int] = ()) -> Iterator[Any]:
         """Iterate over the rows of a consistent snapshot, however long reading takes."""
-        with self.translate_errors(), closing(connect(self.file)) as db:
+        with (
+            self.translate_errors(),
+            closing(SharedFile(self.file)),
+            closing(connect(self.file, read_only=True)) as db,
+        ):
             yield from db.execute(query, parameters)
 
     def properties(self) -> dict[str, Any]:
@@ -202,6 +263,8 @@ class LocalCatalog:
             raise CheckpointError(
                 f"{self.file} has format {properties.get('format')!r}; this version of Bertie reads format {FORMAT}"
             )
+        transactions = properties["generation"] + properties["layout"]
+        verify_transactions(self.file, self._record, bytes.fromhex(properties["id"]), transactions)
         return properties
 
     def fetch(self, keys: Sequence[int]) -> list[StoredPassage]:
@@ -218,10 +281,27 @@ class LocalCatalog:
                 ):
                     key, id, first, last, text, headings, checksum, metadata, source = row
                     if passage_checksum(text, headings) != checksum:
-                        raise self.corruption_error(f"checksum mismatch in passage {key} of {id!r}")
+                        raise catalog_error(self.file, f"checksum mismatch in passage {key} of {id!r}")
                     passage = Passage(id, first, last, text, tuple(json.loads(headings)))
                     passages[key] = StoredPassage(key, passage, json.loads(metadata), source)
         return [passages[key] for key in keys if key in passages]
+
+    def verify(self) -> CatalogContents:
+        """Check all pages and all rows, and return what the segments must have."""
+        verify_catalog(self.file, self._raw)
+        with self.reading() as db:
+            (result,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+            if result != "ok":
+                raise catalog_error(self.file, result.splitlines()[-1])
+            keys = []
+            rows = db.execute("SELECT key, text, headings, checksum FROM passages ORDER BY key")
+            for key, text, headings, checksum in rows:
+                if passage_checksum(text, headings) != checksum:
+                    raise catalog_error(self.file, f"checksum mismatch in passage {key}")
+                keys.append(key)
+            version = (get_property(db, "generation"), get_property(db, "layout"))
+            segments = db.execute("SELECT number, checksums FROM segments").fetchall()
+            return CatalogContents(version, np.array(keys, np.int64), segments)
 
     def matching_keys(self, where: Sequence[MetadataFilter]) -> Keys:
         """Return the keys of all passages whose document matches the filters, ascending."""
@@ -249,11 +329,59 @@ class LocalCatalog:
         except sqlite3.OperationalError as error:  # disk full, no permission
             raise BertieError(f"{self.file}: {error}; everything that was committed is safe") from None
         except sqlite3.DatabaseError as error:
-            raise self.corruption_error(str(error)) from None
+            raise catalog_error(self.file, str(error)) from None
 
-    def corruption_error(self, reason: str) -> CheckpointError:
-        """Return the error for a corrupt catalog."""
-        return CheckpointError(
-            f"{self.file} is corrupt ({reason}); restore a backup of the file, or remove {self.folder} and rebuild the "
-            "index from its documents"
-        )
+
+class CatalogWriter:
+    """The connection for writing, with the writer lock of the index."""
+
+    def __init__(self, catalog: LocalCatalog) -> None:
+        self._catalog = catalog
+        self._lock = _lock_writer(catalog.folder)
+        try:
+            self.db = connect(catalog.file)
+            self._recorder = CatalogRecorder(catalog.file, self.db)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit on success, and update the checksums; roll back on any error."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite may already have rolled back
+                self.db.execute("ROLLBACK")
+            raise
+        self._recorder.committed()
+
+    def close(self) -> None:
+        """Checkpoint, and close this connection and that for reading."""
+        is_empty = self._recorder.checkpoint()
+        self._recorder.close()
+        # SQLite removes the log with the last connection, unless that is read-only. It must not
+        # checkpoint a log that is not empty.
+        for connection in (self._catalog, self.db) if is_empty else (self.db, self._catalog):
+            connection.close()
+        os.close(self._lock)
+
+
+def _lock_writer(folder: Path) -> int:
+    """Acquire the writer lock, which the operating system releases when the process ends."""
+    try:
+        lock = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # Windows
+        pass
+    except OSError:
+        os.close(lock)
+        raise InputError(f"{folder} is being written by another process; try again when that is done") from None
+    return lock

@@ -1,6 +1,7 @@
 """The default vector store: a folder, written by one process at a time and read by any number.
 
     index.sqlite    documents, passages, metadata, pending embeddings, and the list of segments
+    index.checksums of the catalog, as in `bertie.search.catalog_checksums`
     segments/7/     embeddings, as in `bertie.search.segments`
     writer.lock     held by the writing process
 
@@ -13,12 +14,11 @@ merges segments of similar size.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,24 +26,21 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
-from bertie.data.atomic import fsync
 from bertie.data.progress import Progress
 from bertie.errors import CheckpointError, ExistsError, InputError
+from bertie.search.catalog_checksums import catalog_error
 from bertie.search.checksums import corrupt_files
 from bertie.search.compaction import FANOUT, choose_segments, merge_segments
 from bertie.search.filters import MetadataFilter
 from bertie.search.local_catalog import (
-    FORMAT,
-    SCHEMA,
+    CatalogWriter,
     LocalCatalog,
-    connect,
+    create_catalog,
     delete_document,
     get_property,
     insert_document,
     is_empty,
-    lock_writer,
     replace_segments,
-    transaction,
 )
 from bertie.search.records import EmbeddedDocument, FloatArray, Keys, StoredPassage
 from bertie.search.segments import (
@@ -71,6 +68,11 @@ class _Snapshot:
     keys: Keys  # of pending embeddings
     pending: VectorBlock | None
 
+    def live_keys(self) -> Keys:
+        """Return the keys of all embeddings that are not deleted, ascending."""
+        keys = np.concatenate([self.keys, *(segment.keys for segment in self.segments.values())])
+        return np.sort(np.setdiff1d(keys, self.tombstones, assume_unique=True))
+
 
 class LocalStore:
     """Passages and embeddings in a folder.
@@ -96,18 +98,23 @@ class LocalStore:
         self.folder = folder
         self._catalog = LocalCatalog(folder)
         self._write_lock = threading.RLock()
-        self._writer: tuple[int, sqlite3.Connection] | None = None  # lock file and connection
+        self._writer: CatalogWriter | None = None
         self._next_segment = 0
         self._built = 0.0  # fraction of the segment being built, for the progress bar
         self._verified: set[int] = set()  # segments whose checksums need no check
         self._latest: _Snapshot | None = None
-        properties = self._catalog.properties()
-        self.dimension: int = properties["dimension"]
-        self.config: Mapping[str, Any] = json.loads(properties["config"])
-        self.embedding_precision: EmbeddingPrecision = properties["embedding_precision"]
-        self.thresholds = IndexThresholds(properties["flat"], properties["hnsw"])
-        if check_segments:
-            self._snapshot()
+        try:
+            properties = self._catalog.properties()
+            self.id: str = properties["id"]
+            self.dimension: int = properties["dimension"]
+            self.config: Mapping[str, Any] = json.loads(properties["config"])
+            self.embedding_precision: EmbeddingPrecision = properties["embedding_precision"]
+            self.thresholds = IndexThresholds(properties["flat"], properties["hnsw"])
+            if check_segments:
+                self._snapshot()
+        except BaseException:
+            self._catalog.close()
+            raise
 
     @classmethod
     def create(
@@ -132,35 +139,24 @@ class LocalStore:
             raise ExistsError(f"{folder} already exists; choose another name")
         if folder.is_dir() and any(not _is_leftover(file) for file in folder.iterdir()):
             raise ExistsError(f"{folder} contains other files; an index needs an empty folder")
-        (folder / "segments").mkdir(parents=True, exist_ok=True)
-        temporary = folder / "index.sqlite.new"
-        temporary.unlink(missing_ok=True)
-        properties = {"format": FORMAT, "dimension": dimension, "config": json.dumps(dict(config))}
+        properties = {"dimension": dimension, "config": json.dumps(dict(config))}
         properties |= {"embedding_precision": embedding_precision, "flat": thresholds.flat, "hnsw": thresholds.hnsw}
-        properties |= {"generation": 0, "layout": 0, "next_key": 1}
-        with closing(connect(temporary)) as db:
-            db.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
-            db.executescript(SCHEMA)
-            db.executemany("INSERT INTO properties VALUES (?, ?)", properties.items())
-        os.rename(temporary, folder / "index.sqlite")
-        fsync(folder)
+        create_catalog(folder, properties)
         return cls(folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Open an existing store, and verify the checksums of its segments."""
+        """Open an existing store, and verify the checksums of its files."""
         return cls(Path(folder))
 
     def close(self) -> None:
         """Release connections, memory maps and the writer lock."""
         with self._write_lock, self._catalog.lock:
-            self._catalog.close()
             self._latest = None
             if self._writer is not None:
-                lock, db = self._writer
-                db.close()
-                os.close(lock)
+                self._writer.close()
                 self._writer = None
+            self._catalog.close()
 
     def __enter__(self) -> Self:
         return self
@@ -196,9 +192,7 @@ class LocalStore:
     def matching_keys(self, where: Sequence[MetadataFilter]) -> Keys:
         """Return the keys of all passages whose document matches the filters, ascending."""
         if not where:  # the keys of all embeddings are in memory
-            snapshot = self._snapshot()
-            keys = np.concatenate([snapshot.keys, *(segment.keys for segment in snapshot.segments.values())])
-            return np.setdiff1d(keys, snapshot.tombstones, assume_unique=True)
+            return self._snapshot().live_keys()
         return self._catalog.matching_keys(where)
 
     def search(
@@ -232,11 +226,12 @@ class LocalStore:
         empty = np.empty((0, self.dimension), np.float32)
         embeddings = np.concatenate([empty, *(document.embeddings for document in put)])
         block = VectorBlock.quantize(embeddings, self.embedding_precision)
-        with self._writing() as db:
+        with self._writing() as writer:
+            db = writer.db
             first_key = get_property(db, "next_key")
             keys = np.arange(first_key, first_key + len(block))
             written = [self._write_segment(keys, iter([block]))] if len(block) >= SEGMENT_ROWS else []
-            with transaction(db):
+            with writer.transaction():
                 for id in [*delete, *(document.document.id for document in put)]:
                     delete_document(db, id)
                 next_key = first_key
@@ -252,17 +247,33 @@ class LocalStore:
                 db.execute("UPDATE properties SET value = value + 1 WHERE name = 'generation'")
                 (pending,) = db.execute("SELECT count(*) FROM pending").fetchone()
             if pending >= SEGMENT_ROWS:
-                self._flush(db)
+                self._flush(writer)
 
     def optimize(self, full: bool = False) -> None:
         """Merge segments of similar size, or all, and drop deleted rows."""
-        with self._writing() as db:
+        with self._writing() as writer:
+            db = writer.db
             if full:
-                self._flush(db)
+                self._flush(writer)
             elif db.execute("SELECT count(*) FROM segments").fetchone()[0] < FANOUT and is_empty(db, "tombstones"):
                 return  # the usual case after a small commit
             while chosen := self._choose_segments(full):
-                self._merge(db, chosen)
+                self._merge(writer, chosen)
+
+    def verify(self) -> None:
+        """Read everything, and raise an error that names what is corrupt."""
+        with self._catalog.lock:
+            while True:
+                catalog = self._catalog.verify()
+                folders = [(self._segment_folder(number), json.loads(sums)) for number, sums in catalog.segments]
+                corrupt = [(folder, names) for folder, sums in folders if (names := corrupt_files(folder, sums))]
+                snapshot = self._snapshot()
+                if snapshot.version == catalog.version:  # otherwise segments may have been merged and removed
+                    break
+            if corrupt:
+                raise corruption_error(*corrupt[0])
+            if not np.array_equal(snapshot.live_keys(), catalog.keys):
+                raise catalog_error(self._catalog.file, "passages and embeddings differ")
 
     def _choose_segments(self, full: bool) -> list[int]:
         snapshot = self._snapshot()
@@ -270,7 +281,8 @@ class LocalStore:
 
     def repair(self, embed: Callable[[list[str]], FloatArray]) -> int:
         """Rebuild corrupt segments, and return how many passages were embedded again."""
-        with self._writing() as db:
+        with self._writing() as writer:
+            db = writer.db
             lost = {key for (key,) in db.execute("SELECT key FROM passages")}
             lost -= {key for (key,) in db.execute("SELECT key FROM pending")}
             old, new = [], []
@@ -291,7 +303,7 @@ class LocalStore:
                 block = VectorBlock.quantize(embeddings, self.embedding_precision)
                 new.append(self._write_segment(np.array(batch), iter([block])))
             if old:
-                with transaction(db):
+                with writer.transaction():
                     replace_segments(db, new, old)
                 self._remove_orphans(db)
             return len(missing)
@@ -319,23 +331,24 @@ class LocalStore:
         self._verified.add(number)
         return number, effort, json.dumps(checksums)
 
-    def _flush(self, db: sqlite3.Connection) -> None:
+    def _flush(self, writer: CatalogWriter) -> None:
         """Move pending embeddings into a segment."""
-        keys, block = self._read_pending(db)
+        keys, block = self._read_pending(writer.db)
         if block is None:
             return
         written = self._write_segment(keys, iter([block]))
-        with transaction(db):
-            replace_segments(db, [written], ())
-            db.execute("DELETE FROM pending")
+        with writer.transaction():
+            replace_segments(writer.db, [written], ())
+            writer.db.execute("DELETE FROM pending")
 
-    def _merge(self, db: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    def _merge(self, writer: CatalogWriter, numbers: Sequence[int]) -> None:
         """Replace segments by a single one without deleted rows."""
+        db = writer.db
         snapshot = self._snapshot()
         segments = [snapshot.segments[number] for number in numbers]
         keys, blocks = merge_segments(segments, snapshot.tombstones)
         written = [self._write_segment(keys, blocks)] if len(keys) else []
-        with transaction(db):
+        with writer.transaction():
             replace_segments(db, written, numbers)
             deleted = np.concatenate([segment.keys[segment.rows_of(snapshot.tombstones)] for segment in segments])
             db.executemany("DELETE FROM tombstones WHERE key = ?", ((key,) for key in deleted.tolist()))
@@ -396,14 +409,18 @@ class LocalStore:
         return keys, VectorBlock.concatenate(blocks) if len(keys) else None
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self) -> Iterator[CatalogWriter]:
         """Acquire the writer lock, which is held until the store is closed."""
         with self._write_lock, self._catalog.translate_errors():
             if self._writer is None:
-                lock = lock_writer(self.folder)
-                self._writer = lock, connect(self._catalog.file)
-                self._remove_orphans(self._writer[1])
-            yield self._writer[1]
+                self._writer = CatalogWriter(self._catalog)
+                self._remove_orphans(self._writer.db)
+            try:
+                yield self._writer
+            except BaseException:
+                with suppress(sqlite3.Error, OSError):
+                    self._remove_orphans(self._writer.db)  # segments that were not registered
+                raise
 
     def _remove_orphans(self, db: sqlite3.Connection) -> None:
         """Remove unregistered segments: leftovers of a kill, and inputs of a merge."""
@@ -429,4 +446,5 @@ def _row_mask(segment: VectorSegment, tombstones: Keys, allowed: Keys | None) ->
 
 def _is_leftover(file: Path) -> bool:
     """Return whether a file may be left from a `create` that was killed."""
-    return file.name.startswith("index.sqlite.new") or (file.name == "segments" and not any(file.iterdir()))
+    names = ("index.sqlite.new", "index.checksums", "writer.lock")
+    return file.name.startswith(names) or (file.name == "segments" and not any(file.iterdir()))

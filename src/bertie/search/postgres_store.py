@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertie.errors import BertieError, ConfigError, ExistsError, InputError, NotFoundError
+from bertie.errors import BertieError, CheckpointError, ConfigError, ExistsError, InputError, NotFoundError
 from bertie.search.filters import MetadataFilter
 from bertie.search.postgres_sql import (
     SCHEMA,
@@ -52,6 +52,7 @@ class PostgresStore:
 
     def __init__(self, url: str, name: str = "bertie") -> None:
         self._url, self._name = url, name
+        self.id = name
         self._idle: list[Connection[Any]] = []
         self._closed = False
         self.dimension: int
@@ -221,6 +222,22 @@ class PostgresStore:
                         connection.execute("DROP INDEX IF EXISTS passages_hnsw")
                         connection.execute("ALTER INDEX passages_hnsw_new RENAME TO passages_hnsw")
             connection.execute(f"{'VACUUM (ANALYZE)' if full else 'ANALYZE'} documents, passages")
+
+    def verify(self) -> None:
+        """Check that documents and passages agree; the server has checksums of its own."""
+        with self._session() as connection, connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            expected, next_key = fetch_row(connection, "SELECT passages, next_key FROM bertie_index")
+            actual, last = fetch_row(connection, "SELECT count(*), coalesce(max(key), -1) FROM passages")
+            (lost,) = fetch_row(
+                connection,
+                "SELECT count(*) FROM passages WHERE NOT EXISTS (SELECT 1 FROM documents WHERE number = document)",
+            )
+        if (actual, lost) != (expected, 0) or last >= next_key:
+            raise CheckpointError(
+                f"the index {self._name!r} on {describe_server(self._url)} is corrupt: {actual:,} passages instead of "
+                f"{expected:,}, {lost:,} without a document; restore a backup, or rebuild it from its documents"
+            )
 
     @property
     def generation(self) -> int:

@@ -13,17 +13,19 @@ rows are scanned: recall is as high as without a filter.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertie.data.atomic import fsync
-from bertie.errors import CheckpointError, MissingPackageError
+from bertie.errors import BertieError, CheckpointError, MissingPackageError
 from bertie.search.checksums import Checksums, compute_checksums
 from bertie.search.records import FloatArray, Keys
 from bertie.search.vector_block import MARGIN, EmbeddingPrecision, Mask, Rows, VectorBlock, scan, top_k
@@ -145,38 +147,58 @@ def write_segment(
     `keys` must be ascending, and `blocks` yield their embeddings in that order.
     """
     temporary = folder.with_name(folder.name + ".new")
-    temporary.mkdir()
-    n = len(keys)
-    np.save(temporary / "keys.npy", keys)
-    codes = _create_array(temporary / "vectors.npy", np.float32 if precision == "fp32" else np.int8, n, dimension)
-    scales = None if precision == "fp32" else _create_array(temporary / "scales.npy", np.float32, n)
-    has_bits = precision == "binary" and n <= thresholds.hnsw
-    bits = _create_array(temporary / "bits.npy", np.uint8, n, dimension // 8) if has_bits else None
-    end = 0
-    for block in blocks:
-        rows = slice(end, end + len(block))
-        codes[rows] = block.codes
-        if scales is not None:
-            scales[rows] = block.scales
-        if bits is not None:
-            bits[rows] = np.packbits(block.codes > 0, axis=1)
-        end += len(block)
-    assert end == n
-    for array in (codes, scales, bits):
-        if array is not None:
-            array.flush()
-    del codes, scales, bits
-    effort = _build_faiss(temporary, thresholds, progress)
-    checksums = compute_checksums(temporary)
-    for file in [*temporary.iterdir(), temporary]:
-        fsync(file)
-    os.rename(temporary, folder)
-    fsync(folder.parent)
+    try:
+        temporary.mkdir()
+        has_bits = precision == "binary" and len(keys) <= thresholds.hnsw
+        _write_arrays(temporary, keys, blocks, precision, dimension, has_bits)
+        effort = _build_faiss(temporary, thresholds, progress)
+        checksums = compute_checksums(temporary)
+        for file in [*temporary.iterdir(), temporary]:
+            fsync(file)
+        os.rename(temporary, folder)
+        fsync(folder.parent)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):  # disk full
+            raise BertieError(
+                f"{temporary}: {error.strerror or error}; everything that was committed is safe"
+            ) from None
+        raise
     return effort, checksums
 
 
-def _create_array(file: Path, dtype: Any, *shape: int) -> np.memmap[Any, Any]:
-    return np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
+def _write_arrays(
+    folder: Path,
+    keys: Keys,
+    blocks: Iterator[VectorBlock],
+    precision: EmbeddingPrecision,
+    dimension: int,
+    has_bits: bool,
+) -> None:
+    """Write keys and embeddings; not to memory maps, where a full disk kills the process."""
+    n = len(keys)
+    with ExitStack() as stack:
+
+        def create(name: str, dtype: Any, *shape: int) -> BinaryIO:
+            file = stack.enter_context((folder / name).open("wb"))
+            header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            return file
+
+        create("keys.npy", np.int64, n).write(np.ascontiguousarray(keys, np.int64).data)
+        is_fp32 = precision == "fp32"
+        codes = create("vectors.npy", np.float32 if is_fp32 else np.int8, n, dimension)
+        scales = None if is_fp32 else create("scales.npy", np.float32, n)
+        bits = create("bits.npy", np.uint8, n, dimension // 8) if has_bits else None
+        end = 0
+        for block in blocks:
+            codes.write(np.ascontiguousarray(block.codes).data)
+            if scales is not None and block.scales is not None:
+                scales.write(np.ascontiguousarray(block.scales).data)
+            if bits is not None:
+                bits.write(np.packbits(block.codes > 0, axis=1).data)
+            end += len(block)
+        assert end == n
 
 
 def _build_faiss(folder: Path, thresholds: IndexThresholds, progress: Callable[[int], None]) -> int:
@@ -191,7 +213,7 @@ def _build_faiss(folder: Path, thresholds: IndexThresholds, progress: Callable[[
         for start in range(0, n, BUILD_ROWS):
             index.add(segment.block[start : start + BUILD_ROWS].dequantize())
             progress(min(start + BUILD_ROWS, n))
-        faiss.write_index(index, str(folder / "index.faiss"))
+        _write_faiss(faiss, index, folder / "index.faiss")
         segment.index = _read_faiss(folder / "index.faiss", ivf=n > thresholds.hnsw)
     return _tune_effort(segment, n if segment.bits is not None else MAX_EFFORT)
 
@@ -213,6 +235,11 @@ def _ivf_pq(faiss: Any, segment: VectorSegment) -> Any:
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # avoids warnings on standard error
     index.train(_sample(segment, max(40 * lists, 10_000)))
     return index
+
+
+def _write_faiss(faiss: Any, index: Any, file: Path) -> None:
+    with file.open("wb") as stream:  # errors of writing are Python's
+        faiss.write_index(index, faiss.PyCallbackIOWriter(stream.write))
 
 
 def _read_faiss(file: Path, *, ivf: bool) -> Any:

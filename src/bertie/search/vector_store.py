@@ -18,6 +18,7 @@ class VectorStore(Protocol):
     Passage keys are ascending and never reused. One process writes at a time, any number read.
     """
 
+    id: str  # unique, random
     dimension: int
     config: Mapping[str, Any]  # how the index was built: model, fingerprint, precisions, chunk size, …
 
@@ -49,6 +50,9 @@ class VectorStore(Protocol):
 
         Writers call it when they are done.
         """
+
+    def verify(self) -> None:
+        """Read everything, and raise an error that names what is corrupt."""
 
     @property
     def generation(self) -> int:

@@ -1,0 +1,362 @@
+"""Checksums of the SQLite catalog, since SQLite has none of its own for pages.
+
+`index.checksums` starts with a record of the last transaction, which is overwritten after each: its
+number, and the size and CRC-32 of the write-ahead log (WAL) up to it. The CRC-32 of each page of
+`index.sqlite` follows; these are replaced by an atomic rename after each checkpoint, which moves
+pages from the log into `index.sqlite`. The order is such that a kill at any moment leaves files
+that are valid:
+
+    commit        the log grows; then the record
+    checkpoint    pages are copied; then new checksums, on disk; then the log is emptied; then the record
+
+Only the writer checkpoints: readers open the catalog read-only, and SQLite's own checkpoints are
+disabled. A page is valid if its checksum is the recorded one, or that of a version in the log.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertie.data.atomic import atomic_rename
+from bertie.errors import CheckpointError
+
+PAGE = 4096
+MAGIC = b"bertie03"
+WAL_HEADER = 32
+FRAME = np.dtype([("page", ">u4"), ("commit", ">u4"), ("salts", "<u8"), ("checksum", "<u8"), ("content", f"V{PAGE}")])
+CHECKPOINT_FRAMES = 4000  # in the log, or a 16th of the catalog, when it is copied into the catalog
+BUSY_TIMEOUT = 60  # seconds
+ATTEMPTS = 50  # of reading while another process writes
+READ_PAGES = 256  # read at once
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """The last transaction: its number, and the log up to it.
+
+    `checkpointed` means that the catalog has all of the log, which may be emptied or overwritten.
+    """
+
+    id: bytes  # of the index, 16 bytes
+    transactions: int = 0
+    wal_salts: bytes = bytes(8)  # which SQLite changes when it starts the log anew
+    wal_size: int = 0
+    wal_crc: int = 0
+    checkpointed: bool = False
+
+    LAYOUT: ClassVar = struct.Struct("<8s16sQ8sQI?3x")
+    SIZE: ClassVar[int] = LAYOUT.size + 4
+
+    def pack(self) -> bytes:
+        """Return the record with its own checksum."""
+        wal = (self.wal_salts, self.wal_size, self.wal_crc)
+        data = self.LAYOUT.pack(MAGIC, self.id, self.transactions, *wal, self.checkpointed)
+        return data + zlib.crc32(data).to_bytes(4, "little")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self | None:
+        """Read a record; None if it is corrupt."""
+        if len(data) < cls.SIZE or zlib.crc32(data[: cls.LAYOUT.size]) != int.from_bytes(data[-4:], "little"):
+            return None
+        magic, *values = cls.LAYOUT.unpack(data[: cls.LAYOUT.size])
+        return cls(*values) if magic == MAGIC else None
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChecksums:
+    """The contents of `index.checksums`: the record, and the CRC-32 of each page."""
+
+    record: CommitRecord
+    pages: NDArray[np.uint32]
+
+    @classmethod
+    def read(cls, file: Path) -> Self | None:
+        """Read the file; None if it is corrupt."""
+        data = file.read_bytes()
+        record = CommitRecord.unpack(data[: CommitRecord.SIZE])
+        body, end = data[CommitRecord.SIZE : -4], data[-4:]
+        if record is None or len(body) % 4 or zlib.crc32(body) != int.from_bytes(end, "little"):
+            return None
+        return cls(record, np.frombuffer(body, np.uint32))
+
+    def write(self, file: Path) -> None:
+        """Replace the file atomically and durably."""
+        temporary = file.with_name(f"{file.name}.new")
+        body = self.pages.tobytes()
+        temporary.write_bytes(self.record.pack() + body + zlib.crc32(body).to_bytes(4, "little"))
+        atomic_rename(temporary, file)
+
+
+def checksums_file(catalog: Path) -> Path:
+    """Return the path of the checksums of a catalog."""
+    return catalog.with_suffix(".checksums")
+
+
+def seal_catalog(catalog: Path, id: bytes, transactions: int, target: Path) -> None:
+    """Write the checksums of a catalog, whose log is empty, as it is now."""
+    with closing(SharedFile(catalog)) as file:
+        pages = np.array([crc for _, crc in file.page_checksums()], np.uint32)
+    CatalogChecksums(CommitRecord(id, transactions), pages).write(target)
+
+
+# --- writing ---
+
+
+class CatalogRecorder:
+    """The writer's side: keeps the checksums up to date, and checkpoints."""
+
+    def __init__(self, catalog: Path, db: sqlite3.Connection) -> None:
+        self._file, self._db = checksums_file(catalog), db
+        self._checksums = read_checksums(self._file)
+        db.execute("SELECT 1 FROM properties").fetchone()  # creates the log
+        self._wal = os.open(_wal_file(catalog), os.O_RDONLY)
+        self._target = os.open(self._file, os.O_WRONLY)
+        self._salts, self._end, self._crc = b"", 0, 0  # of the log up to the last recorded transaction
+        self._logged: dict[int, int] = {}  # page -> CRC-32 of its last version in that part of the log
+        self.checkpoint()  # including transactions that a killed writer did not record
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self._wal)
+        os.close(self._target)
+
+    def committed(self) -> None:
+        """Record a transaction that was just committed."""
+        self._follow_log()
+        self._record()
+        if self._end // FRAME.itemsize >= max(CHECKPOINT_FRAMES, self._pages // 16):
+            self.checkpoint()
+
+    def checkpoint(self) -> bool:
+        """Copy the log into the catalog and empty it; return whether it is empty."""
+        with suppress(OSError, sqlite3.OperationalError):  # disk full: the log keeps everything
+            busy, frames, copied = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if frames > 0:
+                self._follow_log(WAL_HEADER + frames * FRAME.itemsize)
+                self._record()
+                if busy or frames != copied:  # a reader needs the old version of a page
+                    return False
+                pages = np.zeros(self._pages, np.uint32)
+                pages[: len(self._checksums.pages)] = self._checksums.pages
+                pages[np.array(list(self._logged)) - 1] = list(self._logged.values())
+                self._checksums = CatalogChecksums(replace(self._checksums.record, checkpointed=True), pages)
+                self._checksums.write(self._file)
+                os.close(self._target)
+                self._target = os.open(self._file, os.O_WRONLY)
+            return self._truncate_log()
+        return False
+
+    def _truncate_log(self) -> bool:
+        self._db.execute("PRAGMA busy_timeout = 0")  # do not wait for readers
+        try:
+            busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}")
+        if not busy:
+            self._salts, self._end, self._crc, self._logged = b"", 0, 0, {}
+            self._record()
+        return not busy
+
+    @property
+    def _pages(self) -> int:
+        return max([len(self._checksums.pages), *self._logged])
+
+    def _follow_log(self, end: int | None = None) -> None:
+        """Read what was appended to the log, up to `end` or by one transaction."""
+        header = os.pread(self._wal, WAL_HEADER, 0)
+        if header[16:24] != self._salts:  # the log was started anew
+            self._salts, self._end, self._crc, self._logged = header[16:24], WAL_HEADER, zlib.crc32(header), {}
+        data = _read_range(self._wal, self._end, os.fstat(self._wal).st_size if end is None else end)
+        frames = _frames(data, self._salts)
+        if end is None:  # what follows the commit frame is left from a transaction that failed
+            frames = frames[: int(np.argmax(frames["commit"] > 0)) + 1]
+        self._logged.update(_versions(data, frames))
+        self._crc = zlib.crc32(data[: len(frames) * FRAME.itemsize], self._crc)
+        self._end += len(frames) * FRAME.itemsize
+
+    def _record(self) -> None:
+        """Overwrite the record."""
+        sum_query = "SELECT sum(value) FROM properties WHERE name IN ('generation', 'layout')"
+        (transactions,) = self._db.execute(sum_query).fetchone()
+        id = self._checksums.record.id
+        record = CommitRecord(id, transactions, self._salts.ljust(8, b"\0"), self._end, self._crc)
+        self._checksums = CatalogChecksums(record, self._checksums.pages)
+        os.pwrite(self._target, record.pack(), 0)
+
+
+# --- reading ---
+
+
+def read_checksums(file: Path) -> CatalogChecksums:
+    """Read the checksums of a catalog, or raise an error that names them."""
+    for attempt in range(3):  # a read during a write may see half of it
+        time.sleep(0.01 * attempt)
+        try:
+            checksums = CatalogChecksums.read(file)
+        except OSError as error:
+            raise _checksums_error(file, error.strerror or str(error)) from None
+        if checksums is not None:
+            return checksums
+    raise _checksums_error(file, "checksum mismatch")
+
+
+def verify_catalog(catalog: Path, file: SharedFile) -> CommitRecord:
+    """Verify all pages of a catalog and its log, or raise an error; return the record.
+
+    Another process may be writing: a mismatch counts if the checksums have not changed meanwhile.
+    """
+    checksums = read_checksums(checksums_file(catalog))
+    suspects: Iterable[int] | None = None  # pages to read again
+    for _ in range(ATTEMPTS):
+        wrong = file.mismatches(checksums.pages, suspects)
+        # The log is read after the pages, since it has the versions that were copied to them meanwhile.
+        log, reason = _read_log(_wal_file(catalog), checksums.record)
+        if wrong:
+            versions = set(_versions(log, _frames(log[WAL_HEADER:], log[16:24]), WAL_HEADER))
+            wrong = {page: crc for page, crc in wrong.items() if (page, crc) not in versions}
+        if not wrong and reason is None:
+            return checksums.record
+        before, checksums = checksums, read_checksums(checksums_file(catalog))
+        if before.record == checksums.record and np.array_equal(before.pages, checksums.pages):
+            break
+        suspects = wrong
+        time.sleep(0.01)
+    if wrong:
+        size = "" if file.pages == len(checksums.pages) else f"; {file.pages} pages instead of {len(checksums.pages)}"
+        raise catalog_error(catalog, f"checksum mismatch in page {min(wrong)}{size}")
+    raise catalog_error(_wal_file(catalog), reason or "")
+
+
+def verify_transactions(catalog: Path, record: CommitRecord, id: bytes, transactions: int) -> None:
+    """Reject a log of another index, or one that lacks transactions."""
+    wal = _wal_file(catalog)
+    file = wal if wal.exists() and wal.stat().st_size else catalog
+    if id != record.id:
+        raise catalog_error(file, "it belongs to another index")
+    if transactions < record.transactions:
+        raise catalog_error(file, f"it ends with transaction {transactions} of {record.transactions}")
+
+
+def _read_log(wal: Path, record: CommitRecord) -> tuple[bytes, str | None]:
+    """Return the log, and what is wrong with it."""
+    try:
+        log = wal.read_bytes()
+    except FileNotFoundError:
+        log = b""
+    if record.checkpointed and log[16:24] != record.wal_salts:  # emptied, or started anew
+        return log, None
+    if len(log) < record.wal_size:
+        return log, f"{len(log)} bytes instead of {record.wal_size}"
+    return log, None if zlib.crc32(log[: record.wal_size]) == record.wal_crc else "checksum mismatch"
+
+
+def _read_range(descriptor: int, start: int, end: int) -> bytes:
+    """Read a range of a file; a single read is limited to 2 GB."""
+    parts = []
+    while start < end and (data := os.pread(descriptor, end - start, start)):
+        parts.append(data)
+        start += len(data)
+    return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+def _frames(data: bytes, salts: bytes) -> NDArray[Any]:
+    """Return the frames of a log (without its header) up to one from before it was started anew."""
+    frames = np.frombuffer(data[: len(data) // FRAME.itemsize * FRAME.itemsize], FRAME)
+    stale = np.flatnonzero(frames["salts"] != int.from_bytes(salts, "little"))
+    return frames[: stale[0]] if len(stale) else frames
+
+
+def _versions(data: bytes, frames: NDArray[Any], start: int = 0) -> Iterator[tuple[int, int]]:
+    """Iterate over the pages of frames, which begin at `start` of the data, and their CRC-32."""
+    view = memoryview(data)[start:]
+    for row, page in enumerate(frames["page"].tolist()):
+        yield page, zlib.crc32(view[(row + 1) * FRAME.itemsize - PAGE : (row + 1) * FRAME.itemsize])
+
+
+class SharedFile:
+    """A catalog as a plain file.
+
+    When a process closes a file, it loses all its locks on that file, including those of SQLite.
+    The descriptor is therefore shared, and closed with the last user: whoever opens a connection
+    closes its `SharedFile` after it.
+    """
+
+    _lock = threading.Lock()
+    _descriptors: ClassVar[dict[tuple[int, int], tuple[int, int]]] = {}  # inode -> descriptor, users
+
+    def __init__(self, path: Path) -> None:
+        with self._lock:
+            status = path.stat()
+            self._inode = (status.st_dev, status.st_ino)
+            if self._inode in self._descriptors:
+                self._descriptor, users = self._descriptors[self._inode]
+            else:
+                self._descriptor, users = os.open(path, os.O_RDONLY), 0
+            self._descriptors[self._inode] = self._descriptor, users + 1
+
+    def close(self) -> None:
+        """Close the file, unless it has other users."""
+        with self._lock:
+            descriptor, users = self._descriptors.pop(self._inode)
+            if users > 1:
+                self._descriptors[self._inode] = descriptor, users - 1
+            else:
+                os.close(descriptor)
+
+    @property
+    def pages(self) -> int:
+        """The number of pages, of which the last may be incomplete."""
+        return -(-os.fstat(self._descriptor).st_size // PAGE)
+
+    def page_checksums(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the numbers of all pages, from 1, and their CRC-32."""
+        first = 1
+        while data := os.pread(self._descriptor, READ_PAGES * PAGE, (first - 1) * PAGE):
+            view = memoryview(data)
+            for start in range(0, len(data), PAGE):
+                yield first + start // PAGE, zlib.crc32(view[start : start + PAGE])
+            first += -(-len(data) // PAGE)
+
+    def mismatches(self, expected: NDArray[np.uint32], suspects: Iterable[int] | None) -> dict[int, int]:
+        """Return the CRC-32 of pages that are not as expected, of all or of some; -1 if missing."""
+        if suspects is None:
+            actual = dict(self.page_checksums())
+            missing = [*range(len(actual) + 1, len(expected) + 1)]
+        else:
+            data = {page: os.pread(self._descriptor, PAGE, (page - 1) * PAGE) for page in suspects}
+            actual = {page: zlib.crc32(content) for page, content in data.items() if content}
+            missing = [page for page, content in data.items() if not content and page <= len(expected)]
+        right = expected.tolist()
+        wrong = {page: crc for page, crc in actual.items() if page > len(right) or crc != right[page - 1]}
+        return wrong | dict.fromkeys(missing, -1)
+
+
+def catalog_error(file: Path, reason: str) -> CheckpointError:
+    """Return the error for a corrupt file of a catalog."""
+    return CheckpointError(
+        f"{file} is corrupt ({reason}); restore a backup of {file.parent}, or remove it and rebuild the index from its "
+        "documents"
+    )
+
+
+def _checksums_error(file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file} is corrupt ({reason}); if nothing else is, `bertie index --rebuild -o {file.parent}` restores it"
+    )
+
+
+def _wal_file(catalog: Path) -> Path:
+    return catalog.with_name(f"{catalog.name}-wal")
