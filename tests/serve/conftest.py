@@ -12,6 +12,7 @@ import httpx
 import orjson
 import pytest
 
+from bertie.serve.connections import ConnectionLimits
 from bertie.serve.http import App, ServerSettings
 from bertie.serve.limits import Limits
 from bertie.serve.logs import Log
@@ -101,8 +102,9 @@ def server(start: Start) -> Running:
 @pytest.fixture(scope="session")
 def strict(start: Start) -> Running:
     """A server with low limits."""
-    low = Limits(body=2000, items=3, tokens=60, read_seconds=0.5, requests=2)
-    return start(ServerSettings(limits=low, deadline=5.0))
+    low = Limits(body=2000, items=3, tokens=60, requests=2)
+    quick = ConnectionLimits(header_seconds=0.5, read_seconds=0.5)
+    return start(ServerSettings(limits=low, deadline=5.0, connections=quick))
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

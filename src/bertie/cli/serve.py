@@ -41,6 +41,21 @@ EXAMPLE = """  bertie serve
   bertie serve --host 0.0.0.0 --api-key-file keys.txt --index my-index
 """
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+COUNTS = ("workers", "max_body", "max_items", "max_tokens", "max_reply", "max_requests", "batch_tokens")
+CONNECTION_COUNTS = {  # flags and fields of ConnectionLimits
+    "max_connections": "connections",
+    "max_connections_per_address": "per_address",
+    "max_request_bytes": "request_bytes",
+    "max_reply_bytes": "reply_bytes",
+    "max_header_bytes": "header_bytes",
+    "min_rate": "min_rate",
+}
+CONNECTION_TIMES = {
+    "header_timeout": "header_seconds",
+    "read_timeout": "read_seconds",
+    "write_timeout": "write_seconds",
+    "idle_timeout": "idle_seconds",
+}
 
 
 def add(verbs: Verbs) -> None:
@@ -80,6 +95,7 @@ def add(verbs: Verbs) -> None:
     keys.add_argument("--no-auth", action="store_true", help="allow another --host without API keys")
     keys.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="accept this Host header")
     _add_limits(parser)
+    _add_connection_limits(parser)
     logs = parser.add_argument_group("logging")
     logs.add_argument("--log-texts", action="store_true", help="log request bodies")
     logs.add_argument("--log-traces", action="store_true", help="log stack traces")
@@ -101,9 +117,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured at startup)")
     limits.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds per request (default: 30)")
     limits.add_argument(
-        "--read-timeout", type=float, default=30.0, metavar="S", help="seconds to receive a body (default: 30)"
-    )
-    limits.add_argument(
         "--grace", type=float, default=1.0, metavar="S", help="seconds from unready to closed (default: 1)"
     )
     limits.add_argument(
@@ -113,6 +126,28 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds until a worker that hangs is killed and restarted; 0: never (default: 30)",
     )
+
+
+def _add_connection_limits(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group("limits of connections, in each worker")
+    for flag, default, help in (
+        ("--max-connections", 2048, "open connections; beyond it, the one with the least progress is closed"),
+        ("--max-connections-per-address", 1024, "of one client address, or IPv6 network of 64 bits"),
+        ("--max-request-bytes", 256 << 20, "of all bodies, from arrival to reply"),
+        ("--max-reply-bytes", 256 << 20, "of all replies that clients have not read; half of it for one address"),
+        ("--max-header-bytes", 32 << 10, "of a request's headers"),
+        ("--min-rate", 1024, "bytes per second at which clients must send and read, over 5 seconds"),
+    ):
+        limits.add_argument(flag, type=int, default=default, metavar="N", help=f"{help} (default: {default:,})")
+    for flag, seconds, help in (
+        ("--header-timeout", 10.0, "to receive the headers"),
+        ("--read-timeout", 30.0, "to receive a body"),
+        ("--write-timeout", 120.0, "to send a reply"),
+        ("--idle-timeout", 65.0, "to keep an unused connection open"),
+    ):
+        limits.add_argument(
+            flag, type=float, default=seconds, metavar="S", help=f"seconds {help} (default: {seconds:g})"
+        )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -157,11 +192,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("workers", "max_body", "max_items", "max_tokens", "max_reply", "max_requests", "batch_tokens"):
+    for name in (*COUNTS, *CONNECTION_COUNTS):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1")
-    for name in ("deadline", "read_timeout", "max_wait"):
+    for name in ("deadline", "max_wait", *CONNECTION_TIMES):
         if not 0 < getattr(args, name) <= 3600:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)} must lie between 0 and 3600 seconds")
     if args.worker_timeout != 0 and not 1 <= args.worker_timeout <= 3600:
@@ -204,6 +239,7 @@ def _serve(
     import logging
 
     from bertie.serve.auth import Keys
+    from bertie.serve.connections import ConnectionLimits
     from bertie.serve.http import LOCAL_HOSTS, App, ServerSettings
     from bertie.serve.limits import Limits
     from bertie.serve.logs import Log, LogHandler
@@ -224,13 +260,14 @@ def _serve(
         body=args.max_body,
         items=args.max_items,
         tokens=args.max_tokens,
-        read_seconds=args.read_timeout,
         requests=args.max_requests,
         reply=args.max_reply,
     )
+    fields = (CONNECTION_COUNTS | CONNECTION_TIMES).items()
+    connections = ConnectionLimits(**{field: getattr(args, flag) for flag, field in fields})
     # On loopback only local names are accepted: a web page must not reach the server through a DNS name of its own.
     hosts = (*LOCAL_HOSTS, *args.allow_host) if args.host in LOOPBACK or args.allow_host else ()
-    settings = ServerSettings(limits, args.deadline, hosts, args.log_texts)
+    settings = ServerSettings(limits, args.deadline, hosts, args.log_texts, connections)
     app = App(registry, settings, keys=keys, index=index, metrics=metrics, log=log)
     gc.collect()
     gc.freeze()  # the models stay: the garbage collector need not scan them

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Literal
+
+import orjson
 
 ErrorFormat = Literal["tei", "openai", "cohere"]
 
@@ -20,6 +24,7 @@ class _Row:
 
 _INVALID, _RATE_LIMIT, _SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 ERRORS = {  # by code, which is OpenAI's `code` field as well
+    "invalid_http": _Row(400, "Validation", _INVALID),
     "invalid_json": _Row(400, "Validation", _INVALID),
     "empty": _Row(400, "Empty", _INVALID),
     "invalid_api_key": _Row(401, "Unauthorized", _INVALID),
@@ -34,12 +39,14 @@ ERRORS = {  # by code, which is OpenAI's `code` field as well
     "invalid_input": _Row(422, "Tokenizer", _INVALID),
     "unsupported_by_model": _Row(424, "Backend", _INVALID),
     "inference_failed": _Row(424, "Backend", _SERVER),
+    "headers_too_large": _Row(431, "Validation", _INVALID),
     "overloaded": _Row(429, "Overloaded", _RATE_LIMIT),
     "rate_limit_exceeded": _Row(429, "Overloaded", _RATE_LIMIT),
     "cancelled": _Row(499, "Cancelled", _INVALID),
     "internal": _Row(500, "Internal", _SERVER),
     "unavailable": _Row(503, "Unhealthy", _SERVER),
     "deadline_exceeded": _Row(503, "Timeout", _SERVER),
+    "http_version": _Row(505, "Validation", _INVALID),
 }
 # After these the client's connection is closed. A 429 keeps it: reconnecting costs both sides more than waiting.
 _CLOSE_CONNECTION = ("too_large", "request_timeout", "forbidden_host", "invalid_api_key", "unsupported_media_type")
@@ -90,3 +97,24 @@ class ApiError(Exception):
         if self.code in _CLOSE_CONNECTION:
             headers.append((b"connection", b"close"))
         return headers
+
+
+def error_response(error: ApiError) -> bytes:
+    """A whole HTTP response, for a request that does not reach the application."""
+    status, body = HTTPStatus(error.status("tei")), orjson.dumps(error.body("tei"))
+    headers = {b"content-type": b"application/json", b"content-length": b"%d" % len(body), b"connection": b"close"}
+    lines = [b"HTTP/1.1 %d %b" % (status, status.phrase.encode())]
+    lines += [b"%b: %b" % header for header in (headers | dict(error.headers())).items()]
+    return b"\r\n".join([*lines, b"", body])
+
+
+def error_app(error: ApiError) -> Callable[..., Awaitable[None]]:
+    """An ASGI application that answers with an error."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = orjson.dumps(error.body("tei"))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers()]
+        await send({"type": "http.response.start", "status": error.status("tei"), "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return app

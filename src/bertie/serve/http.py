@@ -25,6 +25,7 @@ from bertie.errors import BertieError, InputError, MissingPackageError, NotFound
 from bertie.serve.api.openai import describe_model
 from bertie.serve.api_errors import ApiError, ErrorFormat
 from bertie.serve.auth import Key, Keys
+from bertie.serve.connections import ConnectionLimits
 from bertie.serve.context import RequestContext
 from bertie.serve.docs_page import render_docs
 from bertie.serve.limits import ON_DISCONNECT, Limits, get_header, read_body
@@ -75,6 +76,7 @@ class ServerSettings:
     deadline: float = 30.0  # seconds that a request may take
     hosts: tuple[str, ...] = ()  # allowed Host headers; empty: any
     log_texts: bool = False
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 @dataclass(slots=True)
@@ -142,6 +144,8 @@ class App:
         reply.headers.append((b"x-request-id", request_id))
         if context.ticket.submitted_tokens or context.read["tokens_total"]:
             reply.headers += _usage_headers(context, seconds)
+        if self.draining and (b"connection", b"close") not in reply.headers:
+            reply.headers.append((b"connection", b"close"))
         self._record(scope, reply, context, seconds)
         if context.error_code != "cancelled":
             await _send(send, reply)
@@ -221,9 +225,10 @@ class App:
             return _Reply(200, orjson.dumps(route.handler(self.service, None, context)))
         _check_method(method, *(("POST",) if resource is None else ("GET", "HEAD", "POST")))
         self._admit(scope, key, context)
+        body = await read_body(scope, receive, self.limits)
+        self._check_in_flight()  # a request takes a place, and a thread, only when all of it is there
         self.in_flight += 1
         try:
-            body = await read_body(scope, receive, self.limits)
             if self.settings.log_texts:
                 context.body = body[:10_000].decode("utf-8", "replace")
             scope[ON_DISCONNECT] = context.ticket.cancelled.set
@@ -267,9 +272,7 @@ class App:
 
     def _admit(self, scope: Scope, key: Key | None, context: RequestContext) -> None:
         """Refuse a request before its body is read, if the server is overloaded or the headers are wrong."""
-        if self.in_flight >= self.limits.requests:
-            message = f"{self.in_flight} requests are in flight, the maximum"
-            raise ApiError("overloaded", message, retry_after=1.0)
+        self._check_in_flight()
         self.service.registry.check()
         if key is not None:
             key.admit()
@@ -277,6 +280,11 @@ class App:
         if content_type.partition(b";")[0].strip().lower() != JSON:  # which other sites cannot send without CORS
             raise ApiError("unsupported_media_type", "the body must be sent as 'Content-Type: application/json'")
         context.ticket.deadline = time.monotonic() + _timeout(scope, self.settings.deadline)
+
+    def _check_in_flight(self) -> None:
+        if self.in_flight >= self.limits.requests:
+            message = f"{self.in_flight} requests are in flight, the maximum"
+            raise ApiError("overloaded", message, retry_after=1.0)
 
     # --- errors, metrics and the log ---
 

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from bertie.errors import ConfigError
+from bertie.serve.connections import SWEEP_SECONDS, Connections
 from bertie.serve.limits import LimitedProtocol
+from bertie.serve.protocol import LimitedProtocol
 from bertie.serve.supervisor import WorkerInfo
 
 if TYPE_CHECKING:
@@ -59,16 +62,16 @@ class Server(uvicorn.Server):
         on_ready: Callable[[], None],
         worker: WorkerInfo | None = None,
     ) -> None:
+        self.open = Connections(app.settings.connections.fit_open_files())
         config = uvicorn.Config(
             app,
-            http=LimitedProtocol,
+            http=partial(LimitedProtocol, connections=self.open),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=65,
             timeout_graceful_shutdown=int(shutdown_seconds) + 5,
         )
         super().__init__(config)
@@ -81,6 +84,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then call `on_ready`."""
         await super().startup(sockets=sockets)
+        self._sweep()
         if self.started:
             if self._worker.socket is not None:
                 self._heart = asyncio.create_task(self._run_heartbeat())
@@ -115,7 +119,14 @@ class Server(uvicorn.Server):
         return count > 0
 
     def _create_protocol(self) -> asyncio.Protocol:
-        return LimitedProtocol(self.config, self.server_state, self.lifespan.state)
+        return LimitedProtocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, connections=self.open
+        )
+
+    def _sweep(self) -> None:
+        """Drop slow clients; also during the shutdown, which would wait for them."""
+        self.open.sweep()
+        asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin a graceful shutdown; a second signal exits at once."""
