@@ -39,7 +39,7 @@ def test_overdraft_delays_the_next_request() -> None:
     now = 0.0
     key = Key("bob", {"tokens": TokenBucket(100.0, lambda: now)})
     key.admit()
-    key.spend(250)
+    key.finish(250)
     with pytest.raises(ApiError) as refusal:
         key.admit()
     assert refusal.value.retry_after == pytest.approx(151 * 0.6)

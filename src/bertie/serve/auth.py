@@ -1,7 +1,7 @@
 """API keys and rate limits: a file with one hashed key per line.
 
-    # name    sha256 of the key    limits per minute (optional)
-    alice     5e88…                requests=60 tokens=100000
+    # name    sha256 of the key    limits (optional): per minute, and at a time
+    alice     5e88…                requests=60 tokens=100000 concurrency=8
     build     9f86…
 
 A key is 32 random bytes, so an unsalted hash does not weaken it.
@@ -21,7 +21,8 @@ from pathlib import Path
 from bertie.errors import ConfigError, ExistsError, NotFoundError
 from bertie.serve.api_errors import ApiError
 
-LIMITS = ("requests", "tokens")
+RATES = ("requests", "tokens")  # per minute
+LIMITS = (*RATES, "concurrency")
 
 
 @dataclass(slots=True)
@@ -50,27 +51,34 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Key:
-    """An API key's name and rate limits."""
+    """An API key's name and limits."""
 
     name: str
     buckets: dict[str, TokenBucket]
+    concurrency: int | None = None  # requests at a time, from their headers to their reply
+    active: int = 0
 
     def admit(self) -> None:
-        """Count a request, or raise 429 with the time after which to retry."""
+        """Count a request until `finish`, or raise 429 with the time after which to retry."""
+        if self.concurrency is not None and self.active >= self.concurrency:
+            message = f"the key {self.name!r} may have {self.concurrency} requests at a time"
+            raise ApiError("rate_limit_exceeded", message, retry_after=1.0)
         for unit, bucket in self.buckets.items():
             if wait := bucket.wait():
                 message = f"the key {self.name!r} has used up its {unit} per minute"
                 raise ApiError("rate_limit_exceeded", message, retry_after=wait)
         if "requests" in self.buckets:
             self.buckets["requests"].spend(1)
+        self.active += 1
 
-    def spend(self, tokens: int) -> None:
-        """Count the tokens of a request."""
+    def finish(self, tokens: int) -> None:
+        """Count the tokens of a request that was admitted."""
+        self.active -= 1
         if "tokens" in self.buckets:
             self.buckets["tokens"].spend(tokens)
 
 
-Rows = dict[str, tuple[str, dict[str, float]]]  # name -> hash and limits per minute
+Rows = dict[str, tuple[str, dict[str, float]]]  # name -> hash and limits
 
 
 class Keys:
@@ -107,8 +115,10 @@ class Keys:
         by_hash = {}
         for name, (digest, limits) in rows.items():
             key = by_hash[digest] = self._by_hash.get(digest) or Key(name, {})
+            shares = {unit: max(limit / self._share, 1.0) for unit, limit in limits.items()}
             old, key.name = key.buckets, name
-            key.buckets = {unit: _bucket(max(rate / self._share, 1.0), old.get(unit)) for unit, rate in limits.items()}
+            key.concurrency = int(shares["concurrency"]) if "concurrency" in shares else None
+            key.buckets = {unit: _bucket(shares[unit], old.get(unit)) for unit in RATES if unit in shares}
         self._by_hash = by_hash
 
     def has_changed(self) -> bool:

@@ -225,19 +225,24 @@ class App:
             return _Reply(200, orjson.dumps(route.handler(self.service, None, context)))
         _check_method(method, *(("POST",) if resource is None else ("GET", "HEAD", "POST")))
         self._admit(scope, key, context)
-        body = await read_body(scope, receive, self.limits)
-        self._check_in_flight()  # a request takes a place, and a thread, only when all of it is there
+        try:
+            body = await read_body(scope, receive, self.limits)
+            self._check_in_flight()  # a request takes a place, and a thread, only when all of it is there
+            return _Reply(200, await self._run(route, body, scope, context))
+        finally:
+            if key is not None:
+                key.finish(context.ticket.submitted_tokens)
+
+    async def _run(self, route: Route, body: bytes, scope: Scope, context: RequestContext) -> bytes:
+        """Execute a request in its own thread."""
+        if self.settings.log_texts:
+            context.body = body[:10_000].decode("utf-8", "replace")
+        scope[ON_DISCONNECT] = context.ticket.cancelled.set
         self.in_flight += 1
         try:
-            if self.settings.log_texts:
-                context.body = body[:10_000].decode("utf-8", "replace")
-            scope[ON_DISCONNECT] = context.ticket.cancelled.set
-            loop = asyncio.get_running_loop()
-            return _Reply(200, await loop.run_in_executor(self._pool, self._execute, route, body, context))
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._execute, route, body, context)
         finally:
             self.in_flight -= 1
-            if key is not None:
-                key.spend(context.ticket.submitted_tokens)
 
     def _execute(self, route: Route, body: bytes, context: RequestContext) -> bytes:
         """Parse a body, call the handler and serialize its response, in the request's thread."""
@@ -274,12 +279,12 @@ class App:
         """Refuse a request before its body is read, if the server is overloaded or the headers are wrong."""
         self._check_in_flight()
         self.service.registry.check()
-        if key is not None:
-            key.admit()
         content_type = get_header(scope, b"content-type") or b""
         if content_type.partition(b";")[0].strip().lower() != JSON:  # which other sites cannot send without CORS
             raise ApiError("unsupported_media_type", "the body must be sent as 'Content-Type: application/json'")
         context.ticket.deadline = time.monotonic() + _timeout(scope, self.settings.deadline)
+        if key is not None:
+            key.admit()
 
     def _check_in_flight(self) -> None:
         if self.in_flight >= self.limits.requests:

@@ -22,7 +22,6 @@ import uvicorn
 
 from bertie.errors import ConfigError
 from bertie.serve.connections import SWEEP_SECONDS, Connections
-from bertie.serve.limits import LimitedProtocol
 from bertie.serve.protocol import LimitedProtocol
 from bertie.serve.supervisor import WorkerInfo
 
