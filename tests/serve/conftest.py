@@ -119,3 +119,24 @@ def raw_headers(path: str, *headers: str) -> bytes:
     """The head of a POST request."""
     lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+class BlockedQueue:
+    """A queue's `put` that blocks until it is released, or until the client has disconnected."""
+
+    def __init__(self, put: Callable[[Any], None]) -> None:
+        self.release, self.tickets, self._put = threading.Event(), list[Any](), put
+
+    def __call__(self, job: Any) -> None:
+        self.tickets.append(job.ticket)
+        while not self.release.is_set() and not job.ticket.cancelled.wait(0.01):
+            pass
+        self._put(job)
+
+
+@pytest.fixture
+def blocked(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> BlockedQueue:
+    queue = registry["embed"].engine.queue
+    put = BlockedQueue(queue.put)
+    monkeypatch.setattr(queue, "put", put)
+    return put

@@ -25,7 +25,7 @@ from bertie.serve.queue import Closed, Expired, Refused
 from bertie.serve.registry import Registry
 from bertie.serve.routes import Route, all_routes
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
-from tests.serve.conftest import Running, Start, raw_headers, until
+from tests.serve.conftest import BlockedQueue, Running, Start, raw_headers, until
 
 POSTS = [route for route in all_routes() if route.method == "POST"]
 each_post = pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path)
@@ -310,28 +310,7 @@ def test_other_host_headers_are_refused(start: Start) -> None:
 # --- limits ---
 
 
-class _BlockedQueue:
-    """A queue's `put` that blocks until it is released, or until the client has disconnected."""
-
-    def __init__(self, put: Callable[[Any], None]) -> None:
-        self.release, self.tickets, self._put = threading.Event(), list[Any](), put
-
-    def __call__(self, job: Any) -> None:
-        self.tickets.append(job.ticket)
-        while not self.release.is_set() and not job.ticket.cancelled.wait(0.01):
-            pass
-        self._put(job)
-
-
-@pytest.fixture
-def blocked(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> _BlockedQueue:
-    queue = registry["embed"].engine.queue
-    put = _BlockedQueue(queue.put)
-    monkeypatch.setattr(queue, "put", put)
-    return put
-
-
-def test_too_many_requests_in_flight_are_refused_at_once(strict: Running, blocked: _BlockedQueue) -> None:
+def test_too_many_requests_in_flight_are_refused_at_once(strict: Running, blocked: BlockedQueue) -> None:
     with ThreadPoolExecutor(2) as pool:
         first = [pool.submit(httpx.post, f"{strict.url}/embed", json={"inputs": "a", "model": "embed"}) for _ in "ab"]
         until(lambda: len(blocked.tickets) == 2)
@@ -381,7 +360,7 @@ def test_a_reloaded_model_is_freed(start: Start, models: dict[str, str]) -> None
     registry.close()
 
 
-def test_a_disconnected_client_cancels_its_request(server: Running, blocked: _BlockedQueue) -> None:
+def test_a_disconnected_client_cancels_its_request(server: Running, blocked: BlockedQueue) -> None:
     body = b'{"inputs": "a", "model": "embed"}'
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
         raw.sendall(raw_headers("/embed", f"content-length: {len(body)}") + body)

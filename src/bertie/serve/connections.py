@@ -9,11 +9,17 @@ made the least progress is closed in favour of the new one.
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import ipaddress
 import resource
+import socket
+import struct
+import termios
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -230,3 +236,19 @@ def client_network(client: tuple[str, int] | None) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.IPv6Network((address, 64), strict=False))
+
+
+def unread_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that wait for the client to read, in this process and in the kernel."""
+    queued = struct.pack("i", 0)
+    with suppress(OSError, ValueError):  # closed
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+    return transport.get_write_buffer_size() + int(struct.unpack("i", queued)[0])
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close a connection at once, and discard what the client has not read, in the kernel as well."""
+    with suppress(OSError, ValueError):  # closed
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
-from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,7 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertie.serve.api_errors import ApiError, error_app, error_response
-from bertie.serve.connections import Connections, State, client_network
+from bertie.serve.connections import Connections, State, client_network, reset, unread_bytes
 from bertie.serve.limits import FAILURE, ON_DISCONNECT, check_head
 
 HEAD_SLICE = 1024  # bytes of headers to parse at a time; bounds the pipelined requests that are parsed ahead
@@ -49,7 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._phase_began = False  # since the last call of `_update`
         self._head_bytes = self._body_bytes = self._raw_bytes = 0  # of the request that arrives
         self._declared: int | None = None  # its Content-Length
-        self._progress = 0  # bytes received since `mark`; while sending: bytes unsent at `mark`
+        self._progress = 0  # bytes received since `mark`; while sending: bytes unread at `mark`
         self._unparsed = b""  # received while an earlier request is being answered
         self._refusal: ApiError | None = None  # why parsing was stopped
         self._keep_alive = True
@@ -89,7 +87,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep a half-closed connection open until its complete requests are answered."""
         self._eof = True
-        if self.state is State.LINGERING or self._in_message or not (self._is_blocked() or self._unparsed):
+        if self.state is State.LINGERING or not self._is_blocked():
             return False
         self._began = self._connections.now
         self._connections.half_closed.add(self)
@@ -105,10 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def abort(self, reason: str) -> None:
         """Close the connection at once, and discard what the client has not read, in the kernel as well."""
         self._connections.dropped[reason] += 1
-        if (raw := self.transport.get_extra_info("socket")) is not None:
-            with suppress(OSError):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
+        reset(self.transport)
         self._connections.remove(self)
 
     def evict(self, reason: str) -> None:
@@ -134,8 +129,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._update()
         stalled = now - self.mark >= limits.grace_seconds
         if self.state is State.SENDING:
-            size = self.transport.get_write_buffer_size()
-            if self._progress - size >= limits.quantum:
+            size = unread_bytes(self.transport)
+            if size > self._progress or self._progress - size >= limits.quantum:
                 self._progress = size
                 self._connections.move(self, State.SENDING)
             elif stalled or now - self._began >= limits.write_seconds:
@@ -147,7 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.abort()
         elif self.state is State.IDLE:
             if now - self.mark >= limits.idle_seconds:
-                self.transport.close()
+                self.abort("write_timeout") if unread_bytes(self.transport) else self.transport.close()
         elif self._eof:
             self._probe()
 
@@ -192,7 +187,7 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             state = State.IDLE
         if state is not self.state:
-            self._progress = unsent
+            self._progress = 0
             if state is State.SENDING:
                 self._began = connections.now
             connections.move(self, state)
@@ -224,8 +219,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def _is_blocked(self) -> bool:
         """Whether earlier requests must be answered, and their replies read, before another one is parsed."""
         active = self._active
-        running = active is not None and not active.response_complete and not self._in_message
-        return running or bool(self.pipeline) or self.flow.write_paused or self._failed
+        if active is not None and not active.response_complete and (active is not self.cycle or not active.more_body):
+            return True
+        return bool(self.pipeline) or self.flow.write_paused or self._failed
 
     def _parse(self, data: bytes) -> None:
         at, size = 0, len(data)
@@ -425,7 +421,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if size := self.transport.get_write_buffer_size():
             self._connections.hold_reply(self, size)
-            self._progress = size
+            self._progress = 0
         self._proceed()
 
     def resume_writing(self) -> None:

@@ -40,6 +40,8 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     bound = socket.socket(family, kind, number)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Replies that clients do not read stay in this process, where they are counted and limited.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 128 * 1024)
         if shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
