@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bertie.errors import ConfigError, ExistsError, NotFoundError
 from bertie.serve.api_errors import ApiError
 from bertie.serve.auth import Key, Keys, TokenBucket, new_key
-from tests.serve.conftest import Running, Start, until
+from tests.serve.conftest import BlockedQueue, Running, Start, until
 
 
 def digest(key: str) -> str:
@@ -211,3 +213,23 @@ def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     assert not keys.has_changed()
     assert len(keys) == 0
     assert not Keys({}).has_changed()
+
+
+def test_concurrent_requests_of_a_key_are_limited(start: Start, blocked: BlockedQueue, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"bob {digest('b')} concurrency=2\namy {digest('a')}\n")
+    server = start(keys=Keys.read(tmp_path / "keys"))
+
+    def post(key: str) -> int:
+        body = {"inputs": "a", "model": "embed"}
+        return httpx.post(f"{server.url}/embed", json=body, headers={"authorization": f"Bearer {key}"}).status_code
+
+    with ThreadPoolExecutor(3) as pool:
+        first = [pool.submit(post, "b") for _ in range(2)]
+        until(lambda: len(blocked.tickets) == 2)
+        assert post("b") == 429
+        other = pool.submit(post, "a")
+        until(lambda: len(blocked.tickets) == 3)
+        blocked.release.set()
+        assert [reply.result() for reply in (*first, other)] == [200] * 3
+    assert post("b") == 200
+    assert Keys.read(tmp_path / "keys", share=4).find(b"Bearer b").concurrency == 1

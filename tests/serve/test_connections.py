@@ -110,6 +110,9 @@ def test_unread_replies_are_dropped(crowded: Running) -> None:
         until(lambda: crowded.server.open.reply_bytes > LARGE)
         until(lambda: crowded.server.open.dropped["write_timeout"] == before + 3)
         until(lambda: crowded.server.open.reply_bytes == 0)
+        text = crowded.client.get("/metrics").text
+        assert f'bertie_connections_dropped_total{{reason="write_timeout"}} {before + 3}' in text
+        assert 'bertie_connection_bytes{direction="reply"} 0' in text
         with pytest.raises(ConnectionResetError):
             read(raw)
     until(lambda: not crowded.server.open.half_closed)

@@ -72,6 +72,9 @@ class Metrics:
         self.waiting = Metric("gauge", "Tokens waiting for a batch.", ("model",))
         self.budget = Metric("gauge", "Token budget of a batch, as measured at startup.", ("model",))
         self.memory = Metric("gauge", "Resident memory in bytes.")
+        self.connections = Metric("gauge", "Open connections.")
+        self.connection_bytes = Metric("gauge", "Bytes of requests received and of replies not sent.", ("direction",))
+        self.dropped = Metric("counter", "Connections dropped for a limit.", ("reason",))
         self._names = {
             "bertie_requests_total": self.requests,
             "bertie_request_seconds": self.request_seconds,
@@ -84,6 +87,9 @@ class Metrics:
             "bertie_requests_in_flight": self.in_flight,
             "bertie_queue_tokens": self.waiting,
             "bertie_batch_budget_tokens": self.budget,
+            "bertie_connections": self.connections,
+            "bertie_connection_bytes": self.connection_bytes,
+            "bertie_connections_dropped_total": self.dropped,
             "process_resident_memory_bytes": self.memory,
         }
         self._folder = folder

@@ -14,20 +14,22 @@ from bertie.serve.routes import Route, all_routes
 
 REF = "#/components/schemas/{model}"
 ERROR_MODELS = {"openai": OpenAIError, "cohere": CohereError, "tei": TeiError}
-POST_STATUSES = (400, 401, 404, 408, 413, 415, 422, 424, 429, 503)
+POST_STATUSES = (400, 401, 404, 408, 413, 415, 422, 424, 429, 431, 503, 505)
 STATUSES = {
-    400: "The body is not valid JSON, or is empty",
+    400: "The request is not valid HTTP, or its body is not valid JSON, or empty",
     401: "The API key is missing or unknown",
     403: "The Host header is not allowed",
     404: "There is no such model or endpoint",
     405: "The method is not allowed",
-    408: "The body arrived too slowly",
+    408: "The headers or the body arrived too slowly",
     413: "Too large: the body, the number of items or their tokens",
     415: "The body was not sent as application/json",
     422: "A field is invalid",
     424: "The model does not support this, or failed",
     429: "Overloaded, or the key's rate limit is reached; see Retry-After",
+    431: "Too many headers, or too large ones",
     503: "Not ready, shutting down, or the deadline has passed",
+    505: "Neither HTTP/1.1 nor HTTP/1.0",
 }
 
 

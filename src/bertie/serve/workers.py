@@ -76,6 +76,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(shutdown_seconds) + 5,
         )
         super().__init__(config)
+        app.metrics.add_collector(self._update_gauges)
         self._app, self._grace, self._on_ready = app, grace, on_ready
         self._worker = worker or WorkerInfo()
         self._heart: asyncio.Task[None] | None = None
@@ -128,6 +129,14 @@ class Server(uvicorn.Server):
         """Drop slow clients; also during the shutdown, which would wait for them."""
         self.open.sweep()
         asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    def _update_gauges(self) -> None:
+        metrics, opened = self._app.metrics, self.open
+        metrics.connections.set(opened.count)
+        metrics.connection_bytes.set(opened.request_bytes, "request")
+        metrics.connection_bytes.set(opened.reply_bytes, "reply")
+        for reason, count in opened.dropped.copy().items():
+            metrics.dropped.set(count, reason)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin a graceful shutdown; a second signal exits at once."""
