@@ -130,18 +130,26 @@ def test_windows_and_parameters_reach_the_executor(tmp_path: Path) -> None:
     expected = tagger.tag(texts, aggregation_strategy="none")
     calls: list[Any] = []
 
-    def executor(task: Any, windows: Any, parameters: Any) -> list[Any]:
-        calls.append((windows, parameters))
-        with torch.inference_mode():
-            outputs = []
-            for ids in np.split(windows.ids, np.cumsum(windows.lengths)[:-1]):
-                batch = pipeline.Batch.from_ids([ids])
-                outputs += list(task.outputs(tagger.model, tagger.model.hidden(batch, task.head), batch, None))
-            return outputs
+    class Executor:
+        def admit(self, characters: int) -> None:
+            assert characters == sum(map(len, texts))
 
-    tagger.pipeline.executor = executor
+        def check(self) -> None:
+            calls.append("check")
+
+        def compute(self, task: Any, windows: Any, parameters: Any) -> list[Any]:
+            calls.append((windows, parameters))
+            with torch.inference_mode():
+                outputs = []
+                for ids in np.split(windows.ids, np.cumsum(windows.lengths)[:-1]):
+                    batch = pipeline.Batch.from_ids([ids])
+                    outputs += list(task.outputs(tagger.model, tagger.model.hidden(batch, task.head), batch, None))
+                return outputs
+
+    tagger.pipeline.executor = Executor()
     assert tagger.tag(texts, aggregation_strategy="none") == expected
-    ((windows, parameters),) = calls
+    (windows, parameters), *checks = calls
+    assert checks == ["check"] * len(texts), "before each text is decoded"
     assert parameters is None
     assert len(windows) == sum(result.windows for result in expected) > 4
     assert windows.lengths.max() <= tagger.checkpoint.max_length

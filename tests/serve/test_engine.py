@@ -23,6 +23,7 @@ from bertie.checkpoints.model_spec import model_spec
 from bertie.config import HeadConfig, HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
+from bertie.serve import batch_budget
 from bertie.serve.engine import BatchStats, Engine
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, current_ticket
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger
@@ -118,7 +119,7 @@ def test_shared_batches_give_the_results_of_each_task_alone(
     ran: list[BatchStats] = []
     with running(checkpoint.model, on_batch=ran.append) as engine:
         for task in (embedder, mood, names, spans, rank, filler):
-            task.pipeline.executor = engine.compute
+            task.pipeline.executor = engine
         found = together(engine, Gate(checkpoint.model, monkeypatch), calls)
         stats = engine.stats()
     for one, expected in zip(found, alone, strict=True):
@@ -167,7 +168,7 @@ def test_an_error_of_one_task_reaches_its_request_only(checkpoint: Checkpoint, m
     plain = Classifier(checkpoint, head="mood").classify(several)
     vectors = embedder.embed(several)
     with running(checkpoint.model) as engine:
-        fussy.pipeline.executor = embedder.pipeline.executor = engine.compute
+        fussy.pipeline.executor = embedder.pipeline.executor = engine
         calls = [lambda text=text: fussy.classify([text])[0] for text in several]
         calls += [lambda text=text: embedder.embed([text])[0] for text in several]
         found = together(engine, Gate(checkpoint.model, monkeypatch), calls)
@@ -198,7 +199,7 @@ def test_out_of_memory_is_retried_in_halves(checkpoint: Checkpoint, monkeypatch:
     expected = embedder.embed(several)
     monkeypatch.setattr(checkpoint.model, "hidden", small)
     with running(checkpoint.model) as engine:
-        embedder.pipeline.executor = engine.compute
+        embedder.pipeline.executor = engine
         found = together(
             engine,
             Gate(checkpoint.model, monkeypatch),
@@ -223,7 +224,7 @@ def test_non_finite_outputs_fail_only_their_request(checkpoint: Checkpoint, monk
         with torch.no_grad():
             checkpoint.model.encoder.embeddings.words.weight[sorted(bad)] = value
         with running(checkpoint.model) as engine, monkeypatch.context() as patch:
-            embedder.pipeline.executor = names.pipeline.executor = engine.compute
+            embedder.pipeline.executor = names.pipeline.executor = engine
             calls = [lambda text=text: embedder.embed([text])[0] for text in several]
             calls += [lambda text=text: names.tag([text], aggregation_strategy="none")[0] for text in several]
             found = together(engine, Gate(checkpoint.model, patch), calls)
@@ -250,7 +251,7 @@ def test_workers_survive_any_error(checkpoint: Checkpoint, monkeypatch: pytest.M
     embedder = Embedder(checkpoint)
     expected = embedder.embed(["the river"])
     with running(checkpoint.model) as engine:
-        embedder.pipeline.executor = engine.compute
+        embedder.pipeline.executor = engine
         for error in (KeyboardInterrupt, SystemExit, RuntimeError, MemoryError):
             with monkeypatch.context() as patch:
                 patch.setattr(checkpoint.model, "hidden", raising(error))
@@ -273,7 +274,7 @@ def raising(error: type[BaseException]) -> Callable[..., Any]:
 def test_tickets(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     with running(checkpoint.model) as engine:
-        embedder.pipeline.executor = engine.compute
+        embedder.pipeline.executor = engine
         mine = Ticket("mine")
         token = current_ticket.set(mine)
         found = list(embedder.embed_each([document(12), "the river"]))
@@ -311,8 +312,8 @@ def test_a_full_queue_refuses_requests(checkpoint: Checkpoint, monkeypatch: pyte
     embedder = Embedder(checkpoint)
     expected = embedder.embed(sentences(40))
     with running(checkpoint.model, max_wait=1.0) as engine:
-        engine.queue.rate, engine.queue.least = 100.0, 0
-        embedder.pipeline.executor = engine.compute
+        engine.queue.expect(100.0, least=0)
+        embedder.pipeline.executor = engine
         gate = Gate(checkpoint.model, monkeypatch)
         with ThreadPoolExecutor(41) as pool:
             pool.submit(embedder.embed, ["the river"])
@@ -336,7 +337,7 @@ def test_a_full_queue_refuses_requests(checkpoint: Checkpoint, monkeypatch: pyte
 def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
     embedder = Embedder(checkpoint)
     engine = Engine(checkpoint.model, budget=16, workers=1)
-    embedder.pipeline.executor = engine.compute
+    embedder.pipeline.executor = engine
     gate = Gate(checkpoint.model, monkeypatch)
     with ThreadPoolExecutor(6) as pool:
         rest = [pool.submit(embedder.embed, [text]) for text in sentences(5)]
@@ -361,7 +362,7 @@ def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain:
 def test_closing_does_not_wait_for_a_hanging_device(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     engine = Engine(checkpoint.model, budget=512, workers=1)
-    embedder.pipeline.executor = engine.compute
+    embedder.pipeline.executor = engine
     gate = Gate(checkpoint.model, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(embedder.embed, ["the river"])
@@ -383,7 +384,7 @@ def test_replicas(checkpoint: Checkpoint, folder: Path) -> None:
     expected = names.tag(several, aggregation_strategy="none")
     used.clear()
     with running(checkpoint.model, replicas=[replica.model], budget=32) as engine:
-        names.pipeline.executor = engine.compute
+        names.pipeline.executor = engine
         with ThreadPoolExecutor(16) as pool:
             found = list(pool.map(lambda text: names.tag([text], aggregation_strategy="none")[0], several))
     assert used == {id(checkpoint.model.encoder), id(replica.model.encoder)}
@@ -396,7 +397,7 @@ def test_several_workers(checkpoint: Checkpoint) -> None:
     several = [document(40, seed) for seed in range(6)] + sentences(30)
     vectors, tags = embedder.embed(several), names.tag(several, aggregation_strategy="none")
     with running(checkpoint.model, workers=4, budget=64) as engine:
-        embedder.pipeline.executor = names.pipeline.executor = engine.compute
+        embedder.pipeline.executor = names.pipeline.executor = engine
         with ThreadPoolExecutor(12) as pool:
             found = list(
                 pool.map(
@@ -413,6 +414,9 @@ class _Bare:
 
     def __init__(self, model: Model, head: str | None) -> None:
         self.model, self.head = model, head
+
+    def output_costs(self, windows: Encodings, parameters: Any) -> None:
+        return None
 
     def outputs(self, model: Model, hidden: torch.Tensor, batch: Batch, parameters: Any) -> Any:
         if self.head is None:
@@ -455,19 +459,20 @@ def test_the_budget_is_the_smallest_near_the_best_rate(checkpoint: Checkpoint, m
     took = {64: 0.009, 512: 0.012, 1024: 0.016, 2048: 0.030, 4096: 0.058, 8192: 0.2}
     passes: list[int] = []
 
-    def fake(self: Engine, tokens: int) -> float:
+    def fake(model: Model, tokens: int) -> float:
         passes.append(tokens)
         return took[tokens]
 
-    monkeypatch.setattr(Engine, "_time_pass", fake)
+    monkeypatch.setattr(batch_budget, "time_pass", fake)
     with running(checkpoint.model, budget=None) as engine:
         assert engine.measurement is not None
         # 2048 tokens max_length 68,267 a second, 4096 max_length 70,621: within 5 %, so that the smaller one is taken.
         assert engine.budget == engine.measurement.budget == 2048
         assert max(passes) == 8192, "and when it gets worse, no more are tried"
-        assert engine.queue.rate == pytest.approx(2048 / 0.030 * engine.workers)
-        assert engine.queue.room == pytest.approx(60 * engine.queue.rate)
-        assert engine.queue.least == 2 * 2048 * engine.workers
+        for lane in (engine.queue.short, engine.queue.long):
+            assert lane.rate == pytest.approx(2048 / 0.030 * engine.workers)
+            assert lane.room == pytest.approx(60 * lane.rate)
+            assert lane.least == 2 * 2048 * engine.workers
     with pytest.raises(ConfigError, match="budget=-1"):
         Engine(checkpoint.model, budget=-1)
 
@@ -476,27 +481,27 @@ def test_measuring_the_budget(checkpoint: Checkpoint) -> None:
     with running(checkpoint.model, budget=None) as engine:
         assert engine.measurement is not None
         assert engine.budget in engine.measurement.rates
-        assert engine.queue.rate > 0
-        assert engine.queue.room >= engine.queue.least > 0
+        assert engine.queue.short.rate > 0
+        assert engine.queue.short.room >= engine.queue.short.least > 0
 
 
 def test_the_rate_is_measured_with_full_batches(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = Embedder(checkpoint)
     with running(checkpoint.model, budget=64) as engine:
-        embedder.pipeline.executor = engine.compute
+        embedder.pipeline.executor = engine
         for text in sentences(5):
             embedder.embed([text])
-        assert engine.queue.rate == 0.0, "small ones say nothing"
+        assert engine.queue.short.rate == 0.0, "small ones say nothing"
         calls = [lambda text=text: embedder.embed([text]) for text in sentences(40)]
         together(engine, Gate(checkpoint.model, monkeypatch), calls)
-        assert engine.queue.rate > 0
+        assert engine.queue.short.rate > 0
 
 
 def test_no_job_is_kept_alive(checkpoint: Checkpoint) -> None:
     """No request's windows or outputs outlive it."""
     embedder = Embedder(checkpoint)
     with running(checkpoint.model) as engine:
-        embedder.pipeline.executor = engine.compute
+        embedder.pipeline.executor = engine
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda text: embedder.embed([text]), sentences(40)))
         time.sleep(0.05)

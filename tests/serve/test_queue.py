@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -31,8 +30,13 @@ class Clock:
         return self.now
 
 
-def job(*lengths: int, name: str = "", deadline: float | None = None) -> QueuedJob:
-    return QueuedJob(Ticket(name, deadline), None, lengths)
+def job(*lengths: int, name: str = "", deadline: float | None = None, outputs: int = 0) -> QueuedJob:
+    """`outputs`: the cost of each window's outputs."""
+    return QueuedJob(Ticket(name, deadline), None, lengths, costs=[length + outputs for length in lengths])
+
+
+def is_long(one: QueuedJob) -> bool:
+    return sum(one.costs) > TURN
 
 
 def tokens(parts: list[JobSlice]) -> int:
@@ -52,9 +56,94 @@ def test_short_requests_do_not_wait_for_long_ones() -> None:
     long, short = job(*[256] * 500), job(10)
     queue.put(long)
     queue.put(short)
-    first = queue.take(1024)
-    assert [(part.job, part.first, part.last) for part in first] == [(long, 0, 3), (short, 0, 1)]
-    assert tokens(first) <= 1024
+    assert [part.job for part in queue.take(1024)] == [short], "a batch of its own"
+    (part,) = queue.take(1024, long=True)
+    assert (part.job, part.first, part.last) == (long, 0, 4)
+
+
+def test_one_batch_of_long_jobs_at_a_time_while_there_are_short_ones() -> None:
+    queue = Queue()
+    long = [job(*[2048] * 30) for _ in range(3)]
+    for one in long:
+        queue.put(one)
+    alone = [queue.take(512, long=True, wait=False) for _ in range(3)]
+    assert [part.job for (part,) in alone] == long, "with nobody else, as many at a time as there are workers"
+    assert all(part.last - part.first == 1 for (part,) in alone), "one window each"
+    queue.put(job(10))
+    assert queue.take(512, long=True, wait=False) == [], "a short job waits"
+    (short,) = queue.take(512)
+    for left in (2, 1):
+        queue.finish(long=True)
+        assert queue.take(512, long=True, wait=False) == [], f"a short job runs beside {left} long ones"
+    queue.finish(long=True)
+    assert queue.take(512, long=True, wait=False), "there is always one of the long ones"
+    assert queue.take(512, long=True, wait=False) == []
+    answer(queue, [short])
+    queue.finish()
+    assert queue.take(512, long=True, wait=False), "no short jobs any more"
+
+
+def test_a_long_job_that_yields_is_woken() -> None:
+    queue, got = Queue(), list[list[JobSlice]]()
+    queue.put(job(600, 600))
+    queue.put(job(10))
+    queue.take(512, long=True)
+    queue.take(512)
+    worker = threading.Thread(target=lambda: got.append(queue.take(512, long=True)), daemon=True)
+    worker.start()
+    worker.join(0.05)
+    assert worker.is_alive(), "it yields"
+    queue.finish()
+    worker.join(10)
+    assert len(got) == 1
+
+
+def test_long_jobs_count_nothing_for_short_ones() -> None:
+    """A short job is refused only if the short ones before it take too long."""
+    queue = Queue(1.0, clock=Clock())
+    queue.expect(3000.0, least=0)
+    queue.put(job(*[2048] * 7))
+    queue.put(job(*[2048] * 7))
+    with pytest.raises(Refused):
+        queue.put(job(*[2048] * 7))
+    with pytest.raises(Refused):
+        queue.check_long()
+    queue.check()
+    for _ in range(150):
+        queue.put(job(20, deadline=1.5))
+    queue.put(job(20))
+    with pytest.raises(Refused, match=r"takes about 1\.0 s"):
+        queue.put(job(20))
+    with pytest.raises(Refused):
+        queue.check()
+
+
+def test_each_lane_has_its_own_rate() -> None:
+    queue = Queue(1.0)
+    queue.expect(1000.0, least=0)
+    for i in range(200):
+        queue.long.record(100, i, i + 1)  # long jobs run slowly beside short ones
+    assert queue.short.rate == 1000.0
+    assert queue.long.rate == pytest.approx(100.0, rel=0.01)
+    for i in range(200):
+        queue.short.record(100, i / 2, (i + 3) / 2)  # concurrent batches: their time is counted once
+    assert queue.short.rate == pytest.approx(200.0, rel=0.05)
+
+
+def test_outputs_are_part_of_the_cost() -> None:
+    """Few tokens with many outputs are a long job, whose outputs others wait for, too."""
+    queue = Queue(1.0)
+    queue.expect(1000.0, least=0)
+    many = job(20, outputs=5000)
+    queue.put(many)
+    queue.put(job(20))
+    assert [part.job for part in queue.take(512)] != [many]
+    assert queue.long.waiting == 5020
+    with pytest.raises(Refused, match=r"takes about 5\.0 s"):
+        queue.put(job(20, outputs=600))
+    assert many.ticket.submitted_tokens == 20, "limits of tokens are limits of what is read"
+    assert [part.job for part in queue.take(512, long=True)] == [many]
+    assert (queue.waiting, many.backlog) == (0, 0)
 
 
 def test_long_requests_are_not_starved() -> None:
@@ -66,33 +155,32 @@ def test_long_requests_are_not_starved() -> None:
         for _ in range(20):  # as many as fill a batch, each time
             queue.put(job(50))
         queue.take(1000)
+        queue.finish()
+        if queue.take(1000, long=True, wait=False):
+            queue.finish(long=True)
         rounds += 1
         assert rounds < 30
-    # Of each round of the ring it gets one turn; the ring grows by 20 a batch.
-    assert rounds <= 20
+    assert rounds <= 6, "one batch of long jobs for each batch of short ones"
 
 
 def test_a_window_beyond_the_budget_is_a_batch_of_its_own() -> None:
     queue = Queue()
-    small, large = job(10), job(5000)
+    small, large = job(600), job(5000)
     queue.put(small)
     queue.put(large)
-    assert [part.job for part in queue.take(1000)] == [small]
-    queue.put(job(10))
-    assert [part.job for part in queue.take(1000)] == [large], "it did not fit and goes first now"
+    assert [part.job for part in queue.take(1000, long=True)] == [small]
+    queue.put(job(600))
+    assert [part.job for part in queue.take(1000, long=True)] == [large], "it did not fit and goes first now"
 
 
 def test_requests_that_would_wait_too_long_are_refused() -> None:
     queue = Queue(2.0)
-    queue.rate = 100.0
+    queue.expect(100.0, least=0)
     for _ in range(5):
-        queue.check()
         queue.put(job(50))
     with pytest.raises(Refused, match=r"takes about 2\.5 s, and it may wait for 2 s") as refused:
         queue.put(job(50))
     assert refused.value.retry_after == pytest.approx(0.5)
-    with pytest.raises(Refused):
-        queue.check()
     queue.take(50)
     queue.put(job(50))
 
@@ -101,15 +189,15 @@ def test_the_room_follows_the_rate() -> None:
     queue = Queue(2.0)
     for _ in range(10):
         queue.put(job(50))  # how long they will take is not known yet
-    queue.rate = 100.0
+    queue.expect(100.0, least=0)
     with pytest.raises(Refused):
         queue.put(job(50))
-    queue.rate = 250.0
+    queue.expect(250.0, least=0)
     queue.put(job(50))
-    queue.rate = 1.0
+    queue.expect(1.0, least=0)
     with pytest.raises(Refused):
         queue.put(job(50))
-    queue.least = 550  # however slow it is
+    queue.expect(1.0, least=550)  # however slow it is
     queue.put(job(50))
 
 
@@ -119,14 +207,14 @@ def test_a_request_counts_for_its_next_turn() -> None:
     assert queue.waiting == TURN
     queue.put(job(700, 10))
     assert queue.waiting == TURN + 700
-    parts = queue.take(10**9)
+    parts = queue.take(10**9, long=True)
     assert tokens(parts) == 50_710
     assert queue.waiting == 0
 
 
 def test_cancelled_requests_do_not_count() -> None:
     queue = Queue(2.0)
-    queue.rate = 90.0
+    queue.expect(90.0, least=0)
     gone = [job(50) for _ in range(4)]
     for one in gone:
         queue.put(one)
@@ -166,14 +254,15 @@ def test_deadlines() -> None:
 
 def test_deadlines_that_cannot_be_met_are_refused() -> None:
     queue = Queue(60.0, clock=Clock())
-    queue.rate = 100.0
+    queue.expect(100.0, least=0)
     queue.put(job(*[100] * 20))
-    queue.put(job(100, deadline=7.0))  # 512 of the first, and itself
-    with pytest.raises(Refused, match=r"takes about 7\.1 s, and the deadline is in 7\.0 s") as refused:
-        queue.put(job(100, deadline=7.0))
-    assert refused.value.retry_after == pytest.approx(0.12)
+    queue.put(job(*[100] * 6, deadline=12.0))  # 600 of the first, and itself
+    with pytest.raises(Refused, match=r"takes about 18\.0 s, and the deadline is in 17\.0 s") as refused:
+        queue.put(job(*[100] * 6, deadline=17.0))
+    assert refused.value.retry_after == pytest.approx(1.0)
     with pytest.raises(Refused):
-        queue.put(job(*[100] * 30, deadline=7.0))
+        queue.put(job(*[100] * 30, deadline=17.0))
+    queue.put(job(100, deadline=1.1))  # short
 
 
 def test_failed_jobs_are_dropped() -> None:
@@ -181,13 +270,14 @@ def test_failed_jobs_are_dropped() -> None:
     poisoned, other = job(*[TURN] * 10), job(10)
     queue.put(poisoned)
     queue.put(other)
-    first = queue.take(600)
+    first = queue.take(600, long=True) + queue.take(600)
     queue.fail(poisoned, ValueError("poison"))
     answer(queue, first)
     queue.fail(poisoned, ValueError("again"))
     assert done(poisoned)
     assert str(poisoned.error) == "poison"
-    assert queue.take(10**6, wait=False) == []
+    queue.finish(long=True)
+    assert queue.take(10**6, long=True, wait=False) == []
     assert queue.waiting == 0
     assert (poisoned.taken, other.taken) == (1, 1)
 
@@ -200,11 +290,11 @@ def test_closing() -> None:
     queue.close(drain=True)
     with pytest.raises(Closed):
         queue.put(job(1))
-    answer(queue, queue.take(TURN))
+    answer(queue, queue.take(TURN, long=True))
     queue.close(drain=False)
     assert isinstance(one.error, Closed)
     assert isinstance(two.error, Closed)
-    assert queue.take(1000) == []
+    assert queue.take(1000) == queue.take(1000, long=True) == []
 
 
 def test_take_blocks_until_there_is_work() -> None:
@@ -236,37 +326,44 @@ def test_every_job_is_answered_once(data: st.DataObject) -> None:
     """Any order of coming, leaving, taking and failing."""
     clock = Clock()
     queue = Queue(data.draw(st.floats(0.1, 10)), clock=clock)
-    queue.rate = data.draw(st.sampled_from([0.0, 50.0, 5000.0]))
-    queue.least = data.draw(st.integers(0, 1000))
+    queue.expect(data.draw(st.sampled_from([0.0, 50.0, 5000.0])), least=data.draw(st.integers(0, 1000)))
     accepted: list[QueuedJob] = []
-    running: list[list[JobSlice]] = []
+    running: list[tuple[bool, list[JobSlice]]] = []
     handed: dict[QueuedJob, list[int]] = {}
     for _ in range(data.draw(st.integers(1, 40))):
-        step = data.draw(st.sampled_from(["put", "put", "put", "take", "answer", "cancel", "fail", "later"]))
+        step = data.draw(st.sampled_from(["put", "put", "put", "take", "take", "answer", "cancel", "fail", "later"]))
         if step == "put":
             lengths = data.draw(st.lists(st.integers(1, 600), max_size=12))
             deadline = data.draw(st.none() | st.floats(0.1, 30).map(lambda s: clock.now + s))
-            one = job(*lengths, deadline=deadline)
+            one = job(*lengths, deadline=deadline, outputs=data.draw(st.sampled_from([0, 0, 100])))
             after: float | None = None
             try:
                 queue.put(one)
                 accepted.append(one)
             except Refused as refused:
                 after = refused.retry_after
-            assert after is None or (after > 0 and queue.waiting), "an empty queue refuses nobody"
+            assert after is None or (after > 0 and queue.lane(one).waiting), "an empty lane refuses nobody"
         elif step == "take":
-            budget = data.draw(st.integers(1, 2000))
-            before = {one for one in accepted if one.unanswered and one.taken < len(one.lengths)}
-            parts = queue.take(budget, wait=False)
-            assert tokens(parts) <= budget or [part.last - part.first for part in parts] == [1]
-            assert bool(parts) == any(one.unanswered for one in before)
+            budget, long = data.draw(st.integers(1, 2000)), data.draw(st.booleans())
+            before = {
+                one for one in accepted if one.unanswered and one.taken < len(one.lengths) and is_long(one) == long
+            }
+            yields = long and queue.long.running and (queue.short.running or queue.short.ring)
+            parts = queue.take(budget, long=long, wait=False)
+            cost = sum(sum(part.job.costs[part.first : part.last]) for part in parts)
+            assert cost <= budget or [part.last - part.first for part in parts] == [1]
+            assert bool(parts) == (not yields and any(one.unanswered for one in before))
             for part in parts:
+                assert is_long(part.job) == long
                 assert not part.job.ticket.cancelled.is_set()
                 assert part.job.ticket.deadline is None or part.job.ticket.deadline > clock.now
                 handed.setdefault(part.job, []).extend(range(part.first, part.last))
-            running.append(parts)
+            if parts:
+                running.append((long, parts))
         elif step == "answer" and running:
-            answer(queue, running.pop(data.draw(st.integers(0, len(running) - 1))))
+            long, parts = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            answer(queue, parts)
+            queue.finish(long=long)
         elif step in ("cancel", "fail") and accepted:
             one = data.draw(st.sampled_from(accepted))
             if step == "cancel":
@@ -275,15 +372,18 @@ def test_every_job_is_answered_once(data: st.DataObject) -> None:
                 queue.fail(one, ValueError())
         elif step == "later":
             clock.now += data.draw(st.floats(0, 10))
-        ahead = [max(min(one.backlog, TURN), *one.lengths[one.taken :][:1]) for one in queue._ring]
-        assert queue.waiting == sum(ahead)
-        assert queue.waiting <= queue.room + 2 * 600, "what waits takes no longer than it may, but for the last turn"
+        for lane in (queue.short, queue.long):
+            assert lane.waiting == sum(max(min(one.backlog, TURN), *one.costs[one.taken :][:1]) for one in lane.ring)
+            assert lane.waiting <= lane.room + 2 * 700, "what waits takes no longer than it may, but for the last turn"
     queue.close(drain=data.draw(st.booleans()))
-    while parts := queue.take(1000):
-        running.append(parts)
-        for part in parts:
-            handed.setdefault(part.job, []).extend(range(part.first, part.last))
-    for parts in running:
+    for long in (False, True):
+        queue.short.running = queue.long.running = 0
+        while parts := queue.take(1000, long=long):
+            running.append((long, parts))
+            queue.finish(long=long)
+            for part in parts:
+                handed.setdefault(part.job, []).extend(range(part.first, part.last))
+    for _, parts in running:
         answer(queue, parts)
     for one in accepted:
         assert done(one), "answered"
@@ -297,12 +397,12 @@ def test_every_job_is_answered_once(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.lists(st.integers(1, 2 * TURN), min_size=1, max_size=12), min_size=2, max_size=8))
 def test_round_robin(lengths: list[list[int]]) -> None:
-    """A window at a time: none of those who wait is more than one ahead."""
+    """A window at a time: none of the long jobs that wait is more than one ahead."""
     queue = Queue()
-    several = [job(*one) for one in lengths]
+    several = [job(*one) for one in lengths if sum(one) > TURN]
     for one in several:
         queue.put(one)
-    while queue.take(1, wait=False):
+    while queue.take(1, long=True, wait=False):
         waiting = [one.taken for one in several if one.taken < len(one.lengths)]
         assert max(waiting, default=0) - min(waiting, default=0) <= 1
     assert all(one.taken == len(one.lengths) for one in several)
@@ -313,31 +413,26 @@ def test_round_robin(lengths: list[list[int]]) -> None:
     lengths=st.lists(st.lists(st.integers(1, 2 * TURN), min_size=1, max_size=20), max_size=12),
     budgets=st.lists(st.integers(1, 3000), min_size=1, max_size=20),
     before=st.integers(0, 5),
+    newcomer=st.sampled_from([7, 700]),
 )
-def test_a_new_job_waits_for_one_turn_of_each(lengths: list[list[int]], budgets: list[int], before: int) -> None:
-    queue = Queue()
+def test_a_new_job_waits_for_one_turn_of_each_of_its_lane(
+    lengths: list[list[int]], budgets: list[int], before: int, newcomer: int
+) -> None:
+    queue, long = Queue(), newcomer > TURN
     for one in lengths:
         queue.put(job(*one))
     for budget in budgets[:before]:
-        queue.take(budget, wait=False)
-    ahead = sum(max(min(one.backlog, TURN), one.lengths[one.taken]) for one in queue._ring)
-    newcomer = job(7)
-    queue.put(newcomer)
+        queue.take(budget, long=long, wait=False)
+    new = job(newcomer)
+    lane = queue.lane(new)
+    ahead = sum(max(min(one.backlog, TURN), one.lengths[one.taken]) for one in lane.ring)
+    assert ahead == lane.waiting
+    queue.put(new)
     seen, n = 0, 0
-    while not newcomer.taken:
-        seen += tokens(queue.take(1 if ahead == 0 else budgets[n % len(budgets)], wait=False))
+    queue.short.running = queue.long.running = 0
+    while not new.taken:
+        seen += tokens(queue.take(1 if ahead == 0 else budgets[n % len(budgets)], long=long, wait=False))
+        queue.finish(long=long)
         n += 1
     last = budgets[(n - 1) % len(budgets)]  # the batch that it came in may hold what stands behind it
-    assert seen <= ahead + max(last, 7)
-
-
-def test_a_ticket_says_when_nobody_waits_any_more() -> None:
-    ticket = Ticket(deadline=time.monotonic() + 60)
-    ticket.check()
-    Ticket().check()
-    ticket.deadline = time.monotonic()
-    with pytest.raises(Expired):
-        ticket.check()
-    ticket.cancelled.set()
-    with pytest.raises(Cancelled):
-        ticket.check()
+    assert seen <= ahead + max(last, newcomer)

@@ -56,12 +56,24 @@ class Stages(Protocol[Options, Output, Decoded]):
     def outputs(self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[Any] | None) -> Sequence[Output]:
         """Compute the head's output for each window of a batch; `hidden` is (T, D)."""
 
+    def output_costs(self, windows: Encodings, parameters: Sequence[Any] | None) -> Sequence[int] | None:
+        """What each window's outputs cost, as a number of tokens that would take as long to read; None: little."""
+
     def decode_chunk(self, chunk: Chunk[Options], outputs: Outputs[Output]) -> Iterable[Decoded]:
         """Decode the outputs of a chunk's windows into one result per input."""
 
 
-# Runs the forward pass over windows: the task, the windows' token ids, and the parameters of each window.
-Executor = Callable[[Any, Encodings, Sequence[Any] | None], Sequence[Any]]
+class Executor(Protocol):
+    """Runs the forward pass of many callers, such as the requests of a server."""
+
+    def admit(self, characters: int) -> None:
+        """Raise an error before texts of so many characters are tokenized, if they would be refused anyway."""
+
+    def compute(self, task: Any, windows: Encodings, parameters: Sequence[Any] | None) -> Sequence[Any]:
+        """The task's outputs for windows, given by their token ids and the parameters of each."""
+
+    def check(self) -> None:
+        """Raise an error if nobody waits for the caller's result any more. Long work calls it now and then."""
 
 
 class NonFiniteError(InputError):
@@ -126,6 +138,8 @@ class Pipeline(Generic[Options, Output, Result]):
 
     def encode(self, inputs: Sequence[TaskInput[Options]]) -> Chunk[Options]:
         """Tokenize inputs and split them into windows."""
+        if self.executor is not None:
+            self.executor.admit(sum(len(text) for task_input in inputs for text in task_input.texts))
         try:
             encodings = self.tokenizer.encode_flat([i.item for i in inputs], offsets=self.task.needs_offsets)
         except InputError:
@@ -134,6 +148,11 @@ class Pipeline(Generic[Options, Output, Result]):
                     checked_text(text, task_input.name)
             raise
         return Chunk(inputs, encodings, self.checkpoint.max_length, self.split)
+
+    def check(self) -> None:
+        """Raise an error if nobody waits for the result any more: decoding calls it between slices of its work."""
+        if self.executor is not None:
+            self.executor.check()
 
     def read(self, inputs: Iterable[TaskInput[Options]]) -> Iterator[WindowedText[Options]]:
         """Tokenize inputs and split them into windows, one by one: what training reads."""
@@ -158,7 +177,7 @@ class Pipeline(Generic[Options, Output, Result]):
         outputs: Outputs[Output] = Outputs(count)
         if self.executor is not None:
             try:
-                outputs.add(range(count), self.executor(task, windows, parameters))
+                outputs.add(range(count), self.executor.compute(task, windows, parameters))
             except NonFiniteError as error:
                 index = int(chunk.starts.searchsorted(error.window, side="right")) - 1
                 raise InputError(f"{chunk.inputs[index].name}: the model's outputs are not finite") from None

@@ -7,6 +7,8 @@ reported to the request that causes it and to no other. Workers never die.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread, get_native_id
 from typing import Any
 
 import numpy as np
@@ -24,37 +26,31 @@ from torch import Tensor
 from bertie.errors import ConfigError, NotFoundError
 from bertie.nn.model import Model
 from bertie.pipeline.pipeline import NonFiniteError
-from bertie.serve.queue import WAIT, Closed, Expired, JobSlice, Queue, QueuedJob, Ticket, current_ticket
+from bertie.serve.batch_budget import BudgetMeasurement, cores, is_out_of_memory, measure_budget
+from bertie.serve.queue import (
+    TURN,
+    WAIT,
+    Cancelled,
+    Closed,
+    Expired,
+    JobSlice,
+    Lane,
+    Queue,
+    QueuedJob,
+    Ticket,
+    current_ticket,
+)
 from bertie.serve.tasks import SparseEmbedder, TokenEmbedder
 from bertie.tasks import registry
 from bertie.tasks.zero_shot import ZeroShot
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 
-SMALLEST, LARGEST = 512, 65_536  # token budgets that are tried
-NEAR_BEST = 0.95  # of the best throughput: larger batches add latency for little throughput
-LENGTHS = (9, 14, 21, 33, 48, 75, 110, 170)  # of the texts in the measurement
-SECONDS = 0.6  # for the measurement; four times as long on a GPU, whose first passes are slow
-DECAY = 0.95  # weight of earlier batches in the moving average of the throughput
+LONG_CHARACTERS = 8 * TURN  # a text with more has more than one turn's tokens, but for rare exceptions
+LONG_NICE = 5  # added to the niceness of the threads for long jobs: short ones come first where cores are short
 TASK_NAMES: dict[type, str] = {ZeroShot: "zero-shot", TokenEmbedder: "embed", SparseEmbedder: "embed"}
 
 Answer = tuple[QueuedJob, int, Any]  # a job, the index of one of its windows, and the window's output
-
-
-@cache
-def cores() -> int:
-    """Threads that torch may use. Cached, because it changes with the calling thread."""
-    return torch.get_num_threads()
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetMeasurement:
-    """The result of `Engine.measure`."""
-
-    budget: int  # tokens per batch
-    rate: float  # tokens per second with this budget
-    rates: dict[int, float]  # by tokens per batch
-    seconds: float  # that the measurement took
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,7 @@ class Engine:
 
     >>> embedder = Embedder.load()                                                         # doctest: +SKIP
     >>> engine = Engine(embedder.model)                                                    # doctest: +SKIP
-    >>> embedder.pipeline.executor = engine.compute                                        # doctest: +SKIP
+    >>> embedder.pipeline.executor = engine                                                # doctest: +SKIP
     >>> embedder.embed(["Now many threads may call this at once."]).shape                  # doctest: +SKIP
     (1, 384)
     >>> engine.close()                                                                     # doctest: +SKIP
@@ -145,16 +141,23 @@ class Engine:
         self.queue = Queue(max_wait)
         self._stats = EngineStats()
         self._lock = Lock()  # of the following fields and the statistics
-        self._tokens = self._seconds = 0.0  # sums with decay
-        self._last_end = self._last_full_end = 0.0  # when the last batch ended, and the last full one
+        self._last_end = 0.0  # when the last batch ended
+        rate = 0.0
         if not self.budget:
-            self.budget = self.measure().budget
-        models = [replica for replica in self.models for _ in range(self.workers)]
-        self.queue.least = 2 * self.budget * len(models)
-        self._running: list[list[JobSlice]] = [[] for _ in models]  # by worker
+            self.measurement = measure_budget(model, workers=self.workers, devices=len(self.models))
+            self.budget, rate = self.measurement.budget, self.measurement.rate
+        self.queue.expect(rate, least=2 * self.budget * len(self.models) * self.workers)
+        self._running: dict[Thread, list[JobSlice]] = {}
         self._threads = [
-            Thread(target=self._work, args=(replica, i), name=f"bertie-{replica.device}-{i}", daemon=True)
-            for i, replica in enumerate(models)
+            Thread(
+                target=self._work,
+                args=(replica, long),
+                name=f"bertie-{replica.device}-{'long' if long else 'short'}-{i}",
+                daemon=True,
+            )
+            for replica in self.models
+            for long in (False, True)
+            for i in range(self.workers)
         ]
         for thread in self._threads:
             thread.start()
@@ -170,7 +173,9 @@ class Engine:
         `Closed`, or whatever the model raises for these windows.
         """
         ticket = ticket or current_ticket.get() or Ticket()
-        job = QueuedJob(ticket, task, windows.lengths.tolist(), windows, parameters)
+        lengths, outputs = windows.lengths.tolist(), task.output_costs(windows, parameters)
+        costs = None if outputs is None else [n + cost for n, cost in zip(lengths, outputs, strict=True)]
+        job = QueuedJob(ticket, task, lengths, windows, parameters, costs)
         try:
             self.queue.put(job)
         except Exception:
@@ -184,13 +189,24 @@ class Engine:
             raise job.error
         return job.outputs
 
+    def admit(self, characters: int) -> None:
+        """Refuse a long text before it is tokenized, if its job would be refused."""
+        if characters > LONG_CHARACTERS:
+            self.queue.check_long()
+
+    def check(self) -> None:
+        """Raise `Cancelled` or `Expired` if nobody waits for the result of this thread's request any more."""
+        ticket = current_ticket.get()
+        if ticket is not None:
+            ticket.check()
+
     def stats(self) -> EngineStats:
         """Totals so far, and the state of the queue."""
         with self._lock:
             stats = copy(self._stats)
             stats.task_tokens, stats.task_s = dict(stats.task_tokens), dict(stats.task_s)
         stats.waiting_tokens, stats.waiting_requests = self.queue.waiting, len(self.queue)
-        stats.budget, stats.rate = self.budget, self.queue.rate
+        stats.budget, stats.rate = self.budget, self.queue.short.rate
         return stats
 
     @property
@@ -208,21 +224,24 @@ class Engine:
         for thread in self._threads:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
         self.queue.close(drain=False)
-        for part in [part for slices in self._running for part in slices]:
+        for part in [part for slices in list(self._running.values()) for part in slices]:
             self.queue.fail(part.job, Closed("the engine stopped during the forward pass"))
 
     # --- workers ---
 
-    def _work(self, model: Model, number: int) -> None:
+    def _work(self, model: Model, long: bool) -> None:
+        thread = current_thread()
         torch.set_num_threads(max(1, cores() // self.workers))  # of this thread
-        while slices := self.queue.take(self.budget):
-            self._running[number] = slices
+        if long and model.device.type == "cpu":
+            _lower_priority()
+        while slices := self.queue.take(self.budget, long=long):
+            self._running[thread] = slices
             try:
                 start = time.perf_counter()
                 answers: list[Answer] = []
                 for windows in _shared_passes(slices):
                     answers += self._forward(model, windows)
-                stats = self._count(slices, start)
+                stats = self._count(slices, start, self.queue.long if long else self.queue.short)
                 self.queue.answer(answers)
                 if self.on_batch is not None:
                     with suppress(Exception):  # a failing observer must not fail the requests
@@ -230,8 +249,9 @@ class Engine:
             except BaseException as error:  # whatever it is: it is reported to the requests, and the worker continues
                 for part in slices:
                     self.queue.fail(part.job, error)
+            self.queue.finish(long=long)
             # Nothing is kept alive while it waits for the next batch.
-            self._running[number], slices, answers, windows = [], [], [], []
+            self._running[thread], slices, answers, windows = [], [], [], []
 
     @torch.inference_mode()
     def _forward(self, model: Model, windows: list[_QueuedWindow]) -> list[Answer]:
@@ -262,10 +282,11 @@ class Engine:
 
     def _retry(self, model: Model, windows: list[_QueuedWindow], error: Exception) -> list[Answer]:
         """Run failed windows again in halves, or report the error if they belong to one request."""
-        with self._lock:
-            self._stats.failed += 1
+        if not isinstance(error, Cancelled | Expired):
+            with self._lock:
+                self._stats.failed += 1
         jobs = {window.job for window in windows}
-        memory = _is_out_of_memory(error)
+        memory = is_out_of_memory(error)
         if len(windows) == 1 or (len(jobs) == 1 and not memory):
             for job in jobs:
                 self.queue.fail(job, error)
@@ -275,7 +296,7 @@ class Engine:
         half = len(windows) // 2
         return self._forward(model, windows[:half]) + self._forward(model, windows[half:])
 
-    def _count(self, slices: Sequence[JobSlice], start: float) -> BatchStats:
+    def _count(self, slices: Sequence[JobSlice], start: float, lane: Lane) -> BatchStats:
         now = time.perf_counter()
         lengths = [length for part in slices for length in part.job.lengths[part.first : part.last]]
         tokens = sum(lengths)
@@ -305,66 +326,19 @@ class Engine:
                 stats.task_tokens[name] = stats.task_tokens.get(name, 0) + count
                 stats.task_s[name] = stats.task_s.get(name, 0.0) + per_token * count
             # Small batches take longer per token, and do not show how fast a full queue is processed.
-            if tokens >= self.budget / 2 and self.queue.waiting:
-                self._tokens = DECAY * self._tokens + tokens
-                self._seconds = DECAY * self._seconds + max(1e-6, now - max(start, self._last_full_end))
-                self._last_full_end = now
-                self.queue.rate = self._tokens / self._seconds
+            cost = sum(cost for part in slices for cost in part.job.costs[part.first : part.last])
+            if cost >= self.budget / 2 and lane.waiting:
+                lane.record(cost, start, now)
         return BatchStats(
             len(lengths), tokens, padding, seconds, {name: (n, per_token * n) for name, n in by_task.items()}
         )
 
-    # --- the budget ---
 
-    def measure(self) -> BudgetMeasurement:
-        """Time growing batches of random tokens; the budget is the smallest whose throughput is near the best."""
-        torch.set_num_threads(max(1, cores() // self.workers))
-        try:
-            return self._measure()
-        finally:
-            torch.set_num_threads(cores())
-
-    def _measure(self) -> BudgetMeasurement:
-        cuda = self.model.device.type == "cuda"
-        start = time.perf_counter()
-        until = start + SECONDS * (4 if cuda else 1)
-        rates: dict[int, float] = {}
-        size, seconds = SMALLEST, 0.0
-        self._time_pass(64)  # warm-up
-        # The next size takes about twice as long as this one.
-        while size <= LARGEST and (not rates or time.perf_counter() + 2 * seconds < until):
-            try:
-                seconds = min(self._time_pass(size) for _ in range(3 if cuda else 1))
-            except Exception as error:
-                if rates and _is_out_of_memory(error):
-                    break
-                raise
-            rates[size] = size / seconds
-            if rates[size] < NEAR_BEST * max(rates.values()):
-                break  # larger ones are slower
-            size *= 2
-        best = max(rates.values())
-        budget = min(size for size, rate in rates.items() if rate >= NEAR_BEST * best)
-        concurrent = len(self.models) * (1 if cuda else self.workers)
-        self._tokens, self._seconds = rates[budget] * concurrent, 1.0
-        self.queue.rate = rates[budget] * concurrent
-        self.measurement = BudgetMeasurement(budget, rates[budget] * concurrent, rates, time.perf_counter() - start)
-        return self.measurement
-
-    @torch.inference_mode()
-    def _time_pass(self, tokens: int) -> float:
-        """Seconds of a forward pass over about so many tokens."""
-        max_length, lengths = self.model.config.max_length, list[int]()
-        while (left := tokens - sum(lengths)) > 0:
-            lengths.append(min(LENGTHS[len(lengths) % len(LENGTHS)], left, max_length))
-        random = np.random.default_rng(0)
-        ids = [random.integers(0, self.model.config.vocab, size=n) for n in lengths]
-        # On a CPU only the time of this thread counts: a starting server is busy with other things.
-        clock = time.perf_counter if self.model.device.type == "cuda" else time.thread_time
-        start = clock()
-        hidden = self.model.hidden(Batch.from_ids(ids).to(self.model.device))
-        hidden.isfinite().all().item()  # synchronizes with the device
-        return clock() - start
+def _lower_priority() -> None:
+    """Let this thread yield to others where there are more threads than cores. On Linux each thread has a priority."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), os.nice(0) + LONG_NICE)
 
 
 @cache
@@ -413,7 +387,13 @@ def _head_outputs(model: Model, windows: Sequence[_QueuedWindow], batch: Batch, 
     """The outputs of one task's windows."""
     parameters = [window.parameters for window in windows]
     used = None if all(value is None for value in parameters) else parameters
-    outputs = windows[0].job.task.outputs(model, hidden, batch, used)
+    # Outputs of a single request may be cancelled while they are computed.
+    tickets = {id(window.job.ticket): window.job.ticket for window in windows}
+    reset = current_ticket.set(windows[0].job.ticket if len(tickets) == 1 else None)
+    try:
+        outputs = windows[0].job.task.outputs(model, hidden, batch, used)
+    finally:
+        current_ticket.reset(reset)
     return [(window.job, window.index, output) for window, output in zip(windows, outputs, strict=True)]
 
 
@@ -433,9 +413,4 @@ def _non_finite(hidden: Tensor, batch: Batch) -> list[int]:
 
 def _drop_traceback(error: Exception) -> Exception:
     """Remove the traceback of an out-of-memory error: it keeps alive the tensors that there was no memory for."""
-    return error.with_traceback(None) if _is_out_of_memory(error) else error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """By class on a GPU; on a CPU, torch only has a message for it."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return error.with_traceback(None) if is_out_of_memory(error) else error

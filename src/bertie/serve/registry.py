@@ -58,7 +58,7 @@ class ServedModel:
             task: AnyTask | None = self._variants.get(key)
             if task is None:
                 task = kind(self.checkpoint, **options)
-                task.pipeline.executor = self.engine.compute
+                task.pipeline.executor = self.engine
                 if len(self._variants) >= VARIANTS:
                     self._variants.clear()
                 self._variants[key] = task
@@ -184,7 +184,7 @@ class Registry:
     def check(self) -> None:
         """Refuse a request early, if every model would."""
         queues = [served.engine.queue for served in list(self._served.values())]
-        if all(queue.waiting > queue.room for queue in queues):
+        if all(queue.is_full for queue in queues):
             queues[0].check()
 
     def stats(self) -> dict[str, EngineStats]:

@@ -20,6 +20,7 @@ from bertie.pipeline.inputs import Options, TaskInput
 from bertie.pipeline.outputs import Output, Outputs
 from bertie.pipeline.pipeline import OVERFLOW, Overflow, Pipeline
 from bertie.text.batch import Batch
+from bertie.text.encoding import Encodings
 from bertie.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -153,6 +154,10 @@ class Task(ABC, Generic[Options, Output, Result]):
         """What `outputs` needs to know of each window besides its hidden states; None: nothing."""
         return None
 
+    def output_costs(self, windows: Encodings, parameters: Sequence[Any] | None) -> Sequence[int] | None:
+        """What each window's outputs cost, as a number of tokens that would take as long to read; None: little."""
+        return None
+
     @abstractmethod
     def outputs(self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[Any] | None) -> Sequence[Output]:
         """Compute the head's output for each window of a batch; `hidden` is (T, D)."""
@@ -163,8 +168,11 @@ class Task(ABC, Generic[Options, Output, Result]):
 
     def decode_chunk(self, chunk: Chunk[Options], outputs: Outputs[Output]) -> Iterable[Result]:
         """Decode all inputs of a chunk."""
-        rows, bounds = outputs.collect(), pairwise(chunk.starts.tolist())
-        return [self.decode(text, rows[start:end]) for text, (start, end) in zip(chunk, bounds, strict=True)]
+        rows, results = outputs.collect(), list[Result]()
+        for text, (start, end) in zip(chunk, pairwise(chunk.starts.tolist()), strict=True):
+            self.pipeline.check()
+            results.append(self.decode(text, rows[start:end]))
+        return results
 
     def head_outputs(self, model: Model, hidden: Tensor, batch: Batch) -> Tensor:
         """The outputs of the task's head: one row per token or one row per text."""

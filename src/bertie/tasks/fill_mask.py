@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +26,11 @@ from bertie.tasks.base import Task
 from bertie.tasks.decoding import owned_rows, read_counts
 from bertie.tasks.results import FillMaskResult, MaskPrediction, PseudoLikelihood, TokenCandidate
 from bertie.text.batch import Batch
-from bertie.text.encoding import IntArray
+from bertie.text.encoding import Encodings, IntArray
 from bertie.text.windows import Window
+
+MASK_ROWS = 64  # masks that are predicted at a time
+CANDIDATES_PER_TOKEN = 64  # candidates that take as long to return as a token takes to read, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,11 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
             for window in text.windows
         ]
 
+    def output_costs(self, windows: Encodings, parameters: Sequence[_MaskQuery] | None) -> Sequence[int]:
+        """A mask's logits over the vocabulary take about as long as a token, and its candidates add to that."""
+        assert parameters is not None
+        return [len(q.positions) * (1 + q.top_k // CANDIDATES_PER_TOKEN) for q in parameters]
+
     def outputs(
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[_MaskQuery] | None
     ) -> Sequence[_TopTokens]:
@@ -113,40 +122,52 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         starts = np.cumsum([0, *batch.lengths[:-1]])
         rows = np.concatenate([start + query.positions for start, query in zip(starts, parameters, strict=True)])
         masked = hidden[torch.from_numpy(rows).to(hidden.device)]  # (masks, D)
-        # Some at a time, for texts full of masks.
-        scores = (row for block in torch.split(masked, 256) for row in self._probabilities(model, block))
-        return [self._top_tokens(query, list(islice(scores, len(query.positions)))) for query in parameters]
+        outputs: list[_TopTokens] = []
+        first = 0
+        for _, same in groupby(parameters, key=lambda query: (query.top_k, id(query.allowed))):
+            queries = list(same)
+            ends = np.cumsum([len(query.positions) for query in queries])
+            tops = [_TopTokens(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))][: int(not ends[-1])]
+            for block in torch.split(masked[first : first + ends[-1]], MASK_ROWS) if ends[-1] else ():
+                self.pipeline.check()
+                tops.append(self._top_tokens(queries[0], self._probabilities(model, block)))
+            ids, scores = (np.concatenate(parts) for parts in zip(*tops, strict=True))
+            outputs += map(_TopTokens, np.split(ids, ends[:-1]), np.split(scores, ends[:-1]))
+            first += int(ends[-1])
+        return outputs
 
-    def _probabilities(self, model: Model, masked: Tensor) -> FloatArray:
+    def _probabilities(self, model: Model, masked: Tensor) -> Tensor:
         """(masks, D) -> (masks, V)."""
         assert self.head is not None
         logits = model.head(self.head).vocabulary_logits(masked, model.encoder.embeddings.words.weight)
-        probabilities: FloatArray = logits.float().softmax(-1).cpu().numpy()
-        return probabilities
+        # Embedding tables are often padded: ids beyond the vocabulary have no token.
+        return logits.float().softmax(-1)[:, : self.tokenizer.vocab_size]
 
-    def _top_tokens(self, query: _MaskQuery, rows: Sequence[FloatArray]) -> _TopTokens:
-        ids, scores = [], []
-        for row in rows:
-            # Embedding tables are often padded: ids beyond the vocabulary have no token.
-            allowed = np.arange(min(len(row), self.tokenizer.vocab_size)) if query.allowed is None else query.allowed
-            values = row[allowed]
-            if len(values) > query.top_k:  # sorting a whole vocabulary would take longer than the model
-                kept = values >= np.partition(values, -query.top_k)[-query.top_k]
-                allowed, values = allowed[kept], values[kept]
-            best = np.argsort(-values, kind="stable")[: query.top_k]
-            ids.append(allowed[best])
-            scores.append(values[best])
-        return _TopTokens(np.array(ids), np.array(scores))
+    def _top_tokens(self, query: _MaskQuery, probabilities: Tensor) -> _TopTokens:
+        """The most probable tokens of each row of (masks, V), equally probable ones by id."""
+        if query.allowed is not None:
+            probabilities = probabilities[:, torch.from_numpy(query.allowed).to(probabilities.device)]
+        k = min(query.top_k, probabilities.shape[1])
+        values, indices = probabilities.topk(k)
+        tied = (probabilities >= values[:, -1:]).sum(1) > k  # other tokens are as probable as the last one
+        scores, ids = values.cpu().numpy(), indices.cpu().numpy()
+        for row in tied.nonzero()[:, 0].tolist():
+            all_scores = probabilities[row].cpu().numpy()
+            ids[row] = np.argsort(-all_scores, kind="stable")[:k]
+            scores[row] = all_scores[ids[row]]
+        order = np.lexsort((ids, -scores))
+        ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+        return _TopTokens(ids if query.allowed is None else query.allowed[ids], scores)
 
     def decode(self, text: WindowedText[_Options], outputs: Sequence[_TopTokens]) -> FillMaskResult:
         """The predictions of all windows, in the order of the masks."""
         masks: list[tuple[int, MaskPrediction]] = []
         for window, output in zip(text.windows, outputs, strict=True):
-            positions = np.flatnonzero((window.encoding.ids == self._mask_id()) & window.owned).tolist()
-            for position, ids, scores in zip(positions, output.ids.tolist(), output.scores.tolist(), strict=True):
-                start, end = window.encoding.offsets[position].tolist()
-                candidates = tuple(self._candidate(i, score) for i, score in zip(ids, scores, strict=True))
-                masks.append((int(window.indices[position]), MaskPrediction(start, end, candidates)))
+            positions = np.flatnonzero((window.encoding.ids == self._mask_id()) & window.owned)
+            spans, tokens = window.encoding.offsets[positions].tolist(), window.indices[positions].tolist()
+            for (start, end), token, ids, scores in zip(spans, tokens, output.ids, output.scores, strict=True):
+                self.pipeline.check()
+                masks.append((token, MaskPrediction(start, end, self._candidates(ids.tolist(), scores.tolist()))))
         if not masks:
             where = "text" if self.overflow != "truncate" else "beginning of the text, which is all that was read"
             content = text.input.texts[0]
@@ -154,8 +175,20 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         masks.sort(key=lambda pair: pair[0])
         return FillMaskResult(tuple(mask for _, mask in masks), **text.counts())
 
-    def _candidate(self, id: int, score: float) -> TokenCandidate:
-        return TokenCandidate(self.tokenizer.token(id), id, score, self.tokenizer.decode([id], skip_special=False))
+    def _candidates(self, ids: Sequence[int], scores: Sequence[float]) -> tuple[TokenCandidate, ...]:
+        strings = self._strings
+        for id in ids:
+            if id not in strings:
+                strings[id] = self.tokenizer.token(id), self.tokenizer.decode([id], skip_special=False)
+        return tuple(
+            TokenCandidate(token, id, score, text)
+            for id, score, (token, text) in zip(ids, scores, map(strings.__getitem__, ids), strict=True)
+        )
+
+    @cached_property
+    def _strings(self) -> dict[int, tuple[str, str]]:
+        """Tokens by id, and the text that each decodes to; filled as they occur, at most with the vocabulary."""
+        return {}
 
     # --- pseudo-log-likelihood ---
 
