@@ -1,14 +1,19 @@
-"""Soak test: `bertie serve` under mixed load with faults.
+"""Soak test: `bertie serve` under mixed load with attackers.
 
     python -m benchmarks.soak --minutes 30 [--model FOLDER] [--json OUT.json]
 
-Well-behaved clients use every task of the model, and every response is compared with that of the
-local task object. At the same time others disconnect, send slowly, send garbage, send too much, and
-send pathological texts; workers are killed and models reloaded at intervals. The test checks that
+Honest clients use every task of the model, and every response is compared with that of the local
+task object. Phases without and with attackers alternate. In the latter others stall with half a body,
+never read their replies, ask for huge ones, send bodies that are wrong in a million places, long texts, garbage
+and too much, and disconnect. Workers are killed and stopped (SIGSTOP), models and keys reloaded (SIGHUP), and a key is
+deleted, at intervals in both. The test checks that
 
 - every accepted request is answered once, and correctly; clients of a killed worker retry;
 - refusals have status 429 or 503 and a Retry-After header; there is no other 5xx;
 - malformed requests get a 4xx or are disconnected, in time;
+- the 99th percentile of the latency of short honest requests with attackers is at most twice that without,
+  including the time of refused attempts;
+- a deleted key is refused;
 - the memory of the worker that is never killed grows by less than a tenth from the first to the last third;
 - SIGTERM stops the server with exit status 0.
 """
@@ -34,16 +39,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.serve import environment
 from benchmarks.serve_load import Connection
-from benchmarks.soak_cases import GARBAGE, POISON, Case, make_cases
+from benchmarks.soak_attackers import Attackers
+from benchmarks.soak_cases import Case, make_cases, make_short_cases
 
 KILL_WINDOW = 3.0  # seconds after a kill within which connections may break
+SETTLE = 3.0  # seconds after a phase, a kill or a reload whose latencies do not count
 READ_TIMEOUT = 5.0  # of the server, for slow senders
-MAX_BODY = 1 << 20
+MAX_BODY = 8 << 20
 WARM_UP = 60.0  # seconds in which memory may grow: threads start, allocators fill
 MAX_GROWTH = 1.10  # of memory, from the first to the last third
 MIN_GROWTH = 24 << 20  # bytes; less is ignored
+MAX_RATIO = 2.0  # of the p99 latency with attackers to that without
+MIN_SAMPLES = 100  # of a p99
+KEY_SECONDS = 5.0  # in which a changed key file takes effect
 
 
 # --- the load ---
@@ -58,12 +70,21 @@ class Soak:
     cases: Sequence[Case]
     parent: int
     until: float
+    short_cases: Sequence[Case] = ()
+    key: str = ""  # of the honest clients
+    attacker_key: str = ""
+    phase_seconds: float = 0.0  # 0: attackers all the time
+    read_timeout: float = READ_TIMEOUT
+    max_body: int = MAX_BODY
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     kills: list[float] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)  # times of kills, stops and reloads
+    latencies: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})  # by attackers
     reloads: int = 0
     memory: list[tuple[float, int]] = field(default_factory=list)  # of the worker that is never killed
     draw: random.Random = field(default_factory=lambda: random.Random(1))
+    started: float = field(default_factory=time.monotonic)
 
     def add_error(self, message: str) -> None:
         self.errors[message] += 1
@@ -76,39 +97,71 @@ class Soak:
     def after_kill(self) -> bool:
         return any(time.monotonic() - KILL_WINDOW < kill for kill in self.kills)
 
+    @property
+    def attacking(self) -> bool:
+        """Whether this is a phase with attackers: every second one."""
+        return not self.phase_seconds or int((time.monotonic() - self.started) / self.phase_seconds) % 2 == 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last phase, kill and reload are long enough ago."""
+        now = time.monotonic()
+        in_phase = (now - self.started) % self.phase_seconds if self.phase_seconds else SETTLE
+        return in_phase >= min(SETTLE, self.phase_seconds / 2) and all(now - SETTLE > at for at in self.disturbed[-5:])
+
+    async def sleep_while_attacking(self, seconds: float) -> None:
+        """Sleep, at most to the end of the phase."""
+        until = time.monotonic() + seconds
+        while self.attacking and not self.over and time.monotonic() < until:
+            await asyncio.sleep(0.1)
+
     async def connect(self) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(Connection, self.host, self.port)
         return connection
 
-    def request(self, path: str, body: bytes, name: str = "") -> bytes:
+    def request(self, path: str, body: bytes, name: str = "", key: str | None = None) -> bytes:
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        if key := self.key if key is None else key:
+            head += f"Authorization: Bearer {key}\r\n"
         head += f"X-Request-Id: {name or 'x'}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
-    async def good_client(self, number: int) -> None:
+    async def honest_client(self, number: int) -> None:
         """Send one request after the other and check the responses."""
         connection: Connection | None = None
-        sent = 0
         while not self.over:
-            case = self.draw.choice(self.cases)
-            answered = False
-            while not answered:
-                sent += 1
-                name = f"good-{number}-{sent}"
-                try:
-                    if connection is None or connection.closed:
-                        connection = await self.connect()
-                    status = await asyncio.wait_for(connection.send(self.request(case.path, case.body, name)), 60)
-                except TimeoutError:
-                    self.add_error(f"{case.path}: no response within 60 seconds")
-                    connection = None
-                    break
-                except OSError:
-                    status = "disconnected"
-                answered = self.check_response(case, connection, status, name)
-                if not answered:
-                    await asyncio.sleep(self.draw.uniform(0.1, 0.5))
+            connection = await self.ask(self.draw.choice(self.cases), connection, f"honest-{number}")
             await asyncio.sleep(self.draw.uniform(0.0, 0.02))
+
+    async def short_client(self, number: int) -> None:
+        """Send short requests, and measure the time until they are answered, refused attempts included."""
+        connection: Connection | None = None
+        while not self.over:
+            begun, attacked, settled = time.monotonic(), self.attacking, self.settled
+            connection = await self.ask(self.draw.choice(self.short_cases), connection, f"short-{number}")
+            if settled and self.settled and attacked == self.attacking:
+                self.latencies[attacked].append(time.monotonic() - begun)
+            await asyncio.sleep(self.draw.uniform(0.02, 0.1))
+
+    async def ask(self, case: Case, connection: Connection | None, client: str) -> Connection | None:
+        """Send a request until it is answered. Returns the connection if it is still of use."""
+        answered = False
+        while not answered:
+            self.counts["sent"] += 1
+            name = f"{client}-{self.counts['sent']}"
+            try:
+                if connection is None or connection.closed:
+                    connection = await self.connect()
+                status = await asyncio.wait_for(connection.send(self.request(case.path, case.body, name)), 60)
+            except TimeoutError:
+                self.add_error(f"{case.path}: no response within 60 seconds")
+                return None
+            except OSError:
+                status = "disconnected"
+            answered = self.check_response(case, connection, status, name)
+            if not answered:
+                await asyncio.sleep(self.draw.uniform(0.1, 0.5))
+        return connection
 
     def check_response(self, case: Case, connection: Connection | None, status: str, name: str) -> bool:
         """Check a response. Returns whether the request is done; otherwise it is retried."""
@@ -133,17 +186,6 @@ class Soak:
         self.add_error(f"{case.path}: status {status}, {connection.body[:200]!r}")
         return True
 
-    async def send_raw(self, data: bytes, timeout: float = 30.0) -> str:
-        """Send bytes and return the status of the response, "refused" or "disconnected"."""
-        try:
-            reader, writer = await asyncio.open_connection(self.host, self.port)
-            writer.write(data)
-            status = await self.read_status(reader, timeout)
-            writer.close()
-        except OSError:
-            return "disconnected"
-        return status
-
     async def read_status(self, reader: asyncio.StreamReader, timeout: float) -> str:
         """The status of a response; "refused" with a Retry-After header, "disconnected" without a response."""
         try:
@@ -161,79 +203,22 @@ class Soak:
         if not (re.fullmatch("[24]..", status) or status in ("refused", "disconnected")):
             self.add_error(f"{fault}: {status}")
 
-    async def disconnect(self) -> None:
-        """Disconnect before the response, or in the middle of the request."""
-        case = self.draw.choice(self.cases)
-        data = self.request(case.path, case.body)
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(self.host, self.port)
-            writer.write(data if self.draw.random() < 0.7 else data[: len(data) // 2])
-            await asyncio.sleep(self.draw.choice([0, 0.001, 0.01, 0.1]))
-            writer.transport.abort()
-        self.counts["early disconnect"] += 1
-
-    async def slow_sender(self) -> None:
-        """Send slowly, and half of the time never finish."""
-        case = self.draw.choice(self.cases)
-        data = self.request(case.path, case.body)
-        endless, started = self.draw.random() < 0.5, time.monotonic()
-        try:
-            reader, writer = await asyncio.open_connection(self.host, self.port)
-            if endless:  # the body is shorter than announced
-                writer.write(data[:-1])
-            else:
-                step = -(-len(data) // 10)
-                for i in range(0, len(data), step):
-                    writer.write(data[i : i + step])
-                    await asyncio.sleep(0.2)
-            status = await self.read_status(reader, 60)
-            writer.close()
-        except OSError:
-            status = "disconnected"
-        self.check_fault("slow sender", status)
-        if endless and status == "200":
-            self.add_error("slow sender: answered an incomplete request")
-        if endless and time.monotonic() - started > READ_TIMEOUT + 20:
-            self.add_error(f"slow sender: kept for {time.monotonic() - started:.0f} s")
-
-    async def garbage(self) -> None:
-        """Send bytes that are no valid request."""
-        data = self.draw.choice([*GARBAGE, self.draw.randbytes(200) + b"\r\n\r\n"])
-        self.check_fault("garbage", await self.send_raw(data))
-
-    async def oversized(self) -> None:
-        """Announce or send a body over the limit."""
-        head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        if self.draw.random() < 0.5:
-            status = await self.send_raw(head + b"Content-Length: 10000000000\r\n\r\n" + b"x" * 1000)
-        else:
-            chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
-            status = await self.send_raw(
-                head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * (2 * MAX_BODY // 0x10000)
-            )
-        self.check_fault("oversized", status)
-        if status == "200":
-            self.add_error("oversized: accepted")
-
-    async def poisoned(self) -> None:
-        """Send a pathological text."""
-        path = self.draw.choice(["/embed", "/classify", "/tag", "/fill"])
-        body = self.draw.choice(POISON)
-        body = body.replace(b'"texts"', b'"inputs"') if path == "/embed" else body
-        self.check_fault("poisoned", await self.send_raw(self.request(path, body), 60))
-
-    async def every(self, seconds: float, action: Callable[[], Awaitable[None]]) -> None:
-        """Repeat an action, without waiting for the previous one."""
+    async def every(self, seconds: float, action: Callable[[], Awaitable[None]], *, attack: bool = False) -> None:
+        """Repeat an action, without waiting for the previous one; an attack only in phases with attackers."""
         in_flight: set[asyncio.Future[None]] = set()
         while not self.over:
             pause = seconds * self.draw.uniform(0.7, 1.3)
             await asyncio.sleep(max(0.0, min(pause, self.until - time.monotonic())))
             if self.over:
                 break
+            if attack and not self.attacking:
+                continue
             task = asyncio.ensure_future(action())
             in_flight.add(task)
             task.add_done_callback(in_flight.discard)
         await asyncio.gather(*in_flight)
+
+    # --- disturbances ---
 
     def workers(self) -> list[int]:
         """Process ids of the workers, oldest first."""
@@ -247,9 +232,19 @@ class Soak:
         workers = self.workers()
         if len(workers) > 1:
             self.kills.append(time.monotonic())
+            self.disturbed.append(time.monotonic())
             os.kill(workers[-1], signal.SIGKILL)
 
+    async def stop(self) -> None:
+        """Stop the youngest worker; the supervisor continues it."""
+        workers = self.workers()
+        if len(workers) > 1:
+            self.disturbed.append(time.monotonic())
+            os.kill(workers[-1], signal.SIGSTOP)
+            self.counts["stopped worker"] += 1
+
     async def reload(self) -> None:
+        self.disturbed.append(time.monotonic())
         os.kill(self.parent, signal.SIGHUP)
         self.reloads += 1
 
@@ -260,18 +255,15 @@ class Soak:
                 pages = int(Path(f"/proc/{workers[0]}/statm").read_text().split()[1])
                 self.memory.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE")))
 
-    async def run(self, clients: int, kill_every: float, reload_every: float) -> None:
-        """Run all clients and faults until the time is over."""
+    async def run(self, clients: int, *loads: Awaitable[None]) -> None:
+        """Run the honest clients, the attackers and other loads until the time is over."""
+        attackers = Attackers(self).actions().values()
         await asyncio.gather(
-            *(self.good_client(number) for number in range(clients)),
-            self.every(0.5, self.disconnect),
-            self.every(1.5, self.slow_sender),
-            self.every(0.7, self.garbage),
-            self.every(2.0, self.oversized),
-            self.every(1.0, self.poisoned),
+            *(self.honest_client(number) for number in range(clients)),
+            *(self.short_client(number) for number in range(3 if self.short_cases else 0)),
+            *(self.every(seconds, action, attack=True) for seconds, action in attackers),
             self.every(1.0, self.record_memory),
-            self.every(kill_every, self.kill),
-            self.every(reload_every, self.reload),
+            *loads,
         )
 
     def memory_thirds(self) -> tuple[float, float]:
@@ -283,32 +275,93 @@ class Soak:
         third = max(1, len(sizes) // 3)
         return statistics.median(sizes[:third]), statistics.median(sizes[-third:])
 
+    def check_memory(self) -> None:
+        first, last = self.memory_thirds()
+        if last > first * MAX_GROWTH and last - first > MIN_GROWTH:
+            self.add_error(f"memory grew from {first / 2**20:.0f} to {last / 2**20:.0f} MiB")
+
+    def check_latency(self) -> dict[str, Any]:
+        """The latencies of short requests without and with attackers, and an error if they differ too much."""
+        summary: dict[str, Any] = {}
+        for attacked, name in ((False, "without attackers"), (True, "with attackers")):
+            values = 1000 * np.array(self.latencies[attacked] or [np.nan])
+            percentiles = {f"p{q}": round(float(np.percentile(values, q)), 1) for q in (50, 99)}
+            summary[name] = {"requests": len(self.latencies[attacked]), **percentiles}
+        ratio = summary["with attackers"]["p99"] / summary["without attackers"]["p99"]
+        summary["p99_ratio"] = round(ratio, 2)
+        enough = all(len(values) >= MIN_SAMPLES for values in self.latencies.values())
+        if self.phase_seconds and enough and ratio > MAX_RATIO:
+            self.add_error(f"attackers raise the p99 of short requests {ratio:.1f} times (at most {MAX_RATIO:g})")
+        return summary
+
+
+class KeyFile:
+    """A key file, one of whose keys is deleted and added again."""
+
+    def __init__(self, path: Path) -> None:
+        from bertie.serve.auth import new_key
+
+        self._path = path
+        self.honest, self.attacker, self.deleted = (new_key(path, name) for name in ("honest", "attacker", "deleted"))
+        self._lines = path.read_text().splitlines(keepends=True)
+
+    async def change(self, soak: Soak) -> None:
+        """Delete the key or add it again, and check that all workers follow."""
+        has_key = "deleted " in self._path.read_text()
+        kept = [line for line in self._lines if not (has_key and line.startswith("deleted "))]
+        draft = self._path.with_suffix(".new")
+        draft.write_text("".join(kept))
+        draft.replace(self._path)
+        soak.counts["deleted key" if has_key else "added key"] += 1
+        await asyncio.sleep(KEY_SECONDS)
+        body, allowed = b'{"inputs": "a"}', ("401",) if has_key else ("200", "refused")
+        for _ in range(6):  # connections go to any worker
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(soak.host, soak.port)
+                writer.write(soak.request("/embed", body, key=self.deleted))
+                status = await soak.read_status(reader, 60)
+                writer.transport.abort()
+                if status not in (*allowed, "refused", "disconnected"):
+                    soak.add_error(f"{'deleted' if has_key else 'added'} key: status {status}")
+
 
 def soak(
     minutes: float,
     model: str | None = None,
     *,
-    clients: int = 8,
+    clients: int = 4,
     workers: int = 2,
     kill_every: float = 300.0,
     reload_every: float = 240.0,
 ) -> dict[str, Any]:
     """Start a server, run the soak test and return what went wrong."""
-    cases = make_cases(model)
-    command = [sys.executable, "-m", "bertie", "serve", *([] if model is None else [f"model={model}"]), "--port", "0"]
-    command += ["--workers", str(workers), "--read-timeout", str(READ_TIMEOUT), "--max-body", str(MAX_BODY)]
-    with tempfile.TemporaryFile("w+") as log:
+    cases, short = make_cases(model), make_short_cases(model)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
+        keys = KeyFile(Path(folder) / "keys")
+        command = [sys.executable, "-m", "bertie", "serve", *([] if model is None else [f"model={model}"])]
+        command += ["--port", "0", "--workers", str(workers), "--read-timeout", str(READ_TIMEOUT)]
+        command += ["--max-body", str(MAX_BODY), "--api-key-file", str(Path(folder) / "keys")]
         server = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=log, text=True)
         assert server.stdout is not None
         match = re.search(r"http://([\d.]+):(\d+)", server.stdout.readline())
         if match is None:
             log.seek(0)
             raise SystemExit(f"bertie serve did not start: {log.read()[-2000:]}")
-        started = time.monotonic()
-        state = Soak(match[1], int(match[2]), cases, server.pid, started + 60 * minutes)
+        seconds = 60 * minutes
+        state = Soak(match[1], int(match[2]), cases, server.pid, time.monotonic() + seconds, short)
+        state.key, state.attacker_key = keys.honest, keys.attacker
+        state.phase_seconds = max(5.0, min(30.0, seconds / 8))
         try:
-            asyncio.run(state.run(clients, kill_every, reload_every))
-            seconds = time.monotonic() - started
+            asyncio.run(
+                state.run(
+                    clients,
+                    state.every(kill_every, state.kill),
+                    state.every(reload_every, state.reload),
+                    state.every(min(90.0, seconds / 5), state.stop),
+                    state.every(min(60.0, seconds / 4), lambda: keys.change(state)),
+                )
+            )
+            seconds = time.monotonic() - state.started
             server.send_signal(signal.SIGTERM)
             status: int | None = server.wait(60)
         except subprocess.TimeoutExpired:
@@ -317,26 +370,45 @@ def soak(
             server.kill()
         log.seek(0)
         lines = log.read().splitlines()
+    return report(state, status, lines) | {"minutes": round(seconds / 60, 2)}
+
+
+def report(state: Soak, status: int | None, log: Sequence[str]) -> dict[str, Any]:
+    """Check the end of the run, and sum it up."""
     if status != 0:
         state.add_error(f"SIGTERM stopped the server with status {status}")
-    internal = [line for line in lines if '"error":"internal"' in line or "Traceback" in line]
+    internal = [line for line in log if '"error":"internal"' in line or "Traceback" in line]
     for line in internal[:5]:
         state.add_error(f"log: {line[:300]}")
-    first, last = state.memory_thirds()
-    if last > first * MAX_GROWTH and last - first > MIN_GROWTH:
-        state.add_error(f"memory grew from {first / 2**20:.0f} to {last / 2**20:.0f} MiB")
+    state.check_memory()
     if not state.counts["answered"]:
         state.add_error("nothing was answered")
     return {
-        "minutes": round(seconds / 60, 2),
-        "cases": len(cases),
+        "cases": len(state.cases),
+        "latency_ms": state.check_latency(),
         "counts": dict(state.counts),
         "kills": len(state.kills),
         "reloads": state.reloads,
-        "memory_mib": [round(first / 2**20, 1), round(last / 2**20, 1)],
+        "memory_mib": [round(size / 2**20, 1) for size in state.memory_thirds()],
         "memory_mib_by_time": [round(size / 2**20) for _, size in state.memory[:: max(1, len(state.memory) // 60)]],
         "errors": dict(state.errors.most_common(50)),
     }
+
+
+def summarize(result: dict[str, Any]) -> str:
+    """The result in a few lines."""
+    latency, counts = result["latency_ms"], result["counts"]
+    lines = [
+        f"{result['minutes']} minutes: {counts['answered']:,} honest requests answered, "
+        f"{counts.get('refused with 429', 0) + counts.get('refused with 503', 0):,} attempts refused",
+    ]
+    for name in ("without attackers", "with attackers"):
+        values = latency[name]
+        lines.append(f"short requests {name}: p50 {values['p50']} ms, p99 {values['p99']} ms ({values['requests']:,})")
+    lines.append(f"p99 ratio {latency['p99_ratio']}; memory {' -> '.join(map(str, result['memory_mib']))} MiB")
+    lines.append(f"kills {result['kills']}, stops {counts.get('stopped worker', 0)}, reloads {result['reloads']}")
+    lines += [f"ERROR ({count}): {error}" for error, count in result["errors"].items()] or ["no errors"]
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -344,7 +416,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--model", help="a folder (the built-in model)")
-    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kill-every", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--reload-every", type=float, default=240.0, metavar="SECONDS")
@@ -353,6 +425,7 @@ def main() -> int:
     options = {"clients": args.clients, "workers": args.workers}
     result = soak(args.minutes, args.model, kill_every=args.kill_every, reload_every=args.reload_every, **options)
     print(json.dumps(result, indent=1))
+    print(summarize(result))
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 1 if result["errors"] else 0

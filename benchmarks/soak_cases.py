@@ -83,6 +83,15 @@ def make_cases(model: str | None, count: int = 24) -> list[Case]:
     return cases
 
 
+def make_short_cases(model: str | None, count: int = 20) -> list[Case]:
+    """Requests of one short text, whose latency is measured."""
+    from bertie.checkpoints.hub import default_model
+    from bertie.tasks import Embedder
+
+    task = Embedder.load(model or default_model())
+    return [_embed(task, [f"a short text, number {i}"]) for i in range(count)]
+
+
 def _case(path: str, body: dict[str, Any], parse: Callable[[Any], Any], expected: Any) -> Case:
     return Case(path, json.dumps(body).encode(), parse, expected)
 
@@ -111,21 +120,28 @@ def _answer(task: Any, texts: list[str]) -> Case:
     return _case("/answer", {"questions": questions}, responses.parse_answers, expected)
 
 
-def _rerank(task: Any, texts: list[str]) -> Case:
-    def parse(response: Any) -> Any:
-        return [counts for _, counts in responses.parse_scores(response)]
+def _parse_reranked(response: Any) -> Any:
+    return [counts for _, counts in responses.parse_scores(response)]
 
+
+def _zero_shot_scores(results: Any) -> Any:
+    """In one order: equally probable labels may come in either."""
+    return [dict(sorted(result.scores.items())) for result in results]
+
+
+def _parse_zero_shot(response: Any) -> Any:
+    return _zero_shot_scores(responses.parse_zero_shot(response))
+
+
+def _rerank(task: Any, texts: list[str]) -> Case:
     expected = [responses.read_counts(asdict(pair)) for pair in task.predict_each([(QUESTION, text) for text in texts])]
-    return _case("/v1/rerank", {"query": QUESTION, "documents": texts}, parse, expected)
+    return _case("/v1/rerank", {"query": QUESTION, "documents": texts}, _parse_reranked, expected)
 
 
 def _zero_shot(task: Any, texts: list[str]) -> Case:
-    def scores(results: Any) -> Any:  # in one order: equally probable labels may come in either
-        return [dict(sorted(result.scores.items())) for result in results]
-
     body = {"texts": texts[:1], "labels": list(LABELS), "multi_label": True}
-    expected = scores(task.classify(texts[:1], LABELS, multi_label=True))
-    return _case("/classify", body, lambda response: scores(responses.parse_zero_shot(response)), expected)
+    expected = _zero_shot_scores(task.classify(texts[:1], LABELS, multi_label=True))
+    return _case("/classify", body, _parse_zero_shot, expected)
 
 
 def _fill(task: Any, texts: list[str]) -> Case:

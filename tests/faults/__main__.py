@@ -17,12 +17,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.faults import shim
 
 SERVER = "server"
+SERVER_SHARE = 0.1
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -123,7 +124,8 @@ def work(args: argparse.Namespace) -> int:
     """Run every n-th schedule, and report each as a line of JSON."""
     from tests.faults.jobs import all_jobs
     from tests.faults.processes import import_everything, import_training
-    from tests.faults.schedules import Bench, Violation, run_schedule
+    from tests.faults.schedules import Bench, run_schedule
+    from tests.faults.server import run_server_schedule
 
     assert shim.is_loaded(), "LD_PRELOAD does not name the shim"
     import_everything()
@@ -134,18 +136,28 @@ def work(args: argparse.Namespace) -> int:
     jobs = [job for job in jobs if job.weight >= 1 or not args.quick]
     for number in range(args.first + args.worker, args.first + args.schedules, args.jobs):
         draw = random.Random(f"{args.seed}:{number}")
+        if args.only == SERVER or (args.only is args.job is None and draw.random() < SERVER_SHARE):
+            report(number, SERVER, lambda: run_server_schedule(bench, draw))  # noqa: B023
+            continue
         job = draw.choices(jobs, [job.weight for job in jobs])[0]
         if "train" in job.name:
             import_training()
-        started = time.monotonic()
-        result = {"number": number, "job": job.name, "steps": "", "violation": ""}
-        try:
-            result["steps"] = run_schedule(bench, job, draw, args.only)
-        except Violation as violation:
-            result["violation"] = str(violation)
-        result["seconds"] = round(time.monotonic() - started, 2)
-        os.write(1, json.dumps(result).encode() + b"\n")
+        report(number, job.name, lambda: run_schedule(bench, job, draw, args.only))  # noqa: B023
     return 0
+
+
+def report(number: int, name: str, run: Callable[[], str]) -> None:
+    """Run a schedule, and write a line of JSON."""
+    from tests.faults.schedules import Violation
+
+    started = time.monotonic()
+    result: dict[str, object] = {"number": number, "job": name, "steps": "", "violation": ""}
+    try:
+        result["steps"] = run()
+    except Violation as violation:
+        result["violation"] = str(violation)
+    result["seconds"] = round(time.monotonic() - started, 2)
+    os.write(1, json.dumps(result).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints.tiny_sentence import save_bert
-from tests.cli.conftest import save_models
+from tests.cli.conftest import HEADS, save_models, save_small
 from tests.cli.toys import write, write_toys
 from tests.training.pretrain.corpus_texts import texts as random_documents
 
@@ -146,10 +146,14 @@ def check_corpus(inputs: Path, folder: Path, complete: Tree) -> str | None:
 
 
 def make_inputs(folder: Path) -> None:
-    """Write the inputs of all jobs, and their models."""
+    """Write the inputs of all jobs, their models, and the expected responses of the server."""
+    from tests.faults.server import save_cases
+
     save_models(folder / "models")
     labels = {0: "cat", 1: "dog"}
     save_bert(folder / "models" / "animals", labels=2, id2label=labels, label2id={"cat": 0, "dog": 1})
+    save_small(folder / "models" / "built-in" / "small", folder / "models" / "embed", HEADS)
+    save_cases(folder / "models" / "built-in" / "small", folder / "cases")
     draw = random.Random(0)
 
     def text() -> str:

@@ -102,6 +102,10 @@ class Command:
                 self._ended, self._status = True, os.waitstatus_to_exitcode(status)
         return self._ended
 
+    def printed(self) -> str:
+        """Its standard output so far."""
+        return self._out.read_text(errors="replace") if self._out.is_file() else ""
+
     def send(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if not self.ended:
@@ -122,10 +126,9 @@ class Command:
         if hung:
             self.send(signal.SIGKILL)
             self.wait()
-        out = self._out.read_text(errors="replace") if self._out.is_file() else ""
         err = self._err.read_text(errors="replace") if self._err.exists() else ""
         seconds = time.monotonic() - self._started
-        return Outcome(None if hung else self._status, out, err, seconds, shim.state())
+        return Outcome(None if hung else self._status, self.printed(), err, seconds, shim.state())
 
 
 def run_main(argv: Sequence[str]) -> int:

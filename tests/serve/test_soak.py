@@ -20,5 +20,13 @@ def test_responses_are_correct_and_memory_is_stable(small_folder: Path) -> None:
     assert result["counts"]["answered"] > 50 * minutes
     assert result["kills"] > 0
     assert result["reloads"] > 0
-    for fault in ("early disconnect", "slow sender", "garbage", "oversized", "poisoned"):
+    for fault in (
+        "early disconnect",
+        "slow sender",
+        "garbage",
+        "stalled body",
+        "mask bomb",
+        "long text",
+        "half-closed",
+    ):
         assert result["counts"][fault] > 0
