@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import httpx
 import pytest
 
 import bertie
-from bertie.cli.main import main
+from bertie.cli import serve as serve_verb
+from bertie.cli.main import build_parser, main
 
 COMMAND = [sys.executable, "-P", "-m", "bertie"]
 WAIT = 120.0  # seconds; the machine may be busy
@@ -252,3 +254,12 @@ def test_search_over_an_index(serve: Serve, models: dict[str, str], tmp_path: Pa
     assert server.post("/search", {"queries": "dog", "where": {"year >=": 3}}).json()["results"][0]["hits"] == []
     assert str(tmp_path) not in httpx.get(f"{server.url}/about").text
     server.stop()
+
+
+def test_workers_get_the_arguments_of_the_command_line() -> None:
+    """Also while a command runs, which adds to its arguments."""
+    argv = ["serve", "a=b", "--workers", "2", "--allow-host", "x", "--allow-host", "y", "--deadline", "7"]
+    args = build_parser().parse_args(argv)
+    with ExitStack() as args.cleanup:
+        again = build_parser().parse_args(serve_verb._worker_argv(args, 81))
+    assert vars(again) | {"port": None, "cleanup": None} == vars(args) | {"port": None, "cleanup": None}

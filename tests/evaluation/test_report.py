@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -168,11 +169,10 @@ def test_a_report_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_report(tmp_path, bare())
     before = (tmp_path / "report.md").read_bytes()
 
-    def full_disk(self: Path, text: str, encoding: str) -> int:
-        self.write_bytes(b"half")
+    def full_disk(handle: int) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="no space"):
         write_report(tmp_path, replace(bare(), title="Another"))
     assert (tmp_path / "report.md").read_bytes() == before

@@ -142,6 +142,17 @@ def check_corpus(inputs: Path, folder: Path, complete: Tree) -> str | None:
     return f"the corpus has a manifest, but {wrong} is wrong" if wrong else None
 
 
+def check_report(inputs: Path, folder: Path, complete: Tree) -> str | None:
+    """The files of a report are replaced one by one, each atomically."""
+    for name in ("report.md", "report.html", "report.json"):
+        path = folder / "out" / name
+        if path.exists() and name.endswith(".json"):
+            json.loads(path.read_text())
+        elif path.exists() and not path.read_text().rstrip().endswith(("</html>", "|", ".", ")", "```")):
+            return f"{name} is incomplete: it ends in {path.read_text()[-40:]!r}"
+    return None
+
+
 # --- inputs ---
 
 
@@ -330,5 +341,6 @@ def all_jobs() -> list[Job]:
             "out",
             again=overwrite,
             replace=overwrite,
+            check_partial=check_report,
         ),
     ]

@@ -117,7 +117,7 @@ async def _reload(soak: Soak) -> None:
 
 
 async def _stop_during_requests(soak: Soak, server: Command, number: int) -> dict[str, int]:
-    """Send requests, then the signal: each is answered rightly, refused, or its connection closed before it was read."""
+    """Send requests, then the signal: each is answered rightly, refused, or disconnected before it was accepted."""
     before = dict(soak.counts)
     connections = [await soak.connect() for _ in range(4)]
     cases = [soak.draw.choice(soak.cases) for _ in connections]

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import UsageError, add_model, load, verb
+from bertie.data.atomic import atomic_write
 from bertie.errors import ExistsError, InputError
 
 if TYPE_CHECKING:
@@ -89,11 +89,8 @@ def run(args: argparse.Namespace) -> None:
     columns: dict[str, list[Any]] = mined.table()
     if args.teacher is not None and mined.rows:
         columns = score_with_teacher(Reranker.load(args.teacher), mined.rows)
-    draft = output.with_name(f".{output.name}.part")
-    with draft.open("w", encoding="utf-8") as file:
-        for row in zip(*columns.values(), strict=True):
-            file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
-    os.replace(draft, output)
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    atomic_write(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8"))
     if args.json:
         counts = {"rows": len(mined.rows), "filtered": mined.filtered, "incomplete": len(mined.incomplete)}
         print(json.dumps({"output": args.output} | counts))

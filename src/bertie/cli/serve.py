@@ -223,7 +223,7 @@ def _worker_argv(args: argparse.Namespace, port: int) -> list[str]:
     argv = ["serve", *args.models, "--port", str(port)]
     for name, value in vars(args).items():
         flag = f"--{name.replace('_', '-')}"
-        if name in ("models", "port", "run", "verb", "new_key") or value is None or value is False:
+        if name in ("models", "port", "run", "verb", "cleanup", "new_key") or value is None or value is False:
             continue
         if isinstance(value, list):
             argv += [word for item in value for word in (flag, item)]

@@ -29,18 +29,40 @@ def atomic_rename(temporary: Path, path: Path) -> None:
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old content or the new."""
+    """Write a file atomically: readers see the old content or the new, whoever else writes it."""
     temporary = path.with_name(f".{path.name}.draft")
-    with named_errors(temporary):
+    with named_errors(temporary), _open_draft(temporary) as file:
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _open_draft(path: Path) -> BinaryIO:
+    """Open an empty file, locked: another process that writes it waits until it is renamed.
+
+    A process that was killed may have left it behind.
+    """
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            with suppress(ImportError, OSError):  # Windows, or a file system without locks
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                file.truncate(0)
+                return file
+        except FileNotFoundError:  # renamed since
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 @contextmanager

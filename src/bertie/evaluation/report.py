@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bertie.data.atomic import atomic_write
 from bertie.evaluation import plots
 from bertie.evaluation.intervals import RESAMPLES, Difference, Score, finite_or_none
 from bertie.evaluation.model_report import (
@@ -68,17 +68,9 @@ def write_report(folder: str | Path, report: ModelReport) -> list[Path]:
         "report.html": to_html(report.title, sections),
         "report.json": json.dumps(_as_json(report, derived), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
-    return [_write_atomically(path / name, clean(text)) for name, text in texts.items()]
-
-
-def _write_atomically(path: Path, text: str) -> Path:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    for name, text in texts.items():
+        atomic_write(path / name, clean(text).encode("utf-8"))
+    return [path / name for name in texts]
 
 
 class _Derived:
