@@ -326,8 +326,8 @@ class Calibration:
     precision: float | None = None  # target precision of the predictions above it
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"Calibration.temperature={self.temperature} must be a number greater than 0")
+        if not 1e-6 <= self.temperature <= 1e6:  # beyond that, logits divided by it overflow or vanish
+            raise ConfigError(f"Calibration.temperature={self.temperature} must be a number from 1e-6 to 1e6")
         for name in ("threshold", "abstain_below", "precision"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:

@@ -386,6 +386,9 @@ def test_calibration_is_kept(tmp_path: Path) -> None:
         ({"temperature": 0}, "temperature=0"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"temperature": float("inf")}, "temperature=inf"),
+        ({"temperature": 1e-40}, "temperature=1e-40"),  # logits divided by it are not finite
+        ({"threshold": float("nan")}, "threshold=nan"),
+        ({"abstain_below": float("nan")}, "abstain_below=nan"),
         ({"threshold": 1.2}, "threshold=1.2"),
         ({"abstain_below": -0.1}, "abstain_below=-0.1"),
         ({"precision": 95}, "precision=95"),

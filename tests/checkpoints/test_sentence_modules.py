@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from bertie.checkpoints.sentence_modules import SentenceModules
-from bertie.errors import ConfigError
+from bertie.errors import CheckpointError, ConfigError
 from bertie.nn.pooling import MODES
 from bertie.nn.sentence_layers import Dense
 from bertie.text.batch import Batch
@@ -220,6 +220,8 @@ def test_token_weights_are_added_and_replaced(base: Path, tmp_path: Path) -> Non
         ({"word_weights": {"cat": "much"}}, "word_weights has 'much' for 'cat'; it must be at least 0"),
         ({"word_weights": {"cat": -1}}, "word_weights has -1 for 'cat'"),
         ({"word_weights": {"cat": True}}, "word_weights has True for 'cat'"),
+        ({"word_weights": {"cat": float("nan")}}, "word_weights has nan for 'cat'"),
+        ({"word_weights": {"cat": 1e39}}, "word_weights has 1e+39 for 'cat'"),  # infinite in float32
         ({"unknown_word_weight": -1.0}, "unknown_word_weight"),
         ({"idf": 1}, "idf=1"),
     ],
@@ -231,6 +233,17 @@ def test_invalid_token_weights(config: dict[str, Any], message: str, base: Path,
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
     with pytest.raises(ConfigError, match=re.escape(message)):
         SentenceModules.from_folder(folder, WIDTH, len(WORDS))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_of_modules_must_be_finite(value: float, base: Path, tmp_path: Path) -> None:
+    modules = SentenceModules.create(WIDTH, dense=Dense(WIDTH, 4))
+    with torch.no_grad():
+        modules.layers[0].linear.weight[3, 2] = value
+    with pytest.raises(CheckpointError, match=r"2_Dense: linear\.weight has values that are not finite"):
+        load(write_back(base, tmp_path, modules))
+    with pytest.raises(ConfigError, match="token weights must be finite"):
+        SentenceModules.create(WIDTH).with_token_weights(torch.full((len(WORDS),), value), WORDS)
 
 
 def test_misplaced_token_weights(base: Path, tmp_path: Path) -> None:

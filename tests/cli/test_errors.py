@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from bertie.cli import main
+from bertie.cli.common import UsageError
+from bertie.cli.main import build_parser
 
 VERBS = ("fill", "embed", "classify", "tag", "answer", "rerank", "similarity", "tokenize")
 COLUMNS = {"answer": ("question", "context"), "rerank": ("query", "passage")}
@@ -232,3 +234,9 @@ def test_control_c_before_the_verb_starts(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(import_module("bertie.cli.main"), "build_parser", interrupted)
     assert main(["embed", "a"]) == 130
     assert capsys.readouterr().err == "bertie: interrupted\n"
+
+
+def test_numbers_of_flags_must_be_finite() -> None:
+    for argv in (["serve", "--grace", "nan"], ["answer", "who?", "--context", "x", "--threshold", "inf"]):
+        with pytest.raises(UsageError, match=f"{argv[-2]}: {argv[-1]!r} must be a finite number"):
+            build_parser().parse_args(argv)

@@ -207,7 +207,6 @@ def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pyte
         (["--max-body", "-1"], "--max-body -1"),
         (["--deadline", "0"], "--deadline 0.0"),
         (["--worker-timeout", "0.5"], "--worker-timeout 0.5"),
-        (["--worker-timeout", "nan"], "--worker-timeout nan"),
         (["--disable", "magic"], "--disable magic"),
         (["--deterministic", "--batch-tokens", "512"], "--deterministic"),
     ],

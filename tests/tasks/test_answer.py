@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bertie import Reader
+from bertie.errors import InputError
 from bertie.text.windows import windows
 from tests.tasks.tiny import document, tokenizer
 
@@ -83,5 +84,8 @@ def test_no_answer(made: Made) -> None:
     (refused,) = reader.answer(asked, top_k=2, threshold=ahead + 0.01)
     assert (refused.best.text, refused.best.start, refused.best.score) == ("", None, plain.no_answer_score)
     assert refused.answers[1] == plain.best
+    for threshold in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match=f"threshold={threshold} must be a finite number"):
+            reader.answer(asked, threshold=threshold)
     (empty,) = reader.answer([("who", "")])
     assert (empty.best.text, empty.best.start, empty.best.document) == ("", None, None)

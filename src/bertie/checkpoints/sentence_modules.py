@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 
 import torch
@@ -29,6 +28,7 @@ from bertie.text.batch import Batch
 
 # How configs before 5.4 name the modes.
 _TAILS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+MAX_WEIGHT = torch.finfo(torch.float32).max  # of a token
 WORD_WEIGHTS = "WordWeights"  # sentence-transformers' module for token weights, which comes before the pooling
 FLAGS = {mode: f"pooling_mode_{tail}" for mode, tail in zip(MODES, _TAILS, strict=True)}
 
@@ -180,6 +180,8 @@ class SentenceModules(nn.Module):
             raise ConfigError(
                 f"token weights have shape {tuple(weights.shape)}; the vocabulary needs ({len(vocabulary)},)"
             )
+        if not weights.isfinite().all():
+            raise ConfigError("token weights must be finite numbers")
         folder = self._folder
         if folder.entries[1].kind != WORD_WEIGHTS:
             listed = list(folder.json[MODULES_FILE])
@@ -236,8 +238,11 @@ def _read_word_weights(keys: ConfigKeys, vocabulary: int | None) -> Tensor:
         raise ConfigError(f"{keys.file}: vocab has {contents}; it must list words{least}")
     weights = [by_word.get(word, by_word.get(word.lower(), default)) for word in vocab]
     for word, weight in zip(vocab, weights, strict=True):
-        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < inf:
-            raise ConfigError(f"{keys.file}: word_weights has {weight!r:.40} for {word!r:.40}; it must be at least 0")
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight <= MAX_WEIGHT:
+            raise ConfigError(
+                f"{keys.file}: word_weights has {weight!r:.40} for {word!r:.40}; it must be at least 0, and finite in "
+                "float32"
+            )
     return torch.tensor(weights, dtype=torch.float32)
 
 
@@ -334,6 +339,8 @@ def _load_weights(layer: nn.Module, root: Path, entry: ModuleEntry) -> None:
         for name, value in weights.items():
             if not value.is_floating_point():
                 raise CheckpointError(f"{name} has dtype {value.dtype}; it must be floating point")
+            if not all(x.isfinite() for x in torch.aminmax(value.float())):
+                raise CheckpointError(f"{name} has values that are not finite in {torch.float32}")
     except CheckpointError as error:
         raise CheckpointError(f"{entry.path}: {error}") from None
     # Cloned, so that a memory-mapped file may be replaced while the model is in use.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -30,6 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False} | options)
+        self.register("type", float, finite_number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Allow flags between positional arguments, which argparse does not by default."""
@@ -41,6 +43,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise an error of Bertie."""
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def finite_number(text: str) -> float:
+    """The type of every flag with a number: nan and infinity would pass most comparisons.
+
+    >>> finite_number("1e3")
+    1000.0
+    """
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a finite number")
+    return number
 
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ rightly predicts none. Several documents are combined in the same way.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,8 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
     ) -> Iterator[AnswerResult]:
         """As `answer`, one by one."""
         check_positive(top_k=top_k, max_answer_length=max_answer_length)
+        if threshold is not None and not math.isfinite(threshold):
+            raise InputError(f"threshold={threshold} must be a finite number, or None")
         check_list(questions, "answer", "pairs of a question and its documents")
         return self._answer_each(questions, _Options(top_k, max_answer_length, threshold))
 
