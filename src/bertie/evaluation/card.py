@@ -151,7 +151,7 @@ def _results(report: ModelReport) -> str:
     names = list(dict.fromkeys(name for evaluation in report.evaluations.values() for name in evaluation.scores))
     columns = [evaluation.scores for evaluation in report.evaluations.values()]
     rows = [[name, *(str(scores[name]) if name in scores else "–" for scores in columns)] for name in names]
-    return f"With 95% bootstrap confidence intervals.\n\n{_table(['metric', *report.evaluations], rows)}"
+    return f"With 95% confidence intervals.\n\n{_table(['metric', *report.evaluations], rows)}"
 
 
 def _limitations(report: ModelReport) -> str:

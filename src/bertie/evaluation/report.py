@@ -121,8 +121,8 @@ def _summary(report: ModelReport) -> Section:
         f"its {report.main} is {evaluation.scores[report.main]}."
     )
     intervals = (
-        f"Numbers in brackets are 95% confidence intervals from {RESAMPLES} bootstrap resamples of the split. They "
-        "do not cover the variance between training runs, or other data."
+        f"Numbers in brackets are 95% confidence intervals (Wilson's for proportions, otherwise from {RESAMPLES} "
+        "bootstrap resamples of the split). They do not cover the variance between training runs, or other data."
     )
     return Section("Summary", [headline, intervals])
 

@@ -102,8 +102,11 @@ def _label_slices(hits: ArrayLike, support: ArrayLike, predicted: ArrayLike, lab
             tables = {"precision": correct / guess, "recall": correct / true, "f1": 2 * correct / (true + guess)}
         return {f"{name} {i}": table[:, i] for name, table in tables.items() for i in range(k)}
 
-    scores = bootstrap(from_sums(columns, formula), len(columns), resamples=RESAMPLES)
     totals = columns.sum(axis=0)
+    support, guesses = totals[k : 2 * k], totals[2 * k :]
+    sizes = {"precision": guesses, "recall": support, "f1": (support + guesses) / 2}
+    trials = {f"{name} {i}": float(size[i]) for name, size in sizes.items() for i in range(k)}
+    scores = bootstrap(from_sums(columns, formula), len(columns), trials=trials, resamples=RESAMPLES)
     return [
         LabelSlice(
             label,

@@ -142,8 +142,9 @@ def test_intervals_resample_documents(corpus: Corpus, tokenizer: Tokenizer) -> N
     drawn = np.array([slow[rng.integers(0, len(slow), len(slow))].sum(0) for _ in range(300)])
     losses = drawn[:, 0] / drawn[:, 2]
     low, high = np.quantile(losses, (0.025, 0.975))
-    assert (found["loss"].low, found["loss"].high) == pytest.approx((low, high), rel=1e-5)
-    assert found["perplexity"].low == pytest.approx(math.exp(low), rel=1e-5)
+    # Corrected for bias and skewness, of which there is little.
+    assert (found["loss"].low, found["loss"].high) == pytest.approx((low, high), abs=0.3 * (high - low))
+    assert found["perplexity"].low == pytest.approx(math.exp(found["loss"].low), rel=1e-3)
     assert {name: score.value for name, score in found.items()} == pytest.approx(
         {name: value for name, value in held(of).items() if name != "tokens"}, rel=1e-12
     )

@@ -9,7 +9,15 @@ from numpy.typing import ArrayLike
 
 from bertie.errors import InputError
 from bertie.evaluation.intervals import RESAMPLES, FloatArray, IntArray, Score, Statistic, bootstrap, from_sums
-from bertie.evaluation.metrics.shared import BINS, calibration_gaps, check_probabilities, macro_f1, ratio
+from bertie.evaluation.metrics.shared import (
+    BINS,
+    calibration_gaps,
+    check_probabilities,
+    macro_f1,
+    macro_trials,
+    ratio,
+    with_calibration_interval,
+)
 
 
 def classification(
@@ -25,7 +33,16 @@ def classification(
     >>> round(scores["accuracy"].value, 4), round(scores["recall"].value, 4)
     (0.6667, 0.5)
     """
-    return bootstrap(*classification_statistic(gold, probabilities, labels), resamples=resamples, seed=seed)
+    statistic, n = classification_statistic(gold, probabilities, labels)
+    table, index = np.asarray(probabilities, dtype=np.float64), _label_indices(gold, labels)
+    predicted = table.argmax(axis=1)
+    correct = predicted == index
+    support, predictions = (np.bincount(values, minlength=len(labels)) for values in (index, predicted))
+    trials = dict.fromkeys(("macro_f1", "matthews"), macro_trials(support))
+    if len(labels) == 2:
+        trials |= {"precision": predictions[1], "recall": support[1], "f1": (support[1] + predictions[1]) / 2}
+    scores = bootstrap(statistic, n, trials=trials, resamples=resamples, seed=seed)
+    return scores | with_calibration_interval(scores["ece"], table.max(axis=1), correct, resamples, seed)
 
 
 def classification_statistic(
@@ -84,7 +101,11 @@ def multi_label(
     in scikit-learn, a label that neither occurs nor is predicted anywhere counts as 0 in macro_f1; one
     that is missing from a resample only is left out of it. `ece` pools all n x k probabilities.
     """
-    return bootstrap(*multi_label_statistic(gold, probabilities, threshold), resamples=resamples, seed=seed)
+    statistic, n = multi_label_statistic(gold, probabilities, threshold)
+    trials = {"macro_f1": macro_trials(np.asarray(gold, dtype=np.int64).sum(axis=0))}
+    scores = bootstrap(statistic, n, trials=trials, resamples=resamples, seed=seed)
+    table, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(gold, dtype=bool)
+    return scores | with_calibration_interval(scores["ece"], table, truth, resamples, seed)
 
 
 def multi_label_statistic(gold: ArrayLike, probabilities: ArrayLike, threshold: float) -> tuple[Statistic, int]:

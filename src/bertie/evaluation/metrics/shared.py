@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bertie.errors import InputError
-from bertie.evaluation.intervals import BoolArray, FloatArray, IntArray
+from bertie.evaluation.intervals import BoolArray, FloatArray, IntArray, Score, calibration_interval
 
 BINS = 15  # of equal width, for the expected calibration error
 
@@ -25,6 +25,12 @@ def macro_f1(true_positives: FloatArray, gold_plus_predicted: FloatArray, absent
     return ratio(ratio(2 * true_positives, gold_plus_predicted).sum(axis=1), present.astype(np.float64))
 
 
+def macro_trials(support: FloatArray | IntArray) -> float:
+    """Sample size of a mean over labels: that of a proportion with the same variance, which rare labels dominate."""
+    present = support[support > 0].astype(np.float64)
+    return float(len(present) ** 2 / (1 / present).sum()) if len(present) else 1.0
+
+
 def calibration_bin(confidence: FloatArray, bins: int = BINS) -> IntArray:
     """Bin index of each confidence; bins have equal width and include their upper end."""
     return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
@@ -35,6 +41,16 @@ def calibration_gaps(confidence: FloatArray, correct: BoolArray) -> FloatArray:
     columns = np.zeros((len(confidence), BINS))
     columns[np.arange(len(confidence)), calibration_bin(confidence)] = confidence - correct
     return columns
+
+
+def with_calibration_interval(
+    score: Score, confidence: FloatArray, correct: BoolArray, resamples: int, seed: int
+) -> dict[str, Score]:
+    """The expected calibration error with its interval; without resamples, as it is."""
+    if not resamples:
+        return {"ece": score}
+    bins = calibration_bin(confidence)
+    return {"ece": Score(score.value, *calibration_interval(score.value, confidence, correct, bins, seed=seed))}
 
 
 def check_probabilities(probabilities: ArrayLike, n: int, k: int) -> FloatArray:

@@ -24,7 +24,10 @@ def tagging(gold: Sentences, predicted: Sentences, *, resamples: int = RESAMPLES
     entities if all of them are O or begin with B-, I-, E-, S- (BIO, BIOES) or L-, U- (BILOU, read as E-
     and S-).
     """
-    return bootstrap(*tag_statistic(gold, predicted), resamples=resamples, seed=seed)
+    statistic, n = tag_statistic(gold, predicted)
+    support, predictions = (sum(any(tag != "O" for tag in tags) for tags in part) for part in (gold, predicted))
+    trials = {"precision": predictions, "recall": support, "f1": (support + predictions) / 2}  # sentences with entities
+    return bootstrap(statistic, n, trials=trials, resamples=resamples, seed=seed)
 
 
 def is_span_scheme(*tagged: Sentences) -> bool:
