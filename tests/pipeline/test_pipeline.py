@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,9 @@ def test_windows_and_parameters_reach_the_executor(tmp_path: Path) -> None:
     calls: list[Any] = []
 
     class Executor:
-        def admit(self, characters: int) -> None:
+        def admit(self, characters: int) -> AbstractContextManager[None]:
             assert characters == sum(map(len, texts))
+            return nullcontext()
 
         def check(self) -> None:
             calls.append("check")

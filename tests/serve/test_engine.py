@@ -333,6 +333,59 @@ def test_a_full_queue_refuses_requests(checkpoint: Checkpoint, monkeypatch: pyte
         assert engine.stats().refused == len(refused)
 
 
+def test_short_requests_are_answered_while_windows_of_long_ones_run(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even with a single worker, and however many long ones there are."""
+    embedder = Embedder(checkpoint)
+    short, long = sentences(8), [document(400, seed) for seed in range(3)]
+    expected = embedder.embed(short)
+    hidden, held, release = checkpoint.model.hidden, threading.Event(), threading.Event()
+
+    def slow(batch: Batch, head: str | None = None) -> torch.Tensor:
+        if len(batch.ids) > 200:  # of a long request
+            held.set()
+            assert release.wait(20)
+        return hidden(batch, head)
+
+    monkeypatch.setattr(checkpoint.model, "hidden", slow)
+    with running(checkpoint.model) as engine, ThreadPoolExecutor(4) as pool:
+        embedder.pipeline.executor = engine
+        try:
+            waiting = [pool.submit(embedder.embed, [text]) for text in long]
+            assert held.wait(20)
+            for text, vector in zip(short, expected, strict=True):
+                assert_allclose(pool.submit(embedder.embed, [text]).result(10)[0], vector, atol=1e-5)
+            assert not any(one.done() for one in waiting)
+        finally:
+            release.set()
+        assert all(len(one.result(60)) == 1 for one in waiting), "and the long ones finish"
+
+
+def test_long_texts_are_refused_before_they_are_tokenized(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = Embedder(checkpoint)
+    long = document(400)
+    with running(checkpoint.model, max_wait=1.0) as engine, ThreadPoolExecutor(8) as pool:
+        engine.queue.expect(100.0, least=0)
+        embedder.pipeline.executor = engine
+        gate = Gate(checkpoint.model, monkeypatch)
+        first = pool.submit(embedder.embed, [long])
+        assert gate.entered.wait(20)
+        encoded = list[int]()
+        encode = embedder.tokenizer.encode_flat
+        monkeypatch.setattr(
+            embedder.tokenizer, "encode_flat", lambda items, **options: encoded.append(1) or encode(items, **options)
+        )
+        for _ in range(5):
+            with pytest.raises(Refused):
+                embedder.embed([long])
+        assert not encoded
+        gate.opened.set()
+        assert len(first.result(60)) == 1
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_closing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
     embedder = Embedder(checkpoint)

@@ -40,6 +40,8 @@ EXAMPLE = """  bertie serve
   bertie serve --new-key alice --api-key-file keys.txt
   bertie serve --host 0.0.0.0 --api-key-file keys.txt --index my-index
 """
+# A request takes the GIL a dozen times, and must not wait 5 ms, the default, for a busy thread each time.
+SWITCH_SECONDS = 0.001
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 COUNTS = ("workers", "max_body", "max_items", "max_tokens", "max_reply", "max_requests", "batch_tokens")
 CONNECTION_COUNTS = {  # flags and fields of ConnectionLimits
@@ -248,6 +250,7 @@ def _serve(
     from bertie.serve.workers import serve
 
     limit_arenas()
+    sys.setswitchinterval(SWITCH_SECONDS)
     log = Log(traces=args.log_traces)
     logging.getLogger("uvicorn.error").addHandler(LogHandler(log))
     warnings.showwarning = lambda message, category, *place: log(

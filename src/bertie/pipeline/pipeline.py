@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -66,8 +67,8 @@ class Stages(Protocol[Options, Output, Decoded]):
 class Executor(Protocol):
     """Runs the forward pass of many callers, such as the requests of a server."""
 
-    def admit(self, characters: int) -> None:
-        """Raise an error before texts of so many characters are tokenized, if they would be refused anyway."""
+    def admit(self, characters: int) -> AbstractContextManager[None]:
+        """A context to tokenize texts of so many characters in; an error if they would be refused afterwards."""
 
     def compute(self, task: Any, windows: Encodings, parameters: Sequence[Any] | None) -> Sequence[Any]:
         """The task's outputs for windows, given by their token ids and the parameters of each."""
@@ -138,8 +139,12 @@ class Pipeline(Generic[Options, Output, Result]):
 
     def encode(self, inputs: Sequence[TaskInput[Options]]) -> Chunk[Options]:
         """Tokenize inputs and split them into windows."""
-        if self.executor is not None:
-            self.executor.admit(sum(len(text) for task_input in inputs for text in task_input.texts))
+        if self.executor is None:
+            return self._encode(inputs)
+        with self.executor.admit(sum(len(text) for task_input in inputs for text in task_input.texts)):
+            return self._encode(inputs)
+
+    def _encode(self, inputs: Sequence[TaskInput[Options]]) -> Chunk[Options]:
         try:
             encodings = self.tokenizer.encode_flat([i.item for i in inputs], offsets=self.task.needs_offsets)
         except InputError:

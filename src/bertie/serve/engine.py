@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
@@ -142,6 +142,7 @@ class Engine:
         self._stats = EngineStats()
         self._lock = Lock()  # of the following fields and the statistics
         self._last_end = 0.0  # when the last batch ended
+        self._long_text = Lock()  # held while one is tokenized
         rate = 0.0
         if not self.budget:
             self.measurement = measure_budget(model, workers=self.workers, devices=len(self.models))
@@ -189,10 +190,21 @@ class Engine:
             raise job.error
         return job.outputs
 
-    def admit(self, characters: int) -> None:
-        """Refuse a long text before it is tokenized, if its job would be refused."""
-        if characters > LONG_CHARACTERS:
+    def admit(self, characters: int) -> AbstractContextManager[None]:
+        """A context to tokenize texts of so many characters in. Long ones are refused if their job would be."""
+        return self._admit_long() if characters > LONG_CHARACTERS else nullcontext()
+
+    @contextmanager
+    def _admit_long(self) -> Iterator[None]:
+        self.queue.check_long()
+        # One at a time: each of several would take its share of the interpreter from the short requests.
+        while not self._long_text.acquire(timeout=0.1):
+            self.check()
+        try:
             self.queue.check_long()
+            yield
+        finally:
+            self._long_text.release()
 
     def check(self) -> None:
         """Raise `Cancelled` or `Expired` if nobody waits for the result of this thread's request any more."""
