@@ -71,7 +71,7 @@ def named_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not error.filename:
+        if error.errno is not None and not error.filename:
             error.filename = str(path)
         raise
 
