@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif(
 def test_schedules(tmp_path: Path) -> None:
     """Every result of an interrupted or failing command is absent, complete and old, or complete and new."""
     out = tmp_path / "result.json"
-    command = [sys.executable, "-m", "tests.faults", "--schedules", "10", "--seed", "1", "--quick", "--json", str(out)]
+    command = [sys.executable, "-m", "tests.faults", "--schedules", "8", "--seed", "1", "--quick", "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(out.read_text())["schedules"] == 10
+    assert json.loads(out.read_text())["schedules"] == 8
 
 
 ATTEMPTS = """
