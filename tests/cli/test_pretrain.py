@@ -22,6 +22,7 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer_training import extend, train
 from bertie.training.loop import Trainer
 from bertie.training.pretrain.corpus import CorpusSettings, build_corpus
+from bertie.training.state import StateFolder
 from tests.training.pretrain.corpus_texts import texts
 
 RECIPE = """
@@ -271,6 +272,25 @@ def test_existing_folders_are_kept(data: Path, here: Path, capsys: pytest.Captur
     assert weights("out") != first
     assert "old" not in Path("out/training/samples.jsonl").read_text()
     assert not list(here.glob("*.training")) + list(here.glob(".*"))
+
+
+def test_the_second_run_to_a_folder_is_refused(
+    data: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started while the first one saves its state."""
+    save, flags, codes = StateFolder.save, ["--resume", "--overwrite"], []
+
+    def save_and_start_another(*args: Any) -> None:
+        save(*args)
+        if flags:
+            codes.append(pretrain(data, recipe(data), "-o", "out", flags.pop()))
+
+    monkeypatch.setattr(StateFolder, "save", save_and_start_another)
+    assert pretrain(data, recipe(data), "-o", "out") == 0
+    assert codes == [1, 1]
+    assert capsys.readouterr().err.count(f"bertie: {here / 'out'} is being written by another process\n") == 2
+    assert weights("out") == weights(data / "model")
+    assert [path.name for path in here.iterdir()] == ["out"]
 
 
 def test_ctrl_c_saves(data: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertie.errors import CheckpointError, ExistsError, TrainingError
+from bertie.errors import CheckpointError, ExistsError, InputError, TrainingError
 from bertie.text.batch import Batch
 from bertie.training import state as checkpoint
 from bertie.training.callbacks import TrainingHistory
@@ -367,6 +367,9 @@ def test_the_state_round_trips(tmp_path: Path) -> None:
     folder.save_best(2, weights)
     folder.save(progress, weights, {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": []}, {"scale": 2.0})
     folder.log("9,9")
+    with pytest.raises(InputError, match="is being written by another process"):
+        StateFolder(tmp_path, "mark").open(resume=True)
+    folder.close()
     state = StateFolder(tmp_path, "mark").open(resume=True)
     assert state is not None
     assert repr(TrainState(**state["progress"])) == repr(progress)

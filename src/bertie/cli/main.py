@@ -1,13 +1,12 @@
 """The entry point of the command line: parse arguments, run a verb, report errors.
 
 Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 error,
-2 usage error, 130 interrupted by Ctrl-C.
+2 usage error, 130 interrupted by Ctrl-C, 141 standard output was closed by its reader.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,9 +39,12 @@ from bertie.cli import (
     weight_tokens,
 )
 from bertie.cli.common import Parser, UsageError
+from bertie.cli.output_conflicts import check_output_is_no_input
+from bertie.cli.standard_output import NAME as STANDARD_OUTPUT
+from bertie.cli.standard_output import standard_output
 from bertie.cli.task_verb import add_task_verbs
 from bertie.data.journal import AlreadyComplete
-from bertie.errors import BertieError, BertieWarning
+from bertie.errors import BertieError, BertieWarning, InputError
 
 VERBS = (  # in the order of bertie --help
     tour,
@@ -73,6 +75,17 @@ VERBS = (  # in the order of bertie --help
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
     argv = sys.argv[1:] if argv is None else argv
+    try:
+        with standard_output():
+            return _run(argv)
+    except BrokenPipeError:  # the consumer of a pipe exited
+        return 128 + 13  # as a program that is ended by SIGPIPE
+    except (InputError, OSError) as error:  # of standard output itself
+        _report(error, as_json=False)
+        return 1
+
+
+def _run(argv: Sequence[str]) -> int:
     as_json = "--json" in argv
     try:
         try:
@@ -80,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except UsageError as error:
             _report(error, as_json)
             raise SystemExit(2) from None
+        check_output_is_no_input(args)
         with ExitStack() as args.cleanup, warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
             args.run(args)
@@ -88,10 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         _report(error, as_json)
         return 2
-    except BrokenPipeError:  # the consumer of a pipe exited
-        # Python flushes standard output on exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (BertieError, OSError) as error:
+        if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+            raise
         _report(error, as_json)
         return 1
     except KeyboardInterrupt as error:
@@ -130,8 +143,8 @@ def _show_warning(show: Callable[..., None]) -> Callable[..., None]:
 def _report(error: Exception, as_json: bool) -> None:
     """Print one line to standard error or, with --json, one object to standard output."""
     text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename or 'standard output'}: {error.strerror}"
+    if isinstance(error, OSError) and (error.filename or error.strerror):
+        text = f"{error.filename}: {error.strerror or error}" if error.filename else str(error.strerror)
     message = "; ".join(["; ".join(text.splitlines()), *_notes(error)])
     if as_json:
         print(json.dumps({"error": type(error).__name__, "message": message}))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import UsageError, add_model, load, verb
-from bertie.data.atomic import atomic_write
+from bertie.data.atomic import PathLock, atomic_write
 from bertie.errors import ExistsError, InputError
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> None:
     from bertie.training.finetune.data import read_dataset
 
     output = Path(args.output)
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"{output} cannot be written: there is no folder {output.parent}")
+    args.cleanup.callback(PathLock(output.with_name(f"{output.name}.part.lock"), output).release)
     if output.exists() and not args.overwrite:
         raise ExistsError(f"{output} exists already; pass --overwrite, or another name")
     if output.suffix != ".jsonl":

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import UsageError, add_model, model_name, select_device, verb
 from bertie.cli.labelled_input import add_columns, add_resamples, count, parse_pairs, read_labelled
+from bertie.cli.output_conflicts import check_distinct
 from bertie.cli.recipe_flags import add_recipe_flags, recipe_values
 from bertie.cli.report_output import report_as_dict, report_table, short_name
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import BertieError
 from bertie.recipe import Recipe
 from bertie.tasks import registry
-from bertie.training.output_folder import check_output
+from bertie.training.output_folder import check_output, lock_output
 from bertie.training.recipe_file import RecipeFile, read_recipe
 
 if TYPE_CHECKING:
@@ -159,10 +160,16 @@ def _seed_list(seeds: list[int] | int | None, recipe: Recipe, seed_given: bool) 
 
 def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
     """The job, with all data read and checked before any model is loaded."""
+    from bertie.training.distributed import is_main_process
     from bertie.training.finetune.data import split
 
     if args.baseline is not None and settings.test is None:
         raise UsageError("--baseline is compared on the test data; name it with --test")
+    for name in (*settings.train, settings.dev, settings.test):
+        check_distinct(args.output, name or "")
+    check_distinct(args.output, str(settings.model), is_model=True)
+    if is_main_process():
+        args.cleanup.callback(lock_output(Path(args.output)).release)
     check_output(Path(args.output), resume=args.resume, overwrite=args.overwrite)
     task, recipe, columns = settings.task, settings.training, settings.columns
     train = read_labelled(task, settings.train, columns, training=True)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bertie.cluster.text_shards import InputFile, ShardReport, inspect_files
-from bertie.data.atomic import atomic_rename, lock_file
+from bertie.data.atomic import atomic_rename, is_at, lock_file
 from bertie.data.journal import check_same_settings
 from bertie.data.progress import Progress
 from bertie.data.readers import Format, is_data_file
@@ -48,6 +48,16 @@ class ShardFolder:
     def __enter__(self) -> Self:
         if self.path.exists() and not self.path.is_dir():
             raise ExistsError(f"{self.path} is a file; pass a folder")
+        while not self._acquire():  # another process removed the folder
+            pass
+        try:
+            self._check()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _acquire(self) -> bool:
         try:
             self.path.mkdir(exist_ok=True)
             self._lock = os.open(self.path, os.O_RDONLY)
@@ -58,12 +68,10 @@ class ShardFolder:
         except InputError:
             os.close(self._lock)
             raise
-        try:
-            self._check()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+        if is_at(self._lock, self.path):
+            return True
+        os.close(self._lock)
+        return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._remove_temporary()

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -98,8 +99,10 @@ class PathLock:
     """
 
     def __init__(self, path: Path, protects: Path) -> None:
-        handle = self._acquire(path, protects)
-        self._finalizer = weakref.finalize(self, _release, handle, path, os.getpid())
+        self._handle = self._acquire(path, protects)
+        self._finalizer = weakref.finalize(self, _release, self._handle, path)
+        _held.add(self)
+        _close_in_forks()
 
     @staticmethod
     def _acquire(path: Path, protects: Path) -> int:
@@ -110,7 +113,7 @@ class PathLock:
                 raise InputError(f"{protects} cannot be written: {path}: {error.strerror}") from None
             try:
                 lock_file(handle, protects)
-                if _is_at(handle, path):
+                if is_at(handle, path):
                     return handle
             except BaseException:
                 os.close(handle)
@@ -121,8 +124,26 @@ class PathLock:
         """Remove the lock file and release the lock."""
         self._finalizer()
 
+    def drop(self) -> None:
+        """Close the lock in a fork, which would hold it beyond the end of the process that acquired it."""
+        if self._finalizer.detach() is not None:
+            os.close(self._handle)
 
-def _is_at(handle: int, path: Path) -> bool:
+
+_held: weakref.WeakSet[PathLock] = weakref.WeakSet()
+
+
+@cache
+def _close_in_forks() -> None:
+    def drop_all() -> None:
+        for lock in list(_held):
+            lock.drop()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=drop_all)
+
+
+def is_at(handle: int, path: Path) -> bool:
     """Whether an open file still has this path."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
@@ -130,8 +151,7 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def _release(handle: int, path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # and not a fork of it
-        with suppress(OSError):
-            os.unlink(path)
+def _release(handle: int, path: Path) -> None:
+    with suppress(OSError):
+        os.unlink(path)
     os.close(handle)

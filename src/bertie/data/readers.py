@@ -142,6 +142,8 @@ def _format_of(name: str) -> Format:
 
 def _open(name: str) -> tuple[io.BufferedReader, int | None]:
     if name == STDIN:
+        if sys.stdin is None:
+            raise InputError("standard input is closed; redirect a file or a pipe to it")
         raw = sys.stdin.buffer
         return raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw), None  # type: ignore[arg-type]
     try:

@@ -23,6 +23,11 @@ T = TypeVar("T")
 SHUTDOWN_SECONDS = 0.1
 
 
+def is_main_process() -> bool:
+    """Whether this process is the first of those that `torchrun` started, before they form a group."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The process group of a run: this process's rank and the number of processes."""

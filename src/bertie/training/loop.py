@@ -227,6 +227,7 @@ class Trainer:
 
     def _tear_down(self) -> None:
         """Restore the model for inference, however the run ended."""
+        self.folder.close()
         if hasattr(self, "_prefetch"):
             self._prefetch.close()
         if hasattr(self, "_dropout"):

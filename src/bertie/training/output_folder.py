@@ -11,14 +11,25 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from bertie.data.atomic import PathLock
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import ExistsError, InputError
 
 RESULT, MODEL = "result.json", "model"  # of a finished run, in a folder of the state
 
 
+def lock_output(out: Path) -> PathLock:
+    """Refuse an output folder that another run is writing. The lock ends with the process, at the latest."""
+    state = state_folder(out)
+    parent = next(path for path in state.parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"{out} cannot be written: no permission in {parent}")
+    state.parent.mkdir(parents=True, exist_ok=True)
+    return PathLock(state.with_name(f"{state.name}.lock"), out)
+
+
 def check_output(out: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse an output folder that holds something else, before any work is done."""
+    """Refuse an output folder that holds something else, before any work is done, while it is locked."""
     state = state_folder(out)
     exists = out.is_dir() and any(out.iterdir())
     if out.exists() and not out.is_dir():
@@ -38,9 +49,6 @@ def check_output(out: Path, *, resume: bool, overwrite: bool) -> None:
         raise ExistsError(
             f"{state} holds an interrupted run; pass --resume to resume it, or --overwrite to start again"
         )
-    parent = next(path for path in out.absolute().parents if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(f"{out} cannot be written: no permission in {parent}")
 
 
 def state_folder(out: Path) -> Path:

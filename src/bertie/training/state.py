@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertie.data.atomic import PathLock
 from bertie.errors import CheckpointError, ExistsError, TrainingError
 
 STATE, LOG = "state.pt", "log.csv"
@@ -52,18 +53,20 @@ class StateFolder:
     def __init__(self, path: Path | None, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
         self._best: dict[str, Tensor] = {}
+        self._lock: PathLock | None = None
         if path is not None:
             with _write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
 
     def open(self, resume: bool, restart: bool = False) -> dict[str, Any] | None:
-        """Return the state to resume from, if there is one, and remove the partial files of a
-        killed run.
+        """Lock the folder, return the state to resume from, if there is one, and remove the partial
+        files of a killed run.
 
         `restart` discards a state that exists.
         """
         if self.path is None:
             return None
+        self._lock = PathLock(self.path / ".lock", self.path)
         file = self.path / STATE
         if restart:
             file.unlink(missing_ok=True)
@@ -77,6 +80,11 @@ class StateFolder:
         with _write_errors(self.path / LOG):
             (self.path / LOG).write_text("".join(f"{row}\n" for row in rows))
         return state
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
     def _read(self) -> dict[str, Any]:
         assert self.path is not None

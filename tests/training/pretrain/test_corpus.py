@@ -354,3 +354,22 @@ def test_broken_corpora(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_wrong_settings(wrong: dict[str, Any], output: str) -> None:
     with pytest.raises(InputError, match=output):
         CorpusSettings(**wrong)
+
+
+def test_two_builds_of_the_same_corpus(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is started while the first one writes a shard, and refused."""
+    source, settings = write_text(tmp_path / "a.txt", texts(40)), CorpusSettings(shard_tokens=400)
+    whole = build_corpus([source], tokenizer, tmp_path / "whole", settings)
+    write, refused = writing.BuildJournal.write, []
+
+    def write_and_start_another(journal: writing.BuildJournal) -> None:
+        write(journal)
+        if len(refused) < 2 and any(journal.shards.values()):
+            refused.append(len(refused))
+            with pytest.raises(InputError, match="out is being written by another process"):
+                build_corpus([source], tokenizer, tmp_path / "out", settings, resume=len(refused) == 1)
+
+    monkeypatch.setattr(writing.BuildJournal, "write", write_and_start_another)
+    assert build_corpus([source], tokenizer, tmp_path / "out", settings) == whole
+    assert len(refused) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out", "whole"]

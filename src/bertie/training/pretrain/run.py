@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from bertie.data.atomic import atomic_write
 from bertie.errors import ConfigError
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.callbacks import TrainingHistory
-from bertie.training.distributed import Strategy
+from bertie.training.distributed import Strategy, is_main_process
 from bertie.training.loop import Trainer
-from bertie.training.output_folder import check_output, publish, state_folder
+from bertie.training.output_folder import check_output, lock_output, publish, state_folder
 from bertie.training.pretrain.corpus import HELD_OUT, MANIFEST, Corpus
 from bertie.training.pretrain.initialization import extend_vocabulary, new_model
 from bertie.training.pretrain.monitoring import HeldOutEvaluation
@@ -59,8 +60,25 @@ def pretrain(
     output, data, device = Path(output).absolute(), Path(data), torch.device(device)
     if strategy == "fsdp" and any(objective["kind"] == "rtd" for objective in recipe.objectives):
         raise ConfigError("strategy='fsdp' cannot train kind='rtd', whose two models share weights; use 'ddp'")
+    with ExitStack() as stack:
+        if is_main_process():
+            stack.callback(lock_output(output).release)
+        check_output(output, resume=resume, overwrite=overwrite)
+        return _pretrain(recipe, output, data, device, resume, overwrite, strategy, tensorboard, progress)
+
+
+def _pretrain(
+    recipe: PretrainRecipe,
+    output: Path,
+    data: Path,
+    device: torch.device,
+    resume: bool,
+    overwrite: bool,
+    strategy: Strategy,
+    tensorboard: bool,
+    progress: bool,
+) -> dict[str, Any]:
     state = state_folder(output)
-    check_output(output, resume=resume, overwrite=overwrite)
     checkpoint = initial_checkpoint(recipe, data)
     checkpoint.model.to(device)
     context = RunContext(recipe, data, device, checkpoint)

@@ -7,6 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,18 @@ def build_corpus(
         "settings": json.loads(json.dumps(asdict(settings))),
         "titles": hashlib.sha256("\n".join(sorted(titles)).encode()).hexdigest() if titles else None,
     }
-    journal = BuildJournal(Path(folder), inputs, resume)
+    with closing(BuildJournal(Path(folder), inputs, resume)) as journal:
+        return _build(journal, tokenizer, settings, documents, titles, progress)
+
+
+def _build(
+    journal: BuildJournal,
+    tokenizer: Tokenizer,
+    settings: CorpusSettings,
+    documents: Documents,
+    titles: set[str],
+    progress: bool,
+) -> dict[str, Any]:
     main = ShardWriter(journal, "", tokenizer, settings.shard_tokens)
     held = ShardWriter(journal, HELD_OUT, tokenizer, settings.shard_tokens)
     counts = DocumentCounts()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertie.data.atomic import atomic_write
+from bertie.data.atomic import PathLock, atomic_write
 from bertie.data.journal import AlreadyComplete, check_same_settings
 from bertie.errors import CheckpointError, ExistsError, InputError
 from bertie.text.tokenizer import Tokenizer
@@ -26,6 +26,19 @@ class BuildJournal:
     def __init__(self, folder: Path, inputs: dict[str, Any], resume: bool) -> None:
         self.folder, self.inputs, self.file = folder, inputs, folder / JOURNAL
         self.shards: dict[str, list[dict[str, Any]]] = {"": [], HELD_OUT: []}
+        try:
+            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+        self._lock = PathLock(folder.absolute().with_name(f"{folder.absolute().name}.lock"), folder)
+        try:
+            self._open(resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, resume: bool) -> None:
+        folder = self.folder
         if (folder / MANIFEST).exists():
             if resume:
                 self.file.unlink(missing_ok=True)
@@ -43,6 +56,10 @@ class BuildJournal:
         except OSError as error:
             raise InputError(f"{folder} cannot be written: {error.strerror}") from None
         self.write()
+
+    def close(self) -> None:
+        """Let another process build the corpus."""
+        self._lock.release()
 
     def _read(self) -> None:
         journal = read_json(self.file)
