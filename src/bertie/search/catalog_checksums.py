@@ -1,13 +1,14 @@
 """Checksums of the SQLite catalog, since SQLite has none of its own for pages.
 
-`index.checksums` starts with a record of the last transaction, which is overwritten after each: its
-number, and the size and CRC-32 of the write-ahead log (WAL) up to it. The CRC-32 of each page of
-`index.sqlite` follows; these are replaced by an atomic rename after each checkpoint, which moves
+`index.checksums` starts with a record of the last transaction: its number, and the size and CRC-32
+of the write-ahead log (WAL) up to it. The record is written after each transaction, to one of two
+places in turn, so that a write that fails leaves the one before. The CRC-32 of each page of
+`index.sqlite` follows; these are replaced by an atomic rename after each checkpoint, which copies
 pages from the log into `index.sqlite`. The order is such that a kill at any moment leaves files
 that are valid:
 
-    commit        the log grows; then the record
-    checkpoint    pages are copied; then new checksums, on disk; then the log is emptied; then the record
+    commit        the log grows; the record
+    checkpoint    the record; pages are copied; their checksums, on disk; the log is emptied; the record
 
 Only the writer checkpoints: readers open the catalog read-only, and SQLite's own checkpoints are
 disabled. A page is valid if its checksum is the recorded one, or that of a version in the log.
@@ -24,6 +25,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -31,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertie.data.atomic import atomic_rename
-from bertie.errors import CheckpointError
+from bertie.errors import BertieError, CheckpointError
 
 PAGE = 4096
 MAGIC = b"bertie03"
@@ -43,27 +45,35 @@ ATTEMPTS = 50  # of reading while another process writes
 READ_PAGES = 256  # read at once
 
 
+class LogState(IntEnum):
+    """What is known of the log: whether it is being copied to the catalog, or was.
+
+    While it is, pages of the catalog that are also in the log may be incomplete. Once it was, the
+    log may be emptied or overwritten.
+    """
+
+    NEEDED, COPYING, COPIED = range(3)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """The last transaction: its number, and the log up to it.
-
-    `checkpointed` means that the catalog has all of the log, which may be emptied or overwritten.
-    """
+    """The last transaction: its number, and the log up to it."""
 
     id: bytes  # of the index, 16 bytes
     transactions: int = 0
     wal_salts: bytes = bytes(8)  # which SQLite changes when it starts the log anew
     wal_size: int = 0
     wal_crc: int = 0
-    checkpointed: bool = False
+    state: LogState = LogState.NEEDED
+    number: int = 0  # of the record
 
-    LAYOUT: ClassVar = struct.Struct("<8s16sQ8sQI?3x")
+    LAYOUT: ClassVar = struct.Struct("<8s16sQ8sQIIQ")
     SIZE: ClassVar[int] = LAYOUT.size + 4
 
     def pack(self) -> bytes:
         """Return the record with its own checksum."""
-        wal = (self.wal_salts, self.wal_size, self.wal_crc)
-        data = self.LAYOUT.pack(MAGIC, self.id, self.transactions, *wal, self.checkpointed)
+        wal = (self.wal_salts, self.wal_size, self.wal_crc, self.state)
+        data = self.LAYOUT.pack(MAGIC, self.id, self.transactions, *wal, self.number)
         return data + zlib.crc32(data).to_bytes(4, "little")
 
     @classmethod
@@ -71,32 +81,34 @@ class CommitRecord:
         """Read a record; None if it is corrupt."""
         if len(data) < cls.SIZE or zlib.crc32(data[: cls.LAYOUT.size]) != int.from_bytes(data[-4:], "little"):
             return None
-        magic, *values = cls.LAYOUT.unpack(data[: cls.LAYOUT.size])
-        return cls(*values) if magic == MAGIC else None
+        magic, id, transactions, salts, size, crc, state, number = cls.LAYOUT.unpack(data[: cls.LAYOUT.size])
+        return cls(id, transactions, salts, size, crc, LogState(state), number) if magic == MAGIC else None
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogChecksums:
-    """The contents of `index.checksums`: the record, and the CRC-32 of each page."""
+    """The contents of `index.checksums`: the last record, and the CRC-32 of each page."""
 
     record: CommitRecord
     pages: NDArray[np.uint32]
+    is_intact: bool = True  # whether both records are valid
 
     @classmethod
     def read(cls, file: Path) -> Self | None:
         """Read the file; None if it is corrupt."""
-        data = file.read_bytes()
-        record = CommitRecord.unpack(data[: CommitRecord.SIZE])
-        body, end = data[CommitRecord.SIZE : -4], data[-4:]
-        if record is None or len(body) % 4 or zlib.crc32(body) != int.from_bytes(end, "little"):
+        data, size = file.read_bytes(), CommitRecord.SIZE
+        records = [CommitRecord.unpack(data[:size]), CommitRecord.unpack(data[size : 2 * size])]
+        valid = [record for record in records if record is not None]
+        body, end = data[2 * size : -4], data[-4:]
+        if not valid or not body or len(body) % 4 or zlib.crc32(body) != int.from_bytes(end, "little"):
             return None
-        return cls(record, np.frombuffer(body, np.uint32))
+        return cls(max(valid, key=lambda record: record.number), np.frombuffer(body, np.uint32), len(valid) == 2)
 
     def write(self, file: Path) -> None:
         """Replace the file atomically and durably."""
         temporary = file.with_name(f"{file.name}.new")
         body = self.pages.tobytes()
-        temporary.write_bytes(self.record.pack() + body + zlib.crc32(body).to_bytes(4, "little"))
+        temporary.write_bytes(2 * self.record.pack() + body + zlib.crc32(body).to_bytes(4, "little"))
         atomic_rename(temporary, file)
 
 
@@ -121,43 +133,65 @@ class CatalogRecorder:
     def __init__(self, catalog: Path, db: sqlite3.Connection) -> None:
         self._file, self._db = checksums_file(catalog), db
         self._checksums = read_checksums(self._file)
+        self._salts, self._end, self._crc = b"", 0, 0  # of the log up to the last recorded transaction
+        self._logged: dict[int, int] = {}  # page -> CRC-32 of its last version in that part of the log
         db.execute("SELECT 1 FROM properties").fetchone()  # creates the log
         self._wal = os.open(_wal_file(catalog), os.O_RDONLY)
         self._target = os.open(self._file, os.O_WRONLY)
-        self._salts, self._end, self._crc = b"", 0, 0  # of the log up to the last recorded transaction
-        self._logged: dict[int, int] = {}  # page -> CRC-32 of its last version in that part of the log
-        self.checkpoint()  # including transactions that a killed writer did not record
+        self._is_behind = True  # whether pages were copied whose checksums are not written yet
+        self.begin()  # including transactions that a killed writer did not record
 
     def close(self) -> None:
         """Close the files."""
         os.close(self._wal)
         os.close(self._target)
 
+    def begin(self) -> None:
+        """Prepare a transaction, which may overwrite the log if it was copied to the catalog."""
+        if self._is_behind:
+            try:
+                self._checkpoint()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise BertieError(f"{self._file}: {reason}; everything that was committed is safe") from None
+
     def committed(self) -> None:
         """Record a transaction that was just committed."""
-        self._follow_log()
-        self._record()
+        with suppress(OSError, sqlite3.OperationalError):  # the record before is valid, too
+            self._follow_log()
+            self._record()
         if self._end // FRAME.itemsize >= max(CHECKPOINT_FRAMES, self._pages // 16):
             self.checkpoint()
 
     def checkpoint(self) -> bool:
-        """Copy the log into the catalog and empty it; return whether it is empty."""
+        """Copy the log into the catalog and empty it, if possible; return whether it is empty."""
         with suppress(OSError, sqlite3.OperationalError):  # disk full: the log keeps everything
+            return self._checkpoint()
+        return False
+
+    def _checkpoint(self) -> bool:
+        if os.fstat(self._wal).st_size:
+            self._write_record(replace(self._checksums.record, state=LogState.COPYING))
+            self._is_behind = True
             busy, frames, copied = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if frames > 0:
                 self._follow_log(WAL_HEADER + frames * FRAME.itemsize)
+            if busy or frames != copied:  # a reader needs the old version of a page
                 self._record()
-                if busy or frames != copied:  # a reader needs the old version of a page
-                    return False
-                pages = np.zeros(self._pages, np.uint32)
-                pages[: len(self._checksums.pages)] = self._checksums.pages
+                self._is_behind = False
+                return False
+            pages = np.zeros(self._pages, np.uint32)
+            pages[: len(self._checksums.pages)] = self._checksums.pages
+            if self._logged:
                 pages[np.array(list(self._logged)) - 1] = list(self._logged.values())
-                self._checksums = CatalogChecksums(replace(self._checksums.record, checkpointed=True), pages)
-                self._checksums.write(self._file)
-                os.close(self._target)
-                self._target = os.open(self._file, os.O_WRONLY)
-            return self._truncate_log()
-        return False
+            record = replace(self._new_record(), state=LogState.COPIED)
+            CatalogChecksums(record, pages).write(self._file)
+            self._checksums = CatalogChecksums(record, pages)
+            new = os.open(self._file, os.O_WRONLY)
+            os.close(self._target)
+            self._target = new
+        self._is_behind = False
+        return self._truncate_log()
 
     def _truncate_log(self) -> bool:
         self._db.execute("PRAGMA busy_timeout = 0")  # do not wait for readers
@@ -167,7 +201,8 @@ class CatalogRecorder:
             self._db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}")
         if not busy:
             self._salts, self._end, self._crc, self._logged = b"", 0, 0, {}
-            self._record()
+            with suppress(OSError):  # the record says already that the log may be empty
+                self._record()
         return not busy
 
     @property
@@ -188,13 +223,23 @@ class CatalogRecorder:
         self._end += len(frames) * FRAME.itemsize
 
     def _record(self) -> None:
-        """Overwrite the record."""
+        self._write_record(self._new_record())
+
+    def _new_record(self) -> CommitRecord:
+        """Return the record of the current state."""
         sum_query = "SELECT sum(value) FROM properties WHERE name IN ('generation', 'layout')"
         (transactions,) = self._db.execute(sum_query).fetchone()
-        id = self._checksums.record.id
-        record = CommitRecord(id, transactions, self._salts.ljust(8, b"\0"), self._end, self._crc)
+        old, salts = self._checksums.record, self._salts.ljust(8, b"\0")
+        return CommitRecord(old.id, transactions, salts, self._end, self._crc, number=old.number)
+
+    def _write_record(self, record: CommitRecord) -> None:
+        """Overwrite the record before the last."""
+        record = replace(record, number=self._checksums.record.number + 1)
+        data, offset = record.pack(), record.number % 2 * CommitRecord.SIZE
+        while data:
+            count = os.pwrite(self._target, data, offset)
+            data, offset = data[count:], offset + count
         self._checksums = CatalogChecksums(record, self._checksums.pages)
-        os.pwrite(self._target, record.pack(), 0)
 
 
 # --- reading ---
@@ -213,10 +258,11 @@ def read_checksums(file: Path) -> CatalogChecksums:
     raise _checksums_error(file, "checksum mismatch")
 
 
-def verify_catalog(catalog: Path, file: SharedFile) -> CommitRecord:
+def verify_catalog(catalog: Path, file: SharedFile, *, strict: bool = False) -> CommitRecord:
     """Verify all pages of a catalog and its log, or raise an error; return the record.
 
-    Another process may be writing: a mismatch counts if the checksums have not changed meanwhile.
+    `strict` also rejects a corrupt record while the one before is valid. Another process may be
+    writing: a mismatch counts if the checksums have not changed meanwhile.
     """
     checksums = read_checksums(checksums_file(catalog))
     suspects: Iterable[int] | None = None  # pages to read again
@@ -226,8 +272,10 @@ def verify_catalog(catalog: Path, file: SharedFile) -> CommitRecord:
         log, reason = _read_log(_wal_file(catalog), checksums.record)
         if wrong:
             versions = set(_versions(log, _frames(log[WAL_HEADER:], log[16:24]), WAL_HEADER))
-            wrong = {page: crc for page, crc in wrong.items() if (page, crc) not in versions}
-        if not wrong and reason is None:
+            incomplete = {page for page, _ in versions} if checksums.record.state is LogState.COPYING else set()
+            valid = {page for page in wrong if page in incomplete or (page, wrong[page]) in versions}
+            wrong = {page: crc for page, crc in wrong.items() if page not in valid}
+        if not wrong and reason is None and (checksums.is_intact or not strict):
             return checksums.record
         before, checksums = checksums, read_checksums(checksums_file(catalog))
         if before.record == checksums.record and np.array_equal(before.pages, checksums.pages):
@@ -237,7 +285,9 @@ def verify_catalog(catalog: Path, file: SharedFile) -> CommitRecord:
     if wrong:
         size = "" if file.pages == len(checksums.pages) else f"; {file.pages} pages instead of {len(checksums.pages)}"
         raise catalog_error(catalog, f"checksum mismatch in page {min(wrong)}{size}")
-    raise catalog_error(_wal_file(catalog), reason or "")
+    if reason is not None:
+        raise catalog_error(_wal_file(catalog), reason)
+    raise _checksums_error(checksums_file(catalog), "checksum mismatch")
 
 
 def verify_transactions(catalog: Path, record: CommitRecord, id: bytes, transactions: int) -> None:
@@ -256,7 +306,7 @@ def _read_log(wal: Path, record: CommitRecord) -> tuple[bytes, str | None]:
         log = wal.read_bytes()
     except FileNotFoundError:
         log = b""
-    if record.checkpointed and log[16:24] != record.wal_salts:  # emptied, or started anew
+    if record.state is LogState.COPIED and log[16:24] != record.wal_salts:  # emptied, or started anew
         return log, None
     if len(log) < record.wal_size:
         return log, f"{len(log)} bytes instead of {record.wal_size}"

@@ -288,7 +288,7 @@ class LocalCatalog:
 
     def verify(self) -> CatalogContents:
         """Check all pages and all rows, and return what the segments must have."""
-        verify_catalog(self.file, self._raw)
+        verify_catalog(self.file, self._raw, strict=True)
         with self.reading() as db:
             (result,) = db.execute("PRAGMA integrity_check(1)").fetchone()
             if result != "ok":
@@ -340,7 +340,11 @@ class CatalogWriter:
         self._lock = _lock_writer(catalog.folder)
         try:
             self.db = connect(catalog.file)
-            self._recorder = CatalogRecorder(catalog.file, self.db)
+            try:
+                self._recorder = CatalogRecorder(catalog.file, self.db)
+            except BaseException:
+                self.db.close()
+                raise
         except BaseException:
             os.close(self._lock)
             raise
@@ -348,6 +352,7 @@ class CatalogWriter:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit on success, and update the checksums; roll back on any error."""
+        self._recorder.begin()
         self.db.execute("BEGIN IMMEDIATE")
         try:
             yield
