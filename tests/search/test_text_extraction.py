@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bertie.errors import InputError, MissingPackageError
+from bertie.search.text_extraction import extract_html
 from tests.search.documents import read, refused, write
 
 PAGE = """<!DOCTYPE html><html><head><title>A &amp; B
@@ -158,3 +159,10 @@ def test_pdf_without_pypdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ):
         read(tmp_path)
     assert list(read(tmp_path, on_error="skip")) == ["b.txt"]
+
+
+def test_tags_in_a_title_are_text() -> None:
+    assert extract_html("<title>The <b>bold</b> &lt;i&gt; element</title><p>x</p>", "f") == (
+        "x",
+        "The <b>bold</b> <i> element",
+    )

@@ -548,6 +548,57 @@ def test_a_very_long_text_is_shown_in_part(visit: Open) -> None:
 # --- accessibility ---
 
 
+HOSTILE = '<img src=x onerror="document.title = 1"><b>bold</b> &amp; </mark><script>document.title = 1</script>'
+
+
+def test_fragments_and_labels_that_are_names_of_properties(visit: Open) -> None:
+    names = ("__proto__", "constructor", "toString", "hasOwnProperty", "fill/../tag", "<b>", "%00")
+    page = visit("__proto__", wait=False)
+    wait_until_settled(page, "fill")
+    for name in names:
+        page.evaluate("name => { location.hash = '#/' + name }", name)
+        expect(page.locator("#view-fill")).to_be_visible()
+        expect(page.locator("#tabs a[aria-current=page]")).to_have_text("Fill-mask")
+        assert page.title() == "Fill-mask · Bertie playground"
+        expect(page.locator("#request")).to_be_visible()
+    page.evaluate("location.hash = '#/classify'")
+    wait_until_settled(page, "classify")
+    page.check("input[name=labels][value=zero-shot]")
+    page.fill("#classify-labels", ", ".join((*names[:4], "<i>sports</i>")))
+    expect(page.locator("#classify-bars > li")).to_have_count(5)
+    assert {name for name, _ in bars(page, "#classify-bars")} == {*names[:4], "<i>sports</i>"}
+    assert page.locator("#classify-bars i, #classify-verdict i").count() == 0
+
+
+def test_tags_in_titles_and_texts_are_shown_as_text(visit: Open, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    from bertie.search.index import Index
+
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "<b>name<b>.md").write_text(f"# {HOSTILE}\n\nThe river Rhine {HOSTILE} flows to the sea.\n")
+    with Index.create(tmp_path / "ix", Embedder(checkpoint)) as index:
+        index.refresh(docs)
+    indexed = Served(tmp_path / "ix")
+    try:
+        page = visit("search", url=indexed.url)
+        page.fill("#search-query", "river Rhine")
+        page.press("#search-query", "Enter")
+        hit = page.locator("#search-hits > li").first
+        expect(hit.locator("h3")).to_contain_text("<b>name<b>.md")
+        expect(hit.locator("h3")).to_contain_text(HOSTILE)
+        expect(page.locator("#search-hits")).to_contain_text(f"The river Rhine {HOSTILE}")
+        assert page.locator("#search-hits").locator("img, b, script").count() == 0
+        page.evaluate("location.hash = '#/tag'")
+        wait_until_settled(page, "tag")
+        page.fill("#tag-text", f"Ada Lovelace {HOSTILE} was born in London.")
+        expect(page.locator("#tag-marked")).to_contain_text("<img src=x")
+        wait_until_settled(page, "tag")
+        assert page.locator("#tag-marked img, #tag-marked b, #tag-marked script").count() == 0
+        assert "Bertie playground" in page.title()
+    finally:
+        indexed.close()
+
+
 def test_keyboard_navigation(visit: Open) -> None:
     page = visit("fill")
     page.keyboard.press("Tab")

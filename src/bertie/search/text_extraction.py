@@ -114,6 +114,9 @@ class _VisibleText(HTMLParser):
         if self.skipped is not None:
             self._depth += tag == self.skipped
             return
+        if self._in_title and tag != "title":  # HTML knows no tags in a title: "The <b> element" is text
+            self.title.append(self.get_starttag_text() or "")
+            return
         hidden = tag in self.SKIPPED or (tag not in self.VOID and _is_hidden(attributes))
         if tag in ("script", "style") or (hidden and not self._keep_hidden):
             self.skipped, self._depth = tag, 1
@@ -142,7 +145,9 @@ class _VisibleText(HTMLParser):
             if not self._depth:
                 self.skipped = None
             return
-        if tag == "title":
+        if self._in_title and tag != "title":
+            self.title.append(f"</{tag}>")
+        elif tag == "title":
             self._in_title = False
         elif tag == "pre":
             self._end_code()
