@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bertie.cluster import connection, ray_job
-from bertie.errors import BertieError
 from tests.checkpoints.tiny_sentence import save_bert
-from tests.cluster.jobs import Attempts, Nodes
+from tests.cluster.jobs import Nodes, run_here
 
 pq = pytest.importorskip("pyarrow.parquet")
 ray = pytest.importorskip("ray")
@@ -37,17 +34,6 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run read tasks and actors in this process, for tests that do not depend on Ray."""
-
-    def run_here(
-        _: Any, sources: Any, read: Any, actor: Any, config: Any, actors: int, ordered: bool = False
-    ) -> Iterator[Any]:
-        made = actor(config, Attempts())
-        for source in sources:
-            for row in ray_job.read_task({"cell": pickle.dumps(source)}, read, config):
-                one = pickle.loads(made(row)["cell"])
-                if isinstance(one, BertieError):
-                    raise one
-                yield one
 
     monkeypatch.setattr(connection, "connect", lambda address: nullcontext(Nodes({"CPU": 1.0})))
     monkeypatch.setattr(ray_job, "run_job", run_here)

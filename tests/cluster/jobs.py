@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from bertie.cluster import ray_job
 from bertie.cluster.shard_folder import MANIFEST
+from bertie.errors import BertieError
 from tests.checkpoints.tiny_sentence import WORDS
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -46,6 +49,19 @@ class Attempts:
 
     def remote(self, name: str) -> int:
         return self._attempts.begin(name) + self.before
+
+
+def run_here(
+    _: Any, sources: Any, read: Any, actor: Any, config: Any, actors: int, ordered: bool = False
+) -> Iterator[Any]:
+    """Run a job in this process, instead of `ray_job.run_job`."""
+    made = actor(config, Attempts())
+    for source in sources:
+        for row in ray_job.read_task({"cell": pickle.dumps(source)}, read, config):
+            one = pickle.loads(made(row)["cell"])
+            if isinstance(one, BertieError):
+                raise one
+            yield one
 
 
 def read_output(folder: Path) -> Any:

@@ -6,7 +6,9 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ class Job:
     replace: tuple[str, ...] | None = None  # arguments that replace an earlier output; None: not possible
     read: Callable[[Path], Tree] = field(default_factory=lambda: read_tree)
     prepare: Callable[[Path, Path], None] | None = None  # (inputs, folder): what is there before the first run
+    before: Callable[[], None] | None = None  # in the process of the command
     # (inputs, folder, complete tree): what is wrong with an output that may be incomplete, but must be consistent
     check_partial: Callable[[Path, Path, Tree], str | None] | None = None
 
@@ -140,6 +143,31 @@ def check_corpus(inputs: Path, folder: Path, complete: Tree) -> str | None:
     tree = read_tree(folder)
     wrong = [name for name in complete if tree.get(name) != complete[name]]
     return f"the corpus has a manifest, but {wrong} is wrong" if wrong else None
+
+
+def check_shards(inputs: Path, folder: Path, complete: Tree) -> str | None:
+    """Each shard is complete; the manifest says whether all of them are."""
+    manifest = folder / "out" / "manifest.json"
+    shards = {name: value for name, value in read_tree(folder).items() if name.endswith(".parquet")}
+    wrong = [name for name, value in shards.items() if value != complete[name]]
+    if wrong:
+        return f"{wrong} differ"
+    done = manifest.exists() and json.loads(manifest.read_text())["shards"] is not None
+    if done and len(shards) < sum(name.endswith(".parquet") for name in complete):
+        return "the manifest says that all shards are there"
+    return None
+
+
+def without_ray() -> None:
+    """Run the job of a cluster in this process."""
+    import ray
+
+    from bertie.cluster import connection, ray_job
+    from tests.cluster.jobs import Nodes, run_here
+
+    connection.connect = lambda address: nullcontext(Nodes({"CPU": 1.0}))  # type: ignore[assignment]
+    ray_job.run_job = run_here  # type: ignore[assignment]
+    ray.get = lambda value: value
 
 
 def check_report(inputs: Path, folder: Path, complete: Tree) -> str | None:
@@ -262,9 +290,19 @@ def all_jobs() -> list[Job]:
     tokenizer = ("--vocab-size", "150", "--max-length", "64")
     mining = ("--corpus", "{in}/texts.jsonl", "--negatives", "2")
     overwrite = ("--overwrite",)
+    cluster = Job(
+        "embed --ray",
+        ("embed", "{in}/texts.jsonl", "{in}/old-texts.jsonl", "-m", "{in}/models/embed", "--ray", "local", "-o", "out"),
+        "out",
+        weight=0.7,
+        again=("--resume",),
+        check_partial=check_shards,
+        before=without_ray,
+    )
     return [
         *embed,
         *streams,
+        *([cluster] if find_spec("ray") is not None else []),
         Job(
             "index create",
             (*index, "--chunk-size", "20"),

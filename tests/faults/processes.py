@@ -68,7 +68,14 @@ class Command:
     """`bertie ARGV` in a fork, in a folder, with faults."""
 
     def __init__(
-        self, argv: Sequence[str], folder: Path, logs: Path, faults: dict[str, object], *, stdout: str | None = None
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        logs: Path,
+        faults: dict[str, object],
+        *,
+        stdout: str | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
         self._out, self._err = Path(stdout or logs / f"{time.monotonic_ns()}.out"), logs / f"{time.monotonic_ns()}.err"
         self._started = time.monotonic()
@@ -78,9 +85,11 @@ class Command:
         sys.stderr.flush()
         self.pid = os.fork()
         if not self.pid:
-            self._child(argv, folder, faults)
+            self._child(argv, folder, faults, before)
 
-    def _child(self, argv: Sequence[str], folder: Path, faults: dict[str, object]) -> NoReturn:
+    def _child(
+        self, argv: Sequence[str], folder: Path, faults: dict[str, object], before: Callable[[], None] | None
+    ) -> NoReturn:
         status = 99
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,6 +97,8 @@ class Command:
             for number, path in ((1, self._out), (2, self._err)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
             os.chdir(folder)
+            if before is not None:
+                before()
             shim.arm(faults)
             status = run_main(argv)
         finally:

@@ -74,7 +74,7 @@ class Bench:
         if job.name not in self.references:
             folder = self.new_folder(job)
             counting: dict[str, object] = {"PATH": folder, "CALLS": ",".join(shim.FILE_CALLS)}
-            outcome = Command(job.command(self.inputs), folder, self.logs, counting).outcome()
+            outcome = Command(job.command(self.inputs), folder, self.logs, counting, before=job.before).outcome()
             if outcome.status != 0:
                 raise Violation(f"{job.name} fails without any fault: {outcome}")
             tree = in_child(lambda: job.read(folder))
@@ -162,11 +162,11 @@ def run_schedule(bench: Bench, job: Job, draw: random.Random, kind: str | None =
             name = kind or draw.choices(list(KINDS), list(KINDS.values()))[0]
             argv = job.command(bench.inputs, tuple(dict.fromkeys((*extra, *(job.again if number else ())))))
             if name == "two-writers":
-                check.after_two(_two_writers(bench, argv, folder, draw, reference.seconds, steps))
+                check.after_two(_two_writers(bench, job, argv, folder, draw, steps))
                 continue
             fault = draw_fault(draw, name, reference, folder)
             steps.append(describe(fault))
-            command = Command(argv, folder, bench.logs, fault.settings, stdout=fault.stdout)
+            command = Command(argv, folder, bench.logs, fault.settings, stdout=fault.stdout, before=job.before)
             if fault.signal:
                 command.wait(fault.after)
                 command.send(fault.signal)
@@ -174,7 +174,7 @@ def run_schedule(bench: Bench, job: Job, draw: random.Random, kind: str | None =
             steps[-1] += f" -> {outcome.status} ({outcome.injected.first or 'no call'})"
             check.after_fault(fault, outcome)
         argv = job.command(bench.inputs, tuple(dict.fromkeys((*extra, *job.again))))
-        check.after_rerun(Command(argv, folder, bench.logs, {}).outcome())
+        check.after_rerun(Command(argv, folder, bench.logs, {}, before=job.before).outcome())
     except Violation as violation:
         raise Violation(f"{'; '.join(steps)}: {violation} [{folder}]") from None
     shutil.rmtree(folder, ignore_errors=True)
@@ -189,12 +189,12 @@ def describe(fault: Fault) -> str:
 
 
 def _two_writers(
-    bench: Bench, argv: list[str], folder: Path, draw: random.Random, seconds: float, steps: list[str]
+    bench: Bench, job: Job, argv: list[str], folder: Path, draw: random.Random, steps: list[str]
 ) -> list[Outcome]:
     """Two processes that write the same output, some of them killed."""
-    writers = []
+    writers, seconds = [], bench.reference(job).seconds
     for _ in range(draw.choice([2, 2, 3])):
-        writers.append(Command(argv, folder, bench.logs, {}))
+        writers.append(Command(argv, folder, bench.logs, {}, before=job.before))
         time.sleep(draw.choice([0.0, 0.0, 0.02, seconds / 2]))
     for writer in writers:
         if draw.random() < 0.25:
