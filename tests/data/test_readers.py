@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import gzip
 import io
 import json
@@ -18,7 +20,7 @@ import zstandard
 from pyarrow import parquet
 
 from bertie.data.readers import InputTable, chunk_rows, open_table, text_cell
-from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
+from bertie.errors import BertieError, BertieWarning, InputError, MissingPackageError, NotFoundError
 
 TEXTS = ["the cat", "", 'with "quotes", commas\tand tabs', "zwei\nZeilen — ü 😀", "last"]
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -82,6 +84,54 @@ def test_windows_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     assert texts(open_table(str(csv))) == ["one"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16be", "utf-32be"])
+@pytest.mark.parametrize("packed", PACK)
+def test_byte_order_marks(tmp_path: Path, encoding: str, packed: str) -> None:
+    wanted = [f"ü😀 {i}" for i in range(30_000)]
+    mark = "\ufeff" if encoding.endswith("be") else ""
+    for name, content in (("in.txt", wanted), ("in.csv", ["text", *wanted])):
+        data = (mark + "".join(line + "\n" for line in content)).encode(encoding)
+        (tmp_path / f"{name}{packed}").write_bytes(PACK[packed](data))
+        assert texts(open_table(str(tmp_path / f"{name}{packed}"))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("in.csv", "id;text;label\n1;a, b;x\n", "semicolons"),
+        ("in.csv", '"id";"text"\r\n1;"a, b"\r\n', "semicolons"),
+        ("in.csv", "id\ttext\n1\ta, b\n", "tabs"),
+        ("in.tsv", 'id,text\n1,"a, b"\n', "commas"),
+        ("in.csv", "sep=;\nid;text\n1;a, b\n", "semicolons"),
+        ("in.csv", "id|text\n1|a, b\n", "vertical bars"),
+    ],
+)
+def test_another_separator_is_noticed_and_said(tmp_path: Path, name: str, data: str, said: str) -> None:
+    (tmp_path / name).write_bytes(data.encode())
+    with pytest.warns(BertieWarning, match=f"{name} is separated by {said}"):
+        assert texts(open_table(str(tmp_path / name))) == ["a, b"]
+
+
+@pytest.mark.parametrize("data", ["text\na;b\n", "id,text\n1,a;b\n", '"a;x",text\n1,a;b\n', "sep=,\nid,text\n1,a;b\n"])
+@pytest.mark.filterwarnings("error::bertie.errors.BertieWarning")
+def test_a_semicolon_in_a_text_is_no_separator(tmp_path: Path, data: str) -> None:
+    (tmp_path / "in.csv").write_text(data)
+    assert texts(open_table(str(tmp_path / "in.csv"))) == ["a;b"]
+
+
+def test_a_failed_read_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.txt").write_text("a\n")
+
+    class Broken(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("bertie.data.readers.open_decompressed", lambda raw, name: Broken())
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        open_table(str(tmp_path / "in.txt"))
+    assert caught.value.filename == str(tmp_path / "in.txt")
+
+
 def test_concatenated_compressed_members(tmp_path: Path) -> None:
     for packed in (".gz", ".xz", ".zst"):
         file = tmp_path / f"in.txt{packed}"
@@ -130,6 +180,14 @@ def test_jsonl_of_strings(tmp_path: Path) -> None:
         ("in.txt.zst", zstandard.compress(bytes(range(65, 91)) * 9_000)[:-9], "corrupt or truncated"),
         ("in.parquet", b"PAR1 and not more", "is not Parquet"),
         ("in.json", b"[]", "convert it to JSONL"),
+        ("in.jsonl", b'{"text": "a"}\n{"text": "a", "id": 1, "text": "b"}\n', "line 2 has the key 'text' twice"),
+        ("in.jsonl", b'{"text": "a", "more": [{"x": 1, "x": 2}]}\n', "line 1 has the key 'x' twice"),
+        ("in.txt", "a cat\n".encode("utf-16le"), "looks like UTF-16LE without a byte order mark"),
+        ("in.csv", "text\na\n".encode("utf-16be"), "iconv -f utf-16be -t utf-8"),
+        ("in.jsonl", '{"text": 1}\n'.encode("utf-32le"), "looks like UTF-32LE"),
+        ("in.txt", "a cat\n".encode("utf-32be"), "looks like UTF-32BE"),
+        ("in.txt", "a cat\n".encode("utf-16") + b"x", "is not UTF-16, although its byte order mark says so"),
+        ("in.txt", codecs.BOM_UTF16_LE + b"\x00\xd8a\x00", "is not UTF-16, although"),
     ],
 )
 def test_errors_name_the_row(tmp_path: Path, name: str, data: bytes, said: str) -> None:

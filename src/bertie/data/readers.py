@@ -13,14 +13,18 @@ import shutil
 import stat
 import sys
 import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from bertie.data.atomic import named_errors
 from bertie.data.compression import COMPRESSED_SUFFIXES, decompression_errors, open_decompressed
-from bertie.errors import InputError, MissingPackageError, NotFoundError
+from bertie.data.encodings import open_utf8
+from bertie.errors import BertieWarning, InputError, MissingPackageError, NotFoundError
 
 Row = dict[str, Any]
 Format = Literal["text", "csv", "tsv", "jsonl", "parquet"]
@@ -161,7 +165,8 @@ def _open(name: str) -> tuple[io.BufferedReader, int | None]:
 def _lines(name: str, data: BinaryIO) -> Iterator[tuple[int, str]]:
     """Yield numbered lines, decoded one by one, so that an error can name the line."""
     number = 0
-    with decompression_errors(name):
+    with decompression_errors(name), named_errors(name):
+        data = open_utf8(data, name)
         while line := data.readline(MAX_LINE_BYTES):
             number += 1
             if len(line) == MAX_LINE_BYTES:
@@ -182,12 +187,29 @@ def _text(name: str, data: BinaryIO) -> Iterator[Row]:
         yield {"text": line.removesuffix("\n").removesuffix("\r")}
 
 
+class _DuplicateKeyError(Exception):
+    """A key that occurs twice in a JSON object."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    """Return a JSON object; Python itself would keep the last of several values."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _DuplicateKeyError(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def _jsonl(name: str, data: BinaryIO) -> Iterator[Row]:
     for number, line in _lines(name, data):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = _DECODER.decode(line)
+        except _DuplicateKeyError as error:
+            raise InputError(f"{name}, line {number} has the key {error.args[0]!r:.60} twice; remove one") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name}, line {number} is not JSON: {error}") from None
         if isinstance(value, str):
@@ -200,7 +222,18 @@ def _jsonl(name: str, data: BinaryIO) -> Iterator[Row]:
 def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
     # The default limit is 128 KiB per field; documents may be longer.
     csv.field_size_limit(MAX_LINE_BYTES)
-    rows = csv.reader((line for _, line in _lines(name, data)), delimiter=delimiter, strict=True)
+    lines: Iterator[str] = (line for _, line in _lines(name, data))
+    first = next(lines, None)
+    if first is None:
+        return
+    actual = _delimiter_of(first, delimiter)
+    if actual != delimiter:
+        title = _DELIMITERS[actual]
+        warnings.warn(f"{name} is separated by {title}, by its first line, and read so", BertieWarning, stacklevel=2)
+        delimiter = actual
+    if not first.startswith("sep="):
+        lines = chain([first], lines)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = next(rows, None)
         if header is None:
@@ -223,6 +256,21 @@ def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
         raise InputError(
             f"{name}, line {rows.line_num} is not valid {'TSV' if delimiter == chr(9) else 'CSV'}: {error}"
         ) from None
+
+
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+
+
+def _delimiter_of(header: str, expected: str) -> str:
+    """Return the delimiter of a table, another one than expected if only that one separates its header."""
+    header = header.rstrip("\r\n")
+    if header.startswith("sep=") and header[4:] in _DELIMITERS:  # as Excel writes it
+        return header[4:]
+    for delimiter in (expected, *_DELIMITERS):
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        if len(names) > 1 and (delimiter == expected or all(name and name == name.strip() for name in names)):
+            return delimiter
+    return expected
 
 
 def _parquet(name: str, data: BinaryIO, size: int | None) -> InputTable:

@@ -36,6 +36,7 @@ from typing import Any
 
 from bertie.errors import InputError
 from bertie.training.finetune.data.examples import Example, ExampleReader, Inputs
+from bertie.training.finetune.data.label_spelling import warn_of_spellings
 from bertie.training.finetune.data.tables import INPUTS, Kind, RowSource, row_sources
 
 _MAX_PROBLEMS = 5  # named in one error
@@ -88,6 +89,7 @@ def read_dataset(
         raise InputError(f"kind={kind!r} must be one of {', '.join(INPUTS)}")
     reader = ExampleReader(kind, known)
     name, examples = _read_rows(reader, row_sources(kind, X, y, columns or {}, name))
+    warn_of_spellings(name, examples, reader.original, reader.mixed_types)
     if training:
         _check_trainable(kind, examples, name)
     labels = tuple(known) if known is not None else _sort_labels(reader.original)

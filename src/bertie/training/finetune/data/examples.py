@@ -21,6 +21,7 @@ from bertie.training.finetune.data.cells import (
     parse_list,
     parse_text,
 )
+from bertie.training.finetune.data.label_spelling import spelling
 from bertie.training.finetune.data.tables import INPUTS, Kind, RowSource
 
 Inputs = Literal["", "pairs", "classes", "scores", "lists"]
@@ -45,6 +46,7 @@ class ExampleReader:
         self.kind = kind
         self.known = known
         self.original: dict[str, Any] = {}
+        self.mixed_types: dict[str, tuple[Any, Any]] = {}  # labels with values of two types: 1 and "1"
         self.multi_label: bool | None = None
         self.inputs: Inputs = ""
         self._width = 0
@@ -138,7 +140,7 @@ class ExampleReader:
         return labels
 
     def _label(self, source: RowSource, value: Any, where: str, what: str = "label") -> str:
-        if type(value) is str and value in self.original:
+        if type(value) is str and type(self.original.get(value)) is str:
             return value
         value = as_scalar(value)
         if source.classes is not None and type(value) is int:
@@ -154,8 +156,11 @@ class ExampleReader:
             raise InputError(f"{describe(value)} in {where} is not a {what}; it must be a str, an int or a bool")
         label = str(value)
         if self.known is not None and label not in self.known:
-            raise InputError(f"{what} {label!r:.60} in {where} is not one of {join_names(self.known, 8)}")
-        self.original.setdefault(label, value)
+            near = [name for name in self.known if spelling(name) == spelling(label)]
+            hint = f"; {near[0]!r} is spelled differently" if near else ""
+            raise InputError(f"{what} {label!r:.60} in {where} is not one of {join_names(self.known, 8)}{hint}")
+        if type(self.original.setdefault(label, value)) is not type(value):
+            self.mixed_types.setdefault(label, (self.original[label], value))
         return label
 
     def _score(self, value: Any, where: str) -> float:
