@@ -204,6 +204,24 @@ def test_in_process(checkpoint: Checkpoint) -> None:
         torch.set_num_threads(threads)
 
 
+def test_random_batches_and_orders(checkpoint: Checkpoint) -> None:
+    """Every task, with batches of random size and order and random numbers of threads: scores are equal to the bit."""
+    draw = np.random.default_rng(7)
+    texts = [" ".join(draw.choice(WORDS, n)) for n in (1, 2, 3, 5, 9, 17, 31, 64, 90)]
+    threads = torch.get_num_threads()
+    try:
+        for name, case in cases(checkpoint).items():
+            torch.set_num_threads(1)
+            alone = [case.alone(text) for text in texts]
+            for count in (len(texts), 1 + int(draw.integers(len(texts)))):
+                torch.set_num_threads(int(draw.integers(1, 4)))
+                chosen = draw.permutation(len(texts))[:count].tolist()
+                for index, result in zip(chosen, case.listed([texts[i] for i in chosen]), strict=True):
+                    assert result == alone[index], f"{name}: text {index} of {chosen}"
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_command_line(checkpoint: Checkpoint, precision: Precision, capsys: pytest.CaptureFixture[str]) -> None:
     for name, case in cases(checkpoint).items():
         text = TEXTS[1]

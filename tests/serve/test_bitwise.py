@@ -14,7 +14,7 @@ import torch
 
 from bertie.checkpoints.hub import DEFAULT, built_in
 from bertie.serve.registry import Registry
-from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Tagger
+from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 from tests.serve.conftest import Running, Start
 
 pytestmark = pytest.mark.skipif(DEFAULT not in built_in(), reason="the built-in model is not installed")
@@ -41,6 +41,7 @@ def embed(task: Any, texts: list[str]) -> list[Any]:
 
 
 Case = tuple[str, Any, Callable[[str], Any], Callable[[Any, list[str]], list[Any]], str]
+LABELS = ["sports", "travel", "science"]
 CASES: list[Case] = [
     ("/v1/embeddings", Embedder, lambda text: {"input": [text], "normalize": False}, embed, "data"),
     ("/classify", Classifier, lambda text: {"texts": [text]}, lambda task, texts: task.classify(texts), "results"),
@@ -50,6 +51,22 @@ CASES: list[Case] = [
         MaskedLM,
         lambda text: {"texts": [f"{text} [MASK]"]},
         lambda task, texts: task.fill([f"{text} [MASK]" for text in texts]),
+        "results",
+    ),
+    (
+        "/classify",
+        ZeroShot,
+        lambda text: {"texts": [text], "labels": LABELS},
+        lambda task, texts: task.classify(texts, LABELS),
+        "results",
+    ),
+    (
+        "/v1/rerank",
+        Reranker,
+        lambda text: {"query": "Who?", "documents": [text], "model_scores": True},
+        lambda task, texts: [
+            {"relevance_score": result.score} for result in task.predict_each([("Who?", text) for text in texts])
+        ],
         "results",
     ),
     (
