@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,7 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from bertie.serve import parsing
 from bertie.serve.api.native import AnswerRequest, ClassifyRequest, FillRequest, SearchRequest
 from bertie.serve.api.tei import DecodeRequest, EmbedRequest
 from bertie.serve.api_errors import ApiError
@@ -81,11 +85,52 @@ def test_long_lists_are_too_large_and_not_invalid() -> None:
     documents = '{"questions": {"question": "a", "documents": [' + ",".join(['""'] * 1025) + "]}}"
     assert refused(AnswerRequest, documents)[0] == "too_large"
     assert refused(ClassifyRequest, json.dumps({"texts": "a", "labels": ["a"] * 1025}))[0] == "too_large"
-    nested = json.dumps({"texts": [["a", "b"]] * 1000, "labels": [[[[]] * 1000] * 20]})
+    nested = json.dumps({"texts": [["a", "b"]] * 1000, "labels": [[[[]] * 800] * 5]})
     assert refused(ClassifyRequest, nested)[:2] == (
         "too_large",
         "labels: too many arrays and objects, of which a body may have 4,096",
     )
+
+
+def walk(value: Any) -> list[int]:
+    """Containers, keys, commas and strings of a value."""
+    if not isinstance(value, dict | list):
+        return [0, 0, 0, int(isinstance(value, str))]
+    keys = len(value) if isinstance(value, dict) else 0
+    children = [walk(item) for item in (value.values() if isinstance(value, dict) else value)]
+    return [sum(column) for column in zip([1, keys, max(0, len(value) - 1), keys], *children, strict=True)]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('[]{}:,"\\é x', max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('a[:,"\\', max_size=4), inner, max_size=4),
+)
+
+
+@given(JSON_VALUES, st.booleans(), st.sampled_from([1, 2, 7, 1 << 18]))
+@settings(max_examples=150, deadline=None)
+def test_what_is_counted_before_parsing_is_exact(value: Any, ascii_only: bool, scan: int) -> None:
+    body = json.dumps({"x": value}, ensure_ascii=ascii_only).encode()
+    wanted = dict(zip(("arrays and objects", "keys", "values", "strings"), walk({"x": value}), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "SCAN_BYTES", scan)
+        assert parsing.count_symbols(body) == wanted
+
+
+def test_large_bodies_are_counted_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = {
+        "arrays and objects": '{"inputs": [' + ",".join(["[]"] * 30_000) + "]}",
+        "keys": '{"inputs": "a"' + "".join(f',"k{i}":0' for i in range(30_000)) + "}",
+        "values": '{"inputs": [' + ",".join(["0"] * 1_010_000) + "]}",
+        "strings": '{"inputs": [' + ",".join(['"a"'] * 30_000) + "]}",
+    }
+    text = json.dumps({"inputs": '[]{}:,"\\' * 20_000})  # which are no arrays, objects, keys and values in a string
+    assert len(parse_body(EmbedRequest, text.encode(), Limits()).inputs) == 160_000
+    monkeypatch.setattr(parsing, "orjson", None)
+    for name, body in bodies.items():
+        code, message, _ = refused(EmbedRequest, body)
+        assert code == "too_large"
+        assert re.fullmatch(rf"the body: [\d,]+ {name} > maximum of [\d,]+", message)
 
 
 def test_a_list_of_token_ids_may_be_as_long_as_tokens_are_allowed() -> None:

@@ -2,8 +2,9 @@
 
 A validator that reports every error of every union member needs a thousand times the memory of a
 hostile body. So counts and nesting are checked before the fields are validated, and a list is
-validated up to its first invalid element. Parsing holds the interpreter's lock, which is why the
-constants are small.
+validated up to its first invalid element. Parsing holds the interpreter's lock, and Python objects
+need thirty times their bytes: of a large body, arrays, objects and strings are counted before it is
+parsed.
 
 A key that occurs twice has its last value, as in Python's json, in JavaScript and in most servers.
 NaN, infinite numbers, lone surrogates, a byte order mark and nesting beyond 1,024 levels are no
@@ -16,6 +17,7 @@ import re
 from threading import Lock
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +29,7 @@ M = TypeVar("M", bound=BaseModel)
 MAX_DEPTH = 16  # levels of nesting; requests have up to 4, and fields that are ignored may have more
 MIN_ELEMENTS = 64  # that a list or an object may have at any --max-items: lists of labels, keys of a body
 LARGE_BODY = 64 * 1024  # bytes; larger ones are parsed one at a time, since Python objects need many times their bytes
+SCAN_BYTES = 1 << 18  # that are counted at once
 _large_bodies = Lock()
 _JSON_MESSAGES = {  # in the terms of JSON rather than of Python
     "list_type": "Input should be a valid array",
@@ -44,6 +47,7 @@ def parse_body(model: type[M], body: bytes, limits: Limits) -> M:
     """
     if len(body) <= LARGE_BODY:
         return _parse(model, body, limits)
+    check_density(body, limits)
     with _large_bodies:
         return _parse(model, body, limits)
 
@@ -57,6 +61,40 @@ def _parse(model: type[M], body: bytes, limits: Limits) -> M:
         raise ApiError("invalid", "the body: Input should be an object")
     check_shape(value, limits)
     return validate(model, value)
+
+
+def check_density(body: bytes, limits: Limits) -> None:
+    """Refuse a body with more arrays, objects, keys, strings or values than a valid request, without parsing it.
+
+    >>> check_density(b'{"inputs": [' + b",".join([b"[]"] * 5000) + b"]}", Limits())
+    Traceback (most recent call last):
+    ...
+    bertie.serve.api_errors.ApiError: the body: 5,002 arrays and objects > maximum of 4,096
+    """
+    elements = max(limits.items, MIN_ELEMENTS)
+    most = {"values": limits.tokens + 8 * elements, "strings": 8 * elements}
+    for name, count in count_symbols(body).items():
+        limit = most.get(name, 4 * elements)
+        if count > limit:
+            raise ApiError("too_large", f"the body: {count:,} {name} > maximum of {limit:,}")
+
+
+def count_symbols(body: bytes) -> dict[str, int]:
+    """Count what a JSON text holds: arrays and objects, keys, commas (values but the first of a list), strings.
+
+    >>> count_symbols(b'{"a": ["b", "[,]"]}')
+    {'arrays and objects': 2, 'keys': 1, 'values': 1, 'strings': 3}
+    """
+    if b"\\" in body:  # escaped quotes do not end a string
+        body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    data, outside, quotes = np.frombuffer(body, np.uint8), np.zeros(256, np.int64), 0
+    for start in range(0, len(data), SCAN_BYTES):
+        part = data[start : start + SCAN_BYTES]
+        before = np.cumsum(part == ord('"'), dtype=np.int64) + quotes
+        outside += np.bincount(part[before % 2 == 0], minlength=256)  # bytes by value
+        quotes = int(before[-1])
+    brackets, braces, colons, commas = (int(outside[symbol]) for symbol in b"[{:,")
+    return {"arrays and objects": brackets + braces, "keys": colons, "values": commas, "strings": quotes // 2}
 
 
 def check_shape(body: dict[str, Any], limits: Limits) -> None:

@@ -235,7 +235,8 @@ def _decode(ids: list[int], tokenizer: Tokenizer, field: str) -> str:
         last -= 1
     ids = ids[first:last]
     text = tokenizer.decode(ids, skip_special=False)
-    if tokenizer.encode(text, special=False).ids.tolist() != ids:
+    encoding = tokenizer.encode_flat([text])[0]
+    if encoding.ids[~encoding.special].tolist() != ids:
         raise ApiError("invalid_input", f"{field}: no text encodes to these ids; send the text instead", field=field)
     return text
 
