@@ -21,19 +21,22 @@ POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
 class Recipe:
     """Hyperparameters of training. Invalid or contradictory values raise a ConfigError.
 
-    >>> recipe = Recipe(epochs=2, lr=2e-5)
-    >>> recipe.epochs, recipe.batch_size
-    (2.0, 32)
+    Fine-tuning chooses `lr`, `head_lr`, `epochs`, `batch_size`, `dev_fraction` and `patience` from the model and the
+    data where they are None (`bertie.training.finetune.defaults` has the rule). Other training uses `resolve`.
+
+    >>> recipe = Recipe(epochs=2)
+    >>> recipe.epochs, recipe.lr, recipe.resolve().lr
+    (2.0, None, 3e-05)
     >>> Recipe(lr=0)
     Traceback (most recent call last):
         ...
     bertie.errors.ConfigError: lr=0 must be a number above 0 and at most 1
     """
 
-    epochs: float = 3.0
-    lr: float = 3e-5  # peak learning rate
-    head_lr: float | None = None  # learning rate of the head; None: lr
-    batch_size: int = 32  # texts per optimizer step
+    epochs: float | None = None
+    lr: float | None = None  # peak learning rate
+    head_lr: float | None = None  # learning rate of the head; None: chosen by fine-tuning, elsewhere lr
+    batch_size: int | None = None  # texts per optimizer step
     batch_tokens: int | None = None  # tokens per optimizer step, instead of batch_size
     micro_tokens: int = 16384  # tokens per micro-batch; a step accumulates as many micro-batches as it needs
     warmup: float = 0.1  # fraction of all steps
@@ -50,14 +53,14 @@ class Recipe:
     class_weights: Literal["balanced"] | Mapping[str, float] | None = None
     label_smoothing: float = 0.0
     dropout: float | None = None  # None: the checkpoint's
-    patience: int | None = None  # evaluations without improvement before early stopping
+    patience: int | None = None  # evaluations without improvement before early stopping; 0: never stop early
     evals_per_epoch: int = 1
     seed: int = 0
     mixed_precision: MixedPrecision = "auto"  # auto: bf16 on GPUs that have it, else fp32
     gradient_checkpointing: bool = False
     max_length: int | None = None  # tokens per window; None: the model's
     train_windows: int = 16  # windows per long text and step; of more, others are sampled in each epoch
-    dev_fraction: float = 0.0  # of the training data to hold out where there is no dev data
+    dev_fraction: float | None = None  # of the training data to hold out where there is no dev data; 0: none
     metric: str | None = None  # selects the best evaluation; None: the task's main metric
     abstain: float | None = None  # target precision of confident predictions; sets the abstention threshold
     loss: str | None = None  # embed: a name, as "infonce" or "triplet:margin=0.2"; None: by the kind of data
@@ -122,36 +125,54 @@ class Recipe:
         """
         return self.from_mapping(self.as_dict() | changes)
 
+    def fill(self, **values: Any) -> Self:
+        """A copy with values for fields that are None.
+
+        >>> Recipe(epochs=1).fill(epochs=3, lr=1e-4).epochs
+        1.0
+        """
+        return self.replace(**{name: value for name, value in values.items() if getattr(self, name) is None})
+
+    def resolve(self) -> ResolvedRecipe:
+        """The recipe with general values for what has not been chosen: those of fine-tuning a base-size model."""
+        return ResolvedRecipe.from_mapping({name: value for name, value in self.as_dict().items() if value is not None})
+
     def warnings(self) -> list[str]:
         """Warn about settings that are valid but rarely useful.
 
-        >>> Recipe(patience=3).warnings()
+        >>> Recipe(epochs=3, patience=3).warnings()
         ['patience=3 never stops a run of 3 evaluations early; lower it, or raise evals_per_epoch']
         """
         messages = []
         head_only = self.freeze == "encoder" and not self.unfreeze
-        if self.lr > 5e-5 and not self.lora and (not self.freeze or self.unfreeze):
-            messages.append(
-                f"lr={self.lr:g} is above 5e-5: fine-tuning all weights at such a rate usually destroys what "
-                "pretraining learned; lower it, or set head_lr if it is meant for the head"
-            )
-        if self.lora and self.lr < 1e-4:
+        if self.lora and self.lr is not None and self.lr < 1e-4:
             messages.append(
                 f"lr={self.lr:g} is low for lora={self.lora}: the adapters start from zero, and 1e-4 to 1e-3 is usual"
             )
         head_lr = self.lr if self.head_lr is None else self.head_lr
-        if head_only and head_lr < 1e-4:
+        if head_only and head_lr is not None and head_lr < 1e-4:
             named = "lr" if self.head_lr is None else "head_lr"
             messages.append(
                 f"{named}={head_lr:g} is low for freeze='encoder': only the head trains, and about 1e-3 is usual"
             )
-        evaluations = math.ceil(self.epochs * self.evals_per_epoch)
-        if self.patience is not None and self.patience >= evaluations - 1:  # the first is always the best so far
-            messages.append(
-                f"patience={self.patience} never stops a run of {evaluations} evaluations early; lower it, or raise "
-                "evals_per_epoch"
-            )
+        if self.patience and self.epochs is not None:
+            evaluations = math.ceil(self.epochs * self.evals_per_epoch)
+            if self.patience >= evaluations - 1:  # the first is always the best so far
+                messages.append(
+                    f"patience={self.patience} never stops a run of {evaluations} evaluations early; lower it, or "
+                    "raise evals_per_epoch"
+                )
         return messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRecipe(Recipe):
+    """Hyperparameters without a choice left."""
+
+    epochs: float = 3.0
+    lr: float = 3e-5
+    batch_size: int = 32
+    dev_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +206,8 @@ _NUMBERS: dict[str, _Numbers] = (
     | dict.fromkeys(("warmup", "label_smoothing", "dropout", "dev_fraction"), _SHARE)
     | dict.fromkeys(("beta2", "abstain"), _INSIDE)
     | dict.fromkeys(("lr", "head_lr", "layer_decay", "decay"), _RATE)
-    | dict.fromkeys(("unfreeze", "lora"), _WHOLE)
-    | dict.fromkeys(("batch_size", "batch_tokens", "micro_tokens", "patience"), _COUNT)
+    | dict.fromkeys(("unfreeze", "lora", "patience"), _WHOLE)
+    | dict.fromkeys(("batch_size", "batch_tokens", "micro_tokens"), _COUNT)
     | dict.fromkeys(("evals_per_epoch", "max_length", "train_windows"), _COUNT)
     | {"seed": _SEED}
 )

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
         raise SystemExit(isinstance(error, BertieError)) from None  # the main process prints the reason
     runs = _open_runs(args, job)
     with warnings.catch_warnings():
-        for text in job.recipe.warnings():  # printed once, with the plan
+        for text in (*job.recipe.warnings(), *job.notes[1]):  # printed once, with the plan
             warnings.filterwarnings("ignore", message=re.escape(text))
         for seed in job.seeds:
             runs.train(seed, save_steps=args.save_steps, strategy=args.strategy)
@@ -162,6 +162,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
     """The job, with all data read and checked before any model is loaded."""
     from bertie.training.distributed import is_main_process
     from bertie.training.finetune.data import split
+    from bertie.training.finetune.defaults import choose, dev_fraction
 
     if args.baseline is not None and settings.test is None:
         raise UsageError("--baseline is compared on the test data; name it with --test")
@@ -177,9 +178,11 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
         None if file is None else read_labelled(task, [file], columns, like=train)
         for file in (settings.dev, settings.test)
     )
-    if dev is None and recipe.dev_fraction:
+    if dev is None and (fraction := dev_fraction(recipe, train)):
         # The same split for all seeds, so that their scores can be compared.
-        train, dev = split(train, recipe.dev_fraction, settings.seeds[0])
+        train, dev = split(train, fraction, settings.seeds[0])
+        recipe = recipe.replace(dev_fraction=fraction)
+    from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.training.finetune.base import training_for
     from bertie.training.finetune.runs import FineTuningJob
 
@@ -191,13 +194,15 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
         from bertie.checkpoints.hub import resolve
 
         model = str(resolve(model, args.revision))
+    chosen = choose(recipe, Checkpoint.inspect(model).model.config, train, has_dev=dev is not None)
     return FineTuningJob(
         task=task,
         model=model,
         train=train,
         dev=dev,
         test=test,
-        recipe=recipe,
+        recipe=chosen.recipe,
+        notes=(chosen.reasons, chosen.warnings),
         seeds=settings.seeds,
         overflow=args.overflow,
         device=select_device(args.device),
@@ -220,9 +225,11 @@ def _open_runs(args: argparse.Namespace, job: FineTuningJob) -> SeedRuns:
 
 def _print_plan(job: FineTuningJob, runs: SeedRuns) -> None:
     """Print to standard error what is about to be done."""
+    from bertie.training.finetune.defaults import print_reasons
     from bertie.training.finetune.reports import label_counts
 
-    for text in job.recipe.warnings():
+    reasons, warnings_ = job.notes
+    for text in (*job.recipe.warnings(), *warnings_):
         print(f"bertie: {text}", file=sys.stderr)
     splits = {"dev": job.dev, "test": job.test}
     rows = [f"{len(data.examples):,} {split}" for split, data in splits.items() if data is not None]
@@ -233,7 +240,8 @@ def _print_plan(job: FineTuningJob, runs: SeedRuns) -> None:
         common = sorted(counts.items(), key=lambda item: -item[1])[:8]
         line += ": " + ", ".join(f"{label} {rows:,}" for label, rows in common) + (", …" if len(counts) > 8 else "")
     print(f"{job.task}: {line}", file=sys.stderr)
-    recipe, done = job.recipe, len(runs.results)
+    print_reasons(reasons)
+    recipe, done = job.recipe.resolve(), len(runs.results)
     steps = f"steps of {recipe.batch_tokens:,} tokens" if recipe.batch_tokens else _plural(_steps(job), "step")
     seeds = ("seed " if len(job.seeds) == 1 else "seeds ") + ", ".join(map(str, job.seeds))
     seeds += f" ({done} done)" if done else ""
@@ -247,8 +255,9 @@ def _plural(number: float, what: str) -> str:
 
 def _steps(job: FineTuningJob) -> int:
     """The number of steps, as the sampler counts them."""
-    whole, part = divmod(job.recipe.epochs, 1.0)
-    per_epoch = math.ceil(len(job.train.examples) / job.recipe.batch_size)
+    recipe = job.recipe.resolve()
+    whole, part = divmod(recipe.epochs, 1.0)
+    per_epoch = math.ceil(len(job.train.examples) / recipe.batch_size)
     return int(whole) * per_epoch + (max(1, round(per_epoch * part)) if part else 0)
 
 
@@ -278,7 +287,7 @@ def _report(
     from bertie.training.finetune.reports import TrainingRecord, build_report
 
     train = [Path(name).name for name in settings.train]
-    held_out = [f"{job.recipe.dev_fraction:.0%} of {', '.join(train)}"]
+    held_out = [f"{job.recipe.dev_fraction or 0:.0%} of {', '.join(train)}"]
     results = [runs.results[seed] for seed in job.seeds]
     return build_report(
         best.task,

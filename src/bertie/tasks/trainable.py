@@ -27,10 +27,10 @@ from bertie.tasks.base import Result, Task
 class Hyperparameters(TypedDict, total=False):
     """The hyperparameters of `Trainable`, for constructors that pass them on."""
 
-    epochs: float
-    lr: float
+    epochs: float | None
+    lr: float | None
     head_lr: float | None
-    batch_size: int
+    batch_size: int | None
     batch_tokens: int | None
     micro_tokens: int
     warmup: float
@@ -54,7 +54,7 @@ class Hyperparameters(TypedDict, total=False):
     gradient_checkpointing: bool
     max_length: int | None
     train_windows: int
-    dev_fraction: float
+    dev_fraction: float | None
     metric: str | None
     abstain: float | None
 
@@ -63,10 +63,11 @@ class Trainable(Task[Options, Output, Result]):
     """A task that can be trained.
 
     `model` is a checkpoint, a folder, a built-in name or a hub id; the built-in model if None. What the
-    hyperparameters mean is documented at `bertie.Recipe`.
+    hyperparameters mean is documented at `bertie.Recipe`; `fit` chooses those that are None.
     """
 
     history_: Any  # the `bertie.training.callbacks.TrainingHistory` of the last `fit`
+    recipe_: Recipe  # with the hyperparameters that the last `fit` chose
     original_: Mapping[str, Any]  # from label names to the labels as `fit` got them
 
     def __init__(
@@ -77,10 +78,10 @@ class Trainable(Task[Options, Output, Result]):
         head: str | None = None,
         deterministic: bool = False,
         device: str | torch.device | None = None,
-        epochs: float = 3.0,
-        lr: float = 3e-5,
+        epochs: float | None = None,
+        lr: float | None = None,
         head_lr: float | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         batch_tokens: int | None = None,
         micro_tokens: int = 16384,
         warmup: float = 0.1,
@@ -104,7 +105,7 @@ class Trainable(Task[Options, Output, Result]):
         gradient_checkpointing: bool = False,
         max_length: int | None = None,
         train_windows: int = 16,
-        dev_fraction: float = 0.0,
+        dev_fraction: float | None = None,
         metric: str | None = None,
         abstain: float | None = None,
     ) -> None:
@@ -214,7 +215,8 @@ class Trainable(Task[Options, Output, Result]):
     ) -> Self:
         """Train on texts and labels, or on a table or file of both, starting from the given model.
 
-        `dev`: a table, a file or a pair (X, y), used to choose the best epoch and to calibrate probabilities.
+        `dev`: a table, a file or a pair (X, y), used to choose the best epoch and to calibrate probabilities. Without
+        it, part of the data is held out (`dev_fraction`).
         `columns`: column names where they differ from the usual ones, as {"text": "review"}.
         `folder`: where the training state is saved, so that `resume` continues an interrupted run; saved every
         `save_steps` steps, or at each evaluation and every few minutes.

@@ -86,7 +86,7 @@ class Trainer:
             raise ConfigError(f"save_steps={save_steps} must be at least 1")
         if resume and folder is None:
             raise ConfigError("resume=True needs the folder of the run")
-        self.model, self.recipe, self.evaluate, self.metric = model, recipe, evaluate, metric
+        self.model, self.recipe, self.evaluate, self.metric = model, recipe.resolve(), evaluate, metric
         self.resume, self.restart, self.save_steps, self.progress = resume, restart, save_steps, progress
         self.keep, self.rollback, self.prefetch_workers = keep, rollback and folder is not None, prefetch_workers
         self.sampler: BatchSampler = ExampleSampler(data, recipe) if isinstance(data, Sequence) else data
@@ -418,7 +418,7 @@ class Trainer:
                 self.folder.save_best(p.step, self.model.state_dict())
         else:
             p.stale += 1
-            p.stopped = self.recipe.patience is not None and p.stale >= self.recipe.patience
+            p.stopped = bool(self.recipe.patience) and p.stale >= (self.recipe.patience or 0)
 
     def _save(self) -> None:
         if not self._saves:

@@ -27,6 +27,7 @@ def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> li
     applies to matrices; biases and norms have none.
     """
     depth = model.config.depth
+    recipe = recipe.resolve()
     last_epoch = math.ceil(recipe.epochs) - 1
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in _trained(model, heads, recipe, last_epoch).items():

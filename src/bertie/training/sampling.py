@@ -64,11 +64,11 @@ class ExampleSampler:
     def __init__(self, tasks: Sequence[TrainingTask], recipe: Recipe) -> None:
         if not any(task.examples for task in tasks):
             raise ConfigError("there is nothing to train on")
-        self.tasks, self.recipe = tasks, recipe
+        self.tasks, self.recipe = tasks, recipe.resolve()
         self.heads = [task.head for task in tasks]
         self._cached_epoch: tuple[int, list[tuple[int, list[int]]]] = (-1, [])
         self.epoch_starts = [0]
-        whole, fraction = divmod(recipe.epochs, 1.0)
+        whole, fraction = divmod(self.recipe.epochs, 1.0)
         for epoch in range(int(whole) + bool(fraction)):
             count = self._steps_in_epoch(epoch)
             if epoch >= whole:

@@ -13,7 +13,7 @@ import bertie
 from bertie.checkpoints.checkpoint import Checkpoint
 from tests.tasks import tiny
 
-FAST: dict[str, Any] = {"lr": 2e-3, "epochs": 5, "batch_size": 8}
+FAST: dict[str, Any] = {"lr": 2e-3, "epochs": 5, "batch_size": 8, "dev_fraction": 0.0}
 NAMES = ("emma", "jane", "austen", "london")
 
 

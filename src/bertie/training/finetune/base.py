@@ -32,6 +32,7 @@ from bertie.tasks.trainable import Trainable, load_copy
 from bertie.text.windows import Window
 from bertie.training.distributed import Strategy, local_device
 from bertie.training.finetune.data import Example, Kind, LabelledDataset, fingerprint, read_dataset, split
+from bertie.training.finetune.defaults import choose, dev_fraction, print_reasons
 from bertie.training.loop import Trainer
 from bertie.training.objectives import Objective, TrainingExample, TrainingWindow
 from bertie.training.sampling import BatchSampler, TrainingTask
@@ -194,7 +195,8 @@ def with_dev(
 ) -> tuple[LabelledDataset, LabelledDataset | None]:
     """The training data and the dev data: read as given, or split off by `recipe.dev_fraction`."""
     if dev is None:
-        return split(data, recipe.dev_fraction, recipe.seed) if recipe.dev_fraction else (data, None)
+        fraction = dev_fraction(recipe, data)
+        return split(data, fraction, recipe.seed) if fraction else (data, None)
     X, y = dev if isinstance(dev, tuple) and len(dev) == 2 else (dev, None)
     known = data.labels or None
     return data, read_dataset(kind, X, y, columns=columns, name=name, known=known, training=False)
@@ -218,10 +220,14 @@ def fit_labelled(
             f"head={head!r}: fit() trains a checkpoint with one head; train several heads over one encoder together "
             "with bertie.MultiTask"
         )
-    for text in recipe.warnings():
-        warnings.warn(text, stacklevel=4)
     training.check_data(data, dev)
     checkpoint = training.prepare(starting_checkpoint(arguments["model"], arguments["device"]), data)
+    chosen = choose(recipe, checkpoint.model.config, data, has_dev=dev is not None)
+    recipe = task.recipe_ = chosen.recipe
+    for text in (*recipe.warnings(), *chosen.warnings):
+        warnings.warn(text, stacklevel=4)
+    if progress:
+        print_reasons(chosen.reasons)
     if recipe.max_length is not None:
         checkpoint = checkpoint.with_max_length(recipe.max_length)
     task._use(checkpoint, None)

@@ -21,6 +21,7 @@ from bertie.training.finetune.base import (
     with_dev,
 )
 from bertie.training.finetune.data import LabelledDataset, read_dataset
+from bertie.training.finetune.defaults import choose, print_reasons
 from bertie.training.loop import Trainer
 
 ModelT = TypeVar("ModelT", bound=MultiTask)
@@ -43,11 +44,15 @@ def fit(
     mismatched = sorted(set(data) ^ set(model.rows))
     if mismatched:
         raise InputError(f"data must be given for each head and no other: {', '.join(mismatched)}")
-    recipe = model.recipe
-    for text in recipe.warnings():
-        warnings.warn(text, stacklevel=3)
     train, held_out = _read(model, data, dev, columns)
     checkpoint = starting_checkpoint(model.model_argument, model.device)
+    largest = max(train.values(), key=lambda part: len(part.examples))
+    chosen = choose(model.recipe, checkpoint.model.config, largest, has_dev=bool(held_out))
+    recipe = chosen.recipe
+    for text in (*recipe.warnings(), *chosen.warnings):
+        warnings.warn(text, stacklevel=3)
+    if progress:
+        print_reasons(chosen.reasons)
     for name, row in model.rows.items():
         training = training_for(row.trainable_class(checkpoint))
         if name in held_out:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class FineTuningJob:
     seeds: list[int]
     device: str
     overflow: Overflow = "window"
+    notes: tuple[Sequence[str], Sequence[str]] = ((), ())  # why the hyperparameters were chosen; warnings
 
     def settings(self) -> dict[str, Any]:
         """All that the result depends on."""
