@@ -14,7 +14,16 @@ import bertie
 SOURCE = Path(bertie.__file__).parent
 # From the bottom up. A module imports from its own layer and from those below it, lazily or not.
 LAYERS = (
-    *("errors", "_version", "config", "switches", "threads", "recipe", "data", "evaluation"),  # leaves, which anybody may use
+    *(
+        "errors",
+        "_version",
+        "config",
+        "switches",
+        "threads",
+        "recipe",
+        "data",
+        "evaluation",
+    ),  # leaves, which anybody may use
     *("text", "ops", "nn", "checkpoints", "pipeline", "tasks", "training"),
     *("compress", "search", "client", "cluster", "bench", "serve", "cli"),
 )

@@ -209,7 +209,10 @@ def test_a_report(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFi
     assert str(folder) not in Path("report/report.md").read_text()
     assert "report holds a report already; pass --overwrite" in failed(capsys, *argv, "-o", "report")
     evaluated(capsys, *argv, "-o", "report", "--overwrite")
-    assert "is a file" in failed(capsys, *argv, "-o", "test.jsonl")
+    Path("letter.txt").write_text("dear")
+    assert "is a file" in failed(capsys, *argv, "-o", "letter.txt")
+    assert main(["eval", *map(str, argv), "-o", "test.jsonl"]) == 2
+    assert "test.jsonl is the input" in capsys.readouterr().err
 
 
 def test_the_printed_table(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:

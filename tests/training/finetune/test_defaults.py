@@ -32,7 +32,7 @@ def test_small_models_learn_faster_and_are_told_why() -> None:
     assert (recipe.lr, recipe.head_lr, recipe.batch_size, recipe.epochs, recipe.patience) == (1.5e-4, 1.8e-4, 16, 5, 3)
     assert chosen.reasons[0] == "lr 1.5e-4: hidden size 384, 6 layers"
     assert "epochs 5: 1,688 rows" in chosen.reasons
-    assert choose(Recipe(), BASE, dataset(1688), has_dev=True).recipe.lr == 3.8e-5
+    assert choose(Recipe(), BASE, dataset(1688), has_dev=True).recipe.lr == 3.7e-5
     assert default_lr(SimpleNamespace(width=64, depth=2)) == 3e-4  # type: ignore[arg-type]
     assert default_lr(SimpleNamespace(width=4096, depth=48)) == 1e-5  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def test_many_labels_need_a_faster_head() -> None:
 def test_a_warning_only_where_the_rate_is_too_high_for_the_model() -> None:
     assert choose(Recipe(lr=4e-4), SMALL, dataset(500), has_dev=False).warnings == ()
     (warning,) = choose(Recipe(lr=4e-4), BASE, dataset(500), has_dev=False).warnings
-    assert warning.startswith("lr=0.0004 is more than 5 times the usual 3.8e-05 for this model (hidden size 768")
+    assert warning.startswith("lr=0.0004 is more than 5 times the usual 3.7e-05 for this model (hidden size 768")
     assert choose(Recipe(lr=4e-4, lora=8), BASE, dataset(500), has_dev=False).warnings == ()
     assert choose(Recipe(lr=1e-3, freeze="encoder"), BASE, dataset(500), has_dev=False).warnings == ()
 

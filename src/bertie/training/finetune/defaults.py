@@ -3,7 +3,7 @@
 The rule was fitted on a grid of learning rates, head learning rates, epochs and batch sizes over twelve datasets with
 200, 1,000 and 5,000 rows each, from two models of width 384 (benchmarks/RESULTS.md has the figures):
 
-- `lr` 1.5e-4 for a width of 384, with the inverse square of the width: 3.8e-5 for base models and 1.5e-5 for large
+- `lr` 1.5e-4 for a width of 384, with the inverse square of the width: 3.7e-5 for base models and 1.5e-5 for large
   ones, in the range that their authors recommend. One rate serves all data sizes; only the number of steps must be large enough.
 - `head_lr` grows with the number of labels: a fresh head of 77 classes learns too slowly at the encoder's rate, and
   one of two classes is best at it.
@@ -50,7 +50,7 @@ def default_lr(config: EncoderConfig) -> float:
 
     >>> from types import SimpleNamespace as Config
     >>> [default_lr(Config(width=width, depth=depth)) for width, depth in ((384, 6), (768, 12), (1024, 24))]
-    [0.00015, 3.8e-05, 1.5e-05]
+    [0.00015, 3.7e-05, 1.5e-05]
     """
     rate = BASE_LR * (BASE_WIDTH / config.width) ** 2 * min(1.0, 12 / config.depth) ** 0.5
     return float(f"{min(max(rate, LR_RANGE[0]), LR_RANGE[1]):.1e}")
