@@ -24,6 +24,8 @@ import os, select, time
 from bertie.serve.supervisor import WorkerInfo
 
 worker = WorkerInfo.from_environment()
+if os.path.exists(os.environ.get("BROKEN", "")) and worker.number == 0:
+    raise SystemExit(1)
 sockets = [worker.socket, *worker.other_sockets]
 worker.socket.listen(64)
 while True:
@@ -59,9 +61,14 @@ WAIT = 60.0  # the machine may be busy
 class Workers:
     """A supervisor process with two workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, broken: Path) -> None:
+        """`broken`: while this file exists, the first worker cannot be started."""
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", SUPERVISOR, WORKER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-P", "-c", SUPERVISOR, WORKER],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"BROKEN": str(broken)},
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -85,8 +92,8 @@ class Workers:
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    running = Workers()
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    running = Workers(tmp_path / "broken")
     yield running
     if running.process.poll() is None:
         running.process.terminate()
@@ -121,6 +128,23 @@ def test_a_hanging_worker_is_killed_and_its_clients_are_answered(workers: Worker
 def test_no_connection_is_lost_while_a_worker_is_restarted(workers: Workers) -> None:
     assert workers.ask(b"exit") == b""
     assert all(workers.ask() for _ in range(50))
+
+
+def test_a_worker_that_cannot_be_restarted_does_not_stop_the_others(workers: Workers, tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    for pid in workers.pids():
+        if "BERTIE_WORKER=0:" in Path(f"/proc/{pid}/environ").read_text():
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(2.0)  # it fails once or twice
+    assert all(workers.ask() for _ in range(20))
+    (tmp_path / "broken").unlink()
+    end = time.monotonic() + WAIT
+    while len(workers.pids()) < 2:
+        assert time.monotonic() < end
+        assert workers.ask()
+    log = workers.stop()
+    assert 2 <= log.count('"worker restarted"') <= 6  # with growing pauses
+    assert workers.process.returncode == 0
 
 
 def test_a_stopped_worker_does_not_delay_the_shutdown(workers: Workers) -> None:

@@ -28,7 +28,8 @@ from bertie.errors import BertieError
 from bertie.serve.logs import Log
 
 WORKER_VARIABLE = "BERTIE_WORKER"  # in a worker's environment: number:count:pipe:socket,socket,…:folder
-MAX_FAILURES = 3  # failed starts in a row
+MAX_FAILURES = 3  # failed starts in a row, if no other worker serves
+MAX_PAUSE = 30.0  # seconds between two failed starts
 STARTUP_SECONDS = 10.0  # a worker that dies within this time has failed to start
 WORKER_TIMEOUT = 30.0  # seconds without a heartbeat after which a worker is killed
 POLL_SECONDS = 0.05
@@ -132,7 +133,8 @@ class Supervisor:
         self._shutdown_seconds, self._timeout, self._log = shutdown_seconds, timeout, log or Log()
         self._workers: dict[int, _Worker] = {}
         self._ready: set[int] = set()  # workers that have been ready once
-        self._failures = 0
+        self._failures: dict[int, int] = {}  # failed starts in a row, by worker
+        self._restart_at: dict[int, float] = {}  # when to start workers that have failed
         self._stop_at: float | None = None  # when workers that still run are killed
 
     def run(self) -> None:
@@ -146,7 +148,7 @@ class Supervisor:
                 self._start(number, folder)
             checked = time.monotonic()
             try:
-                while self._workers:
+                while self._workers or self._restart_at:
                     time.sleep(POLL_SECONDS)
                     now = time.monotonic()
                     self._check_workers(folder, now - checked)
@@ -178,6 +180,9 @@ class Supervisor:
 
     def _check_workers(self, folder: str, seconds: float) -> None:
         """Continue workers that were stopped, kill those that hang, restart those that have died."""
+        for number, restart_at in list(self._restart_at.items()):
+            if time.monotonic() >= restart_at and self._restart_at.pop(number, None) is not None:
+                self._start(number, folder)
         for number, worker in list(self._workers.items()):
             status = worker.process.poll()
             if status is not None:
@@ -187,7 +192,7 @@ class Supervisor:
             if worker.silence is not None:
                 self._ready.add(number)
             if time.monotonic() - worker.started > STARTUP_SECONDS:
-                self._failures = 0
+                self._failures.pop(number, None)
             if worker.was_stopped() and self._timeout:
                 worker.process.send_signal(signal.SIGCONT)
                 self._log("worker continued", worker=number, reason="it was stopped by a signal")
@@ -205,14 +210,18 @@ class Supervisor:
         if self._stop_at is not None:
             return
         # A positive status is an error; a negative one is a signal, which is no failure to start.
-        self._failures += time.monotonic() - worker.started < STARTUP_SECONDS and status > 0
-        if self._failures >= MAX_FAILURES or number not in self._ready:
+        failed = time.monotonic() - worker.started < STARTUP_SECONDS and status > 0
+        failures = self._failures[number] = self._failures.get(number, 0) + 1 if failed else 0
+        serving = any(other.silence is not None for other in self._workers.values())
+        if (failures >= MAX_FAILURES and not serving) or number not in self._ready:
             self._stop_workers()
             raise BertieError(f"worker {number} cannot be started: it exited with status {status}")
-        self._log("worker restarted", worker=number, status=status)
-        self._start(number, folder)
+        pause = min(2.0**failures / 2, MAX_PAUSE) if failures else 0.0  # perhaps its model is being replaced
+        self._log("worker restarted", worker=number, status=status, pause=pause or None)
+        self._restart_at[number] = time.monotonic() + pause
 
     def _handle_stop(self, sig: int, frame: Any) -> None:
+        self._restart_at.clear()
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self._shutdown_seconds + 10
             for listener in self._sockets:  # the workers have their own copies, and close them after the grace period
