@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bertie.cli.labelled_input import parse_pairs
 from bertie.recipe import Recipe
 
+CHOSEN = ("epochs", "lr", "head_lr", "batch_size", "patience", "dev_fraction")  # from the model and the data
 NONE = "none"  # resets a value of a recipe file; a flag that is not given is None
 
 HELP = {
     "epochs": "passes over the training data",
     "lr": "peak learning rate",
-    "head_lr": "learning rate of the head, if it differs",
+    "head_lr": "learning rate of the head",
     "batch_size": "texts per step",
     "batch_tokens": "tokens per step, instead of --batch-size",
     "micro_tokens": "tokens per micro-batch",
@@ -34,14 +35,14 @@ HELP = {
     "class_weights": "'balanced', or weights as good=1,bad=3",
     "label_smoothing": "probability mass moved from the true label to the others",
     "dropout": "dropout probability, instead of the checkpoint's",
-    "patience": "evaluations without improvement before early stopping",
+    "patience": "evaluations without improvement before early stopping; 0: never stop early",
     "evals_per_epoch": "evaluations on the dev data",
     "seed": "random seed",
     "mixed_precision": "auto: bf16 on GPUs that have it, else fp32",
     "gradient_checkpointing": "recompute activations in the backward pass: less memory, more time",
     "max_length": "tokens per window, fewer than the model could read",
     "train_windows": "windows per long text and step",
-    "dev_fraction": "fraction of the training data to hold out without --dev",
+    "dev_fraction": "fraction of the training data to hold out without --dev; 0: none",
     "metric": "selects the best epoch and the best seed; the task's main metric by default",
     "abstain": "target precision of confident predictions; sets the abstention threshold",
     "loss": (
@@ -58,7 +59,7 @@ def add_recipe_flags(group: argparse._ArgumentGroup) -> None:
     hints = get_type_hints(Recipe)
     for field in fields(Recipe):
         flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
-        options: dict[str, Any] = {"dest": f"recipe.{field.name}", "help": HELP[field.name] + _default(field.default)}
+        options: dict[str, Any] = {"dest": f"recipe.{field.name}", "help": HELP[field.name] + _default(field)}
         if hint is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, **options)
         else:
@@ -74,9 +75,10 @@ def recipe_values(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _default(value: Any) -> str:
+def _default(field: Field[Any]) -> str:
+    value = field.default
     if value is None:
-        return ""
+        return " (default: chosen from the model and the data)" if field.name in CHOSEN else ""
     return (
         f" (default: {value:g})"
         if isinstance(value, int | float) and not isinstance(value, bool)

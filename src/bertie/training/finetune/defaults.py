@@ -4,7 +4,8 @@ The rule was fitted on a grid of learning rates, head learning rates, epochs and
 200, 1,000 and 5,000 rows each, from two models of width 384 (benchmarks/RESULTS.md has the figures):
 
 - `lr` 1.5e-4 for a width of 384, with the inverse square of the width: 3.7e-5 for base models and 1.5e-5 for large
-  ones, in the range that their authors recommend. One rate serves all data sizes; only the number of steps must be large enough.
+  ones, in the range that their authors recommend. One rate serves all data sizes; only the number of steps must be
+  large enough.
 - `head_lr` grows with the number of labels: a fresh head of 77 classes learns too slowly at the encoder's rate, and
   one of two classes is best at it.
 - `epochs`: 5, or 3 from 20,000 rows on, and as many as 400 steps take where rows are few.
