@@ -38,7 +38,12 @@ class Parser(argparse.ArgumentParser):
         if self._intermixed or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
         self._intermixed = True
-        return self.parse_known_intermixed_args(args, namespace)
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        except AttributeError as error:  # argparse restores attributes that it has not yet saved
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
 
     def error(self, message: str) -> NoReturn:
         """Raise an error of Bertie."""
