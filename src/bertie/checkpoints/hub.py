@@ -73,6 +73,11 @@ def to_string(name: str | Path) -> str:
     return f"./{name}" if str(name) in built_in() and not is_built_in(name) else str(name)
 
 
+def absolute_name(name: str | Path) -> str:
+    """A name that means the same in every working directory: the whole path, if it is a folder."""
+    return str(Path(name).expanduser().resolve()) if is_local_folder(name) else str(name)
+
+
 def built_in() -> list[str]:
     """List the models that come with the package."""
     return sorted(path.parent.name for path in BUILT_IN.glob("*/config.json"))

@@ -42,9 +42,9 @@ ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 def resolve_model(model: str | Path) -> str:
     """Return a model name that is valid on every node: absolute if it is a folder."""
-    from bertie.checkpoints.hub import is_local_folder
+    from bertie.checkpoints.hub import absolute_name
 
-    return str(Path(model).resolve()) if is_local_folder(model) else str(model)
+    return absolute_name(model)
 
 
 def run_job(

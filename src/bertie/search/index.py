@@ -109,12 +109,11 @@ class Index:
         passage_prompt = passage_prompt or next((name for name in ("passage", "document") if name in prompts), None)
         _make_chunker(embedder, chunk_size, chunk_overlap)
         Analyzer(language)
-        from bertie.checkpoints.hub import is_local_folder
+        from bertie.checkpoints.hub import absolute_name
 
-        source = embedder.checkpoint.source
         config = {
             "bertie": __version__,
-            "model": str(Path(source).resolve()) if is_local_folder(source) else source,
+            "model": absolute_name(embedder.checkpoint.source),
             "fingerprint": model_fingerprint(embedder),
             "model_precision": embedder.checkpoint.precision,
             "embedding_precision": embedding_precision,

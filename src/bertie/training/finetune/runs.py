@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from bertie._version import __version__
-from bertie.checkpoints.hub import is_local_folder
+from bertie.checkpoints.hub import absolute_name
 from bertie.data.atomic import atomic_write
 from bertie.errors import CheckpointError
 from bertie.pipeline.pipeline import Overflow
@@ -61,7 +61,7 @@ class FineTuningJob:
         return {
             "bertie": __version__,
             "task": self.task,
-            "model": str(Path(self.model).resolve()) if is_local_folder(self.model) else str(self.model),
+            "model": absolute_name(self.model),
             "overflow": self.overflow,
             "seeds": self.seeds,
             **recipe,
