@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
+from bertie.errors import BertieError, CheckpointError, ExistsError, InputError, NotFoundError
 from bertie.search import local_store, segments
 from bertie.search.filters import MetadataFilter, matches_filters, parse_filters
 from bertie.search.local_store import LocalStore
@@ -390,3 +395,94 @@ def test_corrupt_catalog(tmp_path: Path) -> None:
     (tmp_path / "segments" / "1").mkdir()
     with pytest.raises(CheckpointError, match="is missing"):
         LocalStore.open(tmp_path)
+
+
+# --- full disks ---
+
+
+@pytest.mark.parametrize("call", range(3))
+def test_full_disk_while_a_segment_is_written(call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old state stays, the message names the segment, and nothing is left of it."""
+    shrink(monkeypatch)
+    store = LocalStore.create(tmp_path / "i", D, {}, thresholds=IndexThresholds(flat=100))
+    store.commit([entry("a", vectors(70, 1))])
+    store.commit([entry("b", vectors(70, 2))])
+    before, calls = said(store, vectors(1, 9)[0], 12), []
+
+    def full(path: Path) -> None:
+        calls.append(path)
+        if len(calls) > call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for act in (lambda: store.commit([entry("c", vectors(80, 3))], ["a"]), lambda: store.optimize(full=True)):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "fsync", full)
+            with pytest.raises(BertieError, match=r"segments/\d+\.new: No space left on device.*committed is safe"):
+                act()
+        assert {file.name for file in (tmp_path / "i" / "segments").iterdir()} == {"1", "2"}
+        same(said(store, vectors(1, 9)[0], 12), before)
+    store.commit([entry("c", vectors(80, 3))], ["a"])
+    store.optimize(full=True)
+    after = said(store, vectors(1, 9)[0], 12)
+    store.close()
+    with LocalStore.open(tmp_path / "i") as store:
+        store.verify()
+        same(said(store, vectors(1, 9)[0], 12), after)
+
+
+FULL_DISK = """
+import subprocess, sys
+from pathlib import Path
+from tests.search.test_local_store import D, entry, vectors
+from bertie.errors import BertieError
+from bertie.search import local_store
+from bertie.search.local_store import LocalStore
+folder, rows = Path(sys.argv[1]), int(sys.argv[2])
+folder.mkdir()
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], check=True)
+local_store.SEGMENT_ROWS = 1000
+ballast = folder / "ballast"
+ballast.write_bytes(bytes(1_500_000))
+store, done = LocalStore.create(folder / "i", D, {}), 0
+try:
+    while True:
+        store.commit([entry(f"d{done}", vectors(rows, done))])
+        done += 1
+except BertieError as error:
+    print(error)
+store.close()
+ballast.unlink()
+with LocalStore.open(folder / "i") as store:
+    store.verify()
+    assert len(store) == done * rows, (len(store), done)
+    registered = {str(number) for number in store._snapshot().segments}
+    store.commit([], ["d0"])
+    assert {file.name for file in (folder / "i" / "segments").iterdir()} == registered
+    store.optimize(full=True)
+    store.verify()
+    assert len(store) == max(done - 1, 0) * rows
+print("intact", done)
+"""
+
+
+@pytest.mark.parametrize("rows", [20, 1500])
+def test_really_full_disk(rows: int, tmp_path: Path) -> None:
+    """Commits to the catalog, or to segments, until a small file system is full."""
+    private = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*private, "mount", "-t", "tmpfs", "x", tmp_path]).returncode:
+        pytest.skip("needs user namespaces")
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [*private, sys.executable, "-c", FULL_DISK, str(tmp_path / "disk"), str(rows)],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    message, end = done.stdout.splitlines()
+    assert "everything that was committed is safe" in message
+    assert "segments/" in message if rows >= 1000 else "index." in message
+    assert end.startswith("intact")
