@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,7 @@ import pytest
 
 from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 from bertie.search.filters import MetadataFilter, matches_filters
+from bertie.search.index import Index
 from bertie.search.records import Document, EmbeddedDocument, MetadataValue, Passage
 from tests.search import store_faults
 from tests.search.conftest import Place
@@ -341,3 +347,58 @@ def test_kills(place: Place) -> None:
 @pytest.mark.slow
 def test_many_kills(place: Place) -> None:
     assert store_faults.run_schedule(place, seed=2, rounds=25) > 50
+
+
+# --- readers while another process writes ---
+
+
+class FakeIndex(Index):
+    """An index whose embeddings are random, and need no model."""
+
+    def embed(self, texts: Sequence[str], prompt: str = "passage") -> Any:
+        return np.concatenate([units(1, zlib.crc32(text.encode())) for text in texts])
+
+
+def six_documents(number: int) -> list[EmbeddedDocument]:
+    documents = []
+    for i in range(6):
+        passages = [Passage(f"d{i}", j, j + 9, f"cat {'dog ' * j}{i}") for j in range(2)]
+        document = Document(f"d{i}", "", {"number": number}, None, str(number))
+        documents.append(EmbeddedDocument(document, passages, units(2, 6 * number + i)))
+    return documents
+
+
+def replace_all(kind: str, at: str, name: str) -> None:
+    """Replace all documents in each commit, and compact."""
+    store = Place(kind, at, name).open()
+    for number in range(1, 16):
+        store.commit(six_documents(number))
+        store.optimize(full=number % 3 == 0)
+        time.sleep(0.02)
+    store.close()
+
+
+def test_searches_see_whole_commits(place: Place) -> None:
+    """Each commit replaces all passages, so that a search never has fewer, or those of two commits."""
+    place.create(D, {"language": None}).commit(six_documents(0))
+    place.close()
+    code = "import sys; from tests.search.test_vector_store import replace_all; replace_all(*sys.argv[1:])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, place.kind, place.at, place.name],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    seen = set()
+    try:
+        with FakeIndex(place.open()) as index:
+            while child.poll() is None:
+                for mode in ("dense", "lexical", "hybrid"):
+                    hits = index.search("cat", 12, mode=mode)  # type: ignore[arg-type]
+                    versions = {hit.metadata["number"] for hit in hits}
+                    assert (len(hits), len(versions)) == (12, 1)
+                    seen |= versions
+            assert len(index) == 12
+    finally:
+        child.kill()
+    assert child.wait() == 0
+    assert len(seen) > 2

@@ -40,6 +40,7 @@ from bertie.search.vector_store import VectorStore
 K1, B = 1.2, 0.75  # Lucene's defaults
 SEGMENT_PASSAGES = 1 << 18
 MAX_DELETED = 0.3  # share of deleted passages above which a segment is rebuilt
+ATTEMPTS = 5  # at reading the passages between two commits
 ORPHAN_AGE = 86400  # seconds
 
 
@@ -206,8 +207,23 @@ def refresh_bm25(
     """Return the generation of the store and a BM25 index of its current passages.
 
     `previous` is returned if it is still current. Otherwise its segments, or those saved in
-    `folder`, are reused, and new passages are added.
+    `folder`, are reused, and new passages are added. The generation is -1 if commits kept coming.
     """
+    for _ in range(ATTEMPTS):
+        previous = _refresh(store, analyzer, folder, previous, progress)
+        if previous[0] >= 0:
+            break
+    assert previous is not None
+    return previous
+
+
+def _refresh(
+    store: VectorStore,
+    analyzer: Analyzer,
+    folder: Path | None,
+    previous: tuple[int, BM25Index] | None,
+    progress: bool,
+) -> tuple[int, BM25Index]:
     generation = store.generation
     if previous is not None and previous[0] == generation:
         return previous
@@ -225,7 +241,7 @@ def refresh_bm25(
     if folder is not None:
         with suppress(OSError):
             _remove_orphans(folder, segments)
-    # If a commit came meanwhile, the index may contain part of it, and must not be reused.
+    # If a commit came meanwhile, the index may contain part of it.
     return generation if store.generation == generation else -1, BM25Index(analyzer, segments, live)
 
 

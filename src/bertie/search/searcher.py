@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SearchMode = Literal["hybrid", "dense", "lexical"]
 MODES: tuple[SearchMode, ...] = ("hybrid", "dense", "lexical")
+ATTEMPTS = 5  # at a search, while another process replaces its results
 DEFAULT_DEPTH = 100  # passages that each retriever hands to fusion and reranking
 
 Scores = dict[str, dict[int, float]]  # of one query: stage -> passage key -> score, best first
@@ -88,19 +89,20 @@ class Searcher:
     def run(self, index: Index, queries: Sequence[str]) -> list[SearchResults]:
         """Search an index for several queries at once."""
         timer = _StageTimer(len(queries))
-        scores = self._retrieve(index, queries, timer)
-        last: str = self.mode
-        if self.mode == "hybrid":
-            last = "fused"
-            with timer("fuse"):
-                for by_stage in scores:
-                    by_stage[last] = self._fuse(by_stage)
+        last: str = "fused" if self.mode == "hybrid" else self.mode
         limit = self.k if self.reranker is None else max(self.k, self.depth)
-        order = [list(by_stage[last])[:limit] for by_stage in scores]
-        with timer("fetch"):
-            keys = list(dict.fromkeys(chain.from_iterable(order)))
-            passages = {passage.key: passage for passage in index.store.fetch(keys)}
-        # Passages that were deleted since retrieval are dropped.
+        embeddings = None
+        if self.mode != "lexical":
+            with timer("encode"):
+                embeddings = index.embed(queries, "query")
+        for _ in range(ATTEMPTS):
+            scores = self._retrieve(index, queries, embeddings, timer)
+            order = [list(by_stage[last])[:limit] for by_stage in scores]
+            with timer("fetch"):
+                keys = list(dict.fromkeys(chain.from_iterable(order)))
+                passages = {passage.key: passage for passage in index.store.fetch(keys)}
+            if len(passages) == len(keys):  # otherwise some were deleted or replaced since retrieval
+                break
         ranked = [[passages[key] for key in ranking if key in passages] for ranking in order]
         if self.reranker is not None:
             last = "rerank"
@@ -119,14 +121,14 @@ class Searcher:
             SearchResults(query, query_hits, timer.seconds) for query, query_hits in zip(queries, hits, strict=True)
         ]
 
-    def _retrieve(self, index: Index, queries: Sequence[str], timer: _StageTimer) -> list[Scores]:
-        """Run the retrievers, and return the scores of each query by stage."""
+    def _retrieve(
+        self, index: Index, queries: Sequence[str], embeddings: FloatArray | None, timer: _StageTimer
+    ) -> list[Scores]:
+        """Run the retrievers and their fusion, and return the scores of each query by stage."""
         single_stage = self.reranker is None and self.mode != "hybrid"
         count = self.k if single_stage else max(self.k, self.depth)
         retrieved: dict[str, list[tuple[Keys, FloatArray]]] = {}
-        if self.mode != "lexical":
-            with timer("encode"):
-                embeddings = index.embed(queries, "query")
+        if embeddings is not None:
             with timer("dense"):
                 retrieved["dense"] = index.store.search(embeddings, count, self.where)
         if self.mode != "dense":
@@ -135,7 +137,12 @@ class Searcher:
             allowed = index.store.matching_keys(self.where) if self.where else None
             with timer("lexical"):
                 retrieved["lexical"] = [bm25.search(query, count, allowed) for query in queries]
-        return [{stage: _by_key(*results[i]) for stage, results in retrieved.items()} for i in range(len(queries))]
+        scores = [{stage: _by_key(*results[i]) for stage, results in retrieved.items()} for i in range(len(queries))]
+        if self.mode == "hybrid":
+            with timer("fuse"):
+                for by_stage in scores:
+                    by_stage["fused"] = self._fuse(by_stage)
+        return scores
 
     def _fuse(self, scores: Scores) -> dict[int, float]:
         """Fuse the retrievers; the candidates of reranking do not depend on the weights."""
