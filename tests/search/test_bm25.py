@@ -176,13 +176,13 @@ def test_a_concurrent_commit_is_not_cached() -> None:
     plain = store.passage_texts
 
     def passage_texts(after: int) -> Iterator[tuple[int, str]]:
-        store.generation, store.rows = 2, rows
+        store.generation, store.rows = store.generation + 1, rows
         return plain(after)
 
     store.passage_texts = passage_texts
     generation, meanwhile = refresh_bm25(store, Analyzer(), None, None)
-    assert generation != store.generation
-    store.passage_texts = plain
+    assert generation == -1
+    store.passage_texts, store.generation = plain, 2
     now = refresh_bm25(store, Analyzer(), None, (generation, meanwhile))
     assert now[0] == 2
     assert [one.tolist() for one in now[1].search(QUERY, 9)] == [one.tolist() for one in index().search(QUERY, 9)]
