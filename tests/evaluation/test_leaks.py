@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -145,6 +146,23 @@ def plain(train: list[str], test: list[str]) -> dict[int, float]:
     kept = {i: bags[i] for i in {"".join(_words(t)): i for i, t in reversed(list(enumerate(train)))}.values()}
     kept = {i: units for i, units in kept.items() if len(units) >= 5}
     times = Counter(unit for units in kept.values() for unit in units)
+    words_of = {i: _words(train[i]) for i in kept}
+    alone = Counter(word for words in words_of.values() for word in words)
+    pairs = Counter(
+        (gap, a, b) for words in words_of.values() for gap in (1, 2) for a, b in zip(words, words[gap:], strict=False)
+    )
+    total = len(kept) + leaks.PRIOR_TEXTS
+
+    def nats_of(row: int, place: int) -> float:
+        own, words = times[kept[row][place]], words_of[row]
+        best = math.log(total / own)
+        for gap in (1, 2):
+            if place >= gap:
+                before, follows = alone[words[place - gap]] - 1, pairs[gap, words[place - gap], words[place]] - 1
+                odds = (before + leaks.BIGRAM_PRIOR) / (follows + leaks.BIGRAM_PRIOR * own / total)
+                best = min(best, math.log(odds))
+        return best
+
     result: dict[int, float] = {}
     for i, text in enumerate(test):
         words = _words(text)
@@ -154,7 +172,10 @@ def plain(train: list[str], test: list[str]) -> dict[int, float]:
             if longer < 8 or not both:
                 continue
             common = subsequence(theirs, words)
-            nats = sum(math.log((len(kept) + leaks.PRIOR_TEXTS) / times[unit]) for unit in both)
+            each = [nats_of(j, place) for place, unit in enumerate(units) if unit in both]
+            nats = sum(each)
+            if nats - max(each) <= leaks.CHANCE_NATS:
+                continue
             left_out = longer - common
             if left_out <= max(3, int(0.15 * longer)) and (
                 nats * common / len(both) - leaks.EDIT_NATS * left_out > leaks.CHANCE_NATS
@@ -182,6 +203,64 @@ def test_looking_up_rare_words_misses_nothing(seed: int) -> None:
     test = [edited(rng, rng.choice(train), rng.randint(1, 6), words) for _ in range(15)] + sentences(
         rng, words, 5, least=4
     )
-    near = {leak.test_index: leak.similarity for leak in find_leaks(train, test) if leak.kind == "near"}
-    exact = {leak.test_index for leak in find_leaks(train, test)} - set(near)
-    assert near == pytest.approx({i: best for i, best in plain(train, test).items() if i not in exact})
+    result = find_leaks(train, test)
+    near = {leak.test_index: leak.similarity for leak in result if leak.kind == "near"}
+    exact = {leak.test_index for leak in result} - set(near)
+    expected = {i: best for i, best in plain(train, test).items() if i not in exact}
+    assert {i: near.get(i) for i in expected} == pytest.approx(expected)  # the others contain one another
+
+
+# --- containment ---
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[str]:
+    """Short and long texts, with the word frequencies of a language."""
+    rng = random.Random(7)
+    words = vocabulary(rng, 4000)
+    return sentences(rng, words, 3000, least=6, most=12) + sentences(rng, words, 500, least=20, most=40)
+
+
+def halves_swapped(text: str) -> str:
+    words = text.split()
+    return " ".join(words[len(words) // 2 :] + words[: len(words) // 2])
+
+
+@pytest.mark.parametrize(
+    ("edit", "least"),
+    [
+        (lambda text: f"Please note: {text}", 97),
+        (lambda text: f"{text} Thank you very much", 97),
+        (lambda text: " ".join(text.split()[: -(-len(text.split()) * 7 // 10)]), 90),  # truncated
+        (halves_swapped, 90),
+    ],
+    ids=["prefix", "suffix", "truncated", "swapped"],
+)
+@pytest.mark.parametrize("first", [0, 3000], ids=["short", "long"])
+def test_copies_in_parts(corpus: list[str], edit: Callable[[str], str], least: int, first: int) -> None:
+    chosen = random.Random(1).sample(range(first, len(corpus) if first else 3000), 100)
+    result = find_leaks(corpus, [edit(corpus[i]) for i in chosen])
+    assert sum(leak.train_index == chosen[leak.test_index] for leak in result) >= least
+
+
+def test_pairs_with_swapped_sides(corpus: list[str]) -> None:
+    train = [f"{a}\n{b}" for a, b in zip(corpus[:1500], corpus[1500:3000], strict=True)]
+    result = find_leaks(train, [f"{b}\n{a}" for a, b in zip(corpus[:100], corpus[1500:1600], strict=True)])
+    assert [(leak.test_index, leak.train_index) for leak in result] == [(i, i) for i in range(100)]
+
+
+def test_templates_are_no_copies(corpus: list[str]) -> None:
+    rng = random.Random(3)
+    nouns = vocabulary(random.Random(9), 2000)
+    patterns = (
+        "How many {} are there in a {}?",
+        "How many {} are there in the {} of {}?",
+        "What is the name of the {} in the {}?",
+    )
+    texts = [rng.choice(patterns).format(*rng.sample(nouns, 3)) for _ in range(1200)]
+    assert len(find_leaks(corpus + texts[:600], texts[600:])) <= 6
+
+
+def test_a_few_frequent_words_inside_a_text_are_no_copy(corpus: list[str]) -> None:
+    frequent = [word for word, _ in Counter(word for text in corpus for word in _words(text)).most_common(6)]
+    assert find_leaks([*corpus, " ".join(frequent[:3])], [f"zap {' '.join(frequent[:3])} zip zup"]) == []
