@@ -133,14 +133,16 @@ def test_numbers_for_labels(models: dict[str, str], here: Path, capsys: pytest.C
 def test_labels_that_the_model_does_not_have(
     models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """They count as errors, and a warning names them; data with no other label is refused."""
     for label in ("happy", 3, -1):
-        write(Path("in.jsonl"), [{"text": "a cat", "label": 0 if label != "happy" else "neutral"}])
-        with Path("in.jsonl").open("a") as file:
-            file.write(json.dumps({"text": "a dog", "label": label}) + "\n")
-        output = failed(capsys, "in.jsonl", "-m", models["nli"])
-        assert "in.jsonl, row " in output
-        assert "is not one of " in output
-        assert "'contradiction', 'neutral', 'entailment'" in output
+        known = 0 if label != "happy" else "neutral"
+        write(Path("in.jsonl"), [{"text": "a cat", "label": known}, {"text": "a dog", "label": label}])
+        assert main(["eval", "in.jsonl", "-m", models["nli"], "--json"]) == 0
+        output = capsys.readouterr()
+        assert f"bertie: in.jsonl, row 2: the label '{label}' is not one of " in output.err
+        assert json.loads(output.out)["accuracy"]["value"] <= 0.5
+    write(Path("in.jsonl"), [{"text": "a cat", "label": "happy"}])
+    assert "'contradiction', 'neutral', 'entailment'" in failed(capsys, "in.jsonl", "-m", models["nli"])
     write(Path("in.jsonl"), [{"text": "a cat", "label": ["neutral"]}])
     assert "in.jsonl has lists of labels" in failed(capsys, "in.jsonl", "-m", models["nli"])
 

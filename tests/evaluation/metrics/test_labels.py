@@ -69,3 +69,11 @@ def test_multi_label_is_scikit_learns() -> None:
             "exact": sk.accuracy_score(gold, output),
         }
     )
+
+
+def test_unseen_gold_labels_are_errors() -> None:
+    gold, table = ["a", "b", "c", "a"], [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]]
+    scores = classification(gold, table, ["a", "b"])
+    assert scores["accuracy"].value == pytest.approx(3 / 4)
+    expected = sk.f1_score(gold, ["a", "b", "a", "a"], average="macro", zero_division=0)
+    assert scores["macro_f1"].value == pytest.approx(expected)

@@ -67,7 +67,7 @@ HALVES = [[0.5, 0.5]]
     ("call", "named"),
     [
         (lambda: classification(["a"], HALVES, ["a", "b", "c"]), r"shape \(1, 2\); 1 texts and 3 labels"),
-        (lambda: classification(["x"], HALVES, ["a", "b"]), "label 'x', which is not among"),
+        (lambda: classification(["x"], HALVES, ["a", "b"]), "label 'x', and none that is among"),
         (lambda: classification(["a"], [[0.5, 0.9]], ["a", "b"]), "text 0 add up to 1.4"),
         (lambda: classification(["a"], [[np.nan, 1]], ["a", "b"]), "text 0 are not between 0 and 1"),
         (lambda: classification(["a"], HALVES, ["a", "a"]), "must be different"),

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from bertie.config import Calibration
-from bertie.errors import InputError
+from bertie.errors import BertieWarning, InputError
+from bertie.evaluation.model_report import label_slices
+from bertie.evaluation.report import write_report
 from bertie.recipe import Recipe
 from bertie.tasks import Classifier, Reranker
 from bertie.training.callbacks import TrainingHistory
@@ -220,8 +222,28 @@ def test_labels_of_a_model(task: Classifier) -> None:
     result = with_labels_of(task, by_name), with_labels_of(task, by_number)
     assert result[0].examples == result[1].examples == by_name.examples
     assert result[0].labels == result[1].labels == known
-    with pytest.raises(InputError, match=r"y.jsonl, row 2: the label '3' is not one of .*'s: 'cat', 'dog', 'mat'"):
-        with_labels_of(task, read_dataset("classify", ["x", "y"], [1, 3], name="y.jsonl"))
+    with pytest.warns(BertieWarning, match=r"y.jsonl, row 2: the label '3' is not one of '0', '1', '2'"):
+        assert with_labels_of(task, read_dataset("classify", ["x", "y"], [1, 3], name="y.jsonl")).labels[3:] == ("3",)
+    with pytest.raises(InputError, match=r"y.jsonl, row 1: the label 'cow' is not one of 'cat', 'dog', 'mat'"):
+        with_labels_of(task, read_dataset("classify", ["x", "y"], ["cow", "hen"], name="y.jsonl"))
+
+
+def test_unseen_labels_are_errors(task: Classifier, tmp_path: Path) -> None:
+    """Of a label of their own, in every part of the report."""
+    texts, labels = ["a cat", "the dog", "on the mat", "a cat sat"] * 3, ["cat", "dog", "cow", "cat"] * 3
+    with pytest.warns(BertieWarning, match=r"cow \(3 rows\)' of 12"):
+        data = with_labels_of(task, read_dataset("classify", texts, labels))
+    predictions = training_for(task).predict_labelled(data)
+    report = build_report(task, {"test": predictions}, title="t", model="m", train=data, resamples=50)
+    test = report.evaluations["test"]
+    right = sum(a == b for a, b in zip(predictions.predicted, labels, strict=True))
+    assert test.scores["accuracy"].value == pytest.approx(right / 12)
+    assert list(test.labels) == ["cat", "dog", "mat", "cow"]
+    write_report(tmp_path, report)
+    assert "cow" in (tmp_path / "report.md").read_text()
+    slices = {row.label: row for row in label_slices("classify", test)}
+    assert (slices["cow"].support, slices["cow"].recall.value) == (3, 0.0)
+    training_for(task).calibrate(data)
 
 
 # --- all of it ---

@@ -27,14 +27,17 @@ def classification(
 
     `probabilities` is (n, k), one column per label; with two labels the second is the positive class. As
     in scikit-learn, macro_f1 leaves out labels that neither occur nor are predicted, and matthews is 0
-    where undefined. `ece` is the expected calibration error of the top label over 15 equal-width bins.
+    where undefined. `ece` is the expected calibration error of the top label over 15 equal-width bins. A gold
+    label that is not among `labels` is never predicted: it counts as an error of a label of its own.
 
     >>> scores = classification(["no", "yes", "yes"], [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]], ["no", "yes"])
     >>> round(scores["accuracy"].value, 4), round(scores["recall"].value, 4)
     (0.6667, 0.5)
     """
     statistic, n = classification_statistic(gold, probabilities, labels)
-    table, index = np.asarray(probabilities, dtype=np.float64), _label_indices(gold, labels)
+    table = np.asarray(probabilities, dtype=np.float64)
+    labels = _with_unseen(gold, labels)
+    index = _label_indices(gold, labels)
     predicted = table.argmax(axis=1)
     correct = predicted == index
     support, predictions = (np.bincount(values, minlength=len(labels)) for values in (index, predicted))
@@ -56,6 +59,8 @@ def classification_statistic(
     if n and np.abs(table.sum(axis=1) - 1).max() > 0.01:
         worst = int(np.abs(table.sum(axis=1) - 1).argmax())
         raise InputError(f"probabilities of text {worst} add up to {table[worst].sum():.4g}; they must add up to 1")
+    labels = _with_unseen(gold, labels)
+    table, k = np.pad(table, ((0, 0), (0, len(labels) - k))), len(labels)
     gold_index = _label_indices(gold, labels)
     predicted = table.argmax(axis=1) if n else gold_index
     correct = gold_index == predicted
@@ -140,11 +145,16 @@ def _matthews(hits: FloatArray, support: FloatArray, predictions: FloatArray, n:
     return ratio(hits * n - (support * predictions).sum(axis=1), np.sqrt(np.maximum(variance, 0)))
 
 
+def _with_unseen(gold: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The labels of the model, then those that occur in `gold` only."""
+    unseen = sorted(set(gold) - set(labels))
+    if gold and len(unseen) == len(set(gold)):
+        raise InputError(f"gold has the label {gold[0]!r}, and none that is among {list(labels)!r:.200}")
+    return [*labels, *unseen]
+
+
 def _label_indices(gold: Sequence[str], labels: Sequence[str]) -> IntArray:
     index = {label: i for i, label in enumerate(labels)}
     if len(index) < len(labels):
         raise InputError(f"labels={list(labels)!r:.80} must be different")
-    try:
-        return np.array([index[label] for label in gold], dtype=np.int64)
-    except KeyError as error:
-        raise InputError(f"gold has the label {error.args[0]!r}, which is not among {list(labels)!r:.200}") from None
+    return np.array([index[label] for label in gold], dtype=np.int64)

@@ -85,10 +85,8 @@ class ClassificationTraining(TaskTraining[Classifier]):
         if predictions.kind == "classify":
             return metrics.classification(predictions.gold, predictions.probabilities, self.labels, resamples=resamples)
         threshold = self.task.info.calibration.threshold
-        table = label_table(predictions.gold, self.labels)
-        return metrics.multi_label(
-            table, predictions.probabilities, 0.5 if threshold is None else threshold, resamples=resamples
-        )
+        table, probabilities = multi_label_tables(predictions.gold, predictions.probabilities, self.labels)
+        return metrics.multi_label(table, probabilities, 0.5 if threshold is None else threshold, resamples=resamples)
 
     def calibrate(self, dev: LabelledDataset) -> None:
         """Fit the temperature, the threshold of a multi-label model, and the abstention threshold of the recipe."""
@@ -98,9 +96,9 @@ class ClassificationTraining(TaskTraining[Classifier]):
         if self.multi_label:
             self._calibrate_multi_label(dev, predictions)
             return
-        labels = self.labels
-        gold = np.array([labels.index(label) for label in predictions.gold])
-        temperature = calibration.temperature(np.log(np.maximum(predictions.probabilities, np.float32(1e-30))), gold)
+        known, gold = known_rows(predictions.gold, self.labels)
+        logits = np.log(np.maximum(predictions.probabilities[known], np.float32(1e-30)))
+        temperature = calibration.temperature(logits, gold)
         self._set(Calibration(temperature))
         if self.recipe.abstain is None:
             return
@@ -171,6 +169,21 @@ def as_text(example: Example) -> Text:
 def label_table(gold: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:
     """(n, labels) which labels each text has."""
     return np.array([[label in names for label in labels] for names in map(set, gold)], dtype=bool)
+
+
+def multi_label_tables(
+    gold: Sequence[Sequence[str]], probabilities: NDArray[np.float32], labels: Sequence[str]
+) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+    """(n, labels) gold labels and probabilities; labels that the model does not have come last, with probability 0."""
+    unseen = sorted({label for names in gold for label in names} - set(labels))
+    return label_table(gold, [*labels, *unseen]), np.pad(probabilities, ((0, 0), (0, len(unseen))))
+
+
+def known_rows(gold: Sequence[str], labels: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows whose gold label the model has, and the indices of their labels."""
+    index = {label: i for i, label in enumerate(labels)}
+    rows = np.array([i for i, label in enumerate(gold) if label in index], dtype=np.int64)
+    return rows, np.array([index[gold[i]] for i in rows], dtype=np.int64)
 
 
 def _labels_of(example: Example) -> tuple[str, ...]:

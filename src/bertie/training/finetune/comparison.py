@@ -14,8 +14,8 @@ from bertie.evaluation.metrics import mcnemar, paired
 from bertie.evaluation.report import Comparison
 from bertie.tasks.classify import Classifier
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
-from bertie.training.finetune.classification import label_table
-from bertie.training.finetune.data import LabelledDataset
+from bertie.training.finetune.classification import multi_label_tables
+from bertie.training.finetune.data import LabelledDataset, warn_of_unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def compare(
         correct = [[a == b for a, b in zip(p.gold, p.predicted, strict=True)] for p in (predictions, other)]
     elif predictions.kind == "multi_label":
         column = {names.get(label, label): i for i, label in enumerate(labels_of(baseline.task))}
-        probabilities = np.zeros_like(first[1])
+        probabilities = np.zeros_like(first[1])  # unseen labels come last, and nobody predicts them
         for i, label in enumerate(labels_of(task)):
             if label in column:
                 probabilities[:, i] = second[1][:, column[label]]
@@ -67,8 +67,9 @@ def _metric_arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any
         return predictions.gold, predictions.probabilities, labels_of(task)
     if predictions.kind == "multi_label":
         threshold = task.info.calibration.threshold
-        gold = label_table(predictions.gold, labels_of(task))
-        return gold, predictions.probabilities, 0.5 if threshold is None else threshold
+        assert predictions.probabilities is not None
+        gold, probabilities = multi_label_tables(predictions.gold, predictions.probabilities, labels_of(task))
+        return gold, probabilities, 0.5 if threshold is None else threshold
     if predictions.kind == "rerank":
         queries = [example.texts[0] for example in predictions.data.examples]
         return queries, predictions.gold, predictions.predicted
@@ -85,7 +86,10 @@ def _label_mapping(predictions: Predictions, other: Predictions, name: str) -> d
 
 
 def with_labels_of(task: AnyTrainable, data: LabelledDataset) -> LabelledDataset:
-    """The data with the labels of a model. Whole numbers index its labels where those are names."""
+    """The data with the labels of a model, and those that it does not have, with a warning.
+
+    Whole numbers index its labels where those are names.
+    """
     if data.kind not in ("classify", "tag"):
         return data
     source, known = task.checkpoint.source, labels_of(task)
@@ -94,15 +98,17 @@ def with_labels_of(task: AnyTrainable, data: LabelledDataset) -> LabelledDataset
     labels = {label for example in data.examples for label in as_tuple(example.target)}
     by_index = all(map(_is_integer, labels)) and not any(map(_is_integer, known))
     names = dict(zip(map(str, range(len(known))) if by_index else known, known, strict=True))
-    if not labels <= set(names):
-        row, label = next((e.row, x) for e in data.examples for x in as_tuple(e.target) if x not in names)
-        listed = ", ".join(map(repr, known[:20])) + (", …" if len(known) > 20 else "")
-        raise InputError(f"{data.name}, row {row}: the label {label!r:.60} is not one of {source}'s: {listed}")
+    warn_of_unseen(data.name, list(names), data.examples)
     examples = [
-        replace(e, target=names[e.target] if isinstance(e.target, str) else tuple(names[x] for x in e.target))
-        for e in data.examples
+        replace(
+            example,
+            target=names.get(example.target, example.target)
+            if isinstance(example.target, str)
+            else tuple(names.get(label, label) for label in example.target),
+        )
+        for example in data.examples
     ]
-    return replace(data, examples=examples, labels=tuple(known))
+    return replace(data, examples=examples, labels=(*known, *sorted(labels - set(names))))
 
 
 def labels_of(task: AnyTrainable) -> list[str]:

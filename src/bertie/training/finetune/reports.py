@@ -36,7 +36,7 @@ from bertie.evaluation.report import (
 )
 from bertie.recipe import Recipe
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
-from bertie.training.finetune.classification import label_table
+from bertie.training.finetune.classification import known_rows, label_table
 from bertie.training.finetune.comparison import Baseline, as_tuple, compare, labels_of
 from bertie.training.finetune.data import LabelledDataset
 from bertie.training.finetune.runs import RunResult
@@ -68,7 +68,7 @@ def score_predictions(task: AnyTrainable, predictions: Predictions, *, resamples
         scores=training_for(task).scores(predictions, resamples=resamples),
         gold=predictions.gold,
         predicted=predictions.predicted,
-        labels=labels_of(task) if predictions.probabilities is not None else (),
+        labels=_all_labels(task, predictions) if predictions.probabilities is not None else (),
         confidences=predictions.confidence,
         probabilities=predictions.probabilities,
         lengths=predictions.lengths,
@@ -191,11 +191,11 @@ def calibration_report(
         # p = softmax(z / temperature), so temperature · log p is z up to a constant, which softmax ignores.
         before = softmax(temperature * np.log(table))
         scores = [classification(predictions.gold, p, labels, resamples=resamples) for p in (before, after)]
-        gold = np.array([labels.index(label) for label in predictions.gold])
-        bins = [reliability(p.max(1), p.argmax(1) == gold) for p in (before, after)]
+        names = np.array(predictions.gold, dtype=object)
+        bins = [reliability(p.max(1), np.array(labels, dtype=object)[p.argmax(1)] == names) for p in (before, after)]
     else:
         z = temperature * (np.log(table) - np.log(np.clip(1 - table, 1e-30, 1.0)))
-        before, true = np.exp(-np.logaddexp(0, -z)), label_table(predictions.gold, labels)
+        before, true = np.exp(-np.logaddexp(0, -z)), label_table(predictions.gold, labels)  # of known labels
         scores = [multi_label(true, p, 0.5, resamples=resamples) for p in (before, after)]
         bins = [reliability(p.ravel(), true.ravel()) for p in (before, after)]
     return CalibrationReport(
@@ -224,9 +224,16 @@ def _abstention(task: AnyTrainable, dev: Predictions | None) -> Abstention | Non
 
 
 def _label_issues(task: AnyTrainable, predictions: Predictions) -> list[LabelIssue]:
-    labels = labels_of(task)
     assert predictions.probabilities is not None
-    return find_label_issues([labels.index(label) for label in predictions.gold], predictions.probabilities)
+    rows, gold = known_rows(predictions.gold, labels_of(task))
+    issues = find_label_issues(gold, predictions.probabilities[rows])
+    return [replace(issue, index=int(rows[issue.index])) for issue in issues]
+
+
+def _all_labels(task: AnyTrainable, predictions: Predictions) -> list[str]:
+    """The labels of the model, then those of the data that it does not have."""
+    labels = labels_of(task)
+    return [*labels, *sorted({label for gold in predictions.gold for label in as_tuple(gold)} - set(labels))]
 
 
 def _data_files(

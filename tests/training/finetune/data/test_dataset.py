@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from bertie.errors import InputError, NotFoundError
+from bertie.errors import BertieWarning, InputError, NotFoundError
 from bertie.training.finetune.data import Example, Kind, LabelledDataset, fingerprint, read_dataset, split
 
 Rows = list[dict[str, Any]]
@@ -563,15 +563,18 @@ def test_missing_values_of_pandas_and_polars() -> None:
 
 @pytest.mark.parametrize("known", [["x", "y"], [f"label {i}" for i in range(100)]])
 def test_unknown_labels(known: list[str]) -> None:
-    with pytest.raises(InputError) as caught:
-        read_dataset("classify", [known[0], "b"], [known[0], "z"], known=known, training=False)
-    assert str(caught.value).startswith(
-        f"the training data, row 2: label 'z' in y is not one of {known[0]!r}, {known[1]!r}"
-    )
-    assert str(caught.value).endswith(", … (100 in all)" if len(known) == 100 else "'y'")
-    assert len(str(caught.value)) < 200
-    with pytest.raises(InputError, match="row 1: tag 'B-X' in y is not one of 'O', 'B-Y'"):
+    """Some count as errors, with one warning; no known label at all means that this is other data."""
+    with pytest.warns(BertieWarning) as caught:
+        data = read_dataset("classify", [known[0], "b", "c"], [known[0], "z", "z"], known=known, training=False)
+    (message,) = [str(warning.message) for warning in caught]
+    assert message.startswith(f"the training data, row 2: the label 'z' is not one of {known[0]!r}, {known[1]!r}")
+    assert message.endswith("count as errors: 'z (2 rows)' of 3")
+    assert len(message) < 300
+    assert data.labels == (*known, "z")
+    with pytest.warns(BertieWarning, match="row 1: the label 'B-X' is not one of 'O', 'B-Y'"):
         read_dataset("tag", [["a", "b"]], [["O", "B-X"]], known=["O", "B-Y"], training=False)
+    with pytest.raises(InputError, match="row 1: the label 'q' is not one of"):
+        read_dataset("classify", ["a", "b"], ["q", "z"], known=known, training=False)
 
 
 def test_the_first_few_problems_are_named(tmp_path: Path) -> None:

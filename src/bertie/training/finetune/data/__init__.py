@@ -7,8 +7,8 @@ out, and `fingerprint` tells whether two runs use the same data.
     input ─► tables: row sources ─► examples, one per row ─► LabelledDataset
 """
 
-from bertie.training.finetune.data.dataset import LabelledDataset, fingerprint, read_dataset, split
+from bertie.training.finetune.data.dataset import LabelledDataset, fingerprint, read_dataset, split, warn_of_unseen
 from bertie.training.finetune.data.examples import Example
 from bertie.training.finetune.data.tables import Kind
 
-__all__ = ["Example", "Kind", "LabelledDataset", "fingerprint", "read_dataset", "split"]
+__all__ = ["Example", "Kind", "LabelledDataset", "fingerprint", "read_dataset", "split", "warn_of_unseen"]

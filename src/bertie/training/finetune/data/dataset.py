@@ -28,13 +28,15 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bertie.errors import InputError
+from bertie.errors import BertieWarning, InputError
+from bertie.training.finetune.data.cells import join_names
 from bertie.training.finetune.data.examples import Example, ExampleReader, Inputs
 from bertie.training.finetune.data.label_spelling import warn_of_spellings
 from bertie.training.finetune.data.tables import INPUTS, Kind, RowSource, row_sources
@@ -72,7 +74,8 @@ def read_dataset(
     the texts (pairs; lists of words for `tag`) and `y` their labels, as lists, arrays or columns.
 
     The names of columns and the forms of values are listed at the top of this module.
-    `name` is used in error messages for data that is not a file. `known` are the labels of a model: others are refused.
+    `name` is used in error messages for data that is not a file. `known` are the labels of a model. Other
+    labels count as errors when it is evaluated, which a warning says; data without any known label is refused.
     `training` requires data to learn from: at least two labels, for example.
 
     >>> data = read_dataset("classify", ["a delight", "a bore"], [1, 0])
@@ -92,8 +95,38 @@ def read_dataset(
     warn_of_spellings(name, examples, reader.original, reader.mixed_types)
     if training:
         _check_trainable(kind, examples, name)
-    labels = tuple(known) if known is not None else _sort_labels(reader.original)
+    labels = _sort_labels(reader.original)
+    if known is not None:
+        labels = (*known, *sorted(reader.unseen))
+        if reader.unseen and kind == "embed":
+            raise InputError(f"{name}: the label {labels[-1]!r:.60} is not one of {join_names(known, 8)}")
+        if reader.unseen:
+            warn_of_unseen(name, known, examples)
     return LabelledDataset(name, kind, examples, bool(reader.multi_label), labels, reader.original, reader.inputs)
+
+
+def warn_of_unseen(name: str, known: Sequence[str], examples: Sequence[Example]) -> None:
+    """Warn of labels that a model does not have; raise if the data has no other."""
+    own, rows, total = set(known), Counter[str](), 0
+    first = ""
+    for example in examples:
+        labels = {example.target} if isinstance(example.target, str) else set(example.target)
+        total += len(labels)
+        rows.update(labels - own)
+        if not first and labels - own:
+            first = (
+                f"{name}, row {example.row}: the label {min(labels - own)!r:.60} is not one of {join_names(known, 8)}"
+            )
+    if not rows:
+        return
+    if rows.total() == total:
+        raise InputError(first)
+    counts = join_names([f"{label} ({count:,} rows)" for label, count in rows.most_common()], 8)
+    warnings.warn(
+        f"{first}. Labels that the model does not know count as errors: {counts} of {len(examples):,}",
+        BertieWarning,
+        stacklevel=4,
+    )
 
 
 def _read_rows(reader: ExampleReader, sources: Iterable[RowSource]) -> tuple[str, list[Example]]:

@@ -46,6 +46,7 @@ class ExampleReader:
         self.kind = kind
         self.known = known
         self.original: dict[str, Any] = {}
+        self.unseen: set[str] = set()  # labels that are not among the known ones
         self.mixed_types: dict[str, tuple[Any, Any]] = {}  # labels with values of two types: 1 and "1"
         self.multi_label: bool | None = None
         self.inputs: Inputs = ""
@@ -157,8 +158,10 @@ class ExampleReader:
         label = str(value)
         if self.known is not None and label not in self.known:
             near = [name for name in self.known if spelling(name) == spelling(label)]
-            hint = f"; {near[0]!r} is spelled differently" if near else ""
-            raise InputError(f"{what} {label!r:.60} in {where} is not one of {join_names(self.known, 8)}{hint}")
+            if near:  # a mistake in the file, not another class
+                hint = f"{near[0]!r} is spelled differently"
+                raise InputError(f"{what} {label!r:.60} in {where} is not one of {join_names(self.known, 8)}; {hint}")
+            self.unseen.add(label)
         if type(self.original.setdefault(label, value)) is not type(value):
             self.mixed_types.setdefault(label, (self.original[label], value))
         return label
