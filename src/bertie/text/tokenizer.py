@@ -30,6 +30,7 @@ from bertie.text.tokenizer_settings import (
     add_missing,
     add_with_ids,
     check_normalizer,
+    has_one_segment,
     read_settings,
 )
 from bertie.text.wordpiece import state
@@ -76,7 +77,7 @@ class Tokenizer:
         backend.encode_special_tokens = False
         self._special = self._find_special(padding.get("pad_token"))
         self._segments = self._uses_segments()
-        self._one_segment = _one_segment(state(backend.post_processor))  # whether single texts have segment 0 only
+        self._one_segment = has_one_segment(state(backend.post_processor))  # whether single texts have segment 0 only
         self._max_length = self._settings.model_max_length()
         for index in self.encode("", "").ids:  # the template's ids, which the library does not check
             if backend.id_to_token(int(index)) is None:
@@ -439,16 +440,6 @@ def checked_text(text: Any, where: str) -> str:
             "text.encode('utf-8', 'replace').decode()"
         ) from None
     return text
-
-
-def _one_segment(rules: Any) -> bool:
-    """Whether a template gives every token of a single text the segment id 0."""
-    kind = None if rules is None else rules["type"]
-    if kind == "Sequence":
-        return all(map(_one_segment, rules["processors"]))
-    if kind == "TemplateProcessing":
-        return all(part["type_id"] == 0 for item in rules["single"] for part in item.values())
-    return kind in (None, "ByteLevel") or {"cls", "sep"} <= set(rules)  # BertProcessing and RobertaProcessing
 
 
 def _json_bytes(value: dict[str, Any]) -> bytes:

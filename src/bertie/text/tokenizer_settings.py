@@ -204,3 +204,13 @@ def add_with_ids(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
                 f"token {token.content!r} should have the id {index} but gets {actual}: the vocabulary does not match "
                 "tokenizer_config.json or added_tokens.json"
             )
+
+
+def has_one_segment(rules: Any) -> bool:
+    """Whether a template gives every token of a single text the segment id 0."""
+    kind = None if rules is None else rules["type"]
+    if kind == "Sequence":
+        return all(map(has_one_segment, rules["processors"]))
+    if kind == "TemplateProcessing":
+        return all(part["type_id"] == 0 for item in rules["single"] for part in item.values())
+    return kind in (None, "ByteLevel") or {"cls", "sep"} <= set(rules)  # BertProcessing and RobertaProcessing
