@@ -28,6 +28,7 @@ from bertie.serve.auth import Key, Keys
 from bertie.serve.connections import ConnectionLimits
 from bertie.serve.context import RequestContext
 from bertie.serve.docs_page import render_docs
+from bertie.serve.json_reply import dump_json
 from bertie.serve.limits import ON_DISCONNECT, Limits, get_header, read_body
 from bertie.serve.logs import Log
 from bertie.serve.memory import trim_memory
@@ -257,7 +258,7 @@ class App:
             current_ticket.reset(reset)
             context.models.clear()
         context.ticket.check()
-        reply = orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
+        reply = dump_json(response, context.ticket.check)
         self.service.check_reply(len(reply))
         return reply
 
