@@ -328,13 +328,18 @@ def test_an_overloaded_server_refuses_requests_unread(
     server: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = list(registry)
+
+    def fill(name: str, waiting: int) -> None:
+        queue = registry[name].engine.queue
+        for lane in (queue.short, queue.long):
+            monkeypatch.setattr(lane, "rate", 100.0)
+            monkeypatch.setattr(lane, "waiting", waiting)
+
     for name in names[1:]:
-        monkeypatch.setattr(registry[name].engine.queue, "rate", 100.0)
-        monkeypatch.setattr(registry[name].engine.queue, "_waiting", 100_000)
+        fill(name, 100_000)
     body = {"inputs": "a", "model": names[0]}
     assert server.post("/embed", body).status_code == 200, "one of them has time"
-    monkeypatch.setattr(registry[names[0]].engine.queue, "rate", 100.0)
-    monkeypatch.setattr(registry[names[0]].engine.queue, "_waiting", 7000)
+    fill(names[0], 7000)
     for content in (b'{"inputs": "a"}', b"this is never read"):
         reply = server.client.post("/embed", content=content, headers={"content-type": "application/json"})
         assert reply.status_code == 429

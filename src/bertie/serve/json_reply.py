@@ -69,7 +69,11 @@ def _array(values: Sequence[Any], depth: int) -> Iterator[bytes]:
 
 
 def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list | tuple | np.ndarray) or is_dataclass(value)
+    return (
+        isinstance(value, dict | list | tuple)
+        or (isinstance(value, np.ndarray) and value.ndim > 1)
+        or is_dataclass(value)
+    )
 
 
 def _dumps(value: Any) -> bytes:
