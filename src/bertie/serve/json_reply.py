@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 SLICE = 32  # elements of a list, or rows of an array, that are serialized at a time
 DEPTH = 5  # of dicts, dataclasses and lists that are split; those inside are serialized whole
@@ -53,7 +54,7 @@ def _object(items: Any, depth: int) -> Iterator[bytes]:
     yield b"{}" if before == b"{" else b"}"
 
 
-def _array(values: Sequence[Any], depth: int) -> Iterator[bytes]:
+def _array(values: Sequence[Any] | NDArray[Any], depth: int) -> Iterator[bytes]:
     """A list by elements, if they may be large, else some at a time."""
     before = b"["
     if depth and len(values) and _is_container(values[0]):
