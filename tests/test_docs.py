@@ -26,7 +26,8 @@ PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.m
 SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search", "embeddings", "scale"))
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
-PAGES = [PRETRAIN, SEARCH, EMBEDDINGS, SCALE, SERVE, PLAYGROUND, SPEED, SECURITY, SMALL / "README.md", MODEL]
+FILES = ROOT / "docs" / "files.md"
+PAGES = [FILES, PRETRAIN, SEARCH, EMBEDDINGS, SCALE, SERVE, PLAYGROUND, SPEED, SECURITY, SMALL / "README.md", MODEL]
 PAGES += [CARD] if CARD.exists() else []  # the card comes with the model
 OTHER_PROGRAMS = ("hf", "tensorboard", "pip", "ray")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
