@@ -36,10 +36,15 @@ def connect(server: Running, *, small_window: bool = False) -> Iterator[socket.s
 
 def read(raw: socket.socket, wanted: int = 0) -> bytes:
     """What the server sends, until it closes the connection or has sent this many replies."""
-    answer = b""
+    answer, end, replies = b"", 0, 0
     while piece := raw.recv(1 << 16):
         answer += piece
-        if wanted and len(statuses(answer)) == wanted and answer.endswith((b"}", b"]", b"\r\n\r\n")):
+        while (body := answer.find(b"\r\n\r\n", end) + 4) > 3:
+            length = re.search(rb"content-length: (\d+)", answer[end:body])
+            if length is None or len(answer) < body + int(length[1]):
+                break
+            end, replies = body + int(length[1]), replies + 1
+        if replies == wanted > 0:
             break
     return answer
 
