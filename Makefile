@@ -30,6 +30,7 @@ test-slow: $(READY)
 # 500 random schedules of kills, failing system calls and hostile clients; make test-faults SEED=7 repeats those of a seed.
 test-faults: $(READY)
 	$(BIN)/python -m tests.faults --schedules 500 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.search.store_faults --schedules 30 $(if $(SEED),--seed $(SEED))
 
 # On a machine with a GPU, its torch and the test packages; installs nothing.
 test-gpu:

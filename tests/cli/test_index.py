@@ -122,6 +122,18 @@ def test_errors(docs: Path, models: dict[str, str], capsys: Capture, monkeypatch
     assert main(["index", "docs", "--output", "ix", "--refresh", "--encoding", "latin-1"]) == 0
 
 
+def test_verify(docs: Path, models: dict[str, str], capsys: Capture) -> None:
+    said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
+    assert said(capsys, "index", "--verify", "--output", "ix") == {"index": "ix", "passages": 4}
+    assert main(["index", "docs", "--verify", "--output", "ix"]) == 2
+    assert "--verify needs the index only" in capsys.readouterr().err
+    catalog = bytearray(Path("ix/index.sqlite").read_bytes())
+    catalog[-1] ^= 1
+    Path("ix/index.sqlite").write_bytes(catalog)
+    assert main(["index", "--verify", "--output", "ix"]) == 1
+    assert "index.sqlite is corrupt" in capsys.readouterr().err
+
+
 def test_rebuild(docs: Path, models: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.search.local_store.SEGMENT_ROWS", 2)
     said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])

@@ -232,9 +232,12 @@ def test_invalid_input_changes_nothing(tmp_path: Path) -> None:
     good = entry("good", vectors(2))
     bad = vectors(2).copy()
     bad[1, 0] = np.nan
+    huge = vectors(2).astype(np.float64)
+    huge[0, 1] = 1e300
     for put, message in (
         ([good, entry("bad", vectors(2, dimension=8))], "dimension of this index is 16"),
         ([good, entry("bad", bad)], "non-finite"),
+        ([good, entry("bad", huge)], "non-finite"),
         ([good, good], "duplicate document id"),
         ([good, entry("", vectors(1))], "id="),
         ([good, entry("x", vectors(1), tags=["a"])], "tags"),

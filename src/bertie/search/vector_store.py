@@ -80,7 +80,9 @@ def check_documents(documents: Sequence[EmbeddedDocument], dimension: int) -> No
                 f"document {document.id!r}: embeddings of shape {shape} for {len(embedded.passages)} passages; "
                 f"the dimension of this index is {dimension}"
             )
-        if not np.isfinite(embedded.embeddings).all():
+        with np.errstate(over="ignore"):  # a float64 beyond the range of float32 is stored as infinity
+            stored = embedded.embeddings.astype(np.float32, copy=False)
+        if not np.isfinite(stored).all():
             raise InputError(f"document {document.id!r}: its embeddings contain non-finite values")
         for passage in embedded.passages:
             if passage.document != document.id:
