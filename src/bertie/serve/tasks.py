@@ -18,6 +18,9 @@ from bertie.tasks.decoding import average_windows
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.results import ClassificationResult
 from bertie.text.batch import Batch
+from bertie.text.encoding import Encodings
+
+NUMBERS_PER_TOKEN = 2048  # that take as long to return as a token takes to read, roughly
 
 
 class RawReranker(Reranker):
@@ -54,6 +57,10 @@ class TokenEmbeddingsResult:
 class TokenEmbedder(Task[None, FloatArray, TokenEmbeddingsResult]):
     """The encoder's last hidden states, each token's from the window that owns it."""
 
+    def output_costs(self, windows: Encodings, parameters: Sequence[None] | None) -> Sequence[int]:
+        """All numbers of all tokens are returned."""
+        return [int(n) * self.model.config.width // NUMBERS_PER_TOKEN for n in windows.lengths]
+
     def outputs(
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
     ) -> Sequence[FloatArray]:
@@ -83,6 +90,10 @@ class SparseEmbedder(Task[None, FloatArray, SparseEmbeddingResult]):
 
     kind = "mlm"
     needs = "a masked-language-modelling head"
+
+    def output_costs(self, windows: Encodings, parameters: Sequence[None] | None) -> Sequence[int]:
+        """The logits of a token over the vocabulary take about as long as reading it."""
+        return [int(n) for n in windows.lengths]
 
     def outputs(
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None

@@ -112,6 +112,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         best: dict[tuple[int, int], float] = {}
         document = text.input.texts[1]
         for window, logits in zip(text.windows, outputs, strict=True):
+            self.pipeline.check()
             for span, score in _best_spans(window, logits, text.input).items():
                 best[span] = max(score, best.get(span, score))
         ranked = sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[: text.input.options.top_k]

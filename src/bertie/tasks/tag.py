@@ -34,6 +34,7 @@ from bertie.text.windows import word_starts
 
 AggregationStrategy = Literal["average", "first", "max", "simple", "none"]
 AGGREGATION_STRATEGIES = ("average", "first", "max", "simple", "none")
+CHECK_UNITS = 1024  # words or tokens that are decoded before it is checked whether anybody waits for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,9 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
     ) -> Iterator[_Unit]:
         labels = self.info.labels
         known = frozenset(labels.values())
-        for start, end in zip(starts, np.append(starts, len(scores))[1:], strict=True):
+        for number, (start, end) in enumerate(zip(starts, np.append(starts, len(scores))[1:], strict=True)):
+            if number % CHECK_UNITS == 0:
+                self.pipeline.check()
             tokens = scores[start:end]
             if strategy == "first" or len(tokens) == 1:
                 row = tokens[0]
