@@ -43,7 +43,7 @@ import numpy as np
 
 from benchmarks.serve import environment
 from benchmarks.serve_load import Connection
-from benchmarks.soak_attackers import Attackers
+from benchmarks.soak_attackers import AttackProcess
 from benchmarks.soak_cases import Case, make_cases, make_short_cases
 
 KILL_WINDOW = 3.0  # seconds after a kill within which connections may break
@@ -79,6 +79,7 @@ class Soak:
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     kills: list[float] = field(default_factory=list)
+    last_kill: Any = None  # shared with another process
     disturbed: list[float] = field(default_factory=list)  # times of kills, stops and reloads
     latencies: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})  # by attackers
     reloads: int = 0
@@ -95,7 +96,8 @@ class Soak:
 
     @property
     def after_kill(self) -> bool:
-        return any(time.monotonic() - KILL_WINDOW < kill for kill in self.kills)
+        kills = self.kills if self.last_kill is None else [*self.kills, self.last_kill.value]
+        return any(time.monotonic() - KILL_WINDOW < kill for kill in kills)
 
     @property
     def attacking(self) -> bool:
@@ -232,6 +234,8 @@ class Soak:
         workers = self.workers()
         if len(workers) > 1:
             self.kills.append(time.monotonic())
+            if self.last_kill is not None:
+                self.last_kill.value = time.monotonic()
             self.disturbed.append(time.monotonic())
             os.kill(workers[-1], signal.SIGKILL)
 
@@ -256,12 +260,10 @@ class Soak:
                 self.memory.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE")))
 
     async def run(self, clients: int, *loads: Awaitable[None]) -> None:
-        """Run the honest clients, the attackers and other loads until the time is over."""
-        attackers = Attackers(self).actions().values()
+        """Run the honest clients and other loads until the time is over."""
         await asyncio.gather(
             *(self.honest_client(number) for number in range(clients)),
             *(self.short_client(number) for number in range(3 if self.short_cases else 0)),
-            *(self.every(seconds, action, attack=True) for seconds, action in attackers),
             self.every(1.0, self.record_memory),
             *loads,
         )
@@ -304,9 +306,14 @@ class KeyFile:
         self._path = path
         self.honest, self.attacker, self.deleted = (new_key(path, name) for name in ("honest", "attacker", "deleted"))
         self._lines = path.read_text().splitlines(keepends=True)
+        self._changing = asyncio.Lock()
 
     async def change(self, soak: Soak) -> None:
         """Delete the key or add it again, and check that all workers follow."""
+        async with self._changing:
+            await self._change(soak)
+
+    async def _change(self, soak: Soak) -> None:
         has_key = "deleted " in self._path.read_text()
         kept = [line for line in self._lines if not (has_key and line.startswith("deleted "))]
         draft = self._path.with_suffix(".new")
@@ -358,6 +365,7 @@ def soak(
         state = Soak(match[1], int(match[2]), cases, server.pid, time.monotonic() + seconds, short)
         state.key, state.attacker_key = keys.honest, keys.attacker
         state.phase_seconds = max(5.0, min(30.0, seconds / 8))
+        attackers = AttackProcess(state)
         try:
             asyncio.run(
                 state.run(
@@ -368,12 +376,14 @@ def soak(
                     state.every(min(60.0, seconds / 4), lambda: keys.change(state)),
                 )
             )
+            attackers.join(state)
             seconds = time.monotonic() - state.started
             server.send_signal(signal.SIGTERM)
             status: int | None = server.wait(60)
         except subprocess.TimeoutExpired:
             status = None
         finally:
+            attackers.kill()
             server.kill()
         log.seek(0)
         lines = log.read().splitlines()

@@ -13,7 +13,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.soak_cases import GARBAGE, POISON
 
@@ -208,3 +209,37 @@ class Attackers:
             self.soak.add_error("half-closed: not answered")
         if status == "200" and (error := case.find_error(body)) is not None:
             self.soak.add_error(f"half-closed: {error}")
+
+
+class AttackProcess:
+    """The attackers in a process of their own: what they cost must not delay the honest clients."""
+
+    def __init__(self, soak: Soak) -> None:
+        context = get_context("spawn")
+        soak.last_kill = context.Value("d", 0.0)
+        self._results, target = context.Pipe(duplex=False)
+        self._process = context.Process(target=_attack, args=(soak, target), daemon=True)
+        self._process.start()
+        target.close()
+
+    def join(self, soak: Soak) -> None:
+        """Wait for the end, and add what was counted."""
+        if self._results.poll(120):
+            counts, errors = self._results.recv()
+            soak.counts.update(counts)
+            soak.errors.update(errors)
+        else:
+            soak.add_error("the attackers hang")
+
+    def kill(self) -> None:
+        """End the process."""
+        self._process.kill()
+
+
+def _attack(soak: Soak, target: Any) -> None:
+    async def run() -> None:
+        actions = Attackers(soak).actions().values()
+        await asyncio.gather(*(soak.every(seconds, action, attack=True) for seconds, action in actions))
+
+    asyncio.run(run())
+    target.send((soak.counts, soak.errors))

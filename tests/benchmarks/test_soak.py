@@ -114,3 +114,41 @@ def test_memory_is_compared_after_the_warm_up() -> None:
     first, last = state.memory_thirds()
     assert 60 * MIN_GROWTH < first < 100 * MIN_GROWTH
     assert last > 120 * MIN_GROWTH
+
+
+def test_phases_alternate() -> None:
+    state = new_soak()
+    assert state.attacking  # all the time
+    state.phase_seconds = 10.0
+    state.started = time.monotonic() - 5
+    assert not state.attacking
+    assert state.settled
+    state.started = time.monotonic() - 11
+    assert state.attacking
+    assert not state.settled
+    state.started = time.monotonic() - 15
+    assert state.settled
+    state.disturbed.append(time.monotonic())
+    assert not state.settled
+
+
+@pytest.mark.parametrize(("factor", "fails"), [(1.5, False), (3.0, True)])
+def test_latency_with_attackers_is_limited(factor: float, fails: bool) -> None:
+    state = new_soak()
+    state.phase_seconds = 10.0
+    state.latencies[False] = [0.01] * 200
+    state.latencies[True] = [0.01 * factor] * 200
+    summary = state.check_latency()
+    assert summary["p99_ratio"] == pytest.approx(factor)
+    assert bool(state.errors) == fails
+
+
+def test_kills_are_known_to_the_process_of_the_attackers() -> None:
+    class Shared:
+        value = 0.0
+
+    state = new_soak()
+    state.last_kill = Shared()
+    assert not state.after_kill
+    state.last_kill.value = time.monotonic()
+    assert state.after_kill
