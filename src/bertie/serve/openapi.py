@@ -22,7 +22,7 @@ STATUSES = {
     404: "There is no such model or endpoint",
     405: "The method is not allowed",
     408: "The headers or the body arrived too slowly",
-    413: "Too large: the body, the number of items or their tokens",
+    413: "Too large: the body, the number of items, their tokens or the reply",
     415: "The body was not sent as application/json",
     422: "A field is invalid",
     424: "The model does not support this, or failed",
