@@ -157,7 +157,7 @@ class CatalogRecorder:
 
     def committed(self) -> None:
         """Record a transaction that was just committed."""
-        with suppress(OSError, sqlite3.OperationalError):  # the record before is valid, too
+        with suppress(OSError, sqlite3.Error):  # the record before is valid, too
             self._follow_log()
             self._record()
         if self._end // FRAME.itemsize >= max(CHECKPOINT_FRAMES, self._pages // 16):
@@ -165,7 +165,7 @@ class CatalogRecorder:
 
     def checkpoint(self) -> bool:
         """Copy the log into the catalog and empty it, if possible; return whether it is empty."""
-        with suppress(OSError, sqlite3.OperationalError):  # disk full: the log keeps everything
+        with suppress(OSError, sqlite3.Error):  # disk full: the log keeps everything
             return self._checkpoint()
         return False
 
@@ -217,7 +217,8 @@ class CatalogRecorder:
         data = _read_range(self._wal, self._end, os.fstat(self._wal).st_size if end is None else end)
         frames = _frames(data, self._salts)
         if end is None:  # what follows the commit frame is left from a transaction that failed
-            frames = frames[: int(np.argmax(frames["commit"] > 0)) + 1]
+            commits = np.flatnonzero(frames["commit"])
+            frames = frames[: int(commits[0]) + 1 if len(commits) else 0]
         self._logged.update(_versions(data, frames))
         self._crc = zlib.crc32(data[: len(frames) * FRAME.itemsize], self._crc)
         self._end += len(frames) * FRAME.itemsize
