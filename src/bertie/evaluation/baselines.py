@@ -1,0 +1,298 @@
+"""Cheap baselines that a trained model should beat, computed in seconds from the same data.
+
+    classify    majority class; TF-IDF (words and bigrams) + logistic regression; the same on embeddings
+    regress     mean; ridge regression on TF-IDF and on embeddings
+    tag         the most frequent tag of each word; the longest known span
+    answer      the sentence with the most words of the question; in it, the first span of the expected type
+    rerank      the TF-IDF similarity of query and passage
+
+>>> train = ([("good film",), ("bad film",)] * 20, ["pos", "neg"] * 20)
+>>> [(row.name, row.score.value) for row in evaluate(train, train, "classify")]
+[('majority class', 0.5), ('TF-IDF + logistic regression', 1.0)]
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bertie.errors import InputError
+from bertie.evaluation import metrics
+from bertie.evaluation.intervals import RESAMPLES, FloatArray, IntArray, Score
+from bertie.evaluation.linear_models import TF_IDF_STRENGTH, LogisticRegression, Matrix, Ridge, SparseRows, Texts, TfIdf
+
+Data = tuple[Sequence[Any], Sequence[Any]]  # inputs and targets: see `evaluate`
+KINDS = ("classify", "regress", "tag", "answer", "rerank")
+THRESHOLD = 0.5  # of multi-label probabilities
+MAX_ROWS = 20_000  # of training data for the linear models: a sample is enough for a baseline
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineScore:
+    """The main metric of a baseline on the test data."""
+
+    name: str
+    metric: str
+    score: Score  # with its 95% interval
+    seconds: float  # for training and prediction
+    kind: str  # a key of `bertie.evaluation.metrics.MAIN`
+    arguments: tuple[Any, ...]  # of that kind's function, and of `metrics.paired` to compare it with a model
+
+
+def evaluate(
+    train: Data,
+    test: Data,
+    kind: str,
+    *,
+    embeddings: tuple[ArrayLike, ArrayLike] | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[BaselineScore]:
+    """Train the baselines of a kind of data, and score them on the test data.
+
+    Inputs are tuples of one or two texts (answer: question and context; rerank: query and passage), or lists
+    of words (tag). Targets are a label or a tuple of labels (classify), a number (regress, rerank), tags, or
+    a list of answers. `embeddings` are (rows, width) of the training and of the test inputs, for the
+    baseline of frozen embeddings; see `pair_features` for pairs. A test label that the training data does
+    not have counts as an error.
+    """
+    if kind not in KINDS:
+        raise InputError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
+    for name, (inputs, targets) in {"train": train, "test": test}.items():
+        if not len(inputs) or len(inputs) != len(targets):
+            raise InputError(f"{name} has {len(inputs)} inputs and {len(targets)} targets; give one target per input")
+    if kind == "classify":
+        runs = _classifiers(train, test, embeddings, seed)
+    elif kind == "regress":
+        runs = _regressors(train, test, embeddings, seed)
+    else:
+        runs = {"tag": _taggers, "answer": _readers, "rerank": _rerankers}[kind](train, test)
+    return [_score(name, run, resamples) for name, run in runs]
+
+
+Run = tuple[str, Callable[[], tuple[str, tuple[Any, ...]]]]  # a name, and what gives the kind and its arguments
+
+
+def _score(name: str, run: Callable[[], tuple[str, tuple[Any, ...]]], resamples: int) -> BaselineScore:
+    start = time.perf_counter()
+    kind, arguments = run()
+    seconds = time.perf_counter() - start
+    functions: dict[str, Callable[..., dict[str, Score]]] = {
+        "classify": metrics.classification,
+        "multi_label": metrics.multi_label,
+        "regress": metrics.regression,
+        "tag": metrics.tagging,
+        "answer": metrics.answering,
+        "rerank": metrics.ranking,
+    }
+    scores = functions[kind](*arguments, resamples=resamples)
+    metric = metrics.main_metric(kind, scores)
+    return BaselineScore(name, metric, scores[metric], seconds, kind, arguments)
+
+
+def pair_features(first: ArrayLike, second: ArrayLike) -> FloatArray:
+    """Features of pairs from the embeddings of their texts: absolute differences and products."""
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    return np.concatenate([np.abs(a - b), a * b], axis=1)
+
+
+# --- classification and regression ---
+
+
+def _classifiers(train: Data, test: Data, embeddings: tuple[ArrayLike, ArrayLike] | None, seed: int) -> list[Run]:
+    multi = any(not isinstance(target, str) for target in train[1])
+    gold, expected = ([_as_tuple(target) for target in targets] for targets in (train[1], test[1]))
+    counts = Counter(label for names in gold for label in names)
+    labels = sorted(counts)
+    index = {label: i for i, label in enumerate(labels)}
+    targets = np.zeros((len(gold), len(labels)))
+    for row, names in enumerate(gold):
+        targets[row, [index[label] for label in names]] = 1.0
+
+    def result(probabilities: FloatArray) -> tuple[str, tuple[Any, ...]]:
+        if not multi:
+            return "classify", ([names[0] for names in expected], probabilities, labels)
+        unseen = sorted({label for names in expected for label in names} - set(labels))
+        table = np.array([[label in names for label in (*labels, *unseen)] for names in expected], dtype=bool)
+        return "multi_label", (table, np.pad(probabilities, ((0, 0), (0, len(unseen)))), THRESHOLD)
+
+    def majority() -> tuple[str, tuple[Any, ...]]:
+        shares = targets.mean(axis=0)
+        if multi:
+            shares = np.where(shares == shares.max(), 1.0, shares)
+        return result(np.tile(shares, (len(expected), 1)))
+
+    def linear(features: tuple[Matrix, Matrix], rows: IntArray) -> tuple[str, tuple[Any, ...]]:
+        strength = TF_IDF_STRENGTH if isinstance(features[0], SparseRows) else None
+        model = LogisticRegression(multi_label=multi, strength=strength, iterations=60)
+        model.fit(features[0], targets[rows], seed)
+        return result(model.predict(features[1]))
+
+    runs: list[Run] = [("majority class", majority)]
+    if len(labels) > 1:
+        runs += [(f"{name} + logistic regression", run) for name, run in _linear(train, test, embeddings, seed, linear)]
+    return runs
+
+
+def _regressors(train: Data, test: Data, embeddings: tuple[ArrayLike, ArrayLike] | None, seed: int) -> list[Run]:
+    targets, expected = (np.asarray(values, dtype=np.float64) for values in (train[1], test[1]))
+
+    def linear(features: tuple[Matrix, Matrix], rows: IntArray) -> tuple[str, tuple[Any, ...]]:
+        model = Ridge().fit(features[0], targets[rows], seed)
+        return "regress", (expected, model.predict(features[1]))
+
+    mean: Run = ("mean", lambda: ("regress", (expected, np.full(len(expected), targets.mean()))))
+    runs = [(f"{name} + ridge regression", run) for name, run in _linear(train, test, embeddings, seed, linear)]
+    return [mean, *runs]
+
+
+def _linear(
+    train: Data,
+    test: Data,
+    embeddings: tuple[ArrayLike, ArrayLike] | None,
+    seed: int,
+    fit: Callable[[tuple[Matrix, Matrix], IntArray], tuple[str, tuple[Any, ...]]],
+) -> list[Run]:
+    """The same model on TF-IDF features, and on embeddings if there are any; on a sample of many rows."""
+    rows = np.sort(np.random.default_rng(seed).permutation(len(train[0]))[:MAX_ROWS])
+
+    def tf_idf() -> tuple[str, tuple[Any, ...]]:
+        inputs, others = _as_texts(train[0][i] for i in rows), _as_texts(test[0])
+        vectorizer = TfIdf().fit(inputs)
+        return fit((vectorizer.transform(inputs), vectorizer.transform(others)), rows)
+
+    def frozen() -> tuple[str, tuple[Any, ...]]:
+        assert embeddings is not None
+        own, others = (np.asarray(table, dtype=np.float64) for table in embeddings)
+        for name, table, count in (("train", own, len(train[0])), ("test", others, len(test[0]))):
+            if table.ndim != 2 or len(table) != count:
+                raise InputError(f"embeddings of {name} have shape {table.shape}; {count} rows need ({count}, width)")
+        mean, scale = own[rows].mean(axis=0), max(float(own[rows].std()), 1e-12)
+        return fit(((own[rows] - mean) / scale, (others - mean) / scale), rows)
+
+    runs: list[Run] = [("TF-IDF", tf_idf)]
+    return runs if embeddings is None else [*runs, ("frozen embeddings", frozen)]
+
+
+def _as_texts(inputs: Iterable[Any]) -> Texts:
+    return [(item,) if isinstance(item, str) else tuple(item) for item in inputs]
+
+
+def _as_tuple(target: Any) -> tuple[str, ...]:
+    return (target,) if isinstance(target, str) else tuple(target)
+
+
+# --- tagging ---
+
+
+def _taggers(train: Data, test: Data) -> list[Run]:
+    by_word: dict[str, Counter[str]] = defaultdict(Counter)
+    for words, tags in zip(*train, strict=True):
+        for word, tag in zip(words, tags, strict=True):
+            by_word[word][tag] += 1
+            by_word[word.casefold()][tag] += 1
+    overall = Counter(tag for tags in train[1] for tag in tags)
+    default = "O" if "O" in overall else overall.most_common(1)[0][0]
+
+    def word_tag(word: str) -> str:
+        counts = by_word.get(word) or by_word.get(word.casefold())
+        return counts.most_common(1)[0][0] if counts else default
+
+    def by_words() -> tuple[str, tuple[Any, ...]]:
+        return "tag", (list(test[1]), [[word_tag(word) for word in words] for words in test[0]])
+
+    runs: list[Run] = [("most frequent tag of each word", by_words)]
+    if metrics.is_span_scheme(list(train[1]), list(test[1])):
+        runs.append(("dictionary of spans", lambda: ("tag", (list(test[1]), _SpanDictionary(train).tag(test[0])))))
+    return runs
+
+
+class _SpanDictionary:
+    """The spans of the training data that are entities more often than not, matched from the longest on."""
+
+    def __init__(self, train: Data) -> None:
+        self._tags: dict[tuple[str, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
+        for words, tags, spans in zip(*train, metrics.entities(list(train[1])), strict=True):
+            for _, first, last in spans:
+                self._tags[tuple(words[first : last + 1])][tuple(tags[first : last + 1])] += 1
+        self._longest = max(map(len, self._tags), default=0)
+        seen: Counter[tuple[str, ...]] = Counter()
+        for words in train[0]:
+            seen.update(name for _, _, name in self._known(words))
+        kept = {name for name, tags in self._tags.items() if 2 * tags.total() >= seen[name]}
+        self._tags = defaultdict(Counter, {name: self._tags[name] for name in kept})
+
+    def _known(self, words: Sequence[str]) -> Iterable[tuple[int, int, tuple[str, ...]]]:
+        for first in range(len(words)):
+            for size in range(min(self._longest, len(words) - first), 0, -1):
+                if (name := tuple(words[first : first + size])) in self._tags:
+                    yield first, size, name
+
+    def tag(self, sentences: Iterable[Sequence[str]]) -> list[list[str]]:
+        """The tags of each sentence."""
+        result = []
+        for words in sentences:
+            tags, free = ["O"] * len(words), 0
+            for first, size, name in self._known(words):
+                if first >= free:
+                    tags[first : first + size] = self._tags[name].most_common(1)[0][0]
+                    free = first + size
+            result.append(tags)
+        return result
+
+
+# --- question answering and reranking ---
+
+_SENTENCE = re.compile(r"[^.!?]+(?:[.!?](?!\s)[^.!?]*)*[.!?]?")
+_NUMBER = re.compile(r"[$£€]?\d[\d,.]*%?(?:\s(?:percent|million|billion|years?|days?|miles|people))?")
+_DATE = re.compile(r"(?:(?:\d{1,2}\s)?[A-Z][a-z]+\s(?:\d{1,2},\s)?)?\d{4}")
+_NAME = re.compile(r"[A-Z][\w'’-]*(?:\s(?:of\s|the\s|de\s)?[A-Z][\w'’-]*)*")
+
+
+def _readers(train: Data, test: Data) -> list[Run]:
+    vectorizer = TfIdf().fit([(context,) for _, context in dict.fromkeys(map(tuple, train[0]))])
+
+    def sentence(question: str, context: str) -> str:
+        sentences = _SENTENCE.findall(context) or [context]
+        return str(max(sentences, key=lambda text: vectorizer.similarity((question, text)))).strip()
+
+    def best_sentence() -> tuple[str, tuple[Any, ...]]:
+        return "answer", (list(test[1]), [sentence(question, context) for question, context in test[0]])
+
+    def typed_span() -> tuple[str, tuple[Any, ...]]:
+        return "answer", (list(test[1]), [_typed_span(q, sentence(q, context)) for q, context in test[0]])
+
+    return [("most similar sentence", best_sentence), ("span of the expected type", typed_span)]
+
+
+def _typed_span(question: str, sentence: str) -> str:
+    """The first number, date or name of a sentence, by the question's word, that is not in the question."""
+    words = question.casefold()
+    if re.search(r"\bhow (many|much|long|old|far|tall|large)\b", words):
+        patterns = (_NUMBER, _NAME)
+    elif re.search(r"\b(when|what year|which year|what date)\b", words):
+        patterns = (_DATE, _NUMBER)
+    else:
+        patterns = (_NAME, _NUMBER)
+    for pattern in patterns:
+        spans = [match.group().strip() for match in pattern.finditer(sentence)]
+        for span in spans:
+            if span.casefold() not in words:
+                return span
+    return sentence
+
+
+def _rerankers(train: Data, test: Data) -> list[Run]:
+    def similarity() -> tuple[str, tuple[Any, ...]]:
+        vectorizer = TfIdf().fit([(passage,) for _, passage in train[0]])
+        scores = [vectorizer.similarity((query, passage)) for query, passage in test[0]]
+        return "rerank", ([query for query, _ in test[0]], [float(target) for target in test[1]], scores)
+
+    return [("TF-IDF similarity", similarity)]
