@@ -206,6 +206,8 @@ def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pyte
         (["--workers", "0"], "--workers 0"),
         (["--max-body", "-1"], "--max-body -1"),
         (["--deadline", "0"], "--deadline 0.0"),
+        (["--max-connections", "0"], "--max-connections 0"),
+        (["--write-timeout", "-1"], "--write-timeout -1.0"),
         (["--worker-timeout", "0.5"], "--worker-timeout 0.5"),
         (["--disable", "magic"], "--disable magic"),
         (["--deterministic", "--batch-tokens", "512"], "--deterministic"),
