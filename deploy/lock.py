@@ -1,6 +1,6 @@
 """Write deploy/requirements.txt: what `bertie serve` needs, each file by its SHA-256.
 
-    python deploy/lock.py                 # asks PyPI, and takes the versions of constraints.txt
+    python deploy/lock.py                 # with pip as it is configured; versions from constraints.txt
 
 Run it again after a change of constraints.txt or of the dependencies in pyproject.toml. torch is not
 in the file: the container takes its CPU build from an index of its own, see deploy/Containerfile.
@@ -9,7 +9,6 @@ in the file: the container takes its CPU build from an index of its own, see dep
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -42,15 +41,10 @@ def resolve(architecture: str) -> dict[str, tuple[str, str]]:
     for minor in GLIBC:
         command += ["--platform", f"manylinux_2_{minor}_{architecture}"]
     command += ["--platform", f"manylinux2014_{architecture}"]
-    # Hashes of PyPI's files, whatever other sources this machine is configured for.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    if "PIP_CERT" in os.environ:
-        environment["PIP_CERT"] = os.environ["PIP_CERT"]
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command += ["--target", str(Path(folder, "target")), "--report", str(report)]
-        environment["PIP_CONFIG_FILE"] = os.devnull
-        subprocess.run([*command, *requirements()], check=True, env=environment)
+        subprocess.run([*command, *requirements()], check=True)
         packages = json.loads(report.read_text())["install"]
     found = {}
     for package in packages:
