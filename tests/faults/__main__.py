@@ -12,10 +12,12 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -131,7 +133,8 @@ def work(args: argparse.Namespace) -> int:
     import_everything()
     folder = args.folder / f"worker-{args.worker}"
     bench = Bench(folder, args.folder / "in")
-    bench.logs.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+    bench.logs.mkdir(parents=True)
     jobs = [job for job in all_jobs() if args.job is None or args.job in job.name]
     jobs = [job for job in jobs if job.weight >= 1 or not args.quick]
     for number in range(args.first + args.worker, args.first + args.schedules, args.jobs):
@@ -156,6 +159,8 @@ def report(number: int, name: str, run: Callable[[], str]) -> None:
         result["steps"] = run()
     except Violation as violation:
         result["violation"] = str(violation)
+    except Exception:  # the harness itself
+        result["violation"] = traceback.format_exc()
     result["seconds"] = round(time.monotonic() - started, 2)
     os.write(1, json.dumps(result).encode() + b"\n")
 

@@ -160,7 +160,8 @@ def run_schedule(bench: Bench, job: Job, draw: random.Random, kind: str | None =
         check = Checker(job, bench.inputs, folder, reference, old)
         for number in range(draw.choice([1, 1, 2, 3])):
             name = kind or draw.choices(list(KINDS), list(KINDS.values()))[0]
-            argv = job.command(bench.inputs, tuple(dict.fromkeys((*extra, *(job.again if number else ())))))
+            again = number > 0 or (name == "two-writers" and draw.random() < 0.7)
+            argv = job.command(bench.inputs, tuple(dict.fromkeys((*extra, *(job.again if again else ())))))
             if name == "two-writers":
                 check.after_two(_two_writers(bench, job, argv, folder, draw, steps))
                 continue
