@@ -147,7 +147,11 @@ def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> 
     suffixes = ".jsonl, .csv, .tsv, .parquet" + (", .npy" if embeddings else "")
     parser.add_argument("-o", "--output", metavar="OUT", help=f"output file: {suffixes}; also .gz, .xz and .zst")
     parser.add_argument("--json", action="store_true", help="print one JSON object per row instead of a table")
-    parser.add_argument("--resume", action="store_true", help="resume an interrupted output, if there is one; the input must be unchanged")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="resume an interrupted output, if there is one; the input must be unchanged",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
 
 
