@@ -149,3 +149,11 @@ def test_symbolic_links(source: str, models: dict[str, str], here: Path, capsys:
     assert "skipped in/text.txt: it is a symbolic link" in printed.err
     assert run([*argv, "-o", "with", "--follow-symlinks"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["read"] > 1
+
+
+def test_killed_before_the_journal_was_complete(models: dict[str, str], here: Path, source: str) -> None:
+    (here / "out").mkdir()
+    (here / "out/.build.json.draft").write_text("{")
+    assert main(["corpus", source, "--tokenizer", models["embed"], "-o", "out", "--resume"]) == 0
+    assert main(["corpus", source, "--tokenizer", models["embed"], "-o", "whole"]) == 0
+    assert files(here / "out") == files(here / "whole")

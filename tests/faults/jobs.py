@@ -79,9 +79,12 @@ def read_tree(folder: Path) -> Tree:
 def _content(path: Path) -> Any:
     data = path.read_bytes()
     if path.suffix == ".parquet":
-        from pyarrow import parquet
+        from pyarrow import ArrowInvalid, parquet
 
-        return parquet.read_table(path).to_pylist()
+        try:
+            return parquet.read_table(path).to_pylist()
+        except ArrowInvalid:  # a draft, which only a success removes
+            return data
     if path.name in ("report.json", "run.json", "checksums.json", "manifest.json"):
         return _without_times(json.loads(data))
     if path.name in ("report.md", "report.html", "README.md", "curve.html", "curve.csv"):

@@ -31,7 +31,7 @@ def atomic_rename(temporary: Path, path: Path) -> None:
 
 def atomic_write(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see the old content or the new, whoever else writes it."""
-    temporary = path.with_name(f".{path.name}.draft")
+    temporary = path.with_name(draft_name(path.name))
     with named_errors(temporary), _open_draft(temporary) as file:
         try:
             file.write(content)
@@ -41,6 +41,11 @@ def atomic_write(path: Path, content: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def draft_name(name: str) -> str:
+    """Return the name under which `atomic_write` writes a file; a process that is killed may leave it behind."""
+    return f".{name}.draft"
 
 
 def _open_draft(path: Path) -> BinaryIO:

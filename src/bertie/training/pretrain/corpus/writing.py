@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertie.data.atomic import PathLock, atomic_write
+from bertie.data.atomic import PathLock, atomic_write, draft_name
 from bertie.data.journal import AlreadyComplete, check_same_settings
 from bertie.errors import CheckpointError, ExistsError, InputError
 from bertie.text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ class BuildJournal:
                 self._read()
             elif any(read_json(self.file)["shards"].values()):
                 raise ExistsError(f"{folder} holds an interrupted build; pass --resume, or remove the folder")
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        elif folder.exists() and (not folder.is_dir() or {*os.listdir(folder)} - {draft_name(JOURNAL)}):
             raise ExistsError(f"{folder} exists and is not a corpus; choose another folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
