@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -209,3 +210,25 @@ def test_read_only_folder(tmp_path: Path) -> None:
     store: Any = Toy()
     (tmp_path / "lexical").write_text("a file")
     assert len(refresh_bm25(store, Analyzer(), tmp_path / "lexical" / "x", None)[1].search(QUERY, 9)[0]) == 9
+
+
+def test_a_segment_is_saved_although_its_draft_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tempfile.TemporaryDirectory` recurses without end where files cannot be deleted."""
+    (index,) = BM25Index.build([(1, "a cat"), (2, "a dog")], Analyzer()).segments
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("unlink", "rmdir"):
+        monkeypatch.setattr(os, name, refused)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", lambda *_: refused())
+        with pytest.raises(PermissionError):
+            index.save(tmp_path / "lexical" / "0-2", "id")
+    index.save(tmp_path / "lexical" / "0-2", "id")
+    assert type(index).load(tmp_path / "lexical" / "0-2", "id") is not None
+    monkeypatch.undo()
+    index.save(tmp_path / "lexical" / "0-2", "id")
+    assert os.listdir(tmp_path / "lexical") == ["0-2"]

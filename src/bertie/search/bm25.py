@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tempfile
 import time
 import zlib
 from array import array
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.data.draft_folder import draft_folder
 from bertie.data.progress import Progress
 from bertie.errors import CheckpointError
 from bertie.search.analyzer import WORD, Analyzer
@@ -85,15 +85,12 @@ class _BM25Segment:
     def save(self, folder: Path, index: str) -> None:
         """Write the segment of the index with that id atomically."""
         folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".", ignore_cleanup_errors=True) as parent:
-            temporary = Path(parent, folder.name)
-            temporary.mkdir()
+        with draft_folder(folder) as draft:
             for name, values in self.arrays.items():
-                np.save(temporary / name, values)
-            (temporary / "terms.txt").write_text("\n".join(self.vocabulary), encoding="utf-8")
-            record = {"index": index, "files": compute_checksums(temporary)}
-            (temporary / "checksums.json").write_text(json.dumps({"checksum": _checksum(record), **record}))
-            temporary.rename(folder)
+                np.save(draft / name, values)
+            (draft / "terms.txt").write_text("\n".join(self.vocabulary), encoding="utf-8")
+            record = {"index": index, "files": compute_checksums(draft)}
+            (draft / "checksums.json").write_text(json.dumps({"checksum": _checksum(record), **record}))
 
     @classmethod
     def load(cls, folder: Path, index: str) -> _BM25Segment | None:

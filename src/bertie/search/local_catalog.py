@@ -242,7 +242,8 @@ class LocalCatalog:
             try:
                 yield self._db
             finally:
-                self._db.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # after an error SQLite may already have rolled back
+                    self._db.execute("ROLLBACK")
 
     def stream(self, query: str, parameters: Sequence[int] = ()) -> Iterator[Any]:
         """Iterate over the rows of a consistent snapshot, however long reading takes."""
