@@ -20,7 +20,7 @@ def test_recipes_choose_and_report_on_different_data(file: Path) -> None:
     recipe = read_recipe(file, "data")
     assert len(recipe.seeds) == 3
     assert recipe.test is not None
-    assert (recipe.dev is None) == (recipe.training.dev_fraction > 0)  # something chooses, and only one thing
+    assert (recipe.dev is None) == bool(recipe.training.dev_fraction)  # something chooses, and only one thing
     assert len({*recipe.train, recipe.dev, recipe.test}) == len(recipe.train) + 2
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from bertie.data.readers import open_table
 from bertie.training.pretrain.cleaning import title_key
-from bertie.training.pretrain.corpus.documents import Documents, list_files, read_titles
+from bertie.training.pretrain.corpus.documents import Documents, list_sources, read_titles
 
 Row = dict[str, Any]
 SEED = 0
@@ -366,14 +366,14 @@ def included_documents(text: Sequence[str]) -> Iterator[str]:
     left_out = {title_key(title) for title in read_titles(str(EXCLUDE))}
     return (
         document
-        for _, document in Documents(list_files(text))
+        for _, document in Documents(list_sources(text))
         if title_key(document.partition("\n")[0]) not in left_out
     )
 
 
 def sample_documents(text: Sequence[str]) -> Iterator[str]:
     """Every fifth document of each file, to train the tokenizer."""
-    return (document for file in list_files(text) for document in islice(included_documents([file]), 0, None, EVERY))
+    return (document for file in list_sources(text) for document in islice(included_documents([file]), 0, None, EVERY))
 
 
 def sample_texts(text: Sequence[str], draw: random.Random) -> tuple[list[str], list[str], list[str]]:

@@ -171,10 +171,11 @@ def test_folder_and_report(to: str, models: dict[str, str], here: Path, capsys: 
     assert value == pytest.approx(max(each.values()), rel=1e-3)
     assert each[worst] == max(each.values())
 
-    # It loads and is shrunk again: to the same weights, at no further cost.
-    raw = file.read_bytes()
-    again = report_of(capsys, "out/small", "-o", "out/small", "--precision", to, "--overwrite")
-    assert file.read_bytes() == raw
+    # It loads and is quantized again: to the same weights, at no further cost; not in place.
+    again = report_of(capsys, "out/small", "-o", "out/again", "--precision", to)
+    assert (here / "out/again" / file.name).read_bytes() == file.read_bytes()
+    assert main(["quantize", "out/small", "-o", "out/small", "--precision", to, "--overwrite"]) == 2
+    assert "out/small is the input" in capsys.readouterr().err
     assert again["weights"]["relative_error"] == 0
     assert again["bytes"]["weights_before"] == again["bytes"]["weights_after"]
     assert again["heads"]["mlm"]["top1_agreement"] == 1

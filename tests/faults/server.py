@@ -61,9 +61,7 @@ def run_server_schedule(bench: Bench, draw: random.Random) -> str:
     steps = [f"server {kind} {faults}"]
     try:
         soak = Soak("127.0.0.1", _port(server), cases, server.pid, time.monotonic() + SECONDS, short, read_timeout=2.0)
-        if (
-            faults.get("ERRNO") == errno.EMFILE
-        ):  # libuv closes the connections that wait; clients retry
+        if faults.get("ERRNO") == errno.EMFILE:  # libuv closes the connections that wait; clients retry
             soak.kills.append(math.inf)
         soak.draw, attackers = draw, Attackers(soak, draw)
         chosen = draw.sample(sorted(attackers.actions()), draw.randint(0, 3))

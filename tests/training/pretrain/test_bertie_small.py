@@ -145,7 +145,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
         scores |= done["evaluation"]
     assert scores.keys() >= {"loss", "accuracy", "sentiment", "nli", "ner"}
 
-    made = Checkpoint.load("bertie-small")
+    made = Checkpoint.load("./bertie-small")
     assert set(made.heads) == {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
     assert made.sentence is not None
     assert made.max_length == 2048
@@ -159,7 +159,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     moved = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(third[name])]
     assert {name.split(".")[1] for name in moved if name.startswith("heads.")} == set(made.heads)
 
-    run("weight-tokens", "sentences.txt", "-m", "bertie-small", "-o", "weighted")
+    run("weight-tokens", "sentences.txt", "-m", "./bertie-small", "-o", "weighted")
     weighted = Checkpoint.load("weighted")
     assert weighted.heads == made.heads
     assert weighted.sentence is not None
