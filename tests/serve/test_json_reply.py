@@ -83,3 +83,14 @@ def test_a_cancelled_request_stops() -> None:
     with pytest.raises(Cancelled):
         dump_json({"results": [masks(1000, 3)]}, check)
     assert len(calls) == 3
+
+
+def test_few_calls_for_many_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of orjson allocates a kilobyte: one per token took 300 times the memory of the reply."""
+    calls: list[int] = []
+    dumps = json_reply._dumps
+    monkeypatch.setattr(json_reply, "_dumps", lambda value: (calls.append(1), dumps(value))[1])
+    token = {"id": 2417, "text": "word", "special": False, "start": 0, "stop": 4}
+    value = [[token] * 2000 for _ in range(20)]
+    assert dump_json(value) == whole(value)
+    assert len(calls) < 200

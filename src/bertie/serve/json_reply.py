@@ -1,12 +1,13 @@
 """Replies as JSON, serialized in slices.
 
 orjson holds the interpreter's lock during a call, half a second for 64 MB, and all other requests would wait. In slices
-they run in between, and a request that nobody waits for any more stops.
+they run in between, and a request that nobody waits for any more stops. A slice has thousands of values: each call
+allocates a kilobyte, so that a call per value would need a multiple of the reply's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,67 +15,108 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-SLICE = 32  # elements of a list, or rows of an array, that are serialized at a time
-DEPTH = 5  # of dicts, dataclasses and lists that are split; those inside are serialized whole
+SLICE = 4096  # values that are serialized at a time; 16 characters of a text count as one
+_SCALARS = {int, float, bool, type(None)}
+_FIELDS: dict[Any, tuple[str, ...]] = {}  # of dataclasses
 
 
 def dump_json(value: Any, check: Callable[[], None] = lambda: None) -> bytes:
-    """Serialize a reply as `orjson.dumps` does, arrays included. `check` is called now and then, and may raise.
+    """Serialize a reply as `orjson.dumps` does, arrays included. `check` is called before each slice, and may raise.
 
     >>> dump_json({"results": [1, 2.5, None], "name": "x"})
     b'{"results":[1,2.5,null],"name":"x"}'
     """
     parts: list[bytes] = []
-    for number, part in enumerate(_pieces(value, DEPTH)):
-        if number % 16 == 15:
-            check()
+    for part in _pieces(value):
+        check()
         parts.append(part)
     return b"".join(parts)
 
 
-def _pieces(value: Any, depth: int) -> Iterator[bytes]:
-    if depth and isinstance(value, dict):
-        yield from _object(value.items(), depth)
-    elif depth and is_dataclass(value) and not isinstance(value, type):
-        yield from _object([(f.name, getattr(value, f.name)) for f in fields(value) if f.name[0] != "_"], depth)
-    elif depth and isinstance(value, list | tuple):
-        yield from _array(value, depth)
-    elif isinstance(value, np.ndarray) and value.ndim == 2 and len(value) > SLICE:
-        yield from _array(value, 0)
-    else:
+def _pieces(value: Any) -> Iterator[bytes]:
+    if _size(value) <= SLICE:
+        yield _dumps(value)
+    elif isinstance(value, dict):
+        yield from _object(value.items())
+    elif isinstance(value, list | tuple):
+        yield from _list(value)
+    elif isinstance(value, np.ndarray):
+        yield from _array(value)
+    elif names := _field_names(type(value)):  # a dataclass
+        yield from _object((name, getattr(value, name)) for name in names)
+    else:  # a long text
         yield _dumps(value)
 
 
-def _object(items: Any, depth: int) -> Iterator[bytes]:
+def _object(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
     before = b"{"
     for name, value in items:
         yield before + _dumps(name) + b":"
-        yield from _pieces(value, depth - 1)
+        yield from _pieces(value)
         before = b","
-    yield b"{}" if before == b"{" else b"}"
+    yield b"}"
 
 
-def _array(values: Sequence[Any] | NDArray[Any], depth: int) -> Iterator[bytes]:
-    """A list by elements, if they may be large, else some at a time."""
-    before = b"["
-    if depth and len(values) and _is_container(values[0]):
-        for value in values:
+def _list(values: Sequence[Any]) -> Iterator[bytes]:
+    """Small elements together, large ones in pieces of their own."""
+    before, first, total = b"[", 0, 0
+    for number, value in enumerate(values):
+        size = _size(value)
+        if total + size > SLICE and first < number:
+            yield before + _dumps(values[first:number])[1:-1]
+            before, first, total = b",", number, 0
+        if size > SLICE:
             yield before
-            yield from _pieces(value, depth - 1)
-            before = b","
+            yield from _pieces(value)
+            before, first = b",", number + 1
+        else:
+            total += size
+    if first < len(values):
+        yield before + _dumps(values[first:])[1:-1]
+    yield b"]"
+
+
+def _array(values: NDArray[Any]) -> Iterator[bytes]:
+    """Some rows at a time; each row in pieces if it is large."""
+    rows = SLICE // max(1, values[0].size)
+    if not rows:
+        yield from _list(list(values))
+        return
+    for first in range(0, len(values), rows):
+        yield (b"," if first else b"[") + _dumps(np.ascontiguousarray(values[first : first + rows]))[1:-1]
+    yield b"]"
+
+
+def _size(value: Any, limit: int = SLICE) -> int:
+    """The number of values inside, or any number above the limit."""
+    kind = type(value)
+    if kind is str:
+        return 1 + len(value) // 16
+    if kind is dict:
+        inner: Iterable[Any] = value.values()
+    elif kind is list or kind is tuple:
+        inner = value
+    elif isinstance(value, np.ndarray):
+        return 1 + value.size
+    elif names := _field_names(kind):
+        inner = [getattr(value, name) for name in names]
     else:
-        for first in range(0, len(values), SLICE):
-            yield before + _dumps(values[first : first + SLICE])[1:-1]
-            before = b","
-    yield b"[]" if before == b"[" else b"]"
+        return 1
+    total = 1
+    for item in inner:
+        total += 1 if type(item) in _SCALARS else _size(item, limit - total)
+        if total > limit:
+            break
+    return total
 
 
-def _is_container(value: Any) -> bool:
-    return (
-        isinstance(value, dict | list | tuple)
-        or (isinstance(value, np.ndarray) and value.ndim > 1)
-        or is_dataclass(value)
-    )
+def _field_names(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass that orjson serializes."""
+    names = _FIELDS.get(kind)
+    if names is None:
+        names = tuple(field.name for field in fields(kind) if field.name[0] != "_") if is_dataclass(kind) else ()
+        _FIELDS[kind] = names
+    return names
 
 
 def _dumps(value: Any) -> bytes:
