@@ -76,6 +76,7 @@ class Soak:
     phase_seconds: float = 0.0  # 0: attackers all the time
     read_timeout: float = READ_TIMEOUT
     max_body: int = MAX_BODY
+    attackers: Sequence[str] = ()  # kinds of attacks; none: all
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     kills: list[float] = field(default_factory=list)
@@ -162,6 +163,7 @@ class Soak:
                 status = "disconnected"
             answered = self.check_response(case, connection, status, name)
             if not answered:
+                self.counts[f"repeated by {client.partition('-')[0]} clients"] += 1
                 await asyncio.sleep(self.draw.uniform(0.1, 0.5))
         return connection
 
@@ -347,6 +349,7 @@ def soak(
     workers: int = 2,
     kill_every: float = 300.0,
     reload_every: float = 240.0,
+    attackers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Start a server, run the soak test and return what went wrong."""
     cases, short = make_cases(model), make_short_cases(model)
@@ -363,9 +366,9 @@ def soak(
             raise SystemExit(f"bertie serve did not start: {log.read()[-2000:]}")
         seconds = 60 * minutes
         state = Soak(match[1], int(match[2]), cases, server.pid, time.monotonic() + seconds, short)
-        state.key, state.attacker_key = keys.honest, keys.attacker
+        state.key, state.attacker_key, state.attackers = keys.honest, keys.attacker, attackers
         state.phase_seconds = max(5.0, min(30.0, seconds / 8))
-        attackers = AttackProcess(state)
+        attack = AttackProcess(state)
         try:
             asyncio.run(
                 state.run(
@@ -376,14 +379,14 @@ def soak(
                     state.every(min(60.0, seconds / 4), lambda: keys.change(state)),
                 )
             )
-            attackers.join(state)
+            attack.join(state)
             seconds = time.monotonic() - state.started
             server.send_signal(signal.SIGTERM)
             status: int | None = server.wait(60)
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            attackers.kill()
+            attack.kill()
             server.kill()
         log.seek(0)
         lines = log.read().splitlines()
@@ -437,9 +440,11 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kill-every", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--reload-every", type=float, default=240.0, metavar="SECONDS")
+    parser.add_argument("--attackers", default="", metavar="A,B,…", help="only these kinds of attacks (default: all)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     options = {"clients": args.clients, "workers": args.workers}
+    options |= {"attackers": [name for name in args.attackers.split(",") if name]}
     result = soak(args.minutes, args.model, kill_every=args.kill_every, reload_every=args.reload_every, **options)
     print(json.dumps(result, indent=1))
     print(summarize(result))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import socket
 import time
@@ -238,8 +239,10 @@ class AttackProcess:
 
 def _attack(soak: Soak, target: Any) -> None:
     async def run() -> None:
-        actions = Attackers(soak).actions().values()
-        await asyncio.gather(*(soak.every(seconds, action, attack=True) for seconds, action in actions))
+        actions = Attackers(soak).actions()
+        chosen = [actions[name] for name in soak.attackers or actions]
+        await asyncio.gather(*(soak.every(seconds, action, attack=True) for seconds, action in chosen))
 
+    os.nice(19)  # attackers would run on other machines
     asyncio.run(run())
     target.send((soak.counts, soak.errors))

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pytest
+
+from bertie.serve.limits import Limits
+from bertie.serve.queue import Cancelled, Ticket
+from bertie.serve.registry import Registry
+from bertie.serve.service import LARGE_WORK, Service
 from tests.serve.conftest import Running
 
 LONG = " ".join(["the cat sat on the mat . a dog ran :"] * 9)  # 99 words; the tiny models read 38 per window
@@ -75,3 +85,31 @@ def test_special_ids_around_a_text_are_dropped_in_linear_time(server: Running) -
     inside = [token["id"] for token in ids]
     reply = server.post_json("/embed", {"inputs": [cls] * 200_000 + inside + [sep] * 200_000})
     assert reply == server.post_json("/embed", {"inputs": "a cat"})
+
+
+def test_large_work_is_done_one_request_at_a_time() -> None:
+    service, running, most = Service(cast(Registry, {}), Limits()), [0], [0]
+
+    def work(size: int) -> None:
+        with service.one_at_a_time(size, Ticket()):
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            time.sleep(0.02)
+            running[0] -= 1
+
+    for size, alone in ((LARGE_WORK + 1, True), (10, False)):
+        most[0] = 0
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, [size] * 4))
+        assert (most[0] == 1) == alone
+
+
+def test_a_request_that_nobody_waits_for_does_not_wait_for_others() -> None:
+    service, ticket = Service(cast(Registry, {}), Limits()), Ticket()
+    ticket.cancelled.set()
+    with (
+        service.one_at_a_time(LARGE_WORK + 1, Ticket()),
+        pytest.raises(Cancelled),
+        service.one_at_a_time(LARGE_WORK + 1, ticket),
+    ):
+        pass

@@ -28,7 +28,7 @@ from bertie.serve.auth import Key, Keys
 from bertie.serve.connections import ConnectionLimits
 from bertie.serve.context import RequestContext
 from bertie.serve.docs_page import render_docs
-from bertie.serve.json_reply import dump_json
+from bertie.serve.json_reply import count_values, dump_json
 from bertie.serve.limits import ON_DISCONNECT, Limits, get_header, read_body
 from bertie.serve.logs import Log
 from bertie.serve.memory import trim_memory
@@ -37,7 +37,7 @@ from bertie.serve.openapi import describe_api
 from bertie.serve.parsing import parse_body
 from bertie.serve.queue import Cancelled, Closed, Expired, Refused, Ticket, TokenLimitExceeded, current_ticket
 from bertie.serve.routes import Route, all_routes
-from bertie.serve.service import Service
+from bertie.serve.service import LARGE_WORK, Service
 from bertie.serve.static import STATIC_FILES
 
 if TYPE_CHECKING:
@@ -248,7 +248,8 @@ class App:
     def _execute(self, route: Route, body: bytes, context: RequestContext) -> bytes:
         """Parse a body, call the handler and serialize its response, in the request's thread."""
         assert route.request is not None
-        request = parse_body(route.request, body, self.limits)
+        with self.service.one_at_a_time(len(body), context.ticket):
+            request = parse_body(route.request, body, self.limits)
         context.ticket.check()
         reset = current_ticket.set(context.ticket)
         try:
@@ -258,7 +259,8 @@ class App:
             current_ticket.reset(reset)
             context.models.clear()
         context.ticket.check()
-        reply = dump_json(response, context.ticket.check)
+        with self.service.one_at_a_time(count_values(response, LARGE_WORK), context.ticket):
+            reply = dump_json(response, context.ticket.check)
         self.service.check_reply(len(reply))
         return reply
 

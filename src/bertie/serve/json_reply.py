@@ -34,7 +34,7 @@ def dump_json(value: Any, check: Callable[[], None] = lambda: None) -> bytes:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    if _size(value) <= SLICE:
+    if count_values(value) <= SLICE:
         yield _dumps(value)
     elif isinstance(value, dict):
         yield from _object(value.items())
@@ -61,7 +61,7 @@ def _list(values: Sequence[Any]) -> Iterator[bytes]:
     """Small elements together, large ones in pieces of their own."""
     before, first, total = b"[", 0, 0
     for number, value in enumerate(values):
-        size = _size(value)
+        size = count_values(value)
         if total + size > SLICE and first < number:
             yield before + _dumps(values[first:number])[1:-1]
             before, first, total = b",", number, 0
@@ -87,7 +87,7 @@ def _array(values: NDArray[Any]) -> Iterator[bytes]:
     yield b"]"
 
 
-def _size(value: Any, limit: int = SLICE) -> int:
+def count_values(value: Any, limit: int = SLICE) -> int:
     """The number of values inside, or any number above the limit."""
     kind = type(value)
     if kind is str:
@@ -104,7 +104,7 @@ def _size(value: Any, limit: int = SLICE) -> int:
         return 1
     total = 1
     for item in inner:
-        total += 1 if type(item) in _SCALARS else _size(item, limit - total)
+        total += 1 if type(item) in _SCALARS else count_values(item, limit - total)
         if total > limit:
             break
     return total

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,7 +17,7 @@ from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
 from bertie.serve.costs import Item, check_tokens, count_tokens
 from bertie.serve.limits import Limits
-from bertie.serve.queue import TokenLimitExceeded
+from bertie.serve.queue import Ticket, TokenLimitExceeded
 from bertie.tasks.base import Task
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Task[Any, Any, Any])
 FLOAT_BYTES = 12  # of a float32 in a reply, with its comma
+LARGE_WORK = 1 << 15  # bytes of a body, characters of texts or values of a reply
 MIN_CHARACTERS = 1 << 20  # that the texts of a request may have together at any --max-body
 HEADS = {  # by the kind of the head that a task needs
     "classify": "a text-classification head",
@@ -44,10 +47,27 @@ class Service:
         """`index`: an index to search, and the name of the served model that embeds its queries."""
         self.registry, self.limits = registry, limits
         self.started = int(time.time())
+        self._large_work = Lock()
         self._index = None if index is None else (index[0].store, index[1])
         self._opened: Index | None = None
         if index is not None:
             self._open_index(registry[index[1]])
+
+    @contextmanager
+    def one_at_a_time(self, size: int, ticket: Ticket) -> Iterator[None]:
+        """Do work in Python on so many bytes, characters or values. If they are many, one request at a time.
+
+        The threads of a few such requests would share the interpreter with each short request.
+        """
+        if size <= LARGE_WORK:
+            yield
+            return
+        while not self._large_work.acquire(timeout=0.1):
+            ticket.check()
+        try:
+            yield
+        finally:
+            self._large_work.release()
 
     # --- models ---
 

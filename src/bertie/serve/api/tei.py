@@ -325,12 +325,13 @@ def tokenize(service: Service, request: TokenizeRequest, context: RequestContext
     check_tokens([(text,) for text in texts], tokenizer, context.ticket)
     service.check_reply_per_token(texts, tokenizer, TOKEN_BYTES, context)
     tokens: list[list[dict[str, Any]]] = []
-    for group in text_groups(texts, context.ticket):
-        for encoding in tokenizer.encode_batch(group, special=request.add_special_tokens):
-            context.ticket.check()
-            context.read["tokens_total"] += len(encoding)
-            service.check_token_count(context.read["tokens_total"])
-            tokens.append(list(_describe_tokens(encoding, tokenizer, context.ticket)))
+    with service.one_at_a_time(sum(map(len, texts)), context.ticket):
+        for group in text_groups(texts, context.ticket):
+            for encoding in tokenizer.encode_batch(group, special=request.add_special_tokens):
+                context.ticket.check()
+                context.read["tokens_total"] += len(encoding)
+                service.check_token_count(context.read["tokens_total"])
+                tokens.append(list(_describe_tokens(encoding, tokenizer, context.ticket)))
     return tokens
 
 
