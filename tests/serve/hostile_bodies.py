@@ -37,6 +37,8 @@ UNITS = {
 }
 POSTS = [route for route in all_routes() if route.method == "POST"]
 
+REPEATS, FEW = 4, 3.0  # a ratio above `FEW` is measured again
+
 
 def bodies(route: Route, field: str, count: int) -> Iterator[tuple[str, bytes]]:
     """The route's example with hostile values in one field."""
@@ -72,18 +74,29 @@ def measure(count: int) -> Iterator[dict[str, Any]]:
         for field in dict.fromkeys((*route.request.model_fields, *example(route))):
             worst, growth = (0.0, ""), (0.0, "")
             for name, body in bodies(route, field, count):
-                start = time.thread_time()
-                json.loads(body)
-                usual = time.thread_time() - start
-                before, start = _peak(), time.thread_time()
-                try:
-                    app._execute(route, body, RequestContext(Ticket()))
-                    outcome = "accepted"
-                except Exception as error:
-                    outcome = type(error).__name__
-                worst = max(worst, ((time.thread_time() - start) / (usual + 1e-3), f"{name}: {outcome}"))
+                before = _peak()
+                ratio, outcome = _cost(app, route, body)
                 growth = max(growth, ((_peak() - before) / len(body), name))
+                for _ in range(REPEATS):  # what else the machine does only adds to a time
+                    if ratio < FEW:
+                        break
+                    ratio = min(ratio, _cost(app, route, body)[0])
+                worst = max(worst, (ratio, f"{name}: {outcome}"))
             yield {"route": route.path, "field": field, "time": worst, "memory": growth}
+
+
+def _cost(app: App, route: Route, body: bytes) -> tuple[float, str]:
+    """The CPU time that a request takes, relative to `json.loads` of its body, and how it ends."""
+    start = time.thread_time()
+    json.loads(body)
+    usual = time.thread_time() - start
+    start = time.thread_time()
+    try:
+        app._execute(route, body, RequestContext(Ticket()))
+        outcome = "accepted"
+    except Exception as error:
+        outcome = type(error).__name__
+    return (time.thread_time() - start) / (usual + 1e-3), outcome
 
 
 def _peak() -> int:
