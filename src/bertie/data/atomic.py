@@ -30,7 +30,7 @@ def atomic_rename(temporary: Path, path: Path) -> None:
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old content or the new, whoever else writes it."""
+    """Write a file atomically: readers see the old content or the new one, even if other processes write it too."""
     temporary = path.with_name(draft_name(path.name))
     with named_errors(temporary), _open_draft(temporary) as file:
         try:

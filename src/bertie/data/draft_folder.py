@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bertie.data.atomic import fsync
+
 SUFFIX = ".draft"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux
 
@@ -62,11 +64,7 @@ def _remove_abandoned(folder: Path) -> None:
 def _flush(folder: Path) -> None:
     """Flush all files to disk: a rename may reach it before they do."""
     for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync(path)
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:

@@ -341,7 +341,7 @@ class SharedFile:
     """A catalog as a plain file.
 
     When a process closes a file, it loses all its locks on that file, including those of SQLite.
-    The descriptor is therefore shared, and closed with the last user: whoever opens a connection
+    The descriptor is therefore shared, and closed with the last user: code that opens a connection
     closes its `SharedFile` after it.
     """
 
