@@ -168,12 +168,12 @@ class _PrefixIndex:
         for gap in (1, 2):  # a template has one word in a place where others have another one
             if len(words) <= gap:
                 break
-            keys = words[:-gap] * len(self._units) + words[gap:]
-            _, index, pairs = np.unique(keys, return_inverse=True, return_counts=True)
-            follows, before = pairs[index] - 1, np.bincount(words)[words[:-gap]] - 1  # without the text itself
-            prior = BIGRAM_PRIOR * times[self._flat[gap:]] / texts
-            after = np.log((before + BIGRAM_PRIOR) / (follows + prior))
-            nats[gap:] = np.where(of[gap:] == of[:-gap], np.minimum(nats[gap:], after), nats[gap:])
+            last = np.flatnonzero(of[gap:] == of[:-gap]) + gap  # of pairs within one text
+            first, second = words[last - gap], words[last]
+            _, index, pairs = np.unique(first * len(self._units) + second, return_inverse=True, return_counts=True)
+            follows, before = pairs[index] - 1, np.bincount(words)[first] - 1  # without the text itself
+            prior = BIGRAM_PRIOR * times[self._flat[last]] / texts
+            nats[last] = np.minimum(nats[last], np.log((before + BIGRAM_PRIOR) / (follows + prior)))
         return nats
 
     def nearest(self, words: list[str]) -> tuple[int, float] | None:
