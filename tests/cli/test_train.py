@@ -18,8 +18,9 @@ from bertie.cli.main import build_parser
 from bertie.recipe import Recipe
 from bertie.tasks import registry
 from bertie.training.finetune import runs
-from bertie.training.finetune.base import fit_labelled, training_for
+from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import read_dataset
+from bertie.training.finetune.fit import fit_labelled
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50"]

@@ -222,7 +222,7 @@ class Trainable(Task[Options, Output, Result]):
         `save_steps` steps, or at each evaluation and every few minutes.
         `strategy`: how `torchrun` distributes the model, "ddp" or "fsdp". `progress`: show a progress bar.
         """
-        from bertie.training.finetune.base import fit
+        from bertie.training.finetune.fit import fit
 
         return fit(
             self,

@@ -18,10 +18,10 @@ from bertie.training.finetune.base import (
     run_fingerprint,
     starting_checkpoint,
     training_for,
-    with_dev,
 )
 from bertie.training.finetune.data import LabelledDataset, read_dataset
 from bertie.training.finetune.defaults import choose, print_reasons
+from bertie.training.finetune.fit import with_dev
 from bertie.training.loop import Trainer
 
 ModelT = TypeVar("ModelT", bound=MultiTask)

@@ -32,8 +32,9 @@ from bertie.recipe import Recipe
 from bertie.tasks import registry
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, World, local_device
-from bertie.training.finetune.base import AnyTrainable, Predictions, fit_labelled, training_for
+from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
 from bertie.training.finetune.data import LabelledDataset, fingerprint
+from bertie.training.finetune.fit import fit_labelled
 from bertie.training.output_folder import MODEL, RESULT, publish, state_folder
 
 SETTINGS, STATE = "job.json", "state.pt"
