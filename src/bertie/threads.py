@@ -14,6 +14,7 @@ import math
 import os
 import sys
 from collections.abc import MutableMapping
+from functools import cache
 from pathlib import Path
 
 # How waiting threads wait. If the user has set one of these, none is changed.
@@ -43,6 +44,20 @@ def set_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
     torch = sys.modules.get("torch")
     if "OMP_NUM_THREADS" in free and torch is not None and torch.get_num_threads() > count:
         torch.set_num_threads(count)
+
+
+@cache
+def use_one_thread_in_forks() -> None:
+    """From now on, let torch use one thread in forked processes: libgomp's other threads do not survive a fork, and
+    the next parallel region would wait for them forever.
+    """
+
+    def after_fork() -> None:
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)
+
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=after_fork)
 
 
 def available() -> int:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,7 @@ import torch
 
 from bertie.checkpoints import named_heads, storage, weight_files
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
-from bertie.checkpoints.fingerprint import WeightsOrigin
+from bertie.checkpoints.fingerprint import WeightsOrigin, has_original_weights
 from bertie.checkpoints.hub import default_model, resolve, to_string
 from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, legacy_tokenizer, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
@@ -65,6 +65,19 @@ class Checkpoint:
             if name not in self.heads:
                 problem = self.spec.problem if name == "classify" else None
                 self.heads[name] = HeadInfo(name, self.labels if name in LABELLED else {}, problem)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All fields, for `copy` and `pickle`."""
+        origin = self.origin if has_original_weights(self) else None
+        state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return state | {"origin": None if origin is None else (origin, origin.cache_key())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        origin = state["origin"]
+        for name, value in (state | {"origin": None}).items():
+            setattr(self, name, value)
+        if origin is not None and origin[0].cache_key() == origin[1]:  # the files are there, and as they were
+            self.origin = WeightsOrigin.of(origin[0].folder, origin[0].head, origin[0].ignore, self.model.encoder)
 
     @property
     def labels(self) -> dict[int, str]:

@@ -65,16 +65,23 @@ class WeightsOrigin:
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
     """Return the fingerprint of a checkpoint's encoder, the same at every precision."""
-    encoder, origin, precision = checkpoint.model.encoder, checkpoint.origin, checkpoint.precision
-    # int8 and fp8 models cannot be trained: their weights are those of the files.
-    if origin is None or (precision not in ("int8", "fp8") and not origin.is_current(encoder)):
+    encoder, origin = checkpoint.model.encoder, checkpoint.origin
+    if origin is None or not has_original_weights(checkpoint):
         return hash_weights(encoder)
     key = origin.cache_key()
     fingerprints = _read_cache()
     if key not in fingerprints:
-        fingerprints[key] = hash_weights(encoder if precision == "fp32" else _reload(origin))
+        fingerprints[key] = hash_weights(encoder if checkpoint.precision == "fp32" else _reload(origin))
         _write_cache(fingerprints)
     return fingerprints[key]
+
+
+def has_original_weights(checkpoint: Checkpoint) -> bool:
+    """Whether the encoder still has the weights that were loaded from files."""
+    if checkpoint.origin is None:
+        return False
+    # int8 and fp8 models cannot be trained.
+    return checkpoint.precision in ("int8", "fp8") or checkpoint.origin.is_current(checkpoint.model.encoder)
 
 
 def _reload(origin: WeightsOrigin) -> nn.Module:

@@ -82,6 +82,15 @@ class ModelSpec:
             return alternative
         return self.family.heads[head]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A family is a table of functions: a copy or a pickle refers to it by name.
+        fields = (self.encoder, self.heads, self.labels, self.problem, self.weight_map, self.ignored)
+        return _restore_spec, (self.family.model_type, *fields)
+
+
+def _restore_spec(model_type: str, *fields: Any) -> ModelSpec:
+    return ModelSpec(FAMILIES[model_type], *fields)
+
 
 def model_spec(
     raw: Mapping[str, Any],

@@ -28,6 +28,7 @@ from bertie.text.batch import Batch, pack
 from bertie.text.encoding import Encoding, Encodings
 from bertie.text.tokenizer import Tokenizer, checked_text
 from bertie.text.windows import Window, truncate, windows
+from bertie.threads import use_one_thread_in_forks
 
 Overflow = Literal["window", "error", "truncate"]
 OVERFLOW = ("window", "error", "truncate")
@@ -107,6 +108,7 @@ class Pipeline(Generic[Options, Output, Result]):
     ) -> None:
         self.checkpoint, self.tokenizer, self.task = checkpoint, tokenizer, task
         self.overflow, self.deterministic = overflow, deterministic
+        use_one_thread_in_forks()
         if deterministic:
             # A size is replayed from its eighth batch on, by other attention kernels: the last bits would change.
             checkpoint.model.replay = False

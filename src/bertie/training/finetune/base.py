@@ -171,6 +171,7 @@ def starting_checkpoint(model: Checkpoint | str | Path | None, device: str | tor
     if device is not None or not isinstance(model, Checkpoint):
         device = local_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     checkpoint = load_copy(model, device)
+    checkpoint.origin = None  # its weights are about to change, without a trace in the counters of fused optimizers
     if checkpoint.tokenizer is None:
         raise InputError(f"{checkpoint.source} has no tokenizer, which training needs")
     if (precision := precision_of(checkpoint.model.encoder)) in ("int8", "fp8"):
