@@ -152,7 +152,7 @@ def test_a_model_without_that_head(
         (["embed", "a cat", "-o", "x.parquet.gz"], 1, "omit that suffix"),
         (["classify", "a cat", "-o", "x.npy"], 1, "the suffix must be one of"),
         (["embed", "a cat", "-m"], 2, "expected one argument"),
-        (["embed", "a cat", "--over"], 2, "unrecognized arguments: --over"),
+        (["embed", "a cat", "--over"], 2, "embed has no flag --over; did you mean --overflow?"),
     ],
 )
 def test_wrong_options(

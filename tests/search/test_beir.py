@@ -285,7 +285,7 @@ def test_the_command_prints_the_scores_of_the_run(
         ([], vectors),
         (["--mode", "lexical"], words),
         (["--mode", "hybrid"], both),
-        (["--mode", "hybrid", "--rerank", models["cross"]], again),
+        (["--mode", "hybrid", "--reranker", models["cross"]], again),
     ):
         output = evaluated(capsys, "--beir", folder, "-m", models["one"], *flags)
         expected = retrieval(result.qrels, run, resamples=50)
@@ -307,7 +307,7 @@ def test_the_command_finds_weights_on_another_split(
     dev, test = read_beir(folder, "dev"), read_beir(folder)
     weights = beir.tune_weights(dev.qrels, runs(dev))
     expected = retrieval(test.qrels, beir.fuse_by_score(runs(test), weights), resamples=50)
-    argv = ["--beir", str(folder), "-m", models["one"], "--mode", "hybrid", "--rerank", models["cross"]]
+    argv = ["--beir", str(folder), "-m", models["one"], "--mode", "hybrid", "--reranker", models["cross"]]
     assert main(["eval", *argv, "--tune", "dev", "--resamples", "50", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in expected.items()}

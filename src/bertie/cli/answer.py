@@ -17,6 +17,7 @@ from bertie.cli.common import (
     add_input,
     add_model,
     add_output,
+    add_top_k,
     load,
     open_input,
     verb,
@@ -48,7 +49,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--context-column", metavar="NAME", help="column of documents (default: context)")
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, default=1, metavar="N", help="answers per question (default: 1)")
+    add_top_k(parser, 1, "answers per question")
     parser.add_argument(
         "--max-answer-length",
         type=int,
@@ -68,7 +69,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
-    table = open_input(args.items, args.format, "question")
+    table = open_input(args, "question")
     documents = None if args.context is None else _documents(args)
     if documents is None:
         if table.is_literal:
@@ -126,7 +127,7 @@ def _documents(args: argparse.Namespace) -> list[str]:
         if STDIN in args.items:
             raise UsageError("the questions and the context cannot both come from standard input")
         return [read_text_file(STDIN)]
-    table = open_input([args.context])
+    table = open_input(args, items=[args.context])
     if table.is_literal:
         return [args.context]
     if FORMATS.get(data_suffix(args.context) or "", "text") == "text":

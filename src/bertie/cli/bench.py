@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from bertie.cli.common import (
     UsageError,
     add_column,
+    add_device,
     add_model,
     add_precision,
     model_name,
-    open_input,
     select_device,
     verb,
 )
-from bertie.data.readers import text_cell
+from bertie.data.readers import open_table, text_cell
 
 if TYPE_CHECKING:
     from bertie.bench import BenchmarkResult, Throughput
@@ -43,9 +43,9 @@ REPORT_TEXTS = 256  # texts of a quantization report, at most
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "bench", "measure throughput, memory and cost on this machine", __doc__, EXAMPLE)
-    add_model(parser, overflow=False)
+    add_model(parser, overflow=False, from_settings=False)
     parser.add_argument("--shape", metavar="LxD|FILE", help="random weights: layers x width, or a config.json")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
+    add_device(parser)
     add_precision(parser)
     parser.add_argument("--texts", metavar="FILE", help="texts to measure with (.txt, .csv, .jsonl, …)")
     add_column(parser)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--shape has no tokenizer: pass it without -m and --texts")
     texts = None
     if args.texts:
-        table = open_input([args.texts])
+        table = open_table(args.texts)
         column = table.column(["text"], args.column, "--column", only=True)
         texts = [text_cell(table, number, row, column) for number, row in enumerate(table.rows([column]), 1)]
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     if args.labels is None and (args.template is not None or args.multi_label):
         raise UsageError("--template and --multi-label need --labels")
-    table = open_input(args.items, args.format)
+    table = open_input(args)
     columns = text_columns(args, table)
     if args.labels is not None and len(columns) > 1:
         raise UsageError("--labels takes single texts, but these are pairs; name the column of texts with --column")

@@ -3,77 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
+import sys
+import time
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from bertie.cli.parser import Parser as Parser
+from bertie.cli.parser import UsageError as UsageError
+from bertie.cli.parser import verb as verb
+from bertie.cli.settings import read_settings
 from bertie.config import PRECISIONS
-from bertie.data.readers import STDIN, InputTable, is_data_file, open_table, table_from_texts
+from bertie.data.compression import COMPRESSED_SUFFIXES
+from bertie.data.readers import STDIN, InputTable, data_suffix, is_data_file, open_table, table_from_texts
 from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Verbs = _SubParsersAction[argparse.ArgumentParser]
+    from bertie.cli.parser import Verbs as Verbs
 
 INPUT_FORMATS = ("text", "csv", "tsv", "jsonl", "parquet")
 
 
-class UsageError(BertieError):
-    """An invalid command line: exit status 2."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports errors in one line, and accepts no abbreviated flags."""
-
-    _intermixed = False
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False} | options)
-        self.register("type", float, finite_number)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Allow flags between positional arguments, which argparse does not by default."""
-        if self._intermixed or self._subparsers is not None:
-            return super().parse_known_args(args, namespace)
-        self._intermixed = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        except AttributeError as error:  # argparse restores attributes that it has not yet saved
-            if isinstance(error.__context__, KeyboardInterrupt):
-                raise error.__context__ from None
-            raise
-
-    def error(self, message: str) -> NoReturn:
-        """Raise an error of Bertie."""
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
-def finite_number(text: str) -> float:
-    """The type of every flag with a number: nan and infinity would pass most comparisons.
-
-    >>> finite_number("1e3")
-    1000.0
-    """
-    number = float(text)
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a finite number")
-    return number
-
-
 T = TypeVar("T")
-
-
-def verb(verbs: Verbs, name: str, help: str, description: str | None, example: str) -> argparse.ArgumentParser:
-    """Declare a verb."""
-    return verbs.add_parser(
-        name,
-        help=help,
-        description=description,
-        epilog=f"example:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def add_input(parser: argparse.ArgumentParser, metavar: str = "TEXT|FILE|-", what: str = "") -> None:
@@ -86,6 +38,9 @@ def add_input(parser: argparse.ArgumentParser, metavar: str = "TEXT|FILE|-", wha
     )
     parser.add_argument(
         "--format", choices=INPUT_FORMATS, help="format of a file without a known suffix, or of standard input"
+    )
+    parser.add_argument(
+        "--text", dest="as_text", action="store_true", help="the arguments are texts, even if they look like file names"
     )
 
 
@@ -100,12 +55,18 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-b", metavar="NAME", help="column of the second text of a pair (default: text_b)")
 
 
-def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precision: bool = True) -> None:
-    """Add -m/--model, --revision, --device, --precision, --overflow and --deterministic."""
+def add_model(
+    parser: argparse.ArgumentParser, *, overflow: bool = True, precision: bool = True, from_settings: bool = True
+) -> None:
+    """Add -m/--model, --revision, --device, --precision, --overflow and --deterministic.
+
+    `from_settings`: the default is that of BERTIE_MODEL and the configuration file, where there is one.
+    """
     parser.add_argument("-m", "--model", metavar="MODEL", help="folder or hub id (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.set_defaults(model_from_settings=from_settings)
     if overflow:
-        parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
+        add_device(parser)
         if precision:
             add_precision(parser)
         parser.add_argument(
@@ -119,12 +80,49 @@ def add_model(parser: argparse.ArgumentParser, *, overflow: bool = True, precisi
             parser.add_argument("--deterministic", action="store_true", help=text)
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL as an argument or as -m/--model, and --revision."""
+    what = "folder, built-in name or hub id"
+    # Without a value it must not replace that of -m.
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=what)
+    parser.add_argument("-m", "--model", metavar="MODEL", help="the same as MODEL (default: the built-in model)")
+    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.set_defaults(model_from_settings=True)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Add -q/--quiet and -v/--verbose."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="print results and errors only")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also print the model and its device, and stack traces of errors",
+    )
+
+
+def apply_settings(args: argparse.Namespace) -> None:
+    """Set flags that are not given to the defaults of the environment and the configuration file."""
+    settings = read_settings()
+    for name, default in (("device", settings.device), ("precision", settings.precision or "fp32")):
+        if getattr(args, name, "") is None:
+            setattr(args, name, default)
+    if vars(args).pop("model_from_settings", False) and args.model is None:
+        args.model = settings.model
+    args.quiet = args.quiet or (settings.quiet and not args.verbose)
+
+
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """Add --precision."""
     text = (
         "precision of the model: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, where supported, bf16 on CPUs"
     )
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=text)
+    parser.add_argument("--precision", choices=PRECISIONS, help=text)
 
 
 def check_output_folder(name: str, *, overwrite: bool) -> Path:
@@ -155,9 +153,18 @@ def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> 
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
 
 
-def add_top_k(parser: argparse.ArgumentParser, default: int, what: str) -> None:
+def add_top_k(parser: argparse.ArgumentParser, default: int | None, what: str) -> None:
     """Add -k/--top-k."""
-    parser.add_argument("-k", "--top-k", type=int, default=default, metavar="N", help=f"{what} (default: {default})")
+    help = f"{what} (default: {'all' if default is None else default})"
+    parser.add_argument("-k", "--top-k", type=int, default=default, metavar="N", help=help)
+
+
+def add_rerank(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add --rerank, and --reranker MODEL, which implies it."""
+    parser.add_argument("--rerank", action="store_true", help=f"rerank {what} with a cross-encoder")
+    parser.add_argument(
+        "--reranker", metavar="MODEL", help="rerank with this cross-encoder (default: the built-in one)"
+    )
 
 
 def add_weights(parser: argparse._ActionsContainer) -> None:
@@ -186,19 +193,56 @@ def parse_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def open_input(items: list[str], format: Any = None, column: str = "text") -> InputTable:
+def open_input(args: argparse.Namespace, column: str = "text", items: list[str] | None = None) -> InputTable:
     """Open the positional arguments: a file, standard input, or texts."""
+    items = args.items if items is None else items
+    if args.as_text:
+        if args.format is not None:
+            raise UsageError(f"--format {args.format} is for a file, and --text makes the arguments texts; pass one")
+        return table_from_texts(items, column)
     paths = [item for item in items if _is_path(item)]
     if len(items) > 1 and (paths or STDIN in items):
-        raise UsageError(f"{(paths or [STDIN])[0]} is a file among {len(items)} arguments; pass one file, or texts")
+        name = (paths or [STDIN])[0]
+        raise UsageError(
+            f"{name} is a file among {len(items)} arguments; pass one file, or texts (--text, if all of them are texts)"
+        )
     if items == [STDIN] or paths:
-        return open_table(items[0], format)
-    missing = next((item for item in items if is_data_file(item)), None)
-    if missing is not None:
-        raise NotFoundError(f"no such file: {missing!r}; pass a text with such a suffix through standard input (-)")
-    if format is not None:
-        raise UsageError(f"--format {format} is for a file or standard input, and {items[0][:60]!r} is neither")
+        return open_table(items[0], args.format)
+    for item in items:
+        check_not_missing(item)
+    if args.format is not None:
+        raise UsageError(f"--format {args.format} is for a file or standard input, and {items[0][:60]!r} is neither")
     return table_from_texts(items, column)
+
+
+def check_not_missing(item: str) -> None:
+    """Refuse a text that looks like the name of a file, which does not exist."""
+    if not looks_like_path(item):
+        return
+    path = Path(item).expanduser()
+    try:
+        close = get_close_matches(path.name, os.listdir(path.parent), 1)
+    except OSError:
+        close = []
+    hint = f" (did you mean {path.parent / close[0]}?)" if close else ""
+    raise NotFoundError(f"no such file: {item!r}{hint}; if it is a text, pass --text")
+
+
+def looks_like_path(item: str) -> bool:
+    """Whether an argument is more likely the name of a file than a text.
+
+    >>> [looks_like_path(item) for item in ("reviews.csv", "./reviews", "and/or", "See https://a.b/c.csv for data.")]
+    [True, True, False, False]
+    """
+    if is_data_file(item):
+        return "://" not in item
+    if not item or any(character.isspace() for character in item) or "://" in item:
+        return False
+    if item.startswith(("/", "./", "../", "~/")) and len(item) > 2:
+        return True
+    known = (*COMPRESSED_SUFFIXES, ".json", ".md", ".html", ".pdf", ".docx", ".xlsx", ".xml", ".zip")
+    folder = item.partition("/")[0]
+    return data_suffix(item) in known or (folder != item and _is_path(folder))
 
 
 def text_columns(args: argparse.Namespace, table: InputTable) -> list[str]:
@@ -220,9 +264,13 @@ def _is_path(item: str) -> bool:
 
 
 def model_name(args: argparse.Namespace) -> str:
-    """Return the model of -m, or the built-in one."""
-    if args.model is not None:
-        return str(args.model)
+    """Return the model of -m, that of the environment or the configuration file, or the built-in one."""
+    name = args.model if args.model is not None else read_settings().model
+    return built_in_model() if name is None else str(name)
+
+
+def built_in_model() -> str:
+    """Return the name of the built-in model."""
     from bertie.checkpoints.hub import default_model
 
     try:
@@ -245,18 +293,36 @@ def select_device(requested: str | None) -> str:
     return device
 
 
-def load(task: type[T], args: argparse.Namespace, **options: Any) -> T:
-    """Load the model for a task."""
+def load(task: type[T], args: argparse.Namespace, *, model: str | None = None, **options: Any) -> T:
+    """Load the model for a task: `model`, or that of the arguments."""
     if getattr(args, "head", None) is not None:
         options["head"] = args.head
+    started = time.monotonic()
     try:
         options |= {"device": select_device(args.device), "precision": args.precision}
         options |= {"deterministic": True} if getattr(args, "deterministic", False) else {}
-        loaded: T = task.load(model_name(args), overflow=args.overflow, revision=args.revision, **options)  # type: ignore[attr-defined]
+        name = model or model_name(args)
+        loaded: T = task.load(name, overflow=args.overflow, revision=args.revision, **options)  # type: ignore[attr-defined]
     except BertieError as error:
         error.args = (str(error).replace("pass head= with", "pass --head with"),)  # arguments are flags here
         raise
+    if args.verbose:
+        _print_loaded(loaded, name, time.monotonic() - started)
     return loaded
+
+
+def _print_loaded(task: Any, name: str, seconds: float) -> None:
+    import torch
+
+    from bertie.checkpoints.hub import resolve
+
+    model, where = task.model, resolve(name)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"bertie: {type(task).__name__} {name} ({where}): {size:,} parameters, {task.checkpoint.precision} on "
+        f"{model.device}, {torch.get_num_threads()} threads, loaded in {seconds:.2f} s",
+        file=sys.stderr,
+    )
 
 
 def absolute_path(name: str | None) -> str | None:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     if args.ray is not None:
         run_ray(args)
         return
-    table = open_input(args.items, args.format)
+    table = open_input(args)
     column = table.column(["text"], args.column, "--column", only=True)
     stream = Stream(args, table, [column], embeddings=True)
 

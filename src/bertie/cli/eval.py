@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import UsageError, add_model, add_weights, model_name, select_device, verb
+from bertie.cli.common import UsageError, add_model, add_rerank, add_weights, model_name, select_device, verb
 from bertie.cli.eval_retrieval import MODES, evaluate_retrieval
 from bertie.cli.labelled_input import add_columns, add_resamples, parse_pairs, read_labelled
 from bertie.cli.report_output import print_scores, report_as_dict, report_table, short_name
@@ -36,7 +36,7 @@ EMBED = "embed"  # the task of models without a head
 EXAMPLE = """  bertie eval test.jsonl -m ./my-model
   bertie eval test.csv --columns text=review label=stars -m ./my-model --json | jq .accuracy.value
   bertie eval test.jsonl -m ./my-model --baseline ./the-old-one --train train.jsonl -o report
-  bertie eval --beir ./scifact -m ./my-embedder --mode hybrid --rerank ./my-reranker --tune train
+  bertie eval --beir ./scifact -m ./my-embedder --mode hybrid --reranker ./my-reranker --tune train
 """
 
 
@@ -60,7 +60,7 @@ def add(verbs: Verbs) -> None:
     group.add_argument("--beir", metavar="FOLDER", help="corpus, queries and relevance judgments, instead of FILE")
     group.add_argument("--split", metavar="NAME", help="split of the relevance judgments (default: test)")
     group.add_argument("--mode", choices=MODES, help="embeddings (the default), BM25, or both")
-    group.add_argument("--rerank", metavar="MODEL", help="a cross-encoder for the first 100 documents of a query")
+    add_rerank(group, "the first 100 documents of a query")
     add_weights(group)
     group.add_argument("--tune", metavar="SPLIT", help="tune the fusion weights on this split")
     parser.set_defaults(run=run)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         _refuse(args, "--beir evaluates retrieval", "columns", "task", "head", "train", "output")
         evaluate_retrieval(args)
         return
-    _refuse(args, "only --beir evaluates retrieval", "split", "mode", "rerank", "weights", "tune")
+    _refuse(args, "only --beir evaluates retrieval", "split", "mode", "rerank", "reranker", "weights", "tune")
     model = model_name(args)
     if args.task == EMBED or (args.task is None and _is_embedding_model(model, args)):
         _refuse(args, f"{model} is evaluated by its embeddings", "head", "train", "output")

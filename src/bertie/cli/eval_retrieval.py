@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, model_name, select_device
+from bertie.cli.common import UsageError, built_in_model, model_name, select_device
 from bertie.cli.report_output import print_scores, short_name
 from bertie.data.progress import Progress
 
@@ -27,6 +27,7 @@ def evaluate_retrieval(args: argparse.Namespace) -> None:
     from bertie.evaluation.report import Comparison
     from bertie.search import beir
 
+    args.rerank = args.rerank or args.reranker is not None
     mode, split = args.mode or MODES[0], args.split or "test"
     weights = _check_flags(args, mode, split)
     collection = _read(args.beir, split)
@@ -70,7 +71,7 @@ def _check_flags(args: argparse.Namespace, mode: str, split: str) -> Mapping[str
     weights: Mapping[str, float] | None = args.weights
     if weights is not None:
         stages = ["dense", "lexical"] if mode == "hybrid" else [mode]
-        check_weights(weights, [*stages, *(["rerank"] if args.rerank is not None else [])])
+        check_weights(weights, [*stages, *(["rerank"] if args.rerank else [])])
     return weights
 
 
@@ -100,9 +101,9 @@ def _runs(
             runs["dense"] = beir.dense_run(collection, embedder, advance=advance)
     if lexical is not None:
         runs["lexical"] = lexical
-    if args.rerank is not None:
+    if args.rerank:
         first = _fuse(runs, None)
-        reranker = Reranker.load(args.rerank, **options)
+        reranker = Reranker.load(args.reranker or built_in_model(), **options)
         pairs = sum(min(len(ranking), beir.RERANK_DEPTH) for ranking in first.values())
         with _progress("rerank", pairs) as advance:
             runs["rerank"] = beir.rerank_run(collection, reranker, first, advance=advance)

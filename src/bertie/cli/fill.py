@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_column, add_head, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.common import (
+    UsageError,
+    add_column,
+    add_head,
+    add_input,
+    add_model,
+    add_output,
+    add_top_k,
+    load,
+    open_input,
+    verb,
+)
 from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 
 if TYPE_CHECKING:
@@ -29,7 +40,7 @@ def add(verbs: Verbs) -> None:
     add_column(parser)
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="candidates per mask (default: 5)")
+    add_top_k(parser, 5, "candidates per mask")
     parser.add_argument("--candidates", metavar="A,B,…", help="restrict the predictions to these tokens")
     parser.add_argument(
         "--score", action="store_true", help="compute the pseudo-log-likelihood of each text; no masks needed"
@@ -42,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     if args.score and args.candidates is not None:
         raise UsageError("--candidates restricts mask predictions; --score makes none")
-    table = open_input(args.items, args.format)
+    table = open_input(args)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
     from bertie.tasks import MaskedLM

@@ -42,7 +42,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="INDEX", help="a folder, postgresql://… or lance://FOLDER"
     )
-    add_model(parser)
+    add_model(parser, from_settings=False)
     parser.add_argument("--refresh", action="store_true", help="update the index if it exists")
     parser.add_argument("--rebuild", action="store_true", help="rebuild corrupt files of an index from its passages")
     parser.add_argument("--verify", action="store_true", help="read an index and name corrupt files")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import add_precision, model_name, select_device, verb
+from bertie.cli.common import add_device, add_model_argument, add_precision, model_name, select_device, verb
 
 if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
@@ -27,11 +27,10 @@ def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     what = "describe a checkpoint: architecture, heads, tokenizer, memory, backends"
     parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id (default: the built-in model)")
-    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    add_model_argument(parser)
     parser.add_argument("--head", help="kind of the head, where config.json does not name it")
     parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="config key to ignore")
-    parser.add_argument("--device", help="device of the dispatch table: cpu, cuda, … (default: a GPU if available)")
+    add_device(parser)
     add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

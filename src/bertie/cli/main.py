@@ -6,11 +6,14 @@ Results go to standard output, everything else to standard error. Exit codes: 0 
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 from bertie._version import __version__
@@ -38,38 +41,25 @@ from bertie.cli import (
     train,
     weight_tokens,
 )
-from bertie.cli.common import Parser, UsageError
+from bertie.cli.common import add_verbosity, apply_settings
 from bertie.cli.output_conflicts import check_output_is_no_input
+from bertie.cli.parser import GroupedParser, Parser, UsageError, leaves
+from bertie.cli.settings import read_settings
 from bertie.cli.standard_output import NAME as STANDARD_OUTPUT
 from bertie.cli.standard_output import standard_output
 from bertie.cli.task_verb import add_task_verbs
 from bertie.data.journal import AlreadyComplete
+from bertie.data.terminal import set_color_mode, style
 from bertie.errors import BertieError, BertieWarning, InputError
 
-VERBS = (  # in the order of bertie --help
-    tour,
-    fill,
-    embed,
-    similarity,
-    classify,
-    tag,
-    answer,
-    rerank,
-    index,
-    search,
-    serve,
-    train,
-    mine,
-    weight_tokens,
-    eval,
-    tokenize,
-    tokenizer,
-    corpus,
-    pretrain,
-    inspect,
-    bench,
-    quantize,
-)
+GROUPS = {  # in the order of bertie --help
+    "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank),
+    "search": (index, search),
+    "serve": (serve,),
+    "train": (train, eval, mine, weight_tokens, quantize),
+    "pretrain": (tokenizer, corpus, pretrain),
+    "inspect": (inspect, tokenize, bench),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,45 +76,80 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    as_json = "--json" in argv
+    as_json, verbose = "--json" in argv, False
+    messages = sys.stderr
     try:
+        parser = build_parser()
+        if not argv:
+            parser.print_help(sys.stderr)
+            raise SystemExit(2)
         try:
-            args = build_parser().parse_args(argv)
+            args = parser.parse_args(argv)
         except UsageError as error:
             _report(error, as_json)
             raise SystemExit(2) from None
-        check_output_is_no_input(args)
-        with ExitStack() as args.cleanup, warnings.catch_warnings():
+        _prepare(args)
+        verbose = args.verbose
+        with ExitStack() as args.cleanup, _quiet(args.quiet), warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
             args.run(args)
     except AlreadyComplete as note:
-        print(f"bertie: {note}", file=sys.stderr)
+        print(f"bertie: {note}", file=messages)
     except UsageError as error:
         _report(error, as_json)
         return 2
     except (BertieError, OSError) as error:
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
             raise
+        if verbose:
+            traceback.print_exception(error, file=messages)
         _report(error, as_json)
         return 1
     except KeyboardInterrupt as error:
-        print("bertie: " + "; ".join(["interrupted", *_notes(error)]), file=sys.stderr)
+        print("bertie: " + "; ".join(["interrupted", *_notes(error)]), file=messages)
         return 130
     return 0
 
 
+def _prepare(args: argparse.Namespace) -> None:
+    """Apply the settings of the environment and the configuration file, and check the arguments."""
+    if args.verb != "doctor":  # which reports an invalid configuration file among other problems
+        apply_settings(args)
+        set_color_mode(read_settings().color)
+    check_output_is_no_input(args)
+
+
+@contextmanager
+def _quiet(quiet: bool) -> Iterator[None]:
+    """Drop everything but results, which are on standard output, and errors, which are printed after this block."""
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w") as nothing, redirect_stderr(nothing):
+        yield
+
+
 def build_parser() -> Parser:
     """The argument parser with all verbs."""
-    parser = Parser(
+    parser = GroupedParser(
         prog="bertie",
         description="One toolkit for encoder-only (BERT-style) transformers.",
-        epilog="bertie VERB --help describes a verb, with examples.",
+        epilog="bertie VERB --help describes a verb, with examples; bertie --version prints the version.",
     )
     parser.add_argument("--version", action="version", version=f"bertie {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
-    for verb in VERBS:
-        verb.add(verbs)
+    verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True, parser_class=Parser)
+    groups: dict[str, list[str]] = {}
+    for title, modules in GROUPS.items():
+        known = set(verbs.choices)
+        for module in modules:
+            module.add(verbs)
+        groups[title] = [name for name in verbs.choices if name not in known]
+    known = set(verbs.choices)
     add_task_verbs(verbs)
+    groups[next(iter(GROUPS))] += [name for name in verbs.choices if name not in known]
+    for leaf in leaves(parser):
+        add_verbosity(leaf)
+    parser.groups = groups
     return parser
 
 
@@ -133,7 +158,7 @@ def _show_warning(show: Callable[..., None]) -> Callable[..., None]:
 
     def show_warning(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
         if issubclass(category, BertieWarning):
-            print(f"bertie: {message}", file=sys.stderr)
+            print(f"{style('bertie:', 'bold', 'yellow', file=sys.stderr)} {message}", file=sys.stderr)
         else:
             show(message, category, *place, **options)
 
@@ -149,7 +174,7 @@ def _report(error: Exception, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": type(error).__name__, "message": message}))
     else:
-        print(f"bertie: {message}", file=sys.stderr)
+        print(f"{style('bertie:', 'bold', 'red', file=sys.stderr)} {message}", file=sys.stderr)
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -19,7 +19,7 @@ FILES = (
     *("items", "file", "files", "paths", "sources", "pairs", "corpus", "context", "exclude", "recipe", "beir"),
     *("train", "dev", "test", "texts"),
 )
-MODELS = ("model", "tokenizer", "teacher", "baseline", "rerank")  # folders, read as a whole
+MODELS = ("model", "tokenizer", "teacher", "baseline", "reranker")  # folders, read as a whole
 ADDS_FILES = ("eval", "index")  # verbs that add files to an output folder; others replace it
 
 

@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, select_device, verb
+from bertie.cli.common import UsageError, add_device, select_device, verb
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -58,7 +58,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--mixed-precision", choices=("auto", "fp32", "bf16", "fp16"), help="compute dtype (auto: bf16 on a GPU)"
     )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
+    add_device(parser)
     parser.add_argument(
         "--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model (default: ddp)"
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
-from bertie.cli.common import UsageError, add_column, check_output_folder, verb
+from bertie.cli.common import UsageError, add_column, add_model_argument, check_output_folder, verb
 from bertie.cli.report_output import short_name
 from bertie.data.draft_folder import draft_folder
 from bertie.data.readers import open_table, text_cell
@@ -36,7 +36,7 @@ REPORT = "quantization.json"
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "quantize", "quantize a model to int8 or fp16, with a quantization report", __doc__, EXAMPLE)
-    parser.add_argument("model", metavar="MODEL", help="folder, built-in name or hub id")
+    add_model_argument(parser)
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder to create")
     parser.add_argument(
         "--precision", choices=("int8", "fp16"), default="int8", help="precision of the weights (default: int8)"
@@ -45,7 +45,6 @@ def add(verbs: Verbs) -> None:
         "--texts", metavar="FILE", help="compare both models on these texts: .txt, .csv, .tsv, .jsonl, .parquet"
     )
     add_column(parser)
-    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.set_defaults(run=run)
@@ -53,6 +52,8 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
+    if args.model is None:
+        raise UsageError("name the model to quantize: a folder, a built-in name or a hub id")
     out = check_output_folder(args.output, overwrite=args.overwrite)
     if args.column and not args.texts:
         raise UsageError("--column names a column of --texts, which is missing")

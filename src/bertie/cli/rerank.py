@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_head, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.common import UsageError, add_head, add_input, add_model, add_output, add_top_k, load, open_input, verb
 from bertie.cli.stream import CHUNK_ROWS, READ_COLUMNS, READ_SCHEMA, Result, Stream, read_cells
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--column", metavar="NAME", help="column of documents (default: passage, document or text)")
     add_model(parser)
     add_head(parser)
-    parser.add_argument("--top-k", type=int, metavar="N", help="return the N best documents (default: all)")
+    add_top_k(parser, None, "return the N best documents")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--top-k {args.top_k} must be at least 1")
     query, *rest = args.items
     pairs = not rest
-    table = open_input(rest or [query], args.format)
+    table = open_input(args, items=rest or [query])
     document = table.column(["passage", "document", "text"], args.column, "--column", only=not pairs)
     if not pairs:
         if args.resume:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, add_model, add_top_k, add_weights, load, verb
+from bertie.cli.common import UsageError, add_model, add_rerank, add_top_k, add_weights, built_in_model, load, verb
+from bertie.data.terminal import has_color
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
@@ -37,10 +38,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="retrieval method (default: hybrid)"
     )
-    parser.add_argument(
-        "--rerank", action="store_true", help="rerank with a cross-encoder (default: the built-in model)"
-    )
-    parser.add_argument("--reranker", metavar="MODEL", help="rerank with this cross-encoder")
+    add_rerank(parser, "the passages")
     add_weights(parser)
     parser.add_argument("--depth", type=int, default=100, metavar="N", help="passages to fuse or rerank (default: 100)")
     parser.add_argument(
@@ -50,7 +48,7 @@ def add(verbs: Verbs) -> None:
         metavar="NAME=VALUE",
         help="metadata filter with =, !=, <, <=, > or >=; all must match",
     )
-    add_model(parser)
+    add_model(parser, from_settings=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object per query")
     parser.set_defaults(run=run)
 
@@ -75,8 +73,7 @@ def run(args: argparse.Namespace) -> None:
         if args.rerank or args.reranker:
             from bertie.tasks import Reranker
 
-            args.model = args.reranker
-            reranker = load(Reranker, args)
+            reranker = load(Reranker, args, model=args.reranker or built_in_model())
         searches = index.search_batch(
             args.queries,
             args.top_k,
@@ -92,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
             record = {"query": results.query, "hits": [asdict(hit) for hit in results], "timings": results.timings}
             print(json.dumps(record, ensure_ascii=False))
         else:
-            print(format_results(results, total, color=sys.stdout.isatty()))
+            print(format_results(results, total, color=has_color(sys.stdout)))
 
 
 def parse_condition(text: str) -> list[MetadataFilter]:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bertie import threads
-from bertie.cli.common import UsageError, add_precision, select_device, verb
+from bertie.cli.common import UsageError, add_device, add_precision, model_name, select_device, verb
 from bertie.errors import BertieWarning, ConfigError, MissingPackageError
 from bertie.switches import disable
 
@@ -69,6 +69,7 @@ def add(verbs: Verbs) -> None:
         metavar="[NAME=]MODEL",
         help="folders, built-in names or hub ids (default: the built-in model)",
     )
+    parser.add_argument("-m", "--model", metavar="[NAME=]MODEL", action="append", help="the same as [NAME=]MODEL")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
@@ -77,7 +78,7 @@ def add(verbs: Verbs) -> None:
         "--workers", type=int, default=1, metavar="N", help="worker processes behind the port (default: 1)"
     )
     parser.add_argument("--index", metavar="FOLDER", help="index made by `bertie index`, for /search")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if available)")
+    add_device(parser)
     add_precision(parser)
     parser.add_argument(
         "--disable",
@@ -155,6 +156,7 @@ def _add_connection_limits(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Serve models over HTTP."""
     _check(args)
+    args.models, args.model = [*args.models, *(args.model or [])] or [model_name(args)], None
     if args.new_key is not None:
         from bertie.serve.auth import new_key
 
@@ -287,7 +289,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     """Load the models, each with a measured batch budget, and the index over one of them."""
     import torch
 
-    from bertie.checkpoints.hub import default_model, resolve
+    from bertie.checkpoints.hub import resolve
     from bertie.serve.registry import Registry, name_models
 
     # Replayed CUDA graphs use other attention kernels than single passes.
@@ -297,7 +299,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         device = f"cuda:{worker.number % torch.cuda.device_count()}"
     if worker.count > 1 and not threads.count_is_given():
         torch.set_num_threads(max(1, threads.available() // worker.count))
-    models = name_models(args.models or [default_model()])
+    models = name_models(args.models)
     index = None
     if args.index is not None:
         from bertie.search.index import Index

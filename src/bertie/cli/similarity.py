@@ -43,7 +43,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
-    table = open_input(args.items, args.format)
+    table = open_input(args)
     columns = text_columns(args, table)
     stream = Stream(args, table, columns)
     if len(columns) == 1 and args.resume:

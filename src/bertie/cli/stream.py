@@ -32,6 +32,9 @@ CHUNK_CHARACTERS = 1 << 20
 READ_SCHEMA: Schema = {"tokens_total": int, "tokens_read": int, "windows": int}
 READ_COLUMNS = ("tokens", "windows")
 
+# Arguments that results do not depend on, or that the journal has in another form.
+NOT_SETTINGS = (*("run", "cleanup", "items", "model", "output", "json", "resume", "overwrite", "quiet", "verbose"),)
+
 Item = Any  # a text, or a pair of texts
 NumberedItem = tuple[int, Row, Item]
 Result = tuple[Record, Item]
@@ -67,11 +70,7 @@ class Stream:
 
     def _settings(self) -> dict[str, Any]:
         """Return everything that the results depend on."""
-        rest = {
-            key: value
-            for key, value in vars(self._args).items()
-            if key not in ("run", "cleanup", "items", "model", "output", "json", "resume", "overwrite")
-        }
+        rest = {key: value for key, value in vars(self._args).items() if key not in NOT_SETTINGS}
         items = [absolute_path(item) for item in self._args.items]
         return {
             "bertie": __version__,

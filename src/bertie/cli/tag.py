@@ -39,7 +39,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
-    table = open_input(args.items, args.format)
+    table = open_input(args)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
     from bertie.tasks import Tagger

@@ -40,7 +40,7 @@ def add(verbs: Verbs, row: TaskRow) -> None:
 
 def run(row: TaskRow, args: argparse.Namespace) -> None:
     """Run the task, and write its results."""
-    table = open_input(args.items, args.format)
+    table = open_input(args)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
     from bertie.pipeline.inputs import text_inputs

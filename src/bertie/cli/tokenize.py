@@ -41,7 +41,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb; the weights are not loaded."""
-    table = open_input(args.items, args.format)
+    table = open_input(args)
     stream = Stream(args, table, text_columns(args, table))
 
     from bertie.checkpoints.checkpoint import Checkpoint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import sys
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
-from bertie.cli.common import select_device, verb
+from bertie.cli.common import add_device, select_device, verb
+from bertie.data.terminal import has_color
 from bertie.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Step:
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "tour", "try every task on the built-in model", __doc__, EXAMPLE)
+    add_device(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         name = default_model()
     except NotFoundError:
         raise NotFoundError("the tour needs the built-in model, which this installation does not have") from None
-    device = select_device(None)
+    device = select_device(args.device)
     load_start = time.perf_counter()
     checkpoint = Checkpoint.load(name, device=device)
     info: dict[str, Any] = {
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(info | {"steps": [asdict(step) for step in steps(checkpoint)]}, ensure_ascii=False))
         return
-    page = _Page(sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    page = _Page(has_color(sys.stdout))
     page.write(page.wrap(_introduction(info)))
     for step in steps(checkpoint):
         page.write(page.render(step))

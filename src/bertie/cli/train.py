@@ -62,7 +62,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--data", metavar="FOLDER", help="folder that paths in the recipe are relative to (default: that of the recipe)"
     )
-    add_model(parser, precision=False)
+    add_model(parser, precision=False, from_settings=False)
     parser.add_argument("--baseline", metavar="MODEL", help="another trained model, to compare with on the test data")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder for the model")
     parser.add_argument(

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import add_column, add_model, check_output_folder, verb
+from bertie.cli.common import add_column, add_device, add_model, check_output_folder, model_name, select_device, verb
 from bertie.data.progress import Progress
 from bertie.data.readers import open_table, text_cell
 
@@ -33,6 +33,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="texts: .txt, .csv, .tsv, .jsonl, .parquet")
     add_column(parser)
     add_model(parser, overflow=False)
+    add_device(parser)
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="where to save the model")
     parser.add_argument(
         "--smoothing", metavar="S", type=float, default=0.1, help="S of the weight S / (S + p) (default: 0.1)"
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 
     from bertie.tasks import Embedder
 
-    embedder, count = Embedder.load(args.model, revision=args.revision), 0
+    embedder, count = Embedder.load(model_name(args), revision=args.revision, device=select_device(args.device)), 0
 
     def texts() -> Iterator[str]:
         nonlocal count
