@@ -23,7 +23,7 @@ from bertie.training.finetune.data import read_dataset
 from bertie.training.finetune.fit import fit_labelled
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 
-QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50"]
+QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50", "--no-baselines"]
 MODEL_FILES = {"checksums.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 REPORT = {"README.md", "report.html", "report.json", "report.md"}
 
@@ -50,6 +50,10 @@ def test_every_task(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
     """The scores that are printed are those of the model that is saved."""
     argv = write_toys(here, task)
     output = train(capsys, *argv, "-m", models["embed"], "--output", "out")
+    assert "cheap_baselines" not in output
+    assert output["findings"] == [
+        "Training took only 3 steps, too few for the loss to settle. Set --epochs 2 (it was 1)."
+    ]
     names = {file.name for file in Path("out").iterdir()}
     assert names >= MODEL_FILES | REPORT
     assert not list(here.glob("*.training")) + list(here.glob(".*"))
@@ -74,10 +78,29 @@ def test_the_printed_table(models: dict[str, str], here: Path, capsys: pytest.Ca
     argv = write_toys(here, "classify")
     assert main(["train", *argv, "-m", models["embed"], "--output", "out", *QUICK]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[0].split() == ["metric", "dev", "95%", "test", "95%"]
+    assert out.splitlines()[1].split() == ["metric", "dev", "95%", "test", "95%"]
     assert any(line.startswith("accuracy") for line in out.splitlines())
     assert "24 training rows, 10 dev, 12 test; 2 labels: cat 12, dog 12" in err
     assert "3 steps in 1 epoch, seed 0, on " in err
+
+
+def test_baselines_come_first(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that beats no baseline says so in the first line, of the console and of the report."""
+    argv = [*write_toys(here, "classify"), "-m", models["embed"], *QUICK[:-1], "--output", "out"]
+    assert main(["train", *argv]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("Training did not beat a cheap baseline: on test (12 rows) ")
+    assert "--epochs 2 (it was 1)" in out[0]
+    assert any(line.split()[:5] == ["TF-IDF", "+", "logistic", "regression", "1.0000"] for line in out)
+    report = json.loads(Path("out/report.json").read_text())
+    assert report["findings"][0] == out[0]
+    assert [item["name"] for item in report["baselines"]["results"]] == [
+        "majority class",
+        "TF-IDF + logistic regression",
+        "frozen embeddings + logistic regression",
+    ]
+    first = Path("out/report.md").read_text().split("\n\n")[2]  # after the title and the first heading
+    assert first.startswith(out[0].split(":")[0])
 
 
 # --- seeds ---

@@ -115,6 +115,43 @@ def test_tagging() -> None:
     ]
 
 
+def test_tags_by_frozen_embeddings() -> None:
+    """One embedding per word; of the training sentences only some have one."""
+    rng = np.random.default_rng(0)
+    sentences = [[("Ada", "ran", "home")[i] for i in rng.integers(0, 3, 4)] for _ in range(40)]
+    tags = [["B-PER" if word == "Ada" else "O" for word in words] for words in sentences]
+    codes = {"Ada": [1.0, 0.0], "ran": [0.0, 1.0], "home": [0.2, 0.9]}
+    tables = [np.array([codes[word] for words in part for word in words]) for part in (sentences[:20], sentences[30:])]
+    scores = evaluate(
+        (sentences[:30], tags[:30]),
+        (sentences[30:], tags[30:]),
+        "tag",
+        embeddings=(tables[0], tables[1]),
+        embedded_rows=range(20),
+        resamples=20,
+    )
+    assert by_name(scores)["frozen token embeddings + logistic regression"] == 1.0
+
+
+def test_labels_of_multi_label_data() -> None:
+    """In the order of a model's, so that both can be compared; the threshold is chosen on held-out rows."""
+    rng = random.Random(0)
+    texts = [(f"{rng.choice(FILLER)} {word}",) for word in ("goal", "bank", "moon") * 40]
+    labels = [("sport",), ("money", "law"), ("space",)] * 40
+    (_, linear) = evaluate(
+        (texts, labels), (texts, labels), "classify", labels=["space", "sport", "money"], resamples=5
+    )
+    table, probabilities, threshold = linear.arguments
+    assert table.shape == probabilities.shape == (120, 4)  # "law" is no label of the model: a column of its own
+    assert table[:3].tolist() == [
+        [False, True, False, False],
+        [False, False, True, True],
+        [True, False, False, False],
+    ]
+    assert 0 < threshold < 1
+    assert not (probabilities[:, 3] >= threshold).any()
+
+
 def test_question_answering() -> None:
     context = "The tower was built in 1889. It was designed by Gustave Eiffel. It weighs 7,300 tonnes."
     inputs = [("When was the tower built?", context), ("Who designed it?", context)]
@@ -132,6 +169,10 @@ def test_reranking() -> None:
     inputs = [(query, passage) for query in queries for passage in passages]
     gold = [float(i == j) for i in range(3) for j in range(3)]
     assert by_name(evaluate((inputs, gold), (inputs, gold), "rerank", resamples=20)) == {"TF-IDF similarity": 1.0}
+    sides = np.eye(3)[[i for i in range(3) for _ in range(3)]], np.eye(3)[[0, 1, 2] * 3]
+    features = pair_features(*sides)
+    scores = by_name(evaluate((inputs, gold), (inputs, gold), "rerank", embeddings=(features, features), resamples=20))
+    assert scores["similarity of frozen embeddings"] == 1.0
 
 
 def test_pair_features() -> None:

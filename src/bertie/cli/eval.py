@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from bertie.cli.common import UsageError, add_model, add_rerank, add_weights, model_name, select_device, verb
 from bertie.cli.eval_retrieval import MODES, evaluate_retrieval
 from bertie.cli.labelled_input import add_columns, add_resamples, parse_pairs, read_labelled
-from bertie.cli.report_output import print_scores, report_as_dict, report_table, short_name
+from bertie.cli.report_output import add_no_baselines, print_scores, report_as_dict, report_table, short_name
 from bertie.config import HeadName
 from bertie.errors import ExistsError, InputError, NotFoundError
 from bertie.tasks import registry
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.config import HeadInfo
     from bertie.training.finetune.base import AnyTrainable
+    from bertie.training.finetune.cheap_baselines import BaselineSettings
     from bertie.training.finetune.comparison import Baseline
     from bertie.training.finetune.data import LabelledDataset
 
@@ -51,8 +52,11 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--task", choices=registry.trainable(), help="the task, where the model's head does not tell")
     parser.add_argument("--head", metavar="NAME", help="one of several heads of the model")
     parser.add_argument("--baseline", metavar="MODEL", help="another model, to compare with on the same texts")
-    parser.add_argument("--train", metavar="FILE", help="the model's training data, to find texts that leaked")
+    parser.add_argument(
+        "--train", metavar="FILE", help="the model's training data, for cheap baselines and to find leaks"
+    )
     add_resamples(parser)
+    add_no_baselines(parser)
     parser.add_argument("-o", "--output", metavar="DIR", help="folder for a report: report.md, .html and .json")
     parser.add_argument("--overwrite", action="store_true", help="replace the report in that folder")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
@@ -100,7 +104,7 @@ def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
     # Without weights: data that does not match is an error before anything is loaded.
     outline, task = _outline(model, args.task, args.head, args.revision)
     data = read_labelled(task, [args.file], columns)
-    train = None if args.train is None else read_labelled(task, [args.train], columns)
+    train = None if args.train is None else with_labels_of(outline, read_labelled(task, [args.train], columns))
     test, baseline = with_labels_of(outline, data), None
     if args.baseline is not None:
         baseline_test = with_labels_of(_outline(args.baseline, task)[0], data)
@@ -114,6 +118,7 @@ def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
         model=model,
         train=train,
         baseline=baseline,
+        cheap_baselines=None if args.no_baselines else _frozen_encoder(args),
         files={"train": [args.train or ""], "test": [args.file]},
         resamples=args.resamples,
     )
@@ -126,6 +131,15 @@ def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
         print(json.dumps(values.pop("test") | values))
     else:
         sys.stdout.write(report_table(report))
+
+
+def _frozen_encoder(args: argparse.Namespace) -> BaselineSettings:
+    """Frozen embeddings of the built-in model: what the evaluated one was before its training is not known."""
+    from bertie.checkpoints import hub
+    from bertie.training.finetune.cheap_baselines import BaselineSettings
+
+    encoder = hub.DEFAULT if hub.DEFAULT in hub.built_in() else None
+    return BaselineSettings(encoder, encoder, select_device(args.device))
 
 
 def _predict(args: argparse.Namespace, task: str, model: str, data: LabelledDataset, **options: Any) -> Baseline:

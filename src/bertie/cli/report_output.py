@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,15 @@ from bertie.data.writers import TableWriter
 if TYPE_CHECKING:
     from bertie.evaluation.intervals import Difference, Score
     from bertie.evaluation.report import Comparison, ModelReport
+
+
+def add_no_baselines(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that leaves out the cheap baselines."""
+    parser.add_argument(
+        "--no-baselines",
+        action="store_true",
+        help="leave out the cheap baselines (majority class, TF-IDF and frozen embeddings with a linear model, …)",
+    )
 
 
 def report_as_dict(report: ModelReport) -> dict[str, Any]:
@@ -35,6 +45,13 @@ def report_as_dict(report: ModelReport) -> dict[str, Any]:
         values["abstention"] = {**threshold, "precision": held.precision.as_dict(), "coverage": held.coverage}
     if report.comparison is not None:
         values["baseline"] = comparison_as_dict(report.comparison) | {"mcnemar": report.comparison.mcnemar}
+    if (table := report.baselines) is not None:
+        values["cheap_baselines"] = {
+            result.name: {**result.score.as_dict(), "difference": result.difference.as_dict()}
+            for result in table.results
+        }
+    if report.findings:
+        values["findings"] = list(report.findings)
     return values
 
 
@@ -53,14 +70,34 @@ def scores_as_dict(scores: Mapping[str, Score] | Mapping[str, Difference]) -> di
 
 
 def report_table(report: ModelReport) -> str:
-    """The scores of a report as a table."""
+    """The findings of a report, then its scores as a table, and those of the baselines."""
     splits = {split: evaluation.scores for split, evaluation in report.evaluations.items()}
-    text = score_table(splits, seeds=report.seeds or [], comparison=report.comparison)
+    text = "".join(f"{line}\n" for line in report.findings)
+    text += score_table(splits, seeds=report.seeds or [], comparison=report.comparison)
     if report.leaks is not None and (check := report.leaks[report.final]).leaks:
         without = check.scores_without
         main = "" if without is None else f"; without them {report.main} is {without[report.main]}"
         text += f"{len(check.leaks):,} of {check.rows:,} rows of {report.final} are in the training data{main}\n"
-    return text
+    return text + _baseline_text(report)
+
+
+def _baseline_text(report: ModelReport) -> str:
+    """The cheap baselines as a table, and whether the model beats the best."""
+    from bertie.evaluation.model_report import beaten_line, p_value
+
+    table = report.baselines
+    if table is None:
+        return ""
+    titles = [f"baselines on {table.split}", table.metric, "95%", "this model is better by", "p"]
+    rows = []
+    for result in sorted(table.results, key=lambda result: -result.score.value):
+        score, gap = result.score, result.difference
+        interval = f"{score.low:.4f}–{score.high:.4f}"
+        rows.append(
+            [result.name, score.value, interval, f"{gap.value:+.4f} ({gap.low:+.4f}–{gap.high:+.4f})", p_value(gap.p)]
+        )
+    line = beaten_line(table)
+    return TableWriter(titles).text(rows) + (f"{line}\n" if line else "")
 
 
 def score_table(

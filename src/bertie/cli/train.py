@@ -26,7 +26,7 @@ from bertie.cli.common import UsageError, add_model, model_name, select_device, 
 from bertie.cli.labelled_input import add_columns, add_resamples, count, parse_pairs, read_labelled
 from bertie.cli.output_conflicts import check_distinct
 from bertie.cli.recipe_flags import add_recipe_flags, recipe_values
-from bertie.cli.report_output import report_as_dict, report_table, short_name
+from bertie.cli.report_output import add_no_baselines, report_as_dict, report_table, short_name
 from bertie.data.journal import AlreadyComplete
 from bertie.errors import BertieError
 from bertie.recipe import Recipe
@@ -76,6 +76,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run, if there is one")
     parser.add_argument("--overwrite", action="store_true", help="replace the model in the output folder")
     add_resamples(parser)
+    add_no_baselines(parser)
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
     add_recipe_flags(parser.add_argument_group("hyperparameters"))
     parser.set_defaults(run=run)
@@ -284,11 +285,13 @@ def _finish(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, 
 def _report(
     args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, runs: SeedRuns, best: BestRun
 ) -> ModelReport:
+    from bertie.training.finetune.cheap_baselines import BaselineSettings
     from bertie.training.finetune.reports import TrainingRecord, build_report
 
     train = [Path(name).name for name in settings.train]
     held_out = [f"{job.recipe.dev_fraction or 0:.0%} of {', '.join(train)}"]
     results = [runs.results[seed] for seed in job.seeds]
+    encoder = BaselineSettings(job.model, short_name(str(job.model)), job.device)
     return build_report(
         best.task,
         best.predictions,
@@ -297,6 +300,7 @@ def _report(
         train=job.train,
         training=TrainingRecord(job.recipe, results, best.result.seed, runs.metric),
         baseline=None if args.baseline is None else _baseline(args.baseline, job),
+        cheap_baselines=None if args.no_baselines else encoder,
         files={"train": train, "dev": [settings.dev] if settings.dev else held_out, "test": [settings.test or ""]},
         resamples=args.resamples,
     )

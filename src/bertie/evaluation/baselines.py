@@ -2,9 +2,9 @@
 
     classify    majority class; TF-IDF (words and bigrams) + logistic regression; the same on embeddings
     regress     mean; ridge regression on TF-IDF and on embeddings
-    tag         the most frequent tag of each word; the longest known span
+    tag         the most frequent tag of each word; the longest known span; logistic regression on embeddings
     answer      the sentence with the most words of the question; in it, the first span of the expected type
-    rerank      the TF-IDF similarity of query and passage
+    rerank      the TF-IDF similarity of query and passage; the similarity of their embeddings
 
 >>> train = ([("good film",), ("bad film",)] * 20, ["pos", "neg"] * 20)
 >>> [(row.name, row.score.value) for row in evaluate(train, train, "classify")]
@@ -18,6 +18,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,13 +27,24 @@ from numpy.typing import ArrayLike
 
 from bertie.errors import InputError
 from bertie.evaluation import metrics
+from bertie.evaluation.calibration import best_threshold
 from bertie.evaluation.intervals import RESAMPLES, FloatArray, IntArray, Score
-from bertie.evaluation.linear_models import TF_IDF_STRENGTH, LogisticRegression, Matrix, Ridge, SparseRows, Texts, TfIdf
+from bertie.evaluation.linear_models import (
+    TF_IDF_STRENGTH,
+    LogisticRegression,
+    Matrix,
+    Ridge,
+    SparseRows,
+    Texts,
+    TfIdf,
+    take,
+)
 
 Data = tuple[Sequence[Any], Sequence[Any]]  # inputs and targets: see `evaluate`
 KINDS = ("classify", "regress", "tag", "answer", "rerank")
-THRESHOLD = 0.5  # of multi-label probabilities
-MAX_ROWS = 20_000  # of training data for the linear models: a sample is enough for a baseline
+THRESHOLD = 0.5  # of multi-label probabilities, if the training data is too small to choose one
+MAX_ROWS = 10_000  # of training data for the linear models: a sample is enough for a baseline
+_FEWEST_TO_HOLD_OUT = 50  # rows, of which a fifth chooses the threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,8 @@ def evaluate(
     kind: str,
     *,
     embeddings: tuple[ArrayLike, ArrayLike] | None = None,
+    embedded_rows: Sequence[int] | None = None,
+    labels: Sequence[str] = (),
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[BaselineScore]:
@@ -60,20 +75,22 @@ def evaluate(
     Inputs are tuples of one or two texts (answer: question and context; rerank: query and passage), or lists
     of words (tag). Targets are a label or a tuple of labels (classify), a number (regress, rerank), tags, or
     a list of answers. `embeddings` are (rows, width) of the training and of the test inputs, for the
-    baseline of frozen embeddings; see `pair_features` for pairs. A test label that the training data does
-    not have counts as an error.
+    baseline of frozen embeddings; see `pair_features` for pairs; for tags one row per word. `embedded_rows` are
+    the training rows that have embeddings, by default all. `labels` sets the order of multi-label data, and leaves
+    out others. A test label that the training data does not have counts as an error.
     """
     if kind not in KINDS:
         raise InputError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
     for name, (inputs, targets) in {"train": train, "test": test}.items():
         if not len(inputs) or len(inputs) != len(targets):
             raise InputError(f"{name} has {len(inputs)} inputs and {len(targets)} targets; give one target per input")
+    embedded = None if embeddings is None else _Embedded.check(embeddings, embedded_rows, train, test, kind)
     if kind == "classify":
-        runs = _classifiers(train, test, embeddings, seed)
+        runs = _classifiers(train, test, embedded, labels, seed)
     elif kind == "regress":
-        runs = _regressors(train, test, embeddings, seed)
+        runs = _regressors(train, test, embedded, seed)
     else:
-        runs = {"tag": _taggers, "answer": _readers, "rerank": _rerankers}[kind](train, test)
+        runs = {"tag": _taggers, "answer": _readers, "rerank": _rerankers}[kind](train, test, embedded)
     return [_score(name, run, resamples) for name, run in runs]
 
 
@@ -103,25 +120,58 @@ def pair_features(first: ArrayLike, second: ArrayLike) -> FloatArray:
     return np.concatenate([np.abs(a - b), a * b], axis=1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Embedded:
+    """Standardized embeddings of some training rows, and of all test rows."""
+
+    rows: IntArray  # of the training data
+    train: FloatArray
+    test: FloatArray
+
+    @classmethod
+    def check(
+        cls,
+        embeddings: tuple[ArrayLike, ArrayLike],
+        embedded_rows: Sequence[int] | None,
+        train: Data,
+        test: Data,
+        kind: str,
+    ) -> _Embedded:
+        rows = np.arange(len(train[0])) if embedded_rows is None else np.asarray(embedded_rows, dtype=np.int64)
+        own, others = (np.asarray(table, dtype=np.float64) for table in embeddings)
+        units: Callable[[Any], int] = len if kind == "tag" else lambda _: 1
+        counts = {"train": sum(units(train[0][i]) for i in rows), "test": sum(map(units, test[0]))}
+        for (name, count), table in zip(counts.items(), (own, others), strict=True):
+            if table.ndim != 2 or len(table) != count:
+                raise InputError(f"embeddings of {name} have shape {table.shape}; {count} rows need ({count}, width)")
+        return cls(rows, own, others)
+
+    def standardized(self) -> tuple[FloatArray, FloatArray]:
+        mean, scale = self.train.mean(axis=0), max(float(self.train.std()), 1e-12)
+        return (self.train - mean) / scale, (self.test - mean) / scale
+
+
 # --- classification and regression ---
 
 
-def _classifiers(train: Data, test: Data, embeddings: tuple[ArrayLike, ArrayLike] | None, seed: int) -> list[Run]:
+def _classifiers(
+    train: Data, test: Data, embedded: _Embedded | None, given_labels: Sequence[str], seed: int
+) -> list[Run]:
     multi = any(not isinstance(target, str) for target in train[1])
     gold, expected = ([_as_tuple(target) for target in targets] for targets in (train[1], test[1]))
     counts = Counter(label for names in gold for label in names)
-    labels = sorted(counts)
+    labels = list(given_labels) if multi and given_labels else sorted(counts)
     index = {label: i for i, label in enumerate(labels)}
     targets = np.zeros((len(gold), len(labels)))
     for row, names in enumerate(gold):
-        targets[row, [index[label] for label in names]] = 1.0
+        targets[row, [index[label] for label in names if label in index]] = 1.0
 
-    def result(probabilities: FloatArray) -> tuple[str, tuple[Any, ...]]:
+    def result(probabilities: FloatArray, threshold: float = THRESHOLD) -> tuple[str, tuple[Any, ...]]:
         if not multi:
             return "classify", ([names[0] for names in expected], probabilities, labels)
         unseen = sorted({label for names in expected for label in names} - set(labels))
         table = np.array([[label in names for label in (*labels, *unseen)] for names in expected], dtype=bool)
-        return "multi_label", (table, np.pad(probabilities, ((0, 0), (0, len(unseen)))), THRESHOLD)
+        return "multi_label", (table, np.pad(probabilities, ((0, 0), (0, len(unseen)))), threshold)
 
     def majority() -> tuple[str, tuple[Any, ...]]:
         shares = targets.mean(axis=0)
@@ -132,16 +182,27 @@ def _classifiers(train: Data, test: Data, embeddings: tuple[ArrayLike, ArrayLike
     def linear(features: tuple[Matrix, Matrix], rows: IntArray) -> tuple[str, tuple[Any, ...]]:
         strength = TF_IDF_STRENGTH if isinstance(features[0], SparseRows) else None
         model = LogisticRegression(multi_label=multi, strength=strength, iterations=60)
+        threshold = _best_threshold(model, features[0], targets[rows], seed) if multi else THRESHOLD
         model.fit(features[0], targets[rows], seed)
-        return result(model.predict(features[1]))
+        return result(model.predict(features[1]), threshold)
 
     runs: list[Run] = [("majority class", majority)]
     if len(labels) > 1:
-        runs += [(f"{name} + logistic regression", run) for name, run in _linear(train, test, embeddings, seed, linear)]
+        runs += [(f"{name} + logistic regression", run) for name, run in _linear(train, test, embedded, seed, linear)]
     return runs
 
 
-def _regressors(train: Data, test: Data, embeddings: tuple[ArrayLike, ArrayLike] | None, seed: int) -> list[Run]:
+def _best_threshold(model: LogisticRegression, features: Matrix, targets: FloatArray, seed: int) -> float:
+    """The threshold with the best macro-F1 on a held-out fifth, as that of a trained model is chosen on dev data."""
+    order = np.random.default_rng(seed).permutation(len(targets))
+    fifth = len(order) // 5
+    if len(order) < _FEWEST_TO_HOLD_OUT or not targets[order[:fifth]].any():
+        return THRESHOLD
+    model.fit(take(features, order[fifth:]), targets[order[fifth:]], seed)
+    return best_threshold(targets[order[:fifth]] > 0, model.predict(take(features, order[:fifth])))
+
+
+def _regressors(train: Data, test: Data, embedded: _Embedded | None, seed: int) -> list[Run]:
     targets, expected = (np.asarray(values, dtype=np.float64) for values in (train[1], test[1]))
 
     def linear(features: tuple[Matrix, Matrix], rows: IntArray) -> tuple[str, tuple[Any, ...]]:
@@ -149,14 +210,14 @@ def _regressors(train: Data, test: Data, embeddings: tuple[ArrayLike, ArrayLike]
         return "regress", (expected, model.predict(features[1]))
 
     mean: Run = ("mean", lambda: ("regress", (expected, np.full(len(expected), targets.mean()))))
-    runs = [(f"{name} + ridge regression", run) for name, run in _linear(train, test, embeddings, seed, linear)]
+    runs = [(f"{name} + ridge regression", run) for name, run in _linear(train, test, embedded, seed, linear)]
     return [mean, *runs]
 
 
 def _linear(
     train: Data,
     test: Data,
-    embeddings: tuple[ArrayLike, ArrayLike] | None,
+    embedded: _Embedded | None,
     seed: int,
     fit: Callable[[tuple[Matrix, Matrix], IntArray], tuple[str, tuple[Any, ...]]],
 ) -> list[Run]:
@@ -168,17 +229,10 @@ def _linear(
         vectorizer = TfIdf().fit(inputs)
         return fit((vectorizer.transform(inputs), vectorizer.transform(others)), rows)
 
-    def frozen() -> tuple[str, tuple[Any, ...]]:
-        assert embeddings is not None
-        own, others = (np.asarray(table, dtype=np.float64) for table in embeddings)
-        for name, table, count in (("train", own, len(train[0])), ("test", others, len(test[0]))):
-            if table.ndim != 2 or len(table) != count:
-                raise InputError(f"embeddings of {name} have shape {table.shape}; {count} rows need ({count}, width)")
-        mean, scale = own[rows].mean(axis=0), max(float(own[rows].std()), 1e-12)
-        return fit(((own[rows] - mean) / scale, (others - mean) / scale), rows)
-
     runs: list[Run] = [("TF-IDF", tf_idf)]
-    return runs if embeddings is None else [*runs, ("frozen embeddings", frozen)]
+    if embedded is None:
+        return runs
+    return [*runs, ("frozen embeddings", lambda: fit(embedded.standardized(), embedded.rows))]
 
 
 def _as_texts(inputs: Iterable[Any]) -> Texts:
@@ -192,7 +246,7 @@ def _as_tuple(target: Any) -> tuple[str, ...]:
 # --- tagging ---
 
 
-def _taggers(train: Data, test: Data) -> list[Run]:
+def _taggers(train: Data, test: Data, embedded: _Embedded | None) -> list[Run]:
     by_word: dict[str, Counter[str]] = defaultdict(Counter)
     for words, tags in zip(*train, strict=True):
         for word, tag in zip(words, tags, strict=True):
@@ -211,7 +265,20 @@ def _taggers(train: Data, test: Data) -> list[Run]:
     runs: list[Run] = [("most frequent tag of each word", by_words)]
     if metrics.is_span_scheme(list(train[1]), list(test[1])):
         runs.append(("dictionary of spans", lambda: ("tag", (list(test[1]), _SpanDictionary(train).tag(test[0])))))
+    if embedded is not None and len(overall) > 1:
+        run = partial(_frozen_tagger, train, test, embedded)
+        runs.append(("frozen token embeddings + logistic regression", run))
     return runs
+
+
+def _frozen_tagger(train: Data, test: Data, embedded: _Embedded) -> tuple[str, tuple[Any, ...]]:
+    """A linear classifier of each word's frozen embedding."""
+    tags = [tag for i in embedded.rows for tag in train[1][i]]
+    names, index = np.unique(np.array(tags, dtype=object).astype(str), return_inverse=True)
+    own, others = embedded.standardized()
+    model = LogisticRegression(iterations=60).fit(own, np.eye(len(names))[index])
+    best = iter(names[model.predict(others).argmax(axis=1)].tolist())
+    return "tag", (list(test[1]), [list(islice(best, len(words))) for words in test[0]])
 
 
 class _SpanDictionary:
@@ -256,7 +323,7 @@ _DATE = re.compile(r"(?:(?:\d{1,2}\s)?[A-Z][a-z]+\s(?:\d{1,2},\s)?)?\d{4}")
 _NAME = re.compile(r"[A-Z][\w'’-]*(?:\s(?:of\s|the\s|de\s)?[A-Z][\w'’-]*)*")
 
 
-def _readers(train: Data, test: Data) -> list[Run]:
+def _readers(train: Data, test: Data, _: _Embedded | None) -> list[Run]:
     vectorizer = TfIdf().fit([(context,) for _, context in dict.fromkeys(map(tuple, train[0]))])
 
     def sentence(question: str, context: str) -> str:
@@ -289,10 +356,18 @@ def _typed_span(question: str, sentence: str) -> str:
     return sentence
 
 
-def _rerankers(train: Data, test: Data) -> list[Run]:
-    def similarity() -> tuple[str, tuple[Any, ...]]:
-        vectorizer = TfIdf().fit([(passage,) for _, passage in train[0]])
-        scores = [vectorizer.similarity((query, passage)) for query, passage in test[0]]
+def _rerankers(train: Data, test: Data, embedded: _Embedded | None) -> list[Run]:
+    def result(scores: Sequence[float]) -> tuple[str, tuple[Any, ...]]:
         return "rerank", ([query for query, _ in test[0]], [float(target) for target in test[1]], scores)
 
-    return [("TF-IDF similarity", similarity)]
+    def similarity() -> tuple[str, tuple[Any, ...]]:
+        vectorizer = TfIdf().fit([(passage,) for _, passage in train[0]])
+        return result([vectorizer.similarity((query, passage)) for query, passage in test[0]])
+
+    def cosine() -> tuple[str, tuple[Any, ...]]:
+        assert embedded is not None
+        products = embedded.test[:, embedded.test.shape[1] // 2 :]  # as in `pair_features`, of unit vectors
+        return result(products.sum(axis=1).tolist())
+
+    runs: list[Run] = [("TF-IDF similarity", similarity)]
+    return runs if embedded is None else [*runs, ("similarity of frozen embeddings", cosine)]

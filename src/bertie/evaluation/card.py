@@ -10,7 +10,7 @@ from bertie.evaluation.intervals import finite_or_none
 from bertie.evaluation.model_report import Evaluation, ModelReport, selective_predictions
 from bertie.evaluation.pages import Table, clean, markdown_table
 from bertie.evaluation.pages import escape_markdown as md
-from bertie.evaluation.report import KINDS
+from bertie.evaluation.report_sections import KINDS
 
 # The hub's task types and metric names.
 _TASKS = {

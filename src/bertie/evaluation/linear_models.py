@@ -158,7 +158,8 @@ def _features(texts: tuple[str, ...]) -> Counter[str]:
 Matrix = SparseRows | FloatArray
 
 
-def _take(matrix: Matrix, rows: IntArray) -> Matrix:
+def take(matrix: Matrix, rows: IntArray) -> Matrix:
+    """Some of the rows."""
     return matrix.take(rows) if isinstance(matrix, SparseRows) else matrix[rows]
 
 
@@ -279,7 +280,7 @@ def _best_strength(
     losses = dict.fromkeys(STRENGTHS, 0.0)
     for i in range(_FOLDS):
         inside, outside = by_target[fold != i], by_target[fold == i]
-        parts = _take(features, inside), targets[inside], _take(features, outside), targets[outside]
+        parts = take(features, inside), targets[inside], take(features, outside), targets[outside]
         for strength in STRENGTHS:
             losses[strength] += held_out_loss(*parts, strength)
     return min(losses, key=lambda strength: losses[strength])

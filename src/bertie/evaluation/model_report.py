@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from bertie.evaluation.metrics import (
 )
 from bertie.evaluation.slices import LabelSlice, LengthSlice, by_label, by_labels, by_length, by_tag
 
+SIGNIFICANT = 0.05  # p-values below count as significant
 Kind = Literal["classify", "multi_label", "regress", "tag", "answer", "rerank", "similarity", "retrieval"]
 
 
@@ -104,6 +106,45 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaselineResult:
+    """A cheap baseline on the rows that the model is judged by."""
+
+    name: str
+    score: Score
+    difference: Difference  # the model - the baseline; its p-value is McNemar's for accuracies
+    seconds: float
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the model is significantly better, at the 5% level; True if the baseline has no score."""
+        return math.isnan(self.score.value) or (self.difference.value > 0 and self.difference.p < SIGNIFICANT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineTable:
+    """All cheap baselines of a kind of data, trained and tested on the rows that the model was."""
+
+    split: str
+    metric: str
+    rows: int  # of the split that they were tested on
+    rows_total: int
+    training_rows: int  # that they were trained on
+    training_rows_total: int
+    model: Score  # of the model on these rows
+    results: Sequence[BaselineResult]
+    encoder: str | None = None  # of the frozen embeddings
+
+    @property
+    def best(self) -> BaselineResult | None:
+        """The baseline with the highest score; None if none has any."""
+        return max(
+            (result for result in self.results if math.isfinite(result.score.value)),
+            key=lambda result: result.score.value,
+            default=None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenCoverage:
     """How much of a split's texts the model read."""
 
@@ -144,6 +185,8 @@ class ModelReport:
     calibration: CalibrationReport | None = None
     abstention: Abstention | None = None
     comparison: Comparison | None = None
+    baselines: BaselineTable | None = None
+    findings: Sequence[str] = ()  # what a reader must know first: the model beats no baseline, training was too short
     token_coverage: Mapping[str, TokenCoverage] | None = None  # by split
     timings: Mapping[str, float] | None = None
     versions: Mapping[str, str] | None = None
@@ -168,6 +211,38 @@ class ModelReport:
     def final(self) -> str:
         """The split of the headline score: the last."""
         return list(self.evaluations)[-1]
+
+
+# --- derived from baselines ---
+
+
+def beaten_line(table: BaselineTable | None) -> str:
+    """One sentence about the best baseline that the model beats; empty if it does not."""
+    best = None if table is None else table.best
+    if table is None or best is None or not best.beaten:
+        return ""
+    return (
+        f"Better than every baseline: {best.name} has {table.metric} {best.score.value:.4f} "
+        f"(difference {difference_text(best.difference)})."
+    )
+
+
+def difference_text(gap: Difference) -> str:
+    """A difference with its p-value.
+
+    >>> difference_text(Difference(0.05, 0.01, 0.09, 0.0004))
+    '+0.0500 [+0.0100, +0.0900], p < 0.001'
+    """
+    return f"{gap}, p {'' if gap.p < 0.001 else '= '}{p_value(gap.p)}"
+
+
+def p_value(p: float) -> str:
+    """A p-value with three digits.
+
+    >>> p_value(0.0004), p_value(0.0241)
+    ('< 0.001', '0.024')
+    """
+    return "–" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 # --- derived from an evaluation ---

@@ -6,31 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from bertie.data.atomic import atomic_write
-from bertie.evaluation import plots
-from bertie.evaluation.intervals import RESAMPLES, Difference, Score, finite_or_none
+from bertie.evaluation.intervals import Difference, Score, finite_or_none
 from bertie.evaluation.model_report import (
     CalibrationReport,
     Comparison,
-    Confusion,
     DataFile,
     Evaluation,
     LeakCheck,
     ModelReport,
-    SelectivePrediction,
     TokenCoverage,
-    confusion,
-    label_slices,
-    length_slices,
-    selective_predictions,
 )
-from bertie.evaluation.pages import Block, Plot, Section, Table, clean, to_html, to_markdown
-from bertie.evaluation.slices import LabelSlice, LengthSlice
+from bertie.evaluation.pages import clean, to_html, to_markdown
+from bertie.evaluation.report_sections import DerivedTables, report_sections
 
 __all__ = [
     "CalibrationReport",
@@ -43,24 +35,11 @@ __all__ = [
     "write_report",
 ]
 
-KINDS = {
-    "classify": "classification",
-    "multi_label": "multi-label classification",
-    "regress": "regression",
-    "tag": "token classification",
-    "answer": "question answering",
-    "rerank": "reranking",
-    "similarity": "semantic similarity",
-    "retrieval": "retrieval",
-}
-_MAX_EXAMPLES = 20  # rows of a table of examples
-_MAX_POINTS = 300  # of a curve
-
 
 def write_report(folder: str | Path, report: ModelReport) -> list[Path]:
     """Write `report.md`, `report.html` and `report.json` into a folder, each atomically."""
-    derived = _Derived(report)
-    sections = _sections(report, derived)
+    derived = DerivedTables(report)
+    sections = report_sections(report, derived)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -73,321 +52,25 @@ def write_report(folder: str | Path, report: ModelReport) -> list[Path]:
     return [path / name for name in texts]
 
 
-class _Derived:
-    """What all three files need, computed once."""
-
-    def __init__(self, report: ModelReport) -> None:
-        self.labels: dict[str, list[LabelSlice]] = {}
-        self.lengths: dict[str, list[LengthSlice]] = {}
-        self.confusion: dict[str, Confusion] = {}
-        for split, evaluation in report.evaluations.items():
-            self.labels[split] = label_slices(report.kind, evaluation)
-            self.lengths[split] = length_slices(report.kind, evaluation, report.main)
-            if report.kind == "classify":
-                self.confusion[split] = confusion(evaluation)
-        self.selective: dict[str, SelectivePrediction] = selective_predictions(report)
-
-
-# --- sections ---
-
-
-def _sections(report: ModelReport, derived: _Derived) -> list[Section]:
-    sections = [
-        _summary(report),
-        _scores(report),
-        _seeds(report),
-        _comparison(report),
-        _leaks(report),
-        _curves(report),
-        _confusion(report.final, derived.confusion.get(report.final)),
-        _labels(report.final, derived.labels[report.final]),
-        _lengths(report.final, derived.lengths[report.final], report.main),
-        _calibration(report),
-        _abstention(report, derived),
-        *(_label_issues(report, split) for split in report.label_issues or {}),
-        _token_coverage(report),
-        _data(report),
-        _settings("Recipe", report.recipe),
-        _settings("Time", report.timings),
-        _settings("Versions", report.versions),
-    ]
-    return [section for section in sections if section is not None]
-
-
-def _summary(report: ModelReport) -> Section:
-    evaluation = report.evaluations[report.final]
-    headline = (
-        f"{KINDS[report.kind].capitalize()} with {report.model}. On {report.final} ({len(evaluation.gold):,} rows) "
-        f"its {report.main} is {evaluation.scores[report.main]}."
-    )
-    intervals = (
-        f"Numbers in brackets are 95% confidence intervals (Wilson's for proportions, otherwise from {RESAMPLES} "
-        "bootstrap resamples of the split). They do not cover the variance between training runs, or other data."
-    )
-    return Section("Summary", [headline, intervals])
-
-
-def _scores(report: ModelReport) -> Section:
-    splits = list(report.evaluations)
-    names = list(dict.fromkeys(name for evaluation in report.evaluations.values() for name in evaluation.scores))
-    rows = [[name, *(_score(report.evaluations[split].scores.get(name)) for split in splits)] for name in names]
-    return Section("Scores", [Table(["metric", *splits], rows)])
-
-
-def _seeds(report: ModelReport) -> Section | None:
-    if not report.seeds:
-        return None
-    names = list(dict.fromkeys(name for seed in report.seeds for name in seed))
-    rows = []
-    for name in names:
-        values = [seed[name] for seed in report.seeds if name in seed]
-        spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
-        rows.append(
-            [name, f"{fmean(values):.4f}{spread}", f"{min(values):.4f}", f"{max(values):.4f}", str(len(values))]
-        )
-    text = "Mean ± standard deviation over training runs with different seeds."
-    return Section("Seeds", [text, Table(["metric", "mean ± sd", "lowest", "highest", "seeds"], rows)])
-
-
-def _comparison(report: ModelReport) -> Section | None:
-    other = report.comparison
-    if other is None:
-        return None
-    own = report.evaluations[other.split].scores if other.split in report.evaluations else {}
-    rows = [
-        [name, _score(own.get(name)), _score(other.scores.get(name)), str(gap), f"{gap.p:.4f}"]
-        for name, gap in other.differences.items()
-    ]
-    text = (
-        f"Paired bootstrap on the same rows of {other.split}: the difference is more certain than the two separate "
-        f"intervals suggest. With {RESAMPLES} resamples p is never below {2 / (RESAMPLES + 1):.3f}."
-    )
-    blocks: list[Block] = [text, Table(["metric", "this model", other.name, "difference", "p"], rows)]
-    if other.mcnemar is not None:
-        blocks.append(f"McNemar's exact test of equal accuracy: p = {other.mcnemar:.4g}.")
-    return Section(f"Comparison with {other.name}", blocks)
-
-
-def _leaks(report: ModelReport) -> Section | None:
-    if report.leaks is None:
-        return None
-    blocks: list[Block] = []
-    rows, changes = [], []
-    for split, check in report.leaks.items():
-        exact = sum(leak.kind == "exact" for leak in check.leaks)
-        fraction = len(check.leaks) / check.rows if check.rows else 0.0
-        rows.append([split, f"{check.rows:,}", f"{exact:,}", f"{len(check.leaks) - exact:,}", f"{fraction:.2%}"])
-        for name, score in (check.scores_without or {}).items():
-            changes.append([split, name, _score(report.evaluations[split].scores.get(name)), _score(score)])
-    blocks.append(
-        Table(
-            ["split", "rows", "exact duplicates", "near-duplicates", "fraction"],
-            rows,
-            "Rows whose text also occurs in the training data",
-        )
-    )
-    if changes:
-        blocks.append(Table(["split", "metric", "all rows", "without leaks"], changes, "Scores without these rows"))
-    for split, check in report.leaks.items():
-        shown = sorted(zip(check.leaks, check.texts, strict=False), key=lambda pair: pair[0].similarity)[:_MAX_EXAMPLES]
-        if shown:
-            rows = [
-                [
-                    str(leak.test_index + 1),
-                    str(leak.train_index + 1),
-                    f"{leak.similarity:.2f}",
-                    _excerpt(test),
-                    _excerpt(train),
-                ]
-                for leak, (test, train) in shown
-            ]
-            head = [f"{split} row", "training row", "similarity", "text", "training text"]
-            blocks.append(Table(head, rows, "Examples, least similar first; rows are counted from 1"))
-    return Section("Leaks", blocks)
-
-
-def _curves(report: ModelReport) -> Section | None:
-    blocks: list[Block] = []
-    if report.curve:
-        points = [(float(row["step"]), float(row["loss"])) for row in report.curve if "loss" in row]
-        alt = "Training loss by step"
-        blocks.append(
-            Plot(plots.lines(alt, [plots.Line("loss", _downsample(points, _MAX_POINTS))], "step", "loss"), alt)
-        )
-        rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in _downsample(points, _MAX_EXAMPLES)]
-        blocks.append(Table(["step", "loss"], rows, "Training loss, averaged over neighbouring steps", for_plot=True))
-    if report.dev:
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in report.dev:
-            series.setdefault(str(row["metric"]), []).append((float(row["step"]), float(row["value"])))
-        for name, values in series.items():
-            alt = f"Dev {name} by step"
-            blocks.append(Plot(plots.lines(alt, [plots.Line(name, values, dots=True)], "step", name), alt))
-            rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in values]
-            blocks.append(Table(["step", name], rows, alt, for_plot=True))
-    return Section("Training", blocks) if blocks else None
-
-
-def _downsample(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Average neighbouring points until at most `most` are left."""
-    if len(points) <= most:
-        return list(points)
-    return [tuple(np.mean(part, axis=0).tolist()) for part in np.array_split(np.array(points), most)]
-
-
-def _confusion(split: str, matrix: Confusion | None) -> Section | None:
-    if matrix is None:
-        return None
-    alt = f"Confusion matrix on {split}: rows are gold labels, columns predicted labels"
-    rows = [[gold, predicted, f"{count:,}"] for gold, predicted, count in matrix.pairs]
-    blocks: list[Block] = [Plot(plots.confusion_matrix(alt, matrix.labels, matrix.table), alt)]
-    if len(matrix.labels) <= 10:
-        cells = [[label, *map(str, row)] for label, row in zip(matrix.labels, matrix.table, strict=True)]
-        blocks.append(Table(["gold / predicted", *matrix.labels], cells, alt, for_plot=True))
-    if rows:
-        blocks.append(Table(["gold", "predicted", "count"], rows, "The most frequent errors"))
-    return Section(f"Confusion on {split}", blocks)
-
-
-def _labels(split: str, slices: Sequence[LabelSlice]) -> Section | None:
-    if not slices:
-        return None
-    cells = [
-        [s.label, f"{s.support:,}", f"{s.predicted:,}", str(s.precision), str(s.recall), str(s.f1)] for s in slices
-    ]
-    head = ["label", "support", "predicted", "precision", "recall", "f1"]
-    return Section(f"By label on {split}", [Table(head, cells)])
-
-
-def _lengths(split: str, slices: Sequence[LengthSlice], metric: str) -> Section | None:
-    if not slices:
-        return None
-    names = [f"{s.low}" if s.low == s.high else f"{s.low}–{s.high}" for s in slices]
-    alt = f"{metric} by text length on {split}"
-    cells = [[name, f"{s.count:,}", str(s.score)] for name, s in zip(names, slices, strict=True)]
-    plot = plots.error_bars(alt, names, [s.score for s in slices], "tokens", metric)
-    return Section(f"By length on {split}", [Plot(plot, alt), Table(["tokens", "texts", metric], cells)])
-
-
-def _calibration(report: ModelReport) -> Section | None:
-    fit = report.calibration
-    if fit is None:
-        return None
-    text = f"Temperature {fit.temperature:.3f}, fitted on {fit.fitted_on}; measured on {fit.measured_on}."
-    if fit.threshold is not None:
-        text += f" Labels with a probability of at least {fit.threshold:.2f} are predicted."
-    rows = [["before", str(fit.before)], ["after", str(fit.after)]]
-    blocks: list[Block] = [text, Table(["", "expected calibration error"], rows)]
-    if fit.bins_before or fit.bins_after:
-        alt = f"Reliability diagram on {fit.measured_on}, before and after temperature scaling"
-        blocks.append(Plot(plots.reliability(alt, fit.bins_before, fit.bins_after), alt))
-        cells = [
-            [name, f"{b.low:.2f}–{b.high:.2f}", f"{b.count:,}", f"{b.confidence:.3f}", f"{b.accuracy:.3f}"]
-            for name, bins in (("before", fit.bins_before), ("after", fit.bins_after))
-            for b in bins
-            if b.count
-        ]
-        head = ["", "confidence", "predictions", "mean confidence", "accuracy"]
-        blocks.append(Table(head, cells, alt, for_plot=True))
-    return Section("Calibration", blocks)
-
-
-def _abstention(report: ModelReport, derived: _Derived) -> Section | None:
-    fit = report.abstention
-    if fit is None:
-        return None
-    text = (
-        f"Predictions with confidence of at least {fit.threshold:.4f} have a precision of {fit.precision} on the data "
-        f"the threshold was fitted on (target {fit.target:.2%}), and cover {fit.coverage:.1%} of texts."
-    )
-    rows = [[split, str(result.precision), f"{result.coverage:.1%}"] for split, result in derived.selective.items()]
-    table = [Table(["split", "precision", "coverage"], rows)] if rows else []
-    return Section("Abstention threshold", [text, *table])
-
-
-def _label_issues(report: ModelReport, split: str) -> Section | None:
-    issues, evaluation = (report.label_issues or {})[split], report.evaluations[split]
-    if not issues:
-        return None
-    text = (
-        f"{len(issues)} gold labels of {split} that are most likely wrong (confident learning), for review: "
-        " the model itself may be wrong. None was changed."
-    )
-    labels, texts = evaluation.labels, evaluation.texts
-    rows = [
-        [
-            str(issue.index + 1),
-            labels[issue.given],
-            f"{labels[issue.likely]} ({issue.likely_probability:.2f})",
-            _excerpt(texts[issue.index]) if texts is not None else "",
-        ]
-        for issue in issues[:_MAX_EXAMPLES]
-    ]
-    return Section(f"Label issues of {split}", [text, Table(["row", "gold", "suggested", "text"], rows)])
-
-
-def _token_coverage(report: ModelReport) -> Section | None:
-    if not report.token_coverage:
-        return None
-    rows = [
-        [
-            split,
-            f"{coverage.texts:,}",
-            f"{coverage.several / coverage.texts:.2%}" if coverage.texts else "–",
-            f"{coverage.tokens_read:,}",
-            f"{coverage.tokens_total:,}",
-        ]
-        for split, coverage in report.token_coverage.items()
-    ]
-    head = ["split", "texts", "in several windows", "tokens read", "tokens in total"]
-    return Section("Token coverage", [Table(head, rows)])
-
-
-def _data(report: ModelReport) -> Section | None:
-    if not report.data:
-        return None
-    rows = [[data.split, ", ".join(data.files), f"{data.rows:,}"] for data in report.data]
-    blocks: list[Block] = [Table(["split", "files", "rows"], rows)]
-    labelled = [data for data in report.data if data.labels]
-    if labelled:
-        names = list(dict.fromkeys(name for data in labelled for name in data.labels or {}))
-        cells = [[name, *(f"{(data.labels or {}).get(name, 0):,}" for data in labelled)] for name in names]
-        blocks.append(Table(["label", *(data.split for data in labelled)], cells, "Label counts"))
-    return Section("Data", blocks)
-
-
-def _settings(title: str, values: Mapping[str, Any] | None) -> Section | None:
-    if not values:
-        return None
-    return Section(title, [Table(["name", "value"], [[name, _value(value)] for name, value in values.items()])])
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.6g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _score(score: Score | None) -> str:
-    return "–" if score is None else str(score)
-
-
-def _excerpt(text: str, most: int = 200) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-# --- JSON ---
-
-
-def _as_json(report: ModelReport, derived: _Derived) -> dict[str, Any]:
+def _as_json(report: ModelReport, derived: DerivedTables) -> dict[str, Any]:
     facts = {
         name: getattr(report, name)
         for name in (
             *("title", "kind", "model", "base", "language", "data", "recipe", "curve", "dev", "seeds"),
-            *("calibration", "abstention", "comparison", "token_coverage", "timings", "versions"),
+            *(
+                "calibration",
+                "abstention",
+                "comparison",
+                "baselines",
+                "findings",
+                "token_coverage",
+                "timings",
+                "versions",
+            ),
         )
     }
+    if report.findings:
+        facts["findings"] = report.findings
     splits = {
         split: {
             "rows": len(evaluation.gold),

@@ -38,7 +38,7 @@ def compare(
     """Compare a model with a baseline by paired bootstrap, and classifiers also by McNemar's test."""
     other = baseline.predictions
     names = _label_mapping(predictions, other, baseline.name)
-    first, second = _metric_arguments(task, predictions), _metric_arguments(baseline.task, other)
+    first, second = metric_arguments(task, predictions), metric_arguments(baseline.task, other)
     correct = None
     if predictions.kind == "classify":
         second = (first[0], second[1], [names.get(label, label) for label in second[2]])
@@ -61,7 +61,7 @@ def compare(
     )
 
 
-def _metric_arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any, ...]:
+def metric_arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any, ...]:
     """The arguments of the function in `bertie.evaluation.metrics` for this kind of predictions."""
     if predictions.kind == "classify":
         return predictions.gold, predictions.probabilities, labels_of(task)
@@ -74,6 +74,17 @@ def _metric_arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any
         queries = [example.texts[0] for example in predictions.data.examples]
         return queries, predictions.gold, predictions.predicted
     return predictions.gold, predictions.predicted
+
+
+def select_rows(predictions: Predictions, rows: Sequence[int]) -> Predictions:
+    """The predictions on some of the rows."""
+
+    def select(values: Any) -> Any:
+        return None if values is None else values[rows] if isinstance(values, np.ndarray) else [values[i] for i in rows]
+
+    names = ("gold", "predicted", "probabilities", "confidence", "lengths", "read", "windows")
+    data = replace(predictions.data, examples=select(predictions.data.examples))
+    return replace(predictions, data=data, **{name: select(getattr(predictions, name)) for name in names})
 
 
 def _label_mapping(predictions: Predictions, other: Predictions, name: str) -> dict[str, str]:

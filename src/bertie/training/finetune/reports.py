@@ -25,6 +25,7 @@ from bertie.evaluation.intervals import RESAMPLES
 from bertie.evaluation.label_noise import LabelIssue, find_label_issues
 from bertie.evaluation.leaks import find_leaks
 from bertie.evaluation.metrics import Score, classification, multi_label
+from bertie.evaluation.model_report import BaselineTable
 from bertie.evaluation.report import (
     CalibrationReport,
     DataFile,
@@ -36,9 +37,12 @@ from bertie.evaluation.report import (
 )
 from bertie.recipe import Recipe
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
+from bertie.training.finetune.cheap_baselines import BaselineSettings, evaluate_baselines
 from bertie.training.finetune.classification import known_rows, label_table
-from bertie.training.finetune.comparison import Baseline, as_tuple, compare, labels_of
+from bertie.training.finetune.comparison import Baseline, as_tuple, compare, labels_of, select_rows
 from bertie.training.finetune.data import LabelledDataset
+from bertie.training.finetune.defaults import default_lr
+from bertie.training.finetune.findings import findings
 from bertie.training.finetune.runs import RunResult
 
 
@@ -50,6 +54,11 @@ class TrainingRecord:
     runs: Sequence[RunResult]
     best_seed: int
     metric: str
+
+    @property
+    def best(self) -> RunResult:
+        """The run of the best seed."""
+        return next(run for run in self.runs if run.seed == self.best_seed)
 
 
 def evaluate(task: AnyTrainable, data: LabelledDataset, *, resamples: int = RESAMPLES) -> Evaluation:
@@ -85,13 +94,15 @@ def build_report(
     train: LabelledDataset | None = None,
     training: TrainingRecord | None = None,
     baseline: Baseline | None = None,
+    cheap_baselines: BaselineSettings | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
     resamples: int = RESAMPLES,
 ) -> ModelReport:
     """Report on a model by its predictions per split; the last split is the one it is judged by.
 
-    `train` is the training data, for the leak check. `baseline` is another model with its predictions on the last
-    split. `files` are the file names of each split.
+    `train` is the training data, for the leak check and the cheap baselines, which are left out without
+    `cheap_baselines`. `baseline` is another model with its predictions on the last split. `files` are the file
+    names of each split.
     """
     last = list(predictions)[-1]
     final = predictions[last]
@@ -101,6 +112,9 @@ def build_report(
     leaks = None
     if train is not None:
         leaks = {split: check_leaks(task, train, part, resamples=resamples) for split, part in held_out.items()}
+    table = None
+    if train is not None and cheap_baselines is not None:
+        table = evaluate_baselines(task, train, final, cheap_baselines, split=last, resamples=resamples)
     return ModelReport(
         title=title,
         kind=kind,
@@ -113,9 +127,26 @@ def build_report(
         calibration=calibration_report(task, final, last, resamples=resamples),
         abstention=_abstention(task, predictions.get("dev")),
         comparison=None if baseline is None else compare(task, final, baseline, split=last, resamples=resamples),
+        baselines=table,
+        findings=_findings(task, table, train, training),
         token_coverage={split: _token_coverage(part) for split, part in predictions.items()},
         versions={"bertie": __version__, "torch": torch.__version__, "python": platform.python_version()},
         **({} if training is None else _training_fields(training)),
+    )
+
+
+def _findings(
+    task: AnyTrainable, table: BaselineTable | None, train: LabelledDataset | None, training: TrainingRecord | None
+) -> list[str]:
+    if training is None:
+        return findings(table, train=train)
+    return findings(
+        table,
+        train=train,
+        recipe=training.recipe,
+        history=training.best.history,
+        metric=training.metric,
+        usual_lr=default_lr(task.model.config),
     )
 
 
@@ -159,22 +190,8 @@ def _score_rows(
 ) -> dict[str, Score] | None:
     """The scores of some rows; None where they cannot be scored, as queries without a relevant passage."""
 
-    def select(values: Any) -> Any:
-        return None if values is None else values[rows] if isinstance(values, np.ndarray) else [values[i] for i in rows]
-
-    subset = replace(
-        predictions,
-        data=replace(predictions.data, examples=select(predictions.data.examples)),
-        gold=select(predictions.gold),
-        predicted=select(predictions.predicted),
-        probabilities=select(predictions.probabilities),
-        confidence=select(predictions.confidence),
-        lengths=select(predictions.lengths),
-        read=select(predictions.read),
-        windows=select(predictions.windows),
-    )
     try:
-        return training_for(task).scores(subset, resamples=resamples)
+        return training_for(task).scores(select_rows(predictions, rows), resamples=resamples)
     except InputError:
         return None
 
@@ -265,7 +282,7 @@ def _token_coverage(predictions: Predictions) -> TokenCoverage:
 
 def _training_fields(training: TrainingRecord) -> dict[str, Any]:
     """The fields of a report that describe the training."""
-    best = next(run for run in training.runs if run.seed == training.best_seed)
+    best = training.best
     history, metric = best.history, training.metric
     dev = [
         {"step": row["step"], "epoch": row["epoch"], "metric": metric, "value": row[metric]}

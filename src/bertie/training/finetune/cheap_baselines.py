@@ -1,0 +1,182 @@
+"""Cheap baselines on the rows that a trained model is judged by, and the significance of the difference.
+
+They take seconds: linear models see at most `baselines.MAX_ROWS` training rows, frozen embeddings are computed of at
+most `EMBEDDED_ROWS` training rows and `MAX_LENGTH` tokens of a text, and the test rows are a sample of `TEST_ROWS`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertie.evaluation import baselines, metrics
+from bertie.evaluation.baselines import BaselineScore
+from bertie.evaluation.intervals import RESAMPLES, Difference
+from bertie.evaluation.linear_models import TfIdf
+from bertie.evaluation.model_report import BaselineResult, BaselineTable
+from bertie.tasks import registry
+from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
+from bertie.training.finetune.comparison import labels_of, metric_arguments, select_rows
+from bertie.training.finetune.data import Example, LabelledDataset
+from bertie.training.finetune.frozen_features import FrozenEncoder
+
+EMBEDDED_ROWS, TEST_ROWS, MAX_LENGTH = 4_000, 4_000, 128
+EMBEDDED_WORDS = 30_000  # of the training data, for tags
+Inputs = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineSettings:
+    """Where frozen embeddings come from: the model that was trained, as it was before. None: no such baseline."""
+
+    encoder: str | Path | None
+    name: str | None = None
+    device: str = "cpu"
+
+
+def evaluate_baselines(
+    task: AnyTrainable,
+    train: LabelledDataset,
+    predictions: Predictions,
+    settings: BaselineSettings,
+    *,
+    split: str = "test",
+    resamples: int = RESAMPLES,
+) -> BaselineTable:
+    """Train the baselines on the training data, and compare the model's predictions with theirs."""
+    total = len(predictions.gold)
+    if predictions.kind not in ("similarity", "retrieval", "rerank"):  # ranks depend on all rows
+        predictions = select_rows(predictions, _sample(total, TEST_ROWS))
+    if predictions.kind in ("similarity", "retrieval"):
+        scores = _embedding_baselines(train, predictions, settings, resamples)
+    else:
+        scores = _scores(task, train, predictions, settings, resamples)
+    own = training_for(task).scores(predictions, resamples=resamples)
+    metric = metrics.main_metric(predictions.kind, own)
+    first = metric_arguments(task, predictions)
+    return BaselineTable(
+        split=split,
+        metric=metric,
+        rows=len(predictions.gold),
+        rows_total=total,
+        training_rows=min(len(train.examples), baselines.MAX_ROWS),
+        training_rows_total=len(train.examples),
+        model=own[metric],
+        results=[
+            BaselineResult(
+                name=score.name,
+                score=score.score,
+                difference=_difference(predictions, first, score, metric, resamples),
+                seconds=score.seconds,
+            )
+            for score in scores
+        ],
+        encoder=settings.name,
+    )
+
+
+def _scores(
+    task: AnyTrainable,
+    train: LabelledDataset,
+    predictions: Predictions,
+    settings: BaselineSettings,
+    resamples: int,
+) -> list[BaselineScore]:
+    start = time.perf_counter()
+    frozen = None if settings.encoder is None or train.kind == "answer" else _embed(train, predictions.data, settings)
+    seconds = time.perf_counter() - start
+    inputs = [_inputs(data.kind, data.examples) for data in (train, predictions.data)]
+    targets = [_targets(train), list(predictions.gold)]
+    scores = baselines.evaluate(
+        (inputs[0], targets[0]),
+        (inputs[1], targets[1]),
+        train.kind,
+        embeddings=None if frozen is None else (frozen[1], frozen[2]),
+        embedded_rows=None if frozen is None else frozen[0],
+        labels=labels_of(task) if train.multi_label else (),
+        resamples=resamples,
+    )
+    # The time for the embeddings belongs to the baseline that needs them.
+    return [replace(s, seconds=s.seconds + seconds * ("frozen" in s.name)) for s in scores]
+
+
+def _difference(
+    predictions: Predictions, first: tuple[Any, ...], baseline: BaselineScore, metric: str, resamples: int
+) -> Difference:
+    """The model's score - the baseline's, on the same rows."""
+    kind = predictions.kind
+    gap = metrics.paired(kind, first, baseline.arguments, resamples=max(1, resamples))[metric]
+    if kind != "classify":
+        return gap
+    gold, probabilities, labels = baseline.arguments
+    predicted = np.array(labels, dtype=object)[np.asarray(probabilities).argmax(axis=1)]
+    pairs = zip(predictions.gold, predictions.predicted, strict=True)
+    correct = np.array([a == b for a, b in pairs]), predicted == np.array(gold, dtype=object)
+    return replace(gap, p=metrics.mcnemar(*correct))
+
+
+def _sample(count: int, most: int) -> list[int]:
+    """Rows in their order, at most `most` of them."""
+    if count <= most:
+        return list(range(count))
+    return sorted(np.random.default_rng(0).permutation(count)[:most].tolist())
+
+
+def _inputs(kind: str, examples: Sequence[Example]) -> Inputs:
+    if kind == "tag":
+        return [[example.texts[0][a:b] for a, b in example.words] for example in examples]
+    return [example.texts for example in examples]
+
+
+def _targets(train: LabelledDataset) -> list[Any]:
+    if train.kind == "answer":
+        return [example.answers for example in train.examples]
+    if train.kind == "tag":
+        return [list(example.target) for example in train.examples]
+    return [example.target for example in train.examples]
+
+
+def _embed(
+    train: LabelledDataset, test: LabelledDataset, settings: BaselineSettings
+) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+    """The training rows that are embedded, their embeddings, and those of the test rows."""
+    assert settings.encoder is not None
+    encoder = FrozenEncoder(settings.encoder, max_length=MAX_LENGTH, device=settings.device)
+    rows = _sample(len(train.examples), EMBEDDED_ROWS)
+    embed = encoder.texts
+    if train.kind == "tag":
+        words = np.cumsum([len(train.examples[i].words) for i in rows])
+        rows, embed = rows[: max(1, int(np.searchsorted(words, EMBEDDED_WORDS)))], encoder.words
+    return rows, embed([train.examples[i] for i in rows]), embed(test.examples)
+
+
+def _embedding_baselines(
+    train: LabelledDataset, predictions: Predictions, settings: BaselineSettings, resamples: int
+) -> list[BaselineScore]:
+    """For embeddings: the model before training, and where pairs have scores, TF-IDF."""
+    kind, results = predictions.kind, []
+    if settings.encoder is not None:
+        start = time.perf_counter()
+        task = registry.get("embed").trainable_class.load(settings.encoder, device=settings.device)
+        before = training_for(task).predict_labelled(predictions.data)
+        scores = training_for(task).scores(before, resamples=resamples)
+        metric = metrics.main_metric(kind, scores)
+        arguments = metric_arguments(task, before)
+        name, seconds = "the model before training", time.perf_counter() - start
+        results.append(BaselineScore(name, metric, scores[metric], seconds, kind, arguments))
+    if kind == "similarity":
+        start = time.perf_counter()
+        texts = [(text,) for i in _sample(len(train.examples), TEST_ROWS) for text in train.examples[i].texts]
+        vectorizer = TfIdf().fit(texts)
+        similarities = [vectorizer.similarity((e.texts[0], e.texts[1])) for e in predictions.data.examples]
+        scores = metrics.sts(predictions.gold, similarities, resamples=resamples)
+        metric, seconds = metrics.main_metric(kind, scores), time.perf_counter() - start
+        arguments = (predictions.gold, similarities)
+        results.append(BaselineScore("TF-IDF similarity", metric, scores[metric], seconds, kind, arguments))
+    return results
