@@ -26,8 +26,21 @@ PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.m
 SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search", "embeddings", "scale"))
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
-FILES = ROOT / "docs" / "files.md"
-PAGES = [FILES, PRETRAIN, SEARCH, EMBEDDINGS, SCALE, SERVE, PLAYGROUND, SPEED, SECURITY, SMALL / "README.md", MODEL]
+FILES, LABELLING = ROOT / "docs" / "files.md", ROOT / "docs" / "labelling.md"
+PAGES = [
+    LABELLING,
+    FILES,
+    PRETRAIN,
+    SEARCH,
+    EMBEDDINGS,
+    SCALE,
+    SERVE,
+    PLAYGROUND,
+    SPEED,
+    SECURITY,
+    SMALL / "README.md",
+    MODEL,
+]
 PAGES += [CARD] if CARD.exists() else []  # the card comes with the model
 OTHER_PROGRAMS = ("hf", "tensorboard", "pip", "ray")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
@@ -95,7 +108,7 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, CARD])],
+    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, CARD])],
     ids=lambda page: page.stem,
 )
 def test_python(

@@ -29,7 +29,8 @@ VERBS: list[tuple[list[str], str | None]] = [
     (["embed", "the cat sat"], None),
     (["classify", "the cat sat"], "sentiment"),
     (["classify", "pairs.csv"], "nli"),
-    (["classify", "the cat sat", "--labels", "cat,dog"], "nli"),
+    (["classify", "the cat sat", "--labels", "cat,dog"], None),
+    (["classify", "the cat sat", "--labels", "cat,dog", "--method", "entailment"], "nli"),
     (["tag", "the cat sat"], "ner"),
     (["answer", "the cat", "--context", "a dog sat on the mat"], "qa"),
     (["rerank", "find a cat", "the cat sat", "a dog ran"], "rerank"),
@@ -78,7 +79,8 @@ def test_zero_shot_uses_the_nli_head(small: str) -> None:
     pairs = [("the cat sat", "cat"), ("the cat sat", "dog")]
     classes = bertie.Classifier.load(head="nli")
     logits = [np.log([one.scores["entailment"], one.scores["contradiction"]]) for one in classes.classify(pairs)]
-    result = bertie.ZeroShot.load().classify(["the cat sat"], ["cat", "dog"], template="{}", multi_label=True)[0]
+    zero_shot = bertie.ZeroShot.load(head="nli")  # by entailment, as it names the head
+    result = zero_shot.classify(["the cat sat"], ["cat", "dog"], template="{}", multi_label=True)[0]
     for label, (entails, contradicts) in zip(("cat", "dog"), logits, strict=True):
         assert result.scores[label] == pytest.approx(1 / (1 + np.exp(contradicts - entails)), abs=1e-5)
     assert bertie.ZeroShot.load(head="nli").classify(["a"], ["cat", "dog"])[0].windows == 1

@@ -42,7 +42,14 @@ def add(verbs: Verbs) -> None:
     add_model(parser)
     add_head(parser)
     parser.add_argument("--labels", metavar="A,B,…", help="zero-shot classification into these labels")
-    parser.add_argument("--template", help="with --labels: the hypothesis, with {} for the label")
+    parser.add_argument(
+        "--method",
+        choices=("auto", "entailment", "embedding", "combined"),
+        default="auto",
+        help="with --labels: does the text entail the label, is its embedding near, or both (default: embedding where "
+        "the model has sentence embeddings, else entailment)",
+    )
+    parser.add_argument("--template", help="with --labels: the sentence that a label is put into, with {} for it")
     parser.add_argument(
         "--multi-label", action="store_true", help="with --labels: score each label independently, several may be true"
     )
@@ -52,8 +59,8 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
-    if args.labels is None and (args.template is not None or args.multi_label):
-        raise UsageError("--template and --multi-label need --labels")
+    if args.labels is None and (args.template is not None or args.multi_label or args.method != "auto"):
+        raise UsageError("--template, --multi-label and --method need --labels")
     table = open_input(args)
     columns = text_columns(args, table)
     if args.labels is not None and len(columns) > 1:
@@ -74,10 +81,11 @@ def run(args: argparse.Namespace) -> None:
     else:
         zero = load(ZeroShot, args)
         labels = [label.strip() for label in args.labels.split(",") if label.strip()]
-        options = {} if args.template is None else {"template": args.template}
+        options = {"template": args.template, "multi_label": args.multi_label, "method": args.method}
+        zero.resolve_method(args.method)  # raises if the model lacks what it needs
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
-            return map(asdict, zero.classify_each(texts, labels, multi_label=args.multi_label, **options))
+            return map(asdict, zero.classify_each(texts, labels, **options))
 
     stream.write(
         stream.results(work),

@@ -109,6 +109,7 @@ class ClientMethods:
         *,
         template: str | None = None,
         multi_label: bool = False,
+        method: Literal["auto", "entailment", "embedding", "combined"] = "auto",
         head: str | None = None,
     ) -> ListCall[ZeroShotResult]:
         """Zero-shot classification with the given labels, as `ZeroShot.classify`."""
@@ -116,6 +117,7 @@ class ClientMethods:
         if not names:
             raise InputError("labels=[] must have at least one label")
         options: dict[str, Any] = {"head": head, "labels": names, "template": template, "multi_label": multi_label}
+        options["method"] = method
         options["max_items"] = max(1, min(requests.MAX_ITEMS, MAX_PAIRS // len(names)))
         items = requests.check_texts(texts, "zero_shot")
         return self._list_call("/classify", "texts", items, responses.parse_zero_shot, **options)

@@ -21,7 +21,7 @@ from bertie.serve.queue import Ticket, TokenLimitExceeded
 from bertie.tasks.base import Task
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
-from bertie.tasks.zero_shot import ZeroShot, entailment_label
+from bertie.tasks.zero_shot import Method, ZeroShot, entailment_label
 
 if TYPE_CHECKING:
     from bertie.search.index import Index
@@ -134,16 +134,19 @@ class Service:
         return self.task(Embedder, context.model, context, dimension=dimensions, **options)
 
     def zero_shot(
-        self, model: str | None, context: RequestContext, *, head: str | None, overflow: Overflow
+        self, model: str | None, context: RequestContext, *, head: str | None, overflow: Overflow, method: Method
     ) -> ZeroShot:
-        """A zero-shot classifier over the first model with a head for natural language inference."""
+        """A zero-shot classifier over the first model with sentence embeddings or a head for NLI."""
         for name in self.candidates(model):
-            if any(entailment_label(info) is not None for info in self.registry[name].checkpoint.heads.values()):
+            checkpoint = self.registry[name].checkpoint
+            entails = any(entailment_label(info) is not None for info in checkpoint.heads.values())
+            if entails or (checkpoint.sentence is not None and head is None and method in ("auto", "embedding")):
                 context.model = name
                 return self.use_model(name, context).task(ZeroShot, overflow=overflow, head=head)
         raise ApiError(
             "unsupported_by_model",
-            "zero-shot classification needs a head for natural language inference, and no served model has one",
+            "zero-shot classification needs sentence embeddings or a head for natural language inference, and no "
+            "served model has one of these",
         )
 
     def tokenizer(self, model: str | None, context: RequestContext) -> Tokenizer:

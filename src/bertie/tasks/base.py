@@ -62,9 +62,12 @@ class Task(ABC, Generic[Options, Output, Result]):
 
     def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
         """Set the checkpoint and the head."""
+        self._set_checkpoint(checkpoint, None if self.kind is None else self._find_head(checkpoint, head))
+
+    def _set_checkpoint(self, checkpoint: Checkpoint, head: str | None) -> None:
         if checkpoint.tokenizer is None:
             raise NotFoundError(f"{checkpoint.source} has no tokenizer, and reading texts needs one")
-        self.head = None if self.kind is None else self._find_head(checkpoint, head)
+        self.head = head
         self.checkpoint, self.model, self.tokenizer = checkpoint, checkpoint.model, checkpoint.tokenizer
         self.pipeline = Pipeline(
             checkpoint, self.tokenizer, self, overflow=self.overflow, deterministic=self.deterministic

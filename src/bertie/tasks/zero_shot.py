@@ -1,14 +1,21 @@
-"""Zero-shot classification with a model for natural language inference (NLI).
+"""Zero-shot classification: by natural language inference (NLI), by embedding similarity, or by both.
 
-Each label is turned into a hypothesis, and the model predicts whether the text entails it. Over several windows, the
-logits of each hypothesis are averaged, weighted by the tokens that each window owns.
+- "entailment": each label is turned into a hypothesis, and the model predicts whether the text entails it: one forward
+  pass per text and label. Over several windows, the logits of each hypothesis are averaged, weighted by the tokens that
+  each window owns.
+- "embedding": the label whose embedding is nearest to that of the text, by cosine similarity: one pass per text.
+- "combined": a weighted sum of the logits of both.
+
+"auto" embeds with any model that was trained for sentence embeddings, and needs an NLI head otherwise. That choice, the
+templates and the temperatures were fitted on five labelled datasets and checked on six others (benchmarks/zero_shot.py;
+docs/labelling.md has the figures).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from torch import Tensor
@@ -17,14 +24,27 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
+from bertie.nn.sentence_layers import normalize_array
 from bertie.pipeline.chunk import WindowedText
-from bertie.pipeline.inputs import TaskInput, check_list, text_inputs
+from bertie.pipeline.inputs import check_list, text_inputs
 from bertie.pipeline.outputs import FloatArray, PendingCopy
 from bertie.tasks.base import Task
-from bertie.tasks.decoding import average_windows, softmax
-from bertie.tasks.results import ZeroShotResult
+from bertie.tasks.decoding import average_windows, sigmoid, softmax
+from bertie.tasks.embed import Embedder
+from bertie.tasks.results import EmbeddingResult, ZeroShotResult
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
+
+Method = Literal["auto", "entailment", "embedding", "combined"]
+METHODS: tuple[Method, ...] = get_args(Method)
+TEMPLATES: dict[Method, str] = {
+    "entailment": "This example is {}.",  # as in transformers
+    "embedding": "This text is about {}.",
+}
+_SCALE = 20.0  # of cosine similarities as logits: a temperature of 0.05
+_ENTAILMENT_WEIGHT = 0.5  # of entailment logits beside scaled similarities
+_SEVERAL_SCALE, _NEUTRAL = 10.0, 0.15  # if several labels may be true, one of this similarity is as likely as not
+_COMBINED_TEXTS = 64  # texts that are read in both ways at a time
 
 
 class _Hypothesis(NamedTuple):
@@ -34,12 +54,24 @@ class _Hypothesis(NamedTuple):
     counts: dict[str, int]
 
 
+class _LabelLogits(NamedTuple):
+    """The logits of a text's labels, of which one is true or, independently of each other, several may be."""
+
+    one: FloatArray  # (labels,), for a softmax
+    several: FloatArray  # (labels,), for a sigmoid
+    counts: dict[str, int]
+
+
 class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     """Classifies texts into labels that the model was not trained on.
 
-    >>> model = ZeroShot.load("path/to/an/nli/model")                                            # doctest: +SKIP
-    >>> model.classify(["The match ended in a draw."], ["sports", "politics"])[0].label          # doctest: +SKIP
+    >>> model = ZeroShot.load("bertie-small")
+    >>> model.classify(["The match ended in a draw."], ["sports", "politics"])[0].label
     'sports'
+
+    `classify` takes a `method`: "entailment" needs a head for natural language inference, "embedding" compares
+    embeddings, "combined" does both, and "auto" is "embedding" for a model with sentence-embedding modules and
+    "entailment" for others. A head that is named here (`head`) is used: then "auto" is "entailment".
     """
 
     kind = "classify"
@@ -47,11 +79,17 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
 
     def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
         able = [name for name, info in checkpoint.heads.items() if self._fits(info)]
-        if not able or (head is not None and head not in able):
+        if (head is not None and head not in able) or (not able and checkpoint.sentence is None):
             raise NotFoundError(
                 "zero-shot classification needs a head with a label 'entailment'; of the heads of "
                 f"{checkpoint.source} ({', '.join(checkpoint.heads) or 'none'}) {', '.join(able) or 'none'} has one"
+                + ("" if checkpoint.sentence is not None else ", and it has no sentence-embedding modules")
             )
+        self._head_is_named = head is not None
+        self._embedder = Embedder(checkpoint, overflow=self.overflow, deterministic=self.deterministic)
+        if not able:
+            self._set_checkpoint(checkpoint, None)
+            return
         super()._use(checkpoint, head)
         labels, entailment = self.info.labels, entailment_label(self.info)
         assert entailment is not None
@@ -64,56 +102,94 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     def _fits(cls, info: HeadInfo) -> bool:
         return info.kind == "classify" and entailment_label(info) is not None
 
+    def resolve_method(self, method: Method = "auto") -> Method:
+        """The method that "auto" stands for; the others as they are, if the model has what they need."""
+        if method not in METHODS:
+            raise InputError(f"method={method!r} must be one of {', '.join(METHODS)}")
+        if method == "auto":
+            embeds = self.checkpoint.sentence is not None and not self._head_is_named
+            return "embedding" if embeds else "entailment"
+        if method != "embedding" and self.head is None:
+            raise InputError(
+                f"method={method!r} needs a head with a label 'entailment', which {self.checkpoint.source} lacks; "
+                "use method='embedding'"
+            )
+        return method
+
     def classify(
         self,
         texts: Iterable[str],
         labels: Sequence[str],
         *,
-        template: str = "This example is {}.",
+        template: str | None = None,
         multi_label: bool = False,
+        method: Method = "auto",
     ) -> list[ZeroShotResult]:
-        """Score the labels for each text. With `multi_label`, labels are scored independently and may all be true."""
-        return list(self.classify_each(texts, labels, template=template, multi_label=multi_label))
+        """Score the labels for each text. With `multi_label`, labels are scored independently and may all be true.
+
+        `template` is the sentence that a label is put into, with {} for the label. By default that is "This example is
+        {}." as a hypothesis, and "This text is about {}." for embeddings.
+        """
+        return list(self.classify_each(texts, labels, template=template, multi_label=multi_label, method=method))
 
     def classify_each(
         self,
         texts: Iterable[str],
         labels: Sequence[str],
         *,
-        template: str = "This example is {}.",
+        template: str | None = None,
         multi_label: bool = False,
+        method: Method = "auto",
     ) -> Iterator[ZeroShotResult]:
         """As `classify`, one by one."""
         labels = [checked_text(label, f"label {i}") for i, label in enumerate(check_list(labels, "labels=", "words"))]
         if not labels or len(set(labels)) < len(labels):
             raise InputError(f"labels={labels!r:.80} must be at least one, and different")
-        hypotheses = [_fill_template(template, label) for label in labels]
+        method = self.resolve_method(method)
+        sentences = {
+            name: [_fill_template(default if template is None else template, label) for label in labels]
+            for name, default in TEMPLATES.items()
+        }
+        check_list(texts, "classify")
+        if method == "entailment":
+            logits = self._by_entailment(texts, sentences["entailment"])
+        elif method == "embedding":
+            logits = self._by_embedding(texts, self._embed(sentences["embedding"]))
+        else:
+            logits = self._by_both(texts, sentences["entailment"], self._embed(sentences["embedding"]))
+        return (_result(labels, row, multi_label or len(labels) == 1) for row in logits)
+
+    def _by_entailment(self, texts: Iterable[str], hypotheses: Sequence[str]) -> Iterator[_LabelLogits]:
         inputs = (
             text._replace(texts=(text.texts[0], hypothesis))
             for text in text_inputs(texts, "classify", None)
             for hypothesis in hypotheses
         )
-        return self._classify_each(inputs, texts, labels, multi_label)
+        outputs = self.run(inputs, texts)
+        while group := list(islice(outputs, len(hypotheses))):
+            logits = np.stack([hypothesis.logits for hypothesis in group])
+            entailment = logits[:, self._entailment]
+            # The text is the same in all; the hypotheses differ by a few tokens.
+            counts = max((hypothesis.counts for hypothesis in group), key=lambda counts: counts["windows"])
+            yield _LabelLogits(entailment, entailment - logits[:, self._contradiction], counts)
 
-    def _classify_each(
-        self, inputs: Iterable[TaskInput[None]], texts: Iterable[str], labels: Sequence[str], multi_label: bool
-    ) -> Iterator[ZeroShotResult]:
-        hypotheses = self.run(inputs, texts)
-        while group := list(islice(hypotheses, len(labels))):
-            yield self._combine(labels, group, multi_label)
+    def _embed(self, texts: Iterable[str]) -> FloatArray:
+        self._embedder.pipeline.executor = self.pipeline.executor  # the server's engine, if there is one
+        return normalize_array(self._embedder.embed(texts))
 
-    def _combine(self, labels: Sequence[str], hypotheses: Sequence[_Hypothesis], multi_label: bool) -> ZeroShotResult:
-        logits = np.stack([hypothesis.logits for hypothesis in hypotheses])
-        if multi_label or len(labels) == 1:
-            scores = softmax(logits[:, [self._contradiction, self._entailment]])[:, 1]
-        else:
-            scores = softmax(logits[:, self._entailment])
-        ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
-        by_label = {label: float(score) for label, score in ranked}
-        best = ranked[0][0]
-        # The text is the same in all; the hypotheses differ by a few tokens.
-        counts = max((hypothesis.counts for hypothesis in hypotheses), key=lambda counts: counts["windows"])
-        return ZeroShotResult(best, by_label[best], by_label, **counts)
+    def _by_embedding(self, texts: Iterable[str], labels: FloatArray) -> Iterator[_LabelLogits]:
+        for result in self._embedder.embed_each(texts):
+            similarities = (labels @ normalize_array(result.vector[None])[0]).astype(np.float32)
+            several = _SEVERAL_SCALE * (similarities - _NEUTRAL)
+            yield _LabelLogits(_SCALE * similarities, several, _counts(result))
+
+    def _by_both(self, texts: Iterable[str], hypotheses: Sequence[str], labels: FloatArray) -> Iterator[_LabelLogits]:
+        remaining = iter(texts)
+        while group := list(islice(remaining, _COMBINED_TEXTS)):
+            each = zip(self._by_embedding(group, labels), self._by_entailment(group, hypotheses), strict=True)
+            for near, entailed in each:
+                several = (near.several + entailed.several) / 2
+                yield _LabelLogits(near.one + _ENTAILMENT_WEIGHT * entailed.one, several, entailed.counts)
 
     def outputs(
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
@@ -125,6 +201,18 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         """Average the windows."""
         logits = outputs[0] if len(outputs) == 1 else average_windows(text.windows, outputs)
         return _Hypothesis(logits, text.counts())
+
+
+def _result(labels: Sequence[str], logits: _LabelLogits, multi_label: bool) -> ZeroShotResult:
+    scores = sigmoid(logits.several) if multi_label else softmax(logits.one)
+    ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
+    by_label = {label: float(score) for label, score in ranked}
+    best = ranked[0][0]
+    return ZeroShotResult(best, by_label[best], by_label, **logits.counts)
+
+
+def _counts(result: EmbeddingResult) -> dict[str, int]:
+    return {"tokens_total": result.tokens_total, "tokens_read": result.tokens_read, "windows": result.windows}
 
 
 def entailment_label(info: HeadInfo) -> int | None:

@@ -129,7 +129,12 @@ class ClassifyRequest(TaskRequest):
         examples=[["A delight from start to finish."]]
     )
     labels: Array[Label] | None = Field(None, description="Labels for zero-shot classification.")
-    template: str | None = Field(None, max_length=1000, description="The hypothesis, with {} for the label.")
+    template: str | None = Field(
+        None, max_length=1000, description="With `labels`: the sentence that a label is put into, with {} for it."
+    )
+    method: Literal["auto", "entailment", "embedding", "combined"] = Field(
+        "auto", description="With `labels`: by entailment, by the nearest label embedding, or by both."
+    )
     multi_label: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
 
 
@@ -154,8 +159,8 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
     """Classify texts or pairs."""
     texts = service.as_list(request.texts, "texts")
     if request.labels is None:
-        if request.template is not None or request.multi_label:
-            raise ApiError("invalid", "`template` and `multi_label` require `labels`", field="labels")
+        if request.template is not None or request.multi_label or request.method != "auto":
+            raise ApiError("invalid", "`template`, `multi_label` and `method` require `labels`", field="labels")
         task = service.task(Classifier, request.model, context, head=request.head, overflow=request.overflow)
         pairs = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
         service.check_tokens([(text,) if isinstance(text, str) else text for text in pairs], task, context)
@@ -166,11 +171,16 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         if not all(isinstance(text, str) for text in texts):
             raise ApiError("invalid", "zero-shot classification takes single texts, not pairs", field="texts")
         service.check_count(range(len(texts) * len(request.labels)), "labels")
-        options = {} if request.template is None else {"template": request.template}
-        zero_shot = service.zero_shot(request.model, context, head=request.head, overflow=request.overflow)
-        service.check_tokens([(text, label) for text in texts for label in request.labels], zero_shot, context)
-        results = zero_shot.classify(texts, request.labels, multi_label=request.multi_label, **options)
-        head = zero_shot.head
+        zero_shot = service.zero_shot(
+            request.model, context, head=request.head, overflow=request.overflow, method=request.method
+        )
+        method = zero_shot.resolve_method(request.method)
+        by_embedding = [(text,) for text in (*texts, *request.labels)]
+        pairs_read = [(text, label) for text in texts for label in request.labels]
+        service.check_tokens(by_embedding if method == "embedding" else pairs_read, zero_shot, context)
+        options = {"template": request.template, "multi_label": request.multi_label, "method": method}
+        results = zero_shot.classify(texts, request.labels, **options)
+        head = None if method == "embedding" else zero_shot.head
     context.add_read(results)
     return {"model": context.model, "head": head, "results": results}
 

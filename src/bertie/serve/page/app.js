@@ -131,6 +131,7 @@ function addViewListeners() {
   onInput("similarity-texts", similarityView);
   for (const id of ["classify-text", "classify-pair", "classify-labels", "classify-template"]) onInput(id, classifyView);
   onChange("classify-multi", classifyView);
+  onChange("classify-method", classifyView);
   for (const input of [$("classify-head"), ...document.querySelectorAll("input[name=labels]")]) {
     input.addEventListener("change", () => {
       updateClassifyForm();

@@ -255,11 +255,12 @@ function headRequest(text) {
 function zeroShotRequest(text) {
   const labels = $("classify-labels").value.split(",").map((label) => label.trim()).filter(Boolean);
   if (!labels.length) throw new UserError("Enter at least one label.");
-  const template = $("classify-template").value;
+  const template = $("classify-template").value.trim();
   const multiLabel = $("classify-multi").checked;
-  const body = { texts: [text], labels, template, ...(multiLabel ? { multi_label: true } : {}) };
-  const options = `template=${py(template)}${multiLabel ? ", multi_label=True" : ""}`;
-  return [body, `client.zero_shot([${py(text)}], [${labels.map(py).join(", ")}], ${options})`];
+  const method = $("classify-method").value;
+  const options = { ...(template ? { template } : {}), ...(multiLabel ? { multi_label: true } : {}), ...(method === "auto" ? {} : { method }) };
+  const python = Object.entries(options).map(([name, value]) => `, ${name}=${value === true ? "True" : py(value)}`).join("");
+  return [{ texts: [text], labels, ...options }, `client.zero_shot([${py(text)}], [${labels.map(py).join(", ")}]${python})`];
 }
 
 /** Show the last result against the current threshold. */
@@ -281,7 +282,7 @@ export function showClassification() {
 }
 
 function calibrationNote(head) {
-  if (!head) return "Zero-shot by natural language inference: does the text entail the hypothesis? These scores are not calibrated.";
+  if (!head) return "Zero-shot: the label whose embedding is nearest, or the hypothesis that the text entails. These scores are not calibrated for your labels.";
   if (head.temperature === 1) return "This head is not calibrated: its probabilities may be overconfident.";
   return `Calibrated: logits are divided by a temperature of ${head.temperature.toFixed(2)}, fitted on held-out data.`;
 }
