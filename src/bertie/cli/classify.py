@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         zero = load(ZeroShot, args)
         labels = [label.strip() for label in args.labels.split(",") if label.strip()]
-        options = {"template": args.template, "multi_label": args.multi_label, "method": args.method}
+        options: dict[str, Any] = {"template": args.template, "multi_label": args.multi_label, "method": args.method}
         zero.resolve_method(args.method)  # raises if the model lacks what it needs
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:

@@ -188,7 +188,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         while group := list(islice(remaining, _COMBINED_TEXTS)):
             each = zip(self._by_embedding(group, labels), self._by_entailment(group, hypotheses), strict=True)
             for near, entailed in each:
-                several = (near.several + entailed.several) / 2
+                several = 0.5 * near.several + 0.5 * entailed.several
                 yield _LabelLogits(near.one + _ENTAILMENT_WEIGHT * entailed.one, several, entailed.counts)
 
     def outputs(

@@ -178,8 +178,9 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         by_embedding = [(text,) for text in (*texts, *request.labels)]
         pairs_read = [(text, label) for text in texts for label in request.labels]
         service.check_tokens(by_embedding if method == "embedding" else pairs_read, zero_shot, context)
-        options = {"template": request.template, "multi_label": request.multi_label, "method": method}
-        results = zero_shot.classify(texts, request.labels, **options)
+        results = zero_shot.classify(
+            texts, request.labels, template=request.template, multi_label=request.multi_label, method=method
+        )
         head = None if method == "embedding" else zero_shot.head
     context.add_read(results)
     return {"model": context.model, "head": head, "results": results}
