@@ -104,7 +104,7 @@ def test_mistakes_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         read_settings()
     monkeypatch.delenv("BERTIE_PRECISION")
     monkeypatch.setenv("BERTIE_CONFIG", "/nowhere/config.toml")
-    with pytest.raises(ConfigError, match="BERTIE_CONFIG=/nowhere/config.toml: no such file"):
+    with pytest.raises(ConfigError, match=r"BERTIE_CONFIG=/nowhere/config\.toml: no such file"):
         read_settings()
 
 

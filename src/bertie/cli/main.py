@@ -21,7 +21,9 @@ from bertie.cli import (
     answer,
     bench,
     classify,
+    completion,
     corpus,
+    doctor,
     embed,
     eval,
     fill,
@@ -58,7 +60,7 @@ GROUPS = {  # in the order of bertie --help
     "serve": (serve,),
     "train": (train, eval, mine, weight_tokens, quantize),
     "pretrain": (tokenizer, corpus, pretrain),
-    "inspect": (inspect, tokenize, bench),
+    "inspect": (inspect, tokenize, bench, doctor, completion),
 }
 
 
@@ -92,7 +94,7 @@ def _run(argv: Sequence[str]) -> int:
         verbose = args.verbose
         with ExitStack() as args.cleanup, _quiet(args.quiet), warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
-            args.run(args)
+            return args.run(args) or 0
     except AlreadyComplete as note:
         print(f"bertie: {note}", file=messages)
     except UsageError as error:
