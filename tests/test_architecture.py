@@ -16,6 +16,7 @@ SOURCE = Path(bertie.__file__).parent
 LAYERS = (
     *(
         "errors",
+        "arguments",
         "_version",
         "config",
         "switches",
@@ -29,6 +30,7 @@ LAYERS = (
 )
 LEAVES = {
     "errors": set[str](),
+    "arguments": set[str](),
     "_version": set[str](),
     "config": {"errors"},
     "switches": {"errors"},

@@ -141,13 +141,13 @@ class Table:
 def test_invalid_arguments(made: Made) -> None:
     direct = {name: task for name, task in every(made).items() if name not in ("pairs", "rerank", "answer")}
     for task in direct.values():
-        for wrong in ("a text", b"bytes", {"a": 1}, None, Table()):
+        for wrong in (b"bytes", {"a": 1}, None, Table()):
             with pytest.raises(InputError, match="takes a list of texts"):
                 task(wrong)
     reader = Reader.load(made("wordpiece", "ForQuestionAnswering"))
     for wrong, message in (
         (("who", "text"), "question 0 must be a pair"),
-        ("who", "list of pairs"),
+        ("who", "takes a question and its document"),
         ([("who", [])], "question 0 has no document"),
         ([("who", ["a", None])], "question 0, document 1 must be a str"),
         ([("who",)], "question 0 must be a pair"),
@@ -161,7 +161,9 @@ def test_invalid_arguments(made: Made) -> None:
     with pytest.raises(InputError, match="document 1 must be a str, not NoneType"):
         reranker.rerank("who", ["a", None])  # type: ignore[list-item]
     with pytest.raises(InputError, match="takes a list of documents"):
-        reranker.rerank("who", "a")
+        reranker.rerank("who", {"a": 1})
+    with pytest.raises(InputError, match=r"zip\(questions, documents\)"):
+        reader.answer(["who"], ["a"])  # type: ignore[call-overload]
     with pytest.raises(InputError, match="pair 0 must be a query and a document, not str"):
         reranker.predict(["a"])  # type: ignore[list-item]
     classifier = Classifier.load(made("wordpiece", "ForSequenceClassification", labels=NLI))

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from bertie.arguments import explain_arguments
 from bertie.checkpoints import named_heads, storage, weight_files
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.fingerprint import WeightsOrigin, has_original_weights
@@ -37,7 +38,7 @@ _DTYPES: dict[Precision, torch.dtype] = {
 VOCABULARIES = ("vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Checkpoint:
     """A model with everything its folder holds.
 
@@ -104,7 +105,35 @@ class Checkpoint:
         precision: Precision = precision_of(self.model.encoder)
         return precision
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.model.device
+
+    def to(self, device: torch.device | str) -> Checkpoint:
+        """Move the weights to a device, in place."""
+        device = usable_device(device)
+        if self.precision == "int8" and device.type != "cpu":
+            raise ConfigError(f"device={str(device)!r}: {self.source} is in int8, which runs on a CPU only")
+        if self.precision == "fp8" and device != self.device:
+            check_fp8(device)
+        self.model.to(device)
+        if self.sentence is not None:
+            self.sentence.to(device)
+        return self
+
+    def facts(self) -> dict[str, object]:
+        """What to know about a model at a glance, for `repr`."""
+        return {"device": str(self.device), "precision": self.precision, "max_length": self.max_length}
+
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        heads = ", ".join(self.heads) or "none"
+        facts = ", ".join(f"{name}={value}" for name, value in self.facts().items())
+        return f"Checkpoint({self.source!r}, {parameters / 1e6:.3g}M parameters, heads: {heads}, {facts})"
+
     @classmethod
+    @explain_arguments
     def load(
         cls,
         name: str | Path | None = None,
@@ -124,9 +153,10 @@ class Checkpoint:
         """
         if precision not in PRECISIONS:
             raise ConfigError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+        device = usable_device(device)
         if precision == "fp8":
             check_fp8(device)
-        if precision == "int8" and torch.device(device).type != "cpu":
+        if precision == "int8" and device.type != "cpu":
             raise ConfigError(f"precision='int8' with device={str(device)!r}: int8 inference runs on a CPU only")
         name = default_model() if name is None else name
         checkpoint = _read(name, revision, head, ignore, device, _DTYPES[precision])
@@ -311,6 +341,16 @@ class Checkpoint:
             name = "tokenizer_config.json"
             files[name] = storage.to_json(json.loads(files[name]) | {"model_max_length": self.max_length})
         return files
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Check that torch can use a device."""
+    try:
+        torch.empty(0, device=device)
+        return torch.device(device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={str(device)!r} cannot be used on this machine: {reason:.120}") from None
 
 
 def _same_problem(old: HeadInfo, problem: str | None) -> bool:

@@ -24,6 +24,7 @@ from bertie.nn.model import Model
 from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import Options, TaskInput
 from bertie.pipeline.outputs import Output, Outputs
+from bertie.pipeline.reporting import report
 from bertie.text.batch import Batch, pack
 from bertie.text.encoding import Encoding, Encodings
 from bertie.text.tokenizer import Tokenizer, checked_text
@@ -195,6 +196,7 @@ class Pipeline(Generic[Options, Output, Result]):
                 batch = Batch.select(windows, group).to(device)
                 own = None if parameters is None else [parameters[window] for window in group]
                 outputs.add(group, task.outputs(model, model.hidden(batch, task.head), batch, own))
+                report(len(group) * len(chunk) / count)
         return outputs
 
     @property

@@ -11,10 +11,13 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, overload
 
 import numpy as np
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
@@ -50,6 +53,18 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
     kind = "answer"
     needs_offsets = True
 
+    @overload
+    def answer(
+        self,
+        questions: str,
+        documents: str | Sequence[str],
+        *,
+        top_k: int = 1,
+        max_answer_length: int = 30,
+        threshold: float | None = None,
+        progress: bool | None = None,
+    ) -> AnswerResult: ...
+    @overload
     def answer(
         self,
         questions: Iterable[tuple[str, str | Sequence[str]]],
@@ -57,13 +72,35 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         top_k: int = 1,
         max_answer_length: int = 30,
         threshold: float | None = None,
-    ) -> list[AnswerResult]:
+        progress: bool | None = None,
+    ) -> list[AnswerResult]: ...
+    @explain_arguments
+    def answer(
+        self,
+        questions: Any,
+        documents: Any = None,
+        *,
+        top_k: int = 1,
+        max_answer_length: int = 30,
+        threshold: float | None = None,
+        progress: bool | None = None,
+    ) -> Any:
         """Find the best answers to each question in its document or documents.
 
+        Pass pairs of a question and its document or documents; or one question and its documents, for one result.
+
         `max_answer_length` is in tokens. `threshold`: by how much the best span must beat the score of
-        "no answer"; without one, a span is always returned.
+        "no answer"; without one, a span is always returned. `progress`: whether to show a progress bar; None: on a
+        terminal or in a notebook.
         """
-        return list(self.answer_each(questions, top_k=top_k, max_answer_length=max_answer_length, threshold=threshold))
+        options: dict[str, Any] = {"top_k": top_k, "max_answer_length": max_answer_length, "threshold": threshold}
+        if isinstance(questions, str):
+            if documents is None:
+                raise InputError('answer takes a question and its document: answer("question", "document")')
+            return self.answer([(questions, documents)], progress=progress, **options)[0]
+        if documents is not None:
+            raise InputError("pass pairs of a question and its document: answer(list(zip(questions, documents)))")
+        return self.collect(questions, partial(self.answer_each, **options), "answer", progress, unit="documents")
 
     def answer_each(
         self,

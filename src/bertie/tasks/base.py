@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
+import torch
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.config import HeadInfo, HeadName
@@ -19,6 +21,8 @@ from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import Options, TaskInput
 from bertie.pipeline.outputs import Output, Outputs
 from bertie.pipeline.pipeline import OVERFLOW, Overflow, Pipeline
+from bertie.pipeline.reporting import length, show_progress
+from bertie.tasks.display import html_table, shorten
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 from bertie.text.tokenizer import Tokenizer
@@ -44,16 +48,22 @@ class Task(ABC, Generic[Options, Output, Result]):
     head: str | None  # name of the head in the model
     pipeline: Pipeline[Options, Output, Result]
 
+    @explain_arguments
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        model: Checkpoint | str | Path | None = None,
         *,
         overflow: Overflow = "window",
         head: str | None = None,
         deterministic: bool = False,
+        device: str | torch.device | None = None,
     ) -> None:
         self._set_options(overflow, deterministic)
-        self._use(checkpoint, head)
+        if not isinstance(model, Checkpoint):
+            model, head = self._load_checkpoint(model, head, {} if device is None else {"device": device})
+        elif device is not None:
+            model.to(device)
+        self._use(model, head)
 
     def _set_options(self, overflow: Overflow, deterministic: bool) -> None:
         if overflow not in OVERFLOW:
@@ -115,6 +125,28 @@ class Task(ABC, Generic[Options, Output, Result]):
         assert self.head is not None
         return self.checkpoint.heads[self.head]
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to a device, in place: "cpu", "cuda", "cuda:1", "mps". Other tasks that share it move too."""
+        self.checkpoint.to(device)
+        return self
+
+    def _facts(self) -> dict[str, object]:
+        """What `repr` shows: a model that is not loaded yet stays so."""
+        info = {} if self.head is None else {"head": self.head, "labels": list(self.info.labels.values())}
+        return {"model": self.checkpoint.source, **info, **self.checkpoint.facts()}
+
+    def __repr__(self) -> str:
+        facts = [(name, value) for name, value in self._facts().items() if value not in (None, [])]
+        return f"{type(self).__name__}({', '.join(f'{name}={shorten(value)}' for name, value in facts)})"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._facts())
+
     @classmethod
     def load(
         cls,
@@ -150,6 +182,27 @@ class Task(ABC, Generic[Options, Output, Result]):
     def run(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Result]:
         """Results one by one, in order; see `Pipeline.chunks`."""
         return chain.from_iterable(self.pipeline.chunks(inputs, texts))
+
+    def collect(
+        self,
+        items: Any,
+        each: Callable[[Any], Iterator[Any]],
+        label: str,
+        progress: bool | None,
+        *,
+        total: int | None = None,
+        unit: str = "texts",
+    ) -> Any:
+        """The results of `each` in a list, with a progress bar; of a single text, its result.
+
+        `progress`: whether to show the bar; None: on a terminal or in a notebook.
+        """
+        single = isinstance(items, str)
+        if single:
+            items = [items]
+        with show_progress(label, length(items) if total is None else total, progress, unit):
+            results = list(each(items))
+        return results[0] if single else results
 
     # --- the task's stages of the pipeline ---
 

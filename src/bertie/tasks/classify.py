@@ -9,12 +9,13 @@ single sentence decides where the rest is neutral, and is outvoted where it is n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.config import HeadInfo
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
@@ -64,9 +65,17 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
         multi_label = problem == "multi_label_classification" or count == 1
         return "multi_label_classification" if multi_label else "single_label_classification"
 
-    def classify(self, texts: Iterable[Text]) -> list[ClassificationResult]:
-        """Classify texts or pairs."""
-        return list(self.classify_each(texts))
+    @overload
+    def classify(self, texts: str, *, progress: bool | None = None) -> ClassificationResult: ...  # type: ignore[overload-overlap]
+    @overload
+    def classify(self, texts: Iterable[Text], *, progress: bool | None = None) -> list[ClassificationResult]: ...
+    @explain_arguments
+    def classify(self, texts: Any, *, progress: bool | None = None) -> Any:
+        """Classify texts or pairs; a single text has a single result. A tuple of texts is a list of them, not a pair.
+
+        `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
+        """
+        return self.collect(texts, self.classify_each, "classify", progress)
 
     def classify_each(self, texts: Iterable[Text]) -> Iterator[ClassificationResult]:
         """As `classify`, one by one."""
@@ -106,21 +115,26 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
         original: Mapping[str, Any] = self.__dict__.get("original_", {})
         return original
 
-    def predict(self, X: Iterable[Text]) -> NDArray[Any]:
+    @explain_arguments
+    def predict(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[Any]:
         """The most probable label of each text; of a multi-label model, a tuple of the labels above its threshold.
 
         Labels have the type that `fit` was given; a model that was loaded returns strings.
         """
         if self.problem == "multi_label_classification":
-            chosen = [self.above_threshold(result.scores) for result in self.classify_each(X)]
+            chosen = [self.above_threshold(result.scores) for result in self._results(X, progress)]
             rows = np.empty(len(chosen), dtype=object)
             rows[:] = [tuple(self._original.get(label, label) for label in labels) for labels in chosen]
             return rows
-        return _restore_labels([result.label for result in self.classify_each(X)], self._original)
+        return _restore_labels([result.label for result in self._results(X, progress)], self._original)
 
-    def predict_proba(self, X: Iterable[Text]) -> NDArray[np.float32]:
+    @explain_arguments
+    def predict_proba(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[np.float32]:
         """(n, labels) probabilities, in the order of `classes_`."""
-        return self._table(list(self.classify_each(X)))
+        return self._table(self._results(X, progress))
+
+    def _results(self, X: Iterable[Text], progress: bool | None) -> list[ClassificationResult]:
+        return self.classify(check_list(X, "predict"), progress=progress)
 
     def _table(self, results: Sequence[ClassificationResult]) -> NDArray[np.float32]:
         labels = list(self.info.labels.values())
@@ -149,9 +163,17 @@ class Regressor(Trainable[None, FloatArray, RegressionResult]):
     def _fits(cls, info: HeadInfo) -> bool:
         return info.kind == "classify" and len(info.labels) == 1 and info.task in (None, "regress")
 
-    def predict(self, X: Iterable[Text]) -> NDArray[np.float32]:
-        """(n,) values."""
-        return np.array([result.value for result in self.predict_each(X)], dtype=np.float32)
+    @overload
+    def predict(self, X: str, *, progress: bool | None = None) -> float: ...  # type: ignore[overload-overlap]
+    @overload
+    def predict(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[np.float32]: ...
+    @explain_arguments
+    def predict(self, X: Any, *, progress: bool | None = None) -> Any:
+        """(n,) values; of a single text, its value."""
+        results = self.collect(X, self.predict_each, "predict", progress)
+        if isinstance(results, RegressionResult):
+            return results.value
+        return np.array([result.value for result in results], dtype=np.float32)
 
     def predict_each(self, X: Iterable[Text]) -> Iterator[RegressionResult]:
         """As `predict`, one by one, with how much of each text was read."""

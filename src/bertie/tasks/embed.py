@@ -7,20 +7,21 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, Unpack
+from typing import Any, Literal, NamedTuple, Self, Unpack, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.checkpoints.sentence_modules import SentenceModules
@@ -28,9 +29,10 @@ from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.nn.sentence_layers import Normalize, normalize, normalize_array
 from bertie.pipeline.chunk import Chunk, WindowedText
-from bertie.pipeline.inputs import TaskInput, text_inputs
+from bertie.pipeline.inputs import TaskInput, check_list, text_inputs
 from bertie.pipeline.outputs import FloatArray, Outputs, PendingCopy
 from bertie.pipeline.pipeline import Overflow, split_chunks
+from bertie.pipeline.reporting import length, show_progress
 from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks.base import Task
 from bertie.tasks.decoding import average_windows
@@ -168,6 +170,37 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         """An embedder with the hyperparameters of a recipe; `options` are the other arguments of the constructor."""
         return cls(model, **options, **recipe.as_dict())
 
+    def _facts(self) -> dict[str, object]:
+        facts = super()._facts()
+        return facts | {"dimension": self.dimension, "normalize": self.normalize} if self._is_loaded else facts
+
+    # --- scikit-learn ---
+
+    def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
+        """Whether X are texts without pairs or labels: scikit-learn's pipelines call `fit` before `transform`."""
+        if y is not None or isinstance(X, str) or not hasattr(X, "__len__") or not hasattr(X, "__iter__"):
+            return False
+        column = X if not hasattr(X, "columns") else X.iloc[:, 0] if hasattr(X, "iloc") and X.shape[1] == 1 else ()
+        return isinstance(next(iter(column), None), str) and not isinstance(X, Mapping)
+
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """(N, dimension) the embeddings of the texts: for scikit-learn's pipelines.
+
+        A table or array must have one column.
+        """
+        return self.embed(single_column(X))
+
+    def fit_transform(self, X: Any, y: Any = None) -> NDArray[np.float32]:
+        """As `transform`: in a pipeline, the embedder stays as it is."""
+        return self.transform(X)
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """(dimension,) the names of `transform`'s columns."""
+        return np.array([f"embedding{i}" for i in range(self.dimension)], dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments."""
         own = {name: getattr(self, name) for name in ("pooling", "normalize", "loss", "matryoshka")}
@@ -179,13 +212,26 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         """The number of components of an embedding."""
         return self.truncate_dim or self.modules.dimension
 
-    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
-        """(N, dimension) the embeddings of the texts, in order. `prompt` names one of the checkpoint's prompts."""
-        chunks = self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts)
-        vectors = [chunk.vectors for chunk in chunks if isinstance(chunk, _EmbeddingBlock)]
+    @explain_arguments
+    def embed(
+        self, texts: str | Iterable[str], *, prompt: str | None = None, progress: bool | None = None
+    ) -> NDArray[np.float32]:
+        """(N, dimension) the embeddings of the texts, in order; of a single text, (dimension,).
+
+        `prompt` names one of the checkpoint's prompts. `progress`: whether to show a progress bar; None: on a terminal
+        or in a notebook. `encode` is another name of this method.
+        """
+        if isinstance(texts, str):
+            row: NDArray[np.float32] = self.embed([texts], prompt=prompt, progress=progress)[0]
+            return row
+        with show_progress("embed", length(texts), progress):
+            chunks = self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts)
+            vectors = [chunk.vectors for chunk in chunks if isinstance(chunk, _EmbeddingBlock)]
         if len(vectors) == 1:
             return vectors[0]
         return np.concatenate(vectors) if vectors else np.empty((0, self.dimension), dtype=np.float32)
+
+    encode = embed
 
     def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[EmbeddingResult]:
         """As `embed`, one by one, with how much of each text was read."""
@@ -222,10 +268,26 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         encoding = self.tokenizer.encode(self.prepare_text(prompt))
         return len(encoding) - int(encoding.special[-1])
 
-    def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> NDArray[np.float32]:
-        """(N, M) similarities of the texts `a` to the texts `b`, or to each other; see `compare`."""
-        first = self.embed(a)
-        return self.compare(first, first if b is None else self.embed(b))
+    @overload
+    def similarity(self, a: str, b: str, *, progress: bool | None = None) -> float: ...  # type: ignore[overload-overlap]
+    @overload
+    def similarity(
+        self, a: str | Iterable[str], b: str | Iterable[str] | None = None, *, progress: bool | None = None
+    ) -> NDArray[np.float32]: ...
+    @explain_arguments
+    def similarity(self, a: Any, b: Any = None, *, progress: bool | None = None) -> Any:
+        """(N, M) similarities of the texts `a` to the texts `b`, or to each other; see `compare`.
+
+        A single text has no axis: (M,) similarities of one text to several, and a float for two texts.
+        """
+        if isinstance(a, str) and b is None:
+            raise InputError("similarity takes two texts, or a list of texts that are compared with each other")
+        first = self.embed([a] if isinstance(a, str) else a, progress=progress)
+        second = first if b is None else self.embed([b] if isinstance(b, str) else b, progress=progress)
+        rows = self.compare(first, second)
+        if isinstance(a, str):
+            return float(rows[0, 0]) if isinstance(b, str) else rows[0]
+        return rows[:, 0] if isinstance(b, str) else rows
 
     def compare(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
         """(N, D), (M, D) -> (N, M) similarities by the checkpoint's similarity function, cosine by default."""
@@ -346,6 +408,16 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         self.modules = self.modules.with_token_weights(weights, [vocabulary.get(id, "") for id in range(size)])
         self.checkpoint = replace(self.checkpoint, sentence=self.modules)
         return self
+
+
+def single_column(X: Any) -> Any:
+    """The texts of a table or an array with one column; anything else as it is."""
+    if hasattr(X, "columns") or getattr(X, "ndim", 1) == 2:
+        names = list(X.columns) if hasattr(X, "columns") else list(range(X.shape[1]))
+        if len(names) != 1:
+            raise InputError(f"X has {len(names)} columns, and transform takes one: that of the texts")
+        return X[names[0]] if hasattr(X, "columns") else X[:, 0]
+    return check_list(X, "transform")
 
 
 def prompt_tokens_in(window: Window, prompt: int) -> int:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import check_list, check_positive, text_inputs
 from bertie.pipeline.outputs import FloatArray
 from bertie.pipeline.pipeline import CPU_BATCH_TOKENS
+from bertie.pipeline.reporting import report
 from bertie.tasks.base import Task
 from bertie.tasks.decoding import owned_rows, read_counts
 from bertie.tasks.results import FillMaskResult, MaskPrediction, PseudoLikelihood, TokenCandidate
@@ -64,11 +66,30 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
 
     kind = "mlm"
 
+    @overload
+    def fill(  # type: ignore[overload-overlap]
+        self, texts: str, *, top_k: int = 5, candidates: Sequence[str] | None = None, progress: bool | None = None
+    ) -> FillMaskResult: ...
+    @overload
     def fill(
-        self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None
-    ) -> list[FillMaskResult]:
-        """Predict the `top_k` most probable tokens for each mask; only among `candidates`, if given."""
-        return list(self.fill_each(texts, top_k=top_k, candidates=candidates))
+        self,
+        texts: Iterable[str],
+        *,
+        top_k: int = 5,
+        candidates: Sequence[str] | None = None,
+        progress: bool | None = None,
+    ) -> list[FillMaskResult]: ...
+    @explain_arguments
+    def fill(
+        self, texts: Any, *, top_k: int = 5, candidates: Sequence[str] | None = None, progress: bool | None = None
+    ) -> Any:
+        """Predict the `top_k` most probable tokens for each mask; only among `candidates`, if given.
+
+        A single text has a single result. `progress`: whether to show a progress bar; None: on a terminal or in a
+        notebook.
+        """
+        each = partial(self.fill_each, top_k=top_k, candidates=candidates)
+        return self.collect(texts, each, "fill", progress)
 
     def fill_each(
         self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None
@@ -192,11 +213,22 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
 
     # --- pseudo-log-likelihood ---
 
-    def pseudo_log_likelihood(self, texts: Iterable[str]) -> list[PseudoLikelihood]:
+    @overload
+    def pseudo_log_likelihood(self, texts: str, *, progress: bool | None = None) -> PseudoLikelihood: ...  # type: ignore[overload-overlap]
+    @overload
+    def pseudo_log_likelihood(
+        self, texts: Iterable[str], *, progress: bool | None = None
+    ) -> list[PseudoLikelihood]: ...
+    @explain_arguments
+    def pseudo_log_likelihood(self, texts: Any, *, progress: bool | None = None) -> Any:
         """Score texts by masking every token in turn, in the window that owns it (Salazar et al. 2020)."""
         self._mask_id()
-        inputs = text_inputs(texts, "pseudo_log_likelihood", _Options())
-        return [self._likelihood(text) for text in self.pipeline.read(inputs)]
+        return self.collect(texts, self._likelihoods, "score", progress)
+
+    def _likelihoods(self, texts: Iterable[str]) -> Iterator[PseudoLikelihood]:
+        for text in self.pipeline.read(text_inputs(texts, "pseudo_log_likelihood", _Options())):
+            yield self._likelihood(text)
+            report(1)
 
     @torch.inference_mode()
     def _likelihood(self, text: WindowedText[_Options]) -> PseudoLikelihood:

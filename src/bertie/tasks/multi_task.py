@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack, overload
 
 import torch
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.checkpoints.hub import default_model
+from bertie.checkpoints.hub import DEFAULT, default_model
 from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
-from bertie.pipeline.inputs import text_inputs
+from bertie.pipeline.inputs import TaskInput, text_inputs
 from bertie.pipeline.pipeline import Overflow
 from bertie.recipe import Recipe
 from bertie.tasks import registry
@@ -56,7 +57,7 @@ class MultiTask:
             raise ConfigError("tasks={} must name at least one head")
         self.recipe = Recipe.from_mapping(hyperparameters)
         self.overflow: Overflow = overflow
-        self.model_argument, self.device = model, device
+        self.model_argument, self.device_argument = model, device
         self.rows = {name: registry.get(task) for name, task in tasks.items()}
         self._tasks: dict[str, Trainable[Any, Any, Any]] = {}
 
@@ -103,12 +104,39 @@ class MultiTask:
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)
 
-    def read(self, texts: Iterable[str]) -> list[dict[str, Any]]:
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        self._check_fitted()
+        return self.checkpoint.device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to a device, in place."""
+        self._check_fitted()
+        self.checkpoint.to(device)
+        return self
+
+    def __repr__(self) -> str:
+        tasks = ", ".join(f"{name}: {row.name}" for name, row in self.rows.items())
+        model = self.checkpoint.source if self._tasks else self.model_argument or DEFAULT
+        return f"MultiTask({str(model)!r}, {tasks}{'' if self._tasks else ', not trained yet'})"
+
+    @overload
+    def read(self, texts: str, *, progress: bool | None = None) -> dict[str, Any]: ...  # type: ignore[overload-overlap]
+    @overload
+    def read(self, texts: Iterable[str], *, progress: bool | None = None) -> list[dict[str, Any]]: ...
+    @explain_arguments
+    def read(self, texts: Any, *, progress: bool | None = None) -> Any:
         """The results of every head for single texts, from one forward pass of the encoder per batch."""
-        return list(self.read_each(texts))
+        shared = self._shared_pass()
+        return shared.collect(texts, lambda texts: shared.run(shared.inputs(texts), texts), "read", progress)
 
     def read_each(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         """As `read`, one by one."""
+        shared = self._shared_pass()
+        return shared.run(shared.inputs(texts), texts)
+
+    def _shared_pass(self) -> _SharedPass:
         self._check_fitted()
         tasks = {
             name: task
@@ -117,10 +145,7 @@ class MultiTask:
         }
         if not tasks:
             raise InputError(f"read() is for heads over single texts; these are for pairs: {', '.join(self._tasks)}")
-        options = tuple(task.options() if isinstance(task, Tagger) else None for task in tasks.values())
-        return _SharedPass(self.checkpoint, tasks, overflow=self.overflow).run(
-            text_inputs(texts, "read", options), texts
-        )
+        return _SharedPass(self.checkpoint, tasks, overflow=self.overflow)
 
     def fit(
         self,
@@ -163,6 +188,11 @@ class _SharedPass(Task[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]):
                 "heads of a model with global tokens cannot share a forward pass: each needs other tokens to be global"
             )
         self.tasks = tasks
+
+    def inputs(self, texts: Iterable[str]) -> Iterator[TaskInput[tuple[Any, ...]]]:
+        """Texts with the options of all heads."""
+        options = tuple(task.options() if isinstance(task, Tagger) else None for task in self.tasks.values())
+        return text_inputs(texts, "read", options)
 
     def outputs(
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[Any] | None

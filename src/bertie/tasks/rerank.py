@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.config import HeadInfo
 from bertie.nn.model import Model
@@ -49,19 +51,43 @@ class Reranker(Trainable[None, FloatArray, RelevanceResult]):
         """The checkpoint's activation for scores, prompts and text preprocessing."""
         return self.checkpoint.cross_encoder or CrossEncoderConfig.create(1)
 
-    def rerank(self, query: str, documents: Iterable[str], *, top_k: int | None = None) -> list[RankedDocument]:
-        """Rank documents by relevance to the query, best first; the first `top_k` if given."""
+    @overload
+    def rerank(  # type: ignore[overload-overlap]
+        self, query: str, documents: str, *, top_k: int | None = None, progress: bool | None = None
+    ) -> RankedDocument: ...
+    @overload
+    def rerank(
+        self, query: str, documents: Iterable[str], *, top_k: int | None = None, progress: bool | None = None
+    ) -> list[RankedDocument]: ...
+    @explain_arguments
+    def rerank(self, query: str, documents: Any, *, top_k: int | None = None, progress: bool | None = None) -> Any:
+        """Rank documents by relevance to the query, best first; the first `top_k` if given.
+
+        A single document has a single result. `progress`: whether to show a progress bar; None: on a terminal or in a
+        notebook.
+        """
         check_positive(top_k=top_k)
+        if isinstance(documents, str):
+            return self.rerank(query, [documents], progress=progress)[0]
         checked_text(query, "the query")
         listed = check_list(documents, "rerank", "documents")
         texts = [checked_text(text, f"document {i}") for i, text in enumerate(listed)]
-        results = self.run((self.prepare_pair(f"document {i}", query, text) for i, text in enumerate(texts)), texts)
+        pairs = (self.prepare_pair(f"document {i}", query, text) for i, text in enumerate(texts))
+        results = self.collect(texts, lambda texts: self.run(pairs, texts), "rerank", progress, unit="documents")
         ranked = [RankedDocument(i, text=texts[i], **asdict(result)) for i, result in enumerate(results)]
         return sorted(ranked, key=lambda document: (-document.score, document.index))[:top_k]
 
-    def predict(self, X: Iterable[tuple[str, str]]) -> NDArray[np.float32]:
-        """(n,) scores of pairs of query and document."""
-        return np.array([result.score for result in self.predict_each(X)], dtype=np.float32)
+    @overload
+    def predict(self, X: tuple[str, str], *, progress: bool | None = None) -> float: ...
+    @overload
+    def predict(self, X: Iterable[tuple[str, str]], *, progress: bool | None = None) -> NDArray[np.float32]: ...
+    @explain_arguments
+    def predict(self, X: Any, *, progress: bool | None = None) -> Any:
+        """(n,) scores of pairs of query and document; of a single pair, its score."""
+        if isinstance(X, tuple) and len(X) == 2 and all(isinstance(text, str) for text in X):
+            return float(self.predict([X], progress=progress)[0])
+        results = self.collect(check_list(X, "predict", "pairs"), self.predict_each, "predict", progress, unit="pairs")
+        return np.array([result.score for result in results], dtype=np.float32)
 
     def predict_each(self, X: Iterable[tuple[str, str]]) -> Iterator[RelevanceResult]:
         """As `predict`, one by one, with how much of each pair was read."""

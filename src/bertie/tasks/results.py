@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.tasks.display import Displayed
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingResult:
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class EmbeddingResult(Displayed):
     """The embedding of a text."""
 
     vector: NDArray[np.float32]
@@ -22,8 +24,8 @@ class EmbeddingResult:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClassificationResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class ClassificationResult(Displayed):
     """The label of a text. `scores` are probabilities, or the raw value of a regression head."""
 
     label: str  # the most probable one
@@ -35,8 +37,8 @@ class ClassificationResult:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class RegressionResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class RegressionResult(Displayed):
     """The predicted value of a text."""
 
     value: float
@@ -45,8 +47,8 @@ class RegressionResult:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroShotResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class ZeroShotResult(Displayed):
     """The most probable of the given labels; `scores` has all of them, most probable first."""
 
     label: str
@@ -57,8 +59,8 @@ class ZeroShotResult:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaggedSpan:
+@dataclass(frozen=True, slots=True, repr=False)
+class TaggedSpan(Displayed):
     """A labelled span of a text: `text[start:end]`."""
 
     label: str
@@ -68,8 +70,8 @@ class TaggedSpan:
     score: float  # mean probability of its words' labels
 
 
-@dataclass(frozen=True, slots=True)
-class TaggingResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class TaggingResult(Displayed):
     """The labelled spans of a text, in order."""
 
     spans: tuple[TaggedSpan, ...]
@@ -78,8 +80,8 @@ class TaggingResult:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerSpan:
+@dataclass(frozen=True, slots=True, repr=False)
+class AnswerSpan(Displayed):
     """A span of a document: `documents[document][start:end]`. "No answer" has an empty text and no offsets."""
 
     text: str
@@ -89,8 +91,8 @@ class AnswerSpan:
     document: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class AnswerResult(Displayed):
     """The best answers to a question, best first."""
 
     answers: tuple[AnswerSpan, ...]
@@ -105,8 +107,8 @@ class AnswerResult:
         return self.answers[0]
 
 
-@dataclass(frozen=True, slots=True)
-class RelevanceResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class RelevanceResult(Displayed):
     """The relevance of a document to a query."""
 
     score: float
@@ -115,8 +117,8 @@ class RelevanceResult:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankedDocument:
+@dataclass(frozen=True, slots=True, repr=False)
+class RankedDocument(Displayed):
     """A document and its score; `index` is its position in the input."""
 
     index: int
@@ -127,8 +129,8 @@ class RankedDocument:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCandidate:
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenCandidate(Displayed):
     """A candidate token for a mask."""
 
     token: str  # as in the vocabulary
@@ -137,8 +139,8 @@ class TokenCandidate:
     text: str  # decoded: some vocabularies write a space as another character
 
 
-@dataclass(frozen=True, slots=True)
-class MaskPrediction:
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskPrediction(Displayed):
     """The mask at `text[start:end]` with its most probable tokens."""
 
     start: int
@@ -146,8 +148,8 @@ class MaskPrediction:
     candidates: tuple[TokenCandidate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FillMaskResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class FillMaskResult(Displayed):
     """The predictions for all masks of a text."""
 
     masks: tuple[MaskPrediction, ...]
@@ -156,8 +158,8 @@ class FillMaskResult:
     windows: int
 
 
-@dataclass(frozen=True, slots=True)
-class PseudoLikelihood:
+@dataclass(frozen=True, slots=True, repr=False)
+class PseudoLikelihood(Displayed):
     """The pseudo-log-likelihood of a text: the sum of its tokens' log-probabilities, each with that token masked."""
 
     log_likelihood: float

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
@@ -70,21 +71,46 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
     kind = "tag"
     needs_offsets = True
 
+    @overload
+    def tag(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        *,
+        aggregation_strategy: AggregationStrategy = "average",
+        ignore_labels: Iterable[str] = ("O",),
+        progress: bool | None = None,
+    ) -> TaggingResult: ...
+    @overload
     def tag(
         self,
         texts: Iterable[str],
         *,
         aggregation_strategy: AggregationStrategy = "average",
         ignore_labels: Iterable[str] = ("O",),
-    ) -> list[TaggingResult]:
-        """Find the labelled spans of each text.
+        progress: bool | None = None,
+    ) -> list[TaggingResult]: ...
+    @explain_arguments
+    def tag(
+        self,
+        texts: Any,
+        *,
+        aggregation_strategy: AggregationStrategy = "average",
+        ignore_labels: Iterable[str] = ("O",),
+        progress: bool | None = None,
+    ) -> Any:
+        """Find the labelled spans of each text; a single text has a single result.
 
         `aggregation_strategy`: how the tokens of a word get one label: by their mean probabilities
         ("average"), by the first token ("first") or by the most confident one ("max"). "simple" labels
         each token, "none" makes each token a span. The names are those of transformers.
         `ignore_labels`: labels that mark no span.
+        `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
-        return list(self.tag_each(texts, aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels))
+
+        def each(texts: Iterable[str]) -> Iterator[TaggingResult]:
+            return self.tag_each(texts, aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels)
+
+        return self.collect(texts, each, "tag", progress)
 
     def tag_each(
         self,
@@ -155,9 +181,10 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
                 int(offsets[end - 1][1]),
             )
 
-    def predict(self, X: Iterable[Sequence[str]]) -> list[list[str]]:
+    @explain_arguments
+    def predict(self, X: Iterable[Sequence[str]], *, progress: bool | None = None) -> list[list[str]]:
         """The tag of each word of each list."""
-        return [list(tags) for tags, _ in self.tag_words(X)]
+        return [list(tags) for tags, _ in self.collect(check_list(X, "predict"), self.tag_words, "predict", progress)]
 
     def tag_words(self, X: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
         """The tag of each word of each list, and how much of the list was read."""

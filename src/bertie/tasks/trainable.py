@@ -13,8 +13,9 @@ from typing import Any, Literal, Self, TypedDict
 
 import torch
 
-from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.checkpoints.hub import default_model
+from bertie.arguments import explain_arguments
+from bertie.checkpoints.checkpoint import Checkpoint, usable_device
+from bertie.checkpoints.hub import DEFAULT, default_model
 from bertie.errors import ConfigError
 from bertie.pipeline.inputs import Options
 from bertie.pipeline.outputs import Output
@@ -70,6 +71,7 @@ class Trainable(Task[Options, Output, Result]):
     recipe_: Recipe  # with the hyperparameters that the last `fit` chose
     original_: Mapping[str, Any]  # from label names to the labels as `fit` got them
 
+    @explain_arguments
     def __init__(
         self,
         model: Checkpoint | str | Path | None = None,
@@ -166,6 +168,33 @@ class Trainable(Task[Options, Output, Result]):
                 raise ConfigError(f"{name}={value!r} is for training an Embedder; leave it out")
         return cls(model, **options, **values)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model, or the one that it will be loaded on."""
+        if self._is_loaded:
+            return self.model.device
+        checkpoint = self.__dict__.get("_without_head")
+        return checkpoint.device if checkpoint is not None else _default_device(self._device)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to a device, in place, for training too; one that is not loaded yet is loaded there."""
+        self._device = usable_device(device)
+        checkpoint = self.checkpoint if self._is_loaded else self.__dict__.get("_without_head")
+        if checkpoint is not None:
+            checkpoint.to(self._device)
+        return self
+
+    @property
+    def _is_loaded(self) -> bool:
+        return "model" in self.__dict__
+
+    def _facts(self) -> dict[str, object]:
+        if self._is_loaded:
+            return super()._facts()
+        model = self._model_argument.source if isinstance(self._model_argument, Checkpoint) else self._model_argument
+        changed = {name: value for name, value in self._hyperparameters.items() if value != getattr(Recipe(), name)}
+        return {"model": str(model or DEFAULT), **changed, "loaded": False}
+
     # --- scikit-learn ---
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -187,18 +216,19 @@ class Trainable(Task[Options, Output, Result]):
         return self
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags, TransformerTags
 
         data_kind = registry.row_of(self).data_kind
         return Tags(
             estimator_type={"classify": "classifier", "regress": "regressor"}.get(data_kind or ""),
             target_tags=TargetTags(required=data_kind != "embed"),
+            transformer_tags=TransformerTags() if data_kind == "embed" else None,
             classifier_tags=ClassifierTags() if data_kind == "classify" else None,
             regressor_tags=RegressorTags() if data_kind == "regress" else None,
         )
 
     def __sklearn_is_fitted__(self) -> bool:
-        return "model" in self.__dict__
+        return self._is_loaded
 
     def fit(
         self,
@@ -222,6 +252,8 @@ class Trainable(Task[Options, Output, Result]):
         `save_steps` steps, or at each evaluation and every few minutes.
         `strategy`: how `torchrun` distributes the model, "ddp" or "fsdp". `progress`: show a progress bar.
         """
+        if self._has_nothing_to_fit(X, y):
+            return self
         from bertie.training.finetune.fit import fit
 
         return fit(
@@ -237,11 +269,18 @@ class Trainable(Task[Options, Output, Result]):
             progress=progress,
         )
 
+    def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
+        return False
+
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
         """The task's main metric on labelled data, as in scikit-learn."""
         from bertie.training.finetune.base import score
 
         return score(self, X, y, columns=columns)
+
+
+def _default_device(device: str | torch.device | None) -> torch.device:
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def load_copy(model: Checkpoint | str | Path | None, device: str | torch.device | None) -> Checkpoint:
@@ -250,9 +289,8 @@ def load_copy(model: Checkpoint | str | Path | None, device: str | torch.device 
     By name it is loaded onto the GPU, if there is one and no device is given.
     """
     if not isinstance(model, Checkpoint):
-        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return Checkpoint.load(default_model() if model is None else model, device=place)
+        return Checkpoint.load(default_model() if model is None else model, device=_default_device(device))
     checkpoint = deepcopy(model)
     if device is not None:
-        checkpoint.model.to(device)
+        checkpoint.to(device)
     return checkpoint

@@ -45,7 +45,7 @@ def fit(
     if mismatched:
         raise InputError(f"data must be given for each head and no other: {', '.join(mismatched)}")
     train, held_out = _read(model, data, dev, columns)
-    checkpoint = starting_checkpoint(model.model_argument, model.device)
+    checkpoint = starting_checkpoint(model.model_argument, model.device_argument)
     largest = max(train.values(), key=lambda part: len(part.examples))
     chosen = choose(model.recipe, checkpoint.model.config, largest, has_dev=bool(held_out))
     recipe = chosen.recipe

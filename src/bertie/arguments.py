@@ -1,0 +1,105 @@
+"""Errors for keyword arguments of other libraries: they name Bertie's own. A leaf module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PROGRESS = "progress=True or False shows or hides the progress bar"
+_LENGTH = "nothing is padded, and long texts are read in windows: see overflow= of load()"
+_DEVICE = "pass device= to load(), or call .to(device)"
+_EPOCHS, _SEED, _PRECISION = "use epochs=", "use seed=", "pass precision= to load(): fp32, bf16, fp16, int8 or fp8"
+
+# Names that other libraries use, where the right way is not an argument of almost the same name.
+HINTS = {
+    "batch_size": "texts are batched by their numbers of tokens; leave it out",
+    "candidate_labels": "pass labels=",
+    "chunk_size": "texts are batched by their numbers of tokens; leave it out",
+    "context": 'pass pairs: answer([("question", "document")]), or answer("question", "document")',
+    "convert_to_numpy": "embeddings are numpy arrays; leave it out",
+    "convert_to_tensor": "embeddings are numpy arrays: torch.from_numpy(embedder.embed(texts))",
+    "device": _DEVICE,
+    "device_map": _DEVICE,
+    "dtype": _PRECISION,
+    "hypothesis_template": "use template=",
+    "learning_rate": "use lr=",
+    "max_epochs": _EPOCHS,
+    "max_length": _LENGTH,
+    "max_seq_length": _LENGTH,
+    "max_steps": _EPOCHS,
+    "model_name": "the model is the first argument",
+    "model_name_or_path": "the model is the first argument",
+    "n_jobs": "threads are those of torch.set_num_threads; leave it out",
+    "normalize": "pass normalize=True to Embedder() or Embedder.load()",
+    "normalize_embeddings": "pass normalize=True to Embedder() or Embedder.load()",
+    "num_epochs": _EPOCHS,
+    "num_labels": "fit() takes the labels from the data",
+    "num_train_epochs": _EPOCHS,
+    "num_workers": "texts are tokenized in threads anyway; leave it out",
+    "output_value": "embed() returns sentence embeddings; Checkpoint.model has hidden states",
+    "padding": _LENGTH,
+    "per_device_train_batch_size": "use batch_size=",
+    "pooling_mode": "use pooling=",
+    "precision": _PRECISION,
+    "prompt_name": "use prompt=, the name of one of the model's prompts",
+    "question": 'pass pairs: answer([("question", "document")]), or answer("question", "document")',
+    "random_state": _SEED,
+    "return_all_scores": "result.scores has the scores of all labels",
+    "return_documents": "RankedDocument.text is the document",
+    "show_progress": _PROGRESS,
+    "show_progress_bar": _PROGRESS,
+    "targets": "use candidates=",
+    "threads": "threads are those of torch.set_num_threads; leave it out",
+    "tokenizer": "the tokenizer is that of the checkpoint; leave it out",
+    "top_n": "use top_k=",
+    "torch_dtype": _PRECISION,
+    "truncate_dim": "use dimension=",
+    "truncation": _LENGTH,
+    "trust_remote_code": "code in checkpoints is never run; leave it out",
+    "verbose": _PROGRESS,
+    "warmup_ratio": "use warmup=, a fraction of the steps",
+    "warmup_steps": "use warmup=, a fraction of the steps",
+}
+
+
+def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function: an unknown keyword argument raises a `TypeError` that names the right one.
+
+    >>> @explain_arguments
+    ... def embed(texts, *, prompt=None, progress=None): ...
+    >>> embed(["a text"], prompts="query")
+    Traceback (most recent call last):
+    TypeError: embed() has no argument 'prompts': did you mean prompt=?
+    >>> embed(["a text"], batch_size=32)
+    Traceback (most recent call last):
+    TypeError: embed() has no argument 'batch_size': texts are batched by their numbers of tokens; leave it out
+    """
+    parameters = signature(function).parameters
+    known = frozenset(parameters)
+    allowed = [name for name, value in parameters.items() if value.kind not in (Parameter.VAR_KEYWORD,)]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                owner = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+                raise TypeError(f"{owner}() has no argument {name!r}: {hint(name, allowed)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def hint(name: str, allowed: Iterable[Any]) -> str:
+    """What to use instead of an unknown argument."""
+    names = [other for other in allowed if other not in ("self", "cls")]
+    close = get_close_matches(name, names, 1, cutoff=0.75)
+    if close:
+        return f"did you mean {close[0]}=?"
+    listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return HINTS.get(name) or f"there are {listed}"

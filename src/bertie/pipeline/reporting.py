@@ -1,0 +1,67 @@
+"""Progress of calls to the pipeline: batches are reported to whoever shows a progress bar."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from bertie.data.progress import Progress
+from bertie.data.terminal import is_interactive
+
+# Called with the number of inputs that a batch completes, possibly a fraction of one. None: nobody listens.
+_listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
+
+
+def report(inputs: float) -> None:
+    """Report completed inputs."""
+    if (listener := _listener.get()) is not None:
+        listener(inputs)
+
+
+@contextmanager
+def show_progress(label: str, total: int | None, progress: bool | None, unit: str = "texts") -> Iterator[None]:
+    """Show a progress bar for calls of the pipeline inside the context, once they have taken a second.
+
+    `progress=None`: on a terminal or in a notebook, in the main thread. Inside another such context nothing is shown:
+    that one's bar counts on.
+    """
+    if _listener.get() is not None or not (progress or (progress is None and _is_watched())):
+        yield
+        return
+    done, rows = 0.0, 0
+
+    def advance(inputs: float) -> None:
+        nonlocal done, rows
+        done += inputs
+        bar.update(round(done) - rows)
+        rows = round(done)
+
+    with Progress(label, lambda: min(1.0, done / total) if total else None, unit=unit) as bar:
+        token = _listener.set(advance)
+        try:
+            yield
+        finally:
+            _listener.reset(token)
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Show no progress bars of single calls inside the context, whose caller shows its own."""
+    token = _listener.set(lambda inputs: None)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def length(items: object) -> int | None:
+    """The number of items, if that is known before they are read."""
+    return len(items) if isinstance(items, Sized) else None
+
+
+def _is_watched() -> bool:
+    main = threading.current_thread() is threading.main_thread()
+    return main and sys.stderr is not None and is_interactive(sys.stderr)
