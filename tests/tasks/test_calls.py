@@ -11,7 +11,7 @@ import pytest
 
 import bertie
 from bertie import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
-from bertie.errors import InputError, NotFoundError
+from bertie.errors import ConfigError, InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.pipeline import pipeline
 from tests.tasks.tiny import LABELS, document, sentences
@@ -198,6 +198,92 @@ def test_invalid_arguments(made: Made) -> None:
         tagger.tag_each([], aggregation_strategy="last")  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="entailment"):
         ZeroShot.load(made("wordpiece", "ForSequenceClassification", labels=["bad", "good"]))
+
+
+def test_a_single_text_has_a_single_result(made: Made) -> None:
+    classifier = Classifier.load(made("wordpiece", "ForSequenceClassification", labels=NLI))
+    reranker = Reranker.load(made("wordpiece", "ForSequenceClassification", labels=["relevant"]))
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering"))
+    tagger = Tagger.load(made("wordpiece", "ForTokenClassification", labels=LABELS))
+    filler = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
+    embedder = Embedder.load(made("wordpiece", ""))
+    zero_shot = ZeroShot(classifier.checkpoint)
+    one, other = TEXTS[6], TEXTS[0]
+    np.testing.assert_array_equal(embedder.embed(one), embedder.embed([one])[0])
+    np.testing.assert_array_equal(embedder.encode(one), embedder.embed(one))
+    assert embedder.similarity(one, other) == embedder.similarity([one], [other])[0, 0]
+    np.testing.assert_array_equal(embedder.similarity(one, [other, one]), embedder.similarity([one], [other, one])[0])
+    np.testing.assert_array_equal(
+        embedder.similarity([other, one], one), embedder.similarity([other, one], [one])[:, 0]
+    )
+    with pytest.raises(InputError, match="two texts"):
+        embedder.similarity(one)
+    assert classifier.classify(one) == classifier.classify([one])[0]
+    assert zero_shot.classify(one, ["London", "history"]) == zero_shot.classify([one], ["London", "history"])[0]
+    assert tagger.tag(one) == tagger.tag([one])[0]
+    assert filler.fill(one, top_k=2) == filler.fill([one], top_k=2)[0]
+    assert filler.pseudo_log_likelihood(other) == filler.pseudo_log_likelihood([other])[0]
+    assert reader.answer("who", one) == reader.answer([("who", one)])[0]
+    assert reader.answer("who", [other, one], top_k=3) == reader.answer([("who", [other, one])], top_k=3)[0]
+    assert reranker.rerank("who", one) == reranker.rerank("who", [one])[0]
+    assert reranker.predict(("who", one)) == reranker.predict([("who", one)])[0]
+    assert len(classifier.classify((one, other))) == 2  # a tuple is a list of texts, here as elsewhere
+
+
+def test_arguments_of_other_libraries(made: Made) -> None:
+    embedder = Embedder.load(made("wordpiece", ""))
+    for name, message in (
+        ("batch_size", "leave it out"),
+        ("show_progress_bar", "progress=True"),
+        ("convert_to_tensor", "torch.from_numpy"),
+        ("normalize_embeddings", "normalize=True to Embedder"),
+        ("prompt_name", "use prompt="),
+        ("promt", "did you mean prompt="),
+        ("colour", "there are texts, prompt, progress"),
+    ):
+        with pytest.raises(TypeError, match=rf"embed\(\) has no argument '{name}': .*{message}"):
+            embedder.encode(["a"], **{name: 1})  # type: ignore[arg-type]
+    for task in (Classifier, Embedder, MaskedLM):
+        with pytest.raises(
+            TypeError, match=rf"{task.__name__}\(\) has no argument 'colour': there are model, overflow"
+        ):
+            task(colour="red")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Classifier.*'learning_rate': use lr="):
+        Classifier(learning_rate=1e-3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'torch_dtype': pass precision= to load\(\)"):
+        Embedder.load(made("wordpiece", ""), torch_dtype="float16")
+
+
+def test_devices(made: Made) -> None:
+    embedder = Embedder(made("wordpiece", ""), device="cpu")
+    assert embedder.device.type == "cpu"
+    assert "model" not in embedder.__dict__  # asking does not load it
+    assert embedder.to("cpu") is embedder
+    assert MaskedLM(made("wordpiece", "ForMaskedLM"), device="cpu").to("cpu").device.type == "cpu"
+    for device in ("gpu", "meta:7x", "cuda:99"):
+        with pytest.raises(ConfigError, match=f"device='{device}' cannot be used on this machine"):
+            embedder.to(device)
+    int8 = Embedder.load(made("wordpiece", ""), precision="int8")
+    with pytest.raises(ConfigError, match="int8, which runs on a CPU only"):
+        int8.to("meta")
+
+
+def test_displays(made: Made) -> None:
+    embedder = Embedder(made("wordpiece", ""), batch_size=8)
+    assert repr(embedder).endswith("batch_size=8, loaded=False)")
+    embedder.embed("a")
+    assert "device='cpu', precision='fp32', max_length=48, dimension=32" in repr(embedder)
+    tagger = Tagger.load(made("wordpiece", "ForTokenClassification", labels=LABELS))
+    assert "labels=['O', 'B-PER'" in repr(tagger)
+    long = tagger.tag("<b>London</b> " * 200, ignore_labels=())
+    assert len(repr(long)) < 2000
+    assert "tokens_total=" in repr(long)
+    assert "tokens_total" not in repr(tagger.tag("London"))
+    for shown in (embedder, tagger, long, tagger.tag("London"), next(embedder.embed_each(["a"]))):
+        html = shown._repr_html_()
+        assert html.startswith("<table>")
+        assert len(html) < 20_000
+        assert "<b>London" not in html
 
 
 def test_concurrent_iterators_are_independent(made: Made) -> None:

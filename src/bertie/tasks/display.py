@@ -41,7 +41,7 @@ def _rest(items: Sequence[Any] | Mapping[Any, Any]) -> list[str]:
 def html_table(title: str, facts: Mapping[str, object]) -> str:
     """A table of names and values; both are escaped.
 
-    >>> html_table("Tagger", {"device": "<cpu>"})[-102:]
+    >>> html_table("Tagger", {"device": "<cpu>"})[-93:]
     '<tbody><tr><td align="left">device</td><td align="left">&lt;cpu&gt;</td></tr></tbody></table>'
     """
     rows = [[name, _cell(value)] for name, value in facts.items() if value is not None]

@@ -14,12 +14,14 @@ docs/labelling.md has the figures).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import numpy as np
 from torch import Tensor
 
+from bertie.arguments import explain_arguments
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import InputError, NotFoundError
@@ -28,6 +30,7 @@ from bertie.nn.sentence_layers import normalize_array
 from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import check_list, text_inputs
 from bertie.pipeline.outputs import FloatArray, PendingCopy
+from bertie.pipeline.reporting import length
 from bertie.tasks.base import Task
 from bertie.tasks.decoding import average_windows, sigmoid, softmax
 from bertie.tasks.embed import Embedder
@@ -116,6 +119,18 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
             )
         return method
 
+    @overload
+    def classify(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        labels: Sequence[str],
+        *,
+        template: str | None = None,
+        multi_label: bool = False,
+        method: Method = "auto",
+        progress: bool | None = None,
+    ) -> ZeroShotResult: ...
+    @overload
     def classify(
         self,
         texts: Iterable[str],
@@ -124,13 +139,31 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         template: str | None = None,
         multi_label: bool = False,
         method: Method = "auto",
-    ) -> list[ZeroShotResult]:
+        progress: bool | None = None,
+    ) -> list[ZeroShotResult]: ...
+    @explain_arguments
+    def classify(
+        self,
+        texts: Any,
+        labels: Sequence[str],
+        *,
+        template: str | None = None,
+        multi_label: bool = False,
+        method: Method = "auto",
+        progress: bool | None = None,
+    ) -> Any:
         """Score the labels for each text. With `multi_label`, labels are scored independently and may all be true.
 
         `template` is the sentence that a label is put into, with {} for the label. By default that is "This example is
-        {}." as a hypothesis, and "This text is about {}." for embeddings.
+        {}." as a hypothesis, and "This text is about {}." for embeddings. A single text has a single result.
+        `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
-        return list(self.classify_each(texts, labels, template=template, multi_label=multi_label, method=method))
+        each = partial(self.classify_each, labels=labels, template=template, multi_label=multi_label, method=method)
+        # An entailment head reads each text once per label.
+        passes = {"embedding": 1, "entailment": len(labels), "combined": len(labels) + 1}[self.resolve_method(method)]
+        count = 1 if isinstance(texts, str) else length(texts)
+        total = None if count is None else count * passes
+        return self.collect(texts, each, "classify", progress, total=total, unit="passes" if passes > 1 else "texts")
 
     def classify_each(
         self,
