@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from bertie.cli.main import build_parser, main
 
 COMMAND = [sys.executable, "-P", "-m", "bertie"]
 WAIT = 120.0  # seconds; the machine may be busy
+PIPE_BYTES = 4096  # the smallest
 
 
 class Process:
@@ -41,6 +44,9 @@ class Process:
             env=os.environ | {"PYTHONPATH": source},
         )
         assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        # Nobody reads the log before the end, so that the pipe is full after a few requests.
+        fcntl.fcntl(self.process.stderr, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         line = self.process.stdout.readline()
         match = re.match(r"(http://\S+:\d+) is ready after", line)
         if match is None:
@@ -84,6 +90,14 @@ def until(true: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
+def receive(connection: socket.socket) -> HTTPResponse:
+    """Read a whole reply."""
+    response = HTTPResponse(connection)
+    response.begin()
+    response.read()
+    return response
+
+
 def test_startup_reload_and_shutdown(serve: Serve, models: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.symlink_to(models["embed"])
@@ -108,19 +122,35 @@ def test_startup_reload_and_shutdown(serve: Serve, models: dict[str, str], tmp_p
     assert models["embed"] not in json.dumps(lines)
 
 
+def test_requests_are_answered_while_nobody_reads_the_log(serve: Serve, models: dict[str, str]) -> None:
+    server = serve(models["embed"])
+    with httpx.Client(base_url=server.url, timeout=10) as client:
+        for number in range(2 * PIPE_BYTES // 128):
+            assert client.get("/info", headers={"x-request-id": f"{number:0>128}"}).status_code == 200
+    logged = [int(line["id"]) for line in server.stop() if line["event"] == "request"]
+    assert logged == list(range(2 * PIPE_BYTES // 128))
+
+
 def test_requests_in_flight_are_answered_before_shutdown(serve: Serve, models: dict[str, str]) -> None:
     server = serve(models["embed"])
     host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps({"inputs": "a cat"}).encode()
+    body = json.dumps({"inputs": "a cat"})
     head = f"POST /embed HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    with socket.create_connection((host, int(port)), timeout=WAIT) as raw:
-        raw.sendall(head.encode() + b"\r\n" + body[:5])
+    request = f"{head}\r\n{body}".encode()
+    with ExitStack() as stack:
+        raws = [stack.enter_context(socket.create_connection((host, int(port)), timeout=WAIT)) for _ in range(3)]
+        raws[2].sendall(request)
+        assert receive(raws[2]).status == 200
+        begun = [len(request) - 5, 20, 20]  # within the body, within the headers, and of a second request
+        for raw, size in zip(raws, begun, strict=True):
+            raw.sendall(request[:size])
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        raw.sendall(body[5:])  # of a request from before the signal
-        reply = raw.recv(65536)
-        assert reply.startswith(b"HTTP/1.1 200"), reply
+        for raw, size in zip(raws, begun, strict=True):
+            raw.sendall(request[size:])
+            reply = receive(raw)
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
     server.stop()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
 
 from bertie.serve.http import ServerSettings
-from bertie.serve.logs import Log
+from bertie.serve.logs import Log, LogWriter
 from tests.serve.conftest import Running, Start
 
 
@@ -43,3 +45,44 @@ def test_a_closed_log_does_not_stop_the_server() -> None:
     out = io.StringIO()
     out.close()
     Log(out)("request", status=200)
+
+
+def read_until(descriptor: int, ending: str) -> list[str]:
+    """The lines up to the first that ends like this."""
+    data = b""
+    while not data.endswith(ending.encode() + b"\n"):
+        data += os.read(descriptor, 1 << 16)
+    return data.decode().splitlines()
+
+
+def test_a_full_pipe_blocks_nothing_and_loses_nothing() -> None:
+    reading, writing = os.pipe()
+    size = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    writer = LogWriter(writing)
+    wanted = [f"{number:0>99}" for number in range(5 * size // 100)]
+    for line in wanted:
+        writer.write(line + "\n")
+    assert not writer.flush(0.05)  # which gives up as well
+    assert read_until(reading, wanted[-1]) == wanted
+    assert writer.flush(10)
+
+
+def test_dropped_lines_are_counted() -> None:
+    reading, writing = os.pipe()
+    size = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"x" * (size - 1) + b"\n")
+    writer = LogWriter(writing, max_pending=2000)
+    for number in range(50):
+        writer.write(f"{number:0>99}\n")
+    _, *lines, last = read_until(reading, "}")
+    assert [int(line) for line in lines] == list(range(20))
+    assert json.loads(last).items() >= {"event": "log lines dropped", "lines": 30}.items()
+
+
+def test_a_closed_pipe_does_not_stop_the_writer() -> None:
+    reading, writing = os.pipe()
+    writer = LogWriter(writing)
+    os.close(reading)
+    for _ in range(3):
+        writer.write("line\n")
+        assert writer.flush(10)

@@ -283,6 +283,7 @@ def _serve(
 
     serve(app, socket, grace=args.grace, shutdown_seconds=args.deadline, on_ready=log_ready, worker=worker)
     log("stopped", worker=worker.number)
+    log.flush()
 
 
 def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tuple[Registry, tuple[Index, str] | None]:

@@ -240,10 +240,19 @@ def client_network(client: tuple[str, int] | None) -> str:
 
 def unread_bytes(transport: asyncio.Transport) -> int:
     """Bytes that wait for the client to read, in this process and in the kernel."""
-    queued = struct.pack("i", 0)
+    return transport.get_write_buffer_size() + _kernel_bytes(transport, termios.TIOCOUTQ)
+
+
+def received_bytes(transport: asyncio.Transport) -> int:
+    """Bytes from the client that this process has not read yet."""
+    return _kernel_bytes(transport, termios.FIONREAD)
+
+
+def _kernel_bytes(transport: asyncio.Transport, queue: int) -> int:
+    size = struct.pack("i", 0)
     with suppress(OSError, ValueError):  # closed
-        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-    return transport.get_write_buffer_size() + int(struct.unpack("i", queued)[0])
+        size = fcntl.ioctl(transport.get_extra_info("socket").fileno(), queue, size)
+    return int(struct.unpack("i", size)[0])
 
 
 def reset(transport: asyncio.Transport) -> None:

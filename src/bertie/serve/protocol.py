@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertie.serve.api_errors import ApiError, error_app, error_response
-from bertie.serve.connections import Connections, State, client_network, reset, unread_bytes
+from bertie.serve.connections import Connections, State, client_network, received_bytes, reset, unread_bytes
 from bertie.serve.limits import FAILURE, ON_DISCONNECT, check_head
 
 HEAD_SLICE = 1024  # bytes of headers to parse at a time; bounds the pipelined requests that are parsed ahead
@@ -51,7 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unparsed = b""  # received while an earlier request is being answered
         self._refusal: ApiError | None = None  # why parsing was stopped
         self._keep_alive = True
-        self._failed = self._eof = self._probed = False
+        self._failed = self._eof = self._probed = self._last = False
         self._discarded = 0  # bytes
 
     # --- the connection ---
@@ -94,11 +94,12 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
-        """Close the connection, after the reply if a request is being answered."""
-        if self._active is None or self._active.response_complete:
-            self.transport.close()
-        else:
+        """Close the connection, after the reply if a request is being answered or has begun to arrive."""
+        self._last = True
+        if self._active is not None and not self._active.response_complete:
             self._active.keep_alive = self._keep_alive = False
+        elif not self._in_message and not received_bytes(self.transport):
+            self.transport.close()
 
     def abort(self, reason: str) -> None:
         """Close the connection at once, and discard what the client has not read, in the kernel as well."""
@@ -310,7 +311,7 @@ class LimitedProtocol(HttpToolsProtocol):
         scope["method"], scope["http_version"] = self.parser.get_method().decode("ascii"), version
         scope["raw_path"], scope["query_string"] = path.encode(), url.query or b""
         scope["path"] = unquote(path) if "%" in path else path
-        self._keep_alive = version == "1.1" and self.parser.should_keep_alive()
+        self._keep_alive = version == "1.1" and self.parser.should_keep_alive() and not self._last
         self.cycle = self._new_cycle()
         self._in_headers, self._phase_began = False, True
         if self._active is None or (self._active.response_complete and not self.flow.write_paused):

@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from threading import Thread
 from types import FrameType
@@ -116,8 +115,13 @@ class Server(uvicorn.Server):
                 break
             count += 1
             connection.setblocking(False)
-            with suppress(OSError):  # the client has disconnected meanwhile
+            try:
                 await asyncio.get_running_loop().connect_accepted_socket(self._create_protocol, connection)
+            except OSError:  # the client has disconnected meanwhile
+                connection.close()
+            except Exception as error:  # without heartbeats this worker would be killed
+                connection.close()
+                self._app.log.error("connection not accepted", error)
         return count > 0
 
     def _create_protocol(self) -> asyncio.Protocol:
