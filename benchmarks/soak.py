@@ -357,7 +357,7 @@ def soak(
         keys = KeyFile(Path(folder) / "keys")
         command = [sys.executable, "-m", "bertie", "serve", *([] if model is None else [f"model={model}"])]
         command += ["--port", "0", "--workers", str(workers), "--read-timeout", str(READ_TIMEOUT)]
-        command += ["--max-body", str(MAX_BODY), "--api-key-file", str(Path(folder) / "keys")]
+        command += ["--max-body-bytes", str(MAX_BODY), "--api-key-file", str(Path(folder) / "keys")]
         server = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=log, text=True)
         assert server.stdout is not None
         match = re.search(r"http://([\d.]+):(\d+)", server.stdout.readline())

@@ -234,7 +234,7 @@ def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pyte
         (["--host", "0.0.0.0"], "--no-auth"),
         (["--new-key", "bob"], "--api-key-file"),
         (["--workers", "0"], "--workers 0"),
-        (["--max-body", "-1"], "--max-body -1"),
+        (["--max-body-bytes", "-1"], "--max-body-bytes -1"),
         (["--deadline", "0"], "--deadline 0.0"),
         (["--max-connections", "0"], "--max-connections 0"),
         (["--write-timeout", "-1"], "--write-timeout -1.0"),

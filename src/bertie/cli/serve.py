@@ -43,12 +43,12 @@ EXAMPLE = """  bertie serve
 # A request takes the GIL a dozen times, and must not wait 5 ms, the default, for a busy thread each time.
 SWITCH_SECONDS = 0.001
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-COUNTS = ("workers", "max_body", "max_items", "max_tokens", "max_reply", "max_requests", "batch_tokens")
+COUNTS = ("workers", "max_body_bytes", "max_items", "max_tokens", "max_reply_bytes", "max_requests", "batch_tokens")
 CONNECTION_COUNTS = {  # flags and fields of ConnectionLimits
     "max_connections": "connections",
     "max_connections_per_address": "per_address",
-    "max_request_bytes": "request_bytes",
-    "max_reply_bytes": "reply_bytes",
+    "max_total_body_bytes": "request_bytes",
+    "max_total_reply_bytes": "reply_bytes",
     "max_header_bytes": "header_bytes",
     "min_rate": "min_rate",
 }
@@ -108,13 +108,15 @@ def add(verbs: Verbs) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-body", type=int, default=8 << 20, metavar="N", help="bytes per request (default: 8,388,608)"
+        "--max-body-bytes", type=int, default=8 << 20, metavar="N", help="bytes of a request body (default: 8,388,608)"
     )
     limits.add_argument("--max-items", type=int, default=1024, metavar="N", help="texts per request (default: 1,024)")
     limits.add_argument(
         "--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens per request (default: 1,000,000)"
     )
-    limits.add_argument("--max-reply", type=int, default=1 << 26, metavar="N", help="bytes per reply (default: 64 MiB)")
+    limits.add_argument(
+        "--max-reply-bytes", type=int, default=1 << 26, metavar="N", help="bytes of a reply (default: 67,108,864)"
+    )
     limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests in flight (default: 512)")
     limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds in the queue (default: 1)")
     limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured at startup)")
@@ -136,8 +138,8 @@ def _add_connection_limits(parser: argparse.ArgumentParser) -> None:
     for flag, default, help in (
         ("--max-connections", 2048, "open connections; beyond it, the one with the least progress is closed"),
         ("--max-connections-per-address", 1024, "of one client address, or IPv6 network of 64 bits"),
-        ("--max-request-bytes", 256 << 20, "of all bodies, from arrival to reply"),
-        ("--max-reply-bytes", 256 << 20, "of all replies that clients have not read; half of it for one address"),
+        ("--max-total-body-bytes", 256 << 20, "of all bodies, from arrival to reply"),
+        ("--max-total-reply-bytes", 256 << 20, "of all replies that clients have not read; half of it for one address"),
         ("--max-header-bytes", 32 << 10, "of a request's headers"),
         ("--min-rate", 1024, "bytes per second at which clients must send and read, over 5 seconds"),
     ):
@@ -262,11 +264,11 @@ def _serve(
     metrics = Metrics(worker.folder)
     registry, index = _load(args, worker, metrics)
     limits = Limits(
-        body=args.max_body,
+        body=args.max_body_bytes,
         items=args.max_items,
         tokens=args.max_tokens,
         requests=args.max_requests,
-        reply=args.max_reply,
+        reply=args.max_reply_bytes,
     )
     fields = (CONNECTION_COUNTS | CONNECTION_TIMES).items()
     connections = ConnectionLimits(**{field: getattr(args, flag) for flag, field in fields})

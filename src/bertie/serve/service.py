@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Task[Any, Any, Any])
 FLOAT_BYTES = 12  # of a float32 in a reply, with its comma
 LARGE_WORK = 1 << 15  # bytes of a body, characters of texts or values of a reply
-MIN_CHARACTERS = 1 << 20  # that the texts of a request may have together at any --max-body
+MIN_CHARACTERS = 1 << 20  # that the texts of a request may have together at any --max-body-bytes
 HEADS = {  # by the kind of the head that a task needs
     "classify": "a text-classification head",
     "tag": "a token-classification head",
