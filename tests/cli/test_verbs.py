@@ -223,7 +223,7 @@ def test_all_examples_of_the_help_parse() -> None:
     for module in (module for modules in GROUPS.values() for module in modules):
         for line in module.EXAMPLE.splitlines():
             line = re.sub(r"^\s*torchrun --no-python .*? bertie ", "bertie ", line)
-            command = next(part for part in line.split(" | ") if part.strip().startswith("bertie "))
+            command = next(part for part in re.split(" [|>] ", line) if part.strip().startswith("bertie "))
             build_parser().parse_args(shlex.split(command, comments=True)[1:])
 
 

@@ -117,7 +117,7 @@ def test_killed_between_the_header_of_an_array_and_its_rename(tmp_path: Path) ->
     final = tmp_path / "out.npy"
     interrupt(final)
     writer = make_writer(final.name, {}, 4)
-    writer.finalize(tmp_path / "out.npy.part", 5)
+    writer.finalize(tmp_path / "out.npy.part")
     with ResumableFile(final, SETTINGS, resume=True, overwrite=False) as file:
         file.start(writer)
         file.finish()

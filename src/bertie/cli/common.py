@@ -151,6 +151,13 @@ def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> 
         help="resume an interrupted output, if there is one; the input must be unchanged",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
+    parser.add_argument("--skip-empty", action="store_true", help="leave out rows without text")
+    parser.add_argument(
+        "--on-error",
+        choices=("stop", "skip", "null"),
+        default="stop",
+        help="a row that cannot be processed: stop (the default), skip it, or write it with empty fields and the error",
+    )
 
 
 def add_top_k(parser: argparse.ArgumentParser, default: int | None, what: str) -> None:

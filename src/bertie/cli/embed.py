@@ -86,6 +86,8 @@ def run_ray(args: argparse.Namespace) -> None:
     """Run the verb on a Ray cluster."""
     if args.output is None or args.output == STDIN:
         raise UsageError("--ray writes a folder of Parquet files: pass its name with -o")
+    if args.skip_empty or args.on_error != "stop":
+        raise UsageError("--skip-empty and --on-error are not for --ray")
     missing = next((item for item in args.items if not os.path.isfile(item)), None)
     if missing is not None:
         raise UsageError(f"{missing[:60]!r} is not a file; --ray reads only files")

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
     table = open_input(args, items=rest or [query])
     document = table.column(["passage", "document", "text"], args.column, "--column", only=not pairs)
     if not pairs:
+        if args.on_error == "null":
+            raise UsageError("--on-error null is for a file of pairs; documents without a score cannot be ranked")
         if args.resume:
             raise UsageError("--resume is for a file of pairs; documents are ranked when all are scored")
         columns = [document]

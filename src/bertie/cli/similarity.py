@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     table = open_input(args)
     columns = text_columns(args, table)
+    if len(columns) == 1 and args.on_error == "null":
+        raise UsageError("--on-error null is for a file of pairs; pass --on-error skip")
     stream = Stream(args, table, columns)
     if len(columns) == 1 and args.resume:
         raise UsageError("--resume is for a file of pairs; a similarity matrix is computed when all texts are read")

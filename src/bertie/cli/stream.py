@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain, islice
 from pathlib import Path
 from types import NoneType
@@ -27,6 +27,9 @@ from bertie.errors import InputError
 # for bit.
 CHUNK_ROWS = 1024
 CHUNK_CHARACTERS = 1 << 20
+MAX_RETRIES = 8  # of a chunk without the row that failed; then each row is tried by itself
+MAX_LISTED = 5  # errors of rows
+ERROR = "error"  # the field of a row without a result
 
 # The fields of every result about how much of its text was read, and their table columns.
 READ_SCHEMA: Schema = {"tokens_total": int, "tokens_read": int, "windows": int}
@@ -63,6 +66,10 @@ class Stream:
         self._rows = chain([first], rows)
         # By the first row of the input, wherever this run starts.
         self._id_type = int if isinstance(first.get("id"), int) else str
+        self._schema: Schema = {}  # of the results
+        self._cell_errors: dict[int, str] = {}  # by row
+        self._failures = _Failures(args.on_error)
+        self._chunk_rows = 0
         self._items = self._number_items()
         self._consumed = RowDigest()
         if self._output is not None:
@@ -82,23 +89,67 @@ class Stream:
         }
 
     def results(self, process: Process) -> Iterator[list[Result]]:
-        """Yield chunks of (record, item) pairs. `process` is called once per chunk."""
+        """Yield chunks of (record, item) pairs. `process` is called once per chunk, or again without failing rows."""
         list(process([]))  # reports invalid options without blaming the first row
         skip = 0 if self._output is None else self._output.rows
         interactive = self._output is None and sys.stdout.isatty()  # the results themselves show the progress
-        progress = Progress(self._args.verb, self._table.fraction, initial=skip)
+        fraction: float | None = self._table.fraction() if skip else 0.0
+        progress = Progress(self._args.verb, lambda: fraction, initial=skip)
         with nullcontext() if interactive else progress:
             for chunk in self._chunks():
-                try:
-                    records = list(process([item for _, _, item in chunk]))
-                except InputError as error:
-                    raise self._locate_error(process, chunk, error) from None
-                yield [
-                    (self._row_fields(number, row) | record, item)
-                    for (number, row, item), record in zip(chunk, records, strict=True)
-                ]
+                yield self._process(process, chunk)
+                fraction = self._table.fraction()
                 if not interactive:
                     progress.update(len(chunk))
+        self._failures.report()
+
+    def _process(self, process: Process, chunk: Sequence[NumberedItem]) -> list[Result]:
+        """The results of a chunk; rows that cannot be processed are left out, or have an error instead."""
+        rows = []
+        for entry in chunk:
+            if self._args.skip_empty and entry[0] not in self._cell_errors and _is_empty(entry[2]):
+                self._failures.empty += 1
+            else:
+                rows.append(entry)
+        good = [entry for entry in rows if entry[0] not in self._cell_errors]
+        records: dict[int, Record] = {}
+        for attempt in range(len(good) + 1):
+            try:
+                records = {
+                    entry[0]: record for entry, record in zip(good, process([item for _, _, item in good]), strict=True)
+                }
+                break
+            except InputError as error:
+                if self._args.on_error == "stop":
+                    raise self._locate_error(process, good, error) from None
+                good = self._without_failing(process, good, error, probe=attempt >= MAX_RETRIES)
+        results, nothing = [], {ERROR: None} if self._args.on_error == "null" else {}
+        for number, row, item in rows:
+            message = self._cell_errors.pop(number, None)
+            fields = self._row_fields(number, row)
+            if message is None:
+                results.append((fields | records[number] | nothing, item))
+                continue
+            self._failures.add(message)
+            if self._args.on_error == "null":
+                results.append((fields | dict.fromkeys(self._schema) | {ERROR: message}, item))
+        return results
+
+    def _without_failing(
+        self, process: Process, rows: Sequence[NumberedItem], error: InputError, *, probe: bool
+    ) -> list[NumberedItem]:
+        """Return the rows without the one that the error names; with `probe`, without all that fail by themselves."""
+        named = re.match(r"(?:text|pair|question|item) (\d+)\b", str(error))
+        suspects = rows if probe or named is None else [rows[int(named[1])]]
+        failed = len(self._cell_errors)
+        for number, _, item in suspects:
+            try:
+                list(process([item]))
+            except InputError as cause:
+                self._cell_errors[number] = self._describe(number, cause)
+        if len(self._cell_errors) == failed:
+            raise error  # not the fault of a row
+        return [entry for entry in rows if entry[0] not in self._cell_errors]
 
     def write(
         self,
@@ -110,6 +161,9 @@ class Stream:
         dimension: int | None = None,
     ) -> None:
         """Write results as they arrive; `format_row` returns table rows of a result."""
+        if self._args.on_error == "null":
+            schema = {**schema, ERROR: str}
+        self._schema.update(schema)
         if self._output is None:
             self._print(results, titles, format_row)
             return
@@ -118,7 +172,7 @@ class Stream:
             output.start(writer)
             for chunk in results:
                 records = [record for record, _ in chunk]
-                output.append(writer.encode(records), len(records), self._consumed.hexdigest())
+                output.append(writer.encode(records), self._chunk_rows, self._consumed.hexdigest())
             output.finish()
 
     def _print(self, results: Iterable[list[Result]], titles: Sequence[str], format_row: FormatRow) -> None:
@@ -127,7 +181,8 @@ class Stream:
             if self._args.json:
                 text = jsonl.encode([record for record, _ in chunk]).decode("utf-8")
             else:
-                text = table.text(row for record, item in chunk for row in format_row(record, item))
+                good = [result for result in chunk if result[0].get(ERROR) is None]
+                text = table.text(row for record, item in good for row in format_row(record, item))
             sys.stdout.write(text)
             sys.stdout.flush()
 
@@ -135,6 +190,7 @@ class Stream:
         for chunk in chunk_rows(self._items, CHUNK_ROWS, CHUNK_CHARACTERS):
             if self._output is not None:
                 self._consumed.update(self._digested(chunk))
+            self._chunk_rows = len(chunk)
             yield chunk
 
     def _digested(self, chunk: Iterable[NumberedItem]) -> Iterator[str]:
@@ -161,8 +217,21 @@ class Stream:
 
     def _number_items(self) -> Iterator[NumberedItem]:
         for number, row in enumerate(self._rows, 1):
-            texts = tuple(text_cell(self._table, number, row, column) for column in self._columns)
+            texts = tuple(self._text(number, row, column) for column in self._columns)
             yield number, row, texts if len(texts) > 1 else texts[0]
+
+    def _text(self, number: int, row: Row, column: str) -> str:
+        """The text of a cell; an empty one if there is none, and the row is to be skipped."""
+        value = row.get(column)
+        if self._args.skip_empty and (value is None or value != value):
+            return ""
+        try:
+            return text_cell(self._table, number, row, column)
+        except InputError as error:
+            if self._args.on_error == "stop":
+                raise
+            self._cell_errors[number] = str(error)
+            return ""
 
     def _full_schema(self, schema: Schema) -> Schema:
         return {"row": int} | dict.fromkeys(self._extra, self._id_type) | schema
@@ -176,17 +245,47 @@ class Stream:
             fields[key] = value
         return fields
 
-    def _locate_error(self, process: Process, chunk: Sequence[tuple[int, Row, Item]], error: InputError) -> InputError:
+    def _locate_error(self, process: Process, chunk: Sequence[NumberedItem], error: InputError) -> InputError:
         """Return the error with the row that caused it, found by processing each row separately."""
         for number, _, item in chunk:
             try:
                 list(process([item]))
             except InputError as cause:
-                # The task calls a single row text 0, and arguments are flags here.
-                message = re.sub(r"^(text|pair|question|item) 0\b", r"the \1", str(cause))
-                message = re.sub(r"\boverflow='(\w+)'", r"--overflow \1", message)
-                return InputError(f"{self._table.name}, row {number}: {message}")
+                return InputError(self._describe(number, cause))
         return error
+
+    def _describe(self, number: int, error: InputError) -> str:
+        """The message of an error with its row. The task calls a single row text 0, and arguments are flags here."""
+        message = re.sub(r"^(text|pair|question|item) 0\b", r"the \1", str(error))
+        message = re.sub(r"\boverflow='(\w+)'", r"--overflow \1", message)
+        return f"{self._table.name}, row {number}: {message}"
+
+
+@dataclass
+class _Failures:
+    """Rows that were left out, or have no result."""
+
+    on_error: str
+    empty: int = 0
+    failed: int = 0
+
+    def add(self, message: str) -> None:
+        """Count a row, and print the first few messages."""
+        self.failed += 1
+        if self.failed <= MAX_LISTED:
+            print(f"bertie: {message}", file=sys.stderr)
+
+    def report(self) -> None:
+        """Print the counts."""
+        what = "skipped" if self.on_error == "skip" else "without a result"
+        counts = [f"rows without text: {self.empty:,} skipped"] if self.empty else []
+        counts += [f"rows with errors: {self.failed:,} {what}"] if self.failed else []
+        if counts:
+            print(f"bertie: {'; '.join(counts)}", file=sys.stderr)
+
+
+def _is_empty(item: Item) -> bool:
+    return not item.strip() if isinstance(item, str) else not all(text.strip() for text in item)
 
 
 def _model_stamp(model: str | None) -> str | None:

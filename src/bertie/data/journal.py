@@ -166,7 +166,7 @@ class ResumableFile:
             self._file.seek(max(self._size, self._header))
 
     def append(self, data: bytes, rows: int, consumed: str = "") -> None:
-        """Append a chunk, and commit if the last commit is long enough ago.
+        """Append a chunk that was computed from so many input rows; commit if the last commit is long enough ago.
 
         `consumed` is the digest of all input rows up to the end of this chunk.
         """
@@ -207,7 +207,7 @@ class ResumableFile:
         self._file = None
         if self.path.stat().st_size != self._size:
             raise InputError(f"{self.path} was changed by another program while it was written; {START_OVER}")
-        complete = self._writer.finalize(self.path, self.rows)
+        complete = self._writer.finalize(self.path)
         os.replace(complete, self.final)
         fsync(self.final.parent)
         # From here on the result is complete; a journal without a partial file is ignored.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Self, TextIO
 from bertie.data import terminal
 
 FIRST, TERMINAL, LOG = 1.0, 0.1, 10.0  # seconds to the first display, and between two on a terminal and in a log
+TICK = 0.5  # seconds after which the times on a terminal are updated, whatever the work does
 BAR = 24  # columns
 
 
@@ -48,13 +50,16 @@ class Progress:
         self._rows, self._detail = 0, ""
         self._start = time.monotonic()
         self._next = self._start + FIRST
+        self._last = self._start  # time of the last update
         self._first_fraction: float | None = None  # where this run started
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._ticker: threading.Thread | None = None
 
     def update(self, rows: int, detail: str = "") -> None:
         """Add completed rows; `detail` is displayed after them, as "loss 0.31"."""
         self._rows += rows
         self._detail = detail or self._detail
-        now = time.monotonic()
+        now = self._last = time.monotonic()
         if self._first_fraction is None:
             # Skipping the rows of an earlier run took next to no time.
             self._first_fraction = (self._fraction() or 0.0) if self._initial else 0.0
@@ -67,15 +72,22 @@ class Progress:
         """Print a line above the progress bar."""
         self._print(text, end="\n")
 
+    def _tick(self) -> None:
+        while not self._stop.wait(TICK):
+            if (now := time.monotonic()) >= self._next:
+                self._print(self.line(now), end="")
+
     def line(self, now: float) -> str:
         """Return the text of the progress bar."""
         seconds = max(now - self._start, 1e-9)
-        counts = [f"{self._initial + self._rows:,} {self._unit}", f"{_format_rate(self._rows / seconds)}/s"]
+        worked = max(self._last - self._start, 1e-9) if self._rows else seconds
+        counts = [f"{self._initial + self._rows:,} {self._unit}", f"{_format_rate(self._rows / worked)}/s"]
         counts += [self._detail] if self._detail else []
         done = self._fraction()
         if done is None or self._first_fraction is None or done <= self._first_fraction:
             return self._fit("  ".join([f"{self._label}: {counts[0]}", *counts[1:], format_time(seconds)]))
-        left = f"{format_time(seconds * max(0.0, 1 - done) / (done - self._first_fraction))} left"
+        remaining = worked * (1 - done) / (done - self._first_fraction) - (seconds - worked)
+        left = f"{format_time(max(0.0, remaining))} left"
         if not self._terminal:
             return "  ".join([f"{self._label}: {counts[0]}", *counts[1:], f"{done:.0%}", left])
         head, tail = f"{self._label} ", "  ".join([f" {done:4.0%}", left, *counts])
@@ -95,13 +107,20 @@ class Progress:
 
     def _print(self, text: str, end: str) -> None:
         clear = "\r\x1b[K" if self._terminal else ""
-        self._file.write(clear + text + end)
-        self._file.flush()
+        with self._lock:
+            self._file.write(clear + text + end)
+            self._file.flush()
 
     def __enter__(self) -> Self:
+        if self._terminal:
+            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._ticker is not None:
+            self._stop.set()
+            self._ticker.join()
         seconds = time.monotonic() - self._start
         if kind is None and seconds > FIRST:
             total = f"{self._label}: {self._initial + self._rows:,} {self._unit} in {format_time(seconds)}"

@@ -39,7 +39,7 @@ class Writer(ABC):
     def encode(self, records: Sequence[Record]) -> bytes:
         """Encode a chunk of records."""
 
-    def finalize(self, part: Path, rows: int) -> Path:
+    def finalize(self, part: Path) -> Path:
         """Turn the appended chunks into the final file, and return its path."""
         return part
 
@@ -119,10 +119,13 @@ class NpyWriter(Writer):
         """Encode the raw values."""
         import numpy as np
 
-        return np.stack([record["vector"] for record in records]).astype("<f4").tobytes()
+        missing = np.full(self._dimension, np.nan)  # of rows that could not be embedded, if they are kept
+        vectors = [missing if record["vector"] is None else record["vector"] for record in records]
+        return np.stack(vectors).astype("<f4").tobytes() if vectors else b""
 
-    def finalize(self, part: Path, rows: int) -> Path:
+    def finalize(self, part: Path) -> Path:
         """Write the number of rows into the header."""
+        rows = (part.stat().st_size - len(self.header())) // (4 * self._dimension)
         with named_errors(part), open(part, "r+b") as file:
             file.write(self._header(rows))
             file.flush()
@@ -157,7 +160,7 @@ class ParquetWriter(Writer):
             raise InputError(f"a value has another type than those before it: {error}") from None
         return bytes(batch.serialize())
 
-    def finalize(self, part: Path, rows: int) -> Path:
+    def finalize(self, part: Path) -> Path:
         """Convert the stream, one row group at a time."""
         complete = part.with_name(part.name + ".parquet")
         try:
