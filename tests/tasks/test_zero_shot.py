@@ -28,13 +28,15 @@ def checkpoint(made: Callable[..., Path]) -> Checkpoint:
 
 
 def test_by_embedding_the_nearest_label_wins(checkpoint: Checkpoint) -> None:
-    results = ZeroShot(checkpoint).classify(TEXTS, LABELS, template="about {}")
+    results = ZeroShot(checkpoint).classify(TEXTS, LABELS, template="about {}", method="embedding")
     similarities = Embedder(checkpoint).similarity(TEXTS, [f"about {label}" for label in LABELS])
     assert [result.label for result in results] == [LABELS[i] for i in similarities.argmax(1)]
     for result, row in zip(results, similarities, strict=True):
         expected = np.exp(20 * row) / np.exp(20 * row).sum()
         assert result.scores == pytest.approx(dict(zip(LABELS, expected, strict=True)), abs=1e-4)
-    independent = ZeroShot(checkpoint).classify(TEXTS, LABELS, template="about {}", multi_label=True)[0]
+    independent = ZeroShot(checkpoint).classify(
+        TEXTS, LABELS, template="about {}", multi_label=True, method="embedding"
+    )[0]
     expected = 1 / (1 + np.exp(-10 * (similarities[0] - 0.15)))
     assert independent.scores == pytest.approx(dict(zip(LABELS, expected, strict=True)), abs=1e-4)
 
@@ -57,9 +59,9 @@ def test_combined_adds_the_logits_of_both(checkpoint: Checkpoint) -> None:
 
 def test_auto_follows_from_the_model(checkpoint: Checkpoint) -> None:
     only_nli = replace(checkpoint, sentence=None)
-    assert ZeroShot(checkpoint).resolve_method() == "embedding"
-    assert ZeroShot(checkpoint, head=next(iter(checkpoint.heads))).resolve_method() == "entailment"
-    assert ZeroShot(only_nli).resolve_method() == "entailment"
+    assert [ZeroShot(checkpoint).resolve_method("auto", count) for count in (5, 6)] == ["combined", "embedding"]
+    assert ZeroShot(checkpoint, head=next(iter(checkpoint.heads))).resolve_method("auto", 9) == "entailment"
+    assert ZeroShot(only_nli).resolve_method("auto", 9) == "entailment"
     assert ZeroShot(only_nli).classify(TEXTS, LABELS) == ZeroShot(checkpoint).classify(
         TEXTS, LABELS, method="entailment"
     )

@@ -46,8 +46,8 @@ def add(verbs: Verbs) -> None:
         "--method",
         choices=("auto", "entailment", "embedding", "combined"),
         default="auto",
-        help="with --labels: does the text entail the label, is its embedding near, or both (default: embedding where "
-        "the model has sentence embeddings, else entailment)",
+        help="with --labels: does the text entail the label, is its embedding near, or both (default: what the model "
+        "can do; if both, combined for up to 5 labels and embedding for more)",
     )
     parser.add_argument("--template", help="with --labels: the sentence that a label is put into, with {} for it")
     parser.add_argument(
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         zero = load(ZeroShot, args)
         labels = [label.strip() for label in args.labels.split(",") if label.strip()]
         options: dict[str, Any] = {"template": args.template, "multi_label": args.multi_label, "method": args.method}
-        zero.resolve_method(args.method)  # raises if the model lacks what it needs
+        zero.resolve_method(args.method, len(labels))  # raises if the model lacks what it needs
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
             return map(asdict, zero.classify_each(texts, labels, **options))

@@ -6,9 +6,9 @@
 - "embedding": the label whose embedding is nearest to that of the text, by cosine similarity: one pass per text.
 - "combined": a weighted sum of the logits of both.
 
-"auto" embeds with any model that was trained for sentence embeddings, and needs an NLI head otherwise. That choice, the
-templates and the temperatures were fitted on five labelled datasets and checked on six others (benchmarks/zero_shot.py;
-docs/labelling.md has the figures).
+"auto" is "combined" for up to five labels and "embedding" for more, where the NLI head adds little and costs most; a
+model with one of the two uses that one. This choice, the templates and the temperatures were fitted on five labelled
+datasets and checked on six others (benchmarks/zero_shot.py; docs/labelling.md has the figures).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ TEMPLATES: dict[Method, str] = {
 _SCALE = 20.0  # of cosine similarities as logits: a temperature of 0.05
 _ENTAILMENT_WEIGHT = 0.5  # of entailment logits beside scaled similarities
 _SEVERAL_SCALE, _NEUTRAL = 10.0, 0.15  # if several labels may be true, one of this similarity is as likely as not
+_COMBINED_LABELS = 5  # up to which "auto" reads texts in both ways
 _COMBINED_TEXTS = 64  # texts that are read in both ways at a time
 
 
@@ -73,8 +74,9 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     'sports'
 
     `classify` takes a `method`: "entailment" needs a head for natural language inference, "embedding" compares
-    embeddings, "combined" does both, and "auto" is "embedding" for a model with sentence-embedding modules and
-    "entailment" for others. A head that is named here (`head`) is used: then "auto" is "entailment".
+    embeddings and needs sentence-embedding modules, and "combined" does both. "auto" is what the model can do; if
+    that is both, "combined" for up to five labels and "embedding" for more. If a `head` is named, "auto" is
+    "entailment".
     """
 
     kind = "classify"
@@ -105,13 +107,14 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     def _fits(cls, info: HeadInfo) -> bool:
         return info.kind == "classify" and entailment_label(info) is not None
 
-    def resolve_method(self, method: Method = "auto") -> Method:
-        """The method that "auto" stands for; the others as they are, if the model has what they need."""
+    def resolve_method(self, method: Method, labels: int) -> Method:
+        """The method that "auto" stands for with so many labels; others as they are, if the model can use them."""
         if method not in METHODS:
             raise InputError(f"method={method!r} must be one of {', '.join(METHODS)}")
         if method == "auto":
-            embeds = self.checkpoint.sentence is not None and not self._head_is_named
-            return "embedding" if embeds else "entailment"
+            if self.checkpoint.sentence is None or self._head_is_named:
+                return "entailment"
+            return "combined" if self.head is not None and labels <= _COMBINED_LABELS else "embedding"
         if method != "embedding" and self.head is None:
             raise InputError(
                 f"method={method!r} needs a head with a label 'entailment', which {self.checkpoint.source} lacks; "
@@ -160,7 +163,8 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         """
         each = partial(self.classify_each, labels=labels, template=template, multi_label=multi_label, method=method)
         # An entailment head reads each text once per label.
-        passes = {"embedding": 1, "entailment": len(labels), "combined": len(labels) + 1}[self.resolve_method(method)]
+        method = self.resolve_method(method, len(labels))
+        passes = {"embedding": 1, "entailment": len(labels), "combined": len(labels) + 1}[method]
         count = 1 if isinstance(texts, str) else length(texts)
         total = None if count is None else count * passes
         return self.collect(texts, each, "classify", progress, total=total, unit="passes" if passes > 1 else "texts")
@@ -178,7 +182,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         labels = [checked_text(label, f"label {i}") for i, label in enumerate(check_list(labels, "labels=", "words"))]
         if not labels or len(set(labels)) < len(labels):
             raise InputError(f"labels={labels!r:.80} must be at least one, and different")
-        method = self.resolve_method(method)
+        method = self.resolve_method(method, len(labels))
         sentences = {
             name: [_fill_template(default if template is None else template, label) for label in labels]
             for name, default in TEMPLATES.items()
