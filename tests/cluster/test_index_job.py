@@ -34,7 +34,7 @@ def contents(index: Index) -> tuple[Any, ...]:
 
 def compare_indexes(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files to an index, and again after changes: by Ray and by one process."""
-    monkeypatch.setattr("bertie.search.index.GROUP_CHARACTERS", 2000)  # several groups
+    monkeypatch.setattr("bertie.search.document_input.GROUP_CHARACTERS", 2000)  # several groups
     monkeypatch.chdir(folder)
     Path("files").mkdir()
     write_documents(Path("files"))
@@ -80,7 +80,7 @@ def test_index_on_the_command_line(
 
 
 def test_index_errors(without_ray: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertie.search.index.GROUP_CHARACTERS", 1)  # a group each
+    monkeypatch.setattr("bertie.search.document_input.GROUP_CHARACTERS", 1)  # a group each
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.md").write_text("a cat sat")
     (tmp_path / "files" / "b.md").write_bytes(b"a \xff dog")

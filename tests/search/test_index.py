@@ -4,6 +4,7 @@ is embedded.
 
 from __future__ import annotations
 
+import datetime
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ import torch
 
 import bertie
 from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
+from bertie.search import document_input, local_store
 from bertie.search import index as module
-from bertie.search import local_store
 from bertie.search.index import Index, IndexUpdate, model_fingerprint
 from bertie.search.records import Document
 from bertie.tasks.embed import Embedder
@@ -213,6 +214,99 @@ def test_add_updates_existing_documents(index: Index, counted: list[str]) -> Non
     assert "cats" not in {hit.document for hit in index.search("zebras")}
 
 
+ROWS = [
+    {"key": "c", "body": TEXTS["cats"], "year": 1999, "day": datetime.date(2024, 5, 1), "tags": ["a"]},
+    {"key": "d", "body": TEXTS["dogs"], "year": None, "day": datetime.date(2024, 5, 2), "tags": ["b"]},
+]
+
+
+def tables() -> dict[str, Any]:
+    pandas, polars, pyarrow = map(pytest.importorskip, ("pandas", "polars", "pyarrow"))
+    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    return {
+        "dicts": ROWS,
+        "generator": iter(ROWS),
+        "columns": columns,
+        "pandas": pandas.DataFrame(ROWS),
+        "polars": polars.DataFrame(ROWS),
+        "pyarrow": pyarrow.table(columns),
+        "datasets": pytest.importorskip("datasets").Dataset.from_list(ROWS),
+    }
+
+
+def test_add_reads_tables_with_their_metadata(tmp_path: Path, embedder: Embedder) -> None:
+    for name, table in tables().items():
+        with Index.create(tmp_path / name, embedder) as index:
+            assert index.add(table, text="body", id="key") == IndexUpdate(added=2, passages=2), name
+            hits = {hit.document: hit for hit in index.search("cat", mode="lexical")}
+            assert set(hits) == {"c", "d"}
+            assert hits["c"].text == TEXTS["cats"]
+            assert hits["c"].metadata["year"] == 1999
+            assert "year" not in hits["d"].metadata  # a missing value
+            assert str(hits["d"].metadata["day"]).startswith("2024-05-02")
+            assert "tags" not in hits["c"].metadata  # no scalar
+            assert [hit.document for hit in index.search("cat", where={"year": 1999})] == ["c"]
+            again = tables()[name]
+            assert index.add(again, text="body", id="key") == IndexUpdate(unchanged=2)
+            assert "passages=2" in repr(index)
+            assert "<table>" in index._repr_html_()
+
+
+def test_add_reads_single_texts_and_columns(tmp_path: Path, embedder: Embedder) -> None:
+    pandas = pytest.importorskip("pandas")
+    with Index.create(tmp_path / "index", embedder) as index:
+        assert index.add("the cat sat on the mat").added == 1
+        assert index.add(Document("x", "a dog ran")).added == 1
+        assert index.add({"text": "a mat sat", "year": 7}).added == 1
+        assert index.add({"text": "a mat sat", "year": 8}).added == 1  # other metadata: another document
+        assert index.add(pandas.Series(["dogs find the cat", "the cat sat on the mat"])) == IndexUpdate(
+            added=1, unchanged=1, passages=1
+        )
+        assert index.add(pandas.DataFrame({"comment": ["a cat ran"]})).added == 1  # the only column
+        assert index.add(np.array(["a mat ran"])).added == 1
+        results = index.search("mat", mode="lexical", where={"year >=": 7})
+        assert sorted(hit.metadata["year"] for hit in results) == [7, 8]
+        assert len(repr(results).splitlines()) == 3
+        assert "a mat sat" in results._repr_html_()
+        index.add("<b>a dog</b>")
+        assert "<b>a dog" not in index.search("dog")._repr_html_()
+
+
+def test_add_refuses_what_it_would_misread(tmp_path: Path, index: Index) -> None:
+    pandas = pytest.importorskip("pandas")
+    before = len(index)
+    for documents, message in (
+        (str(tmp_path), "is a file or folder; for files there is refresh"),
+        (tmp_path, "for files there is refresh"),
+        ([tmp_path], "document 0 is .*; for files there is refresh"),
+        (b"bytes", "not bytes"),
+        (None, "not NoneType"),
+        (7, "not int"),
+        ({"a": "the cat", "b": "the dog"}, "has the key 'text', and this has a, b; documents by id are written"),
+        ([("a", "the cat")], 'is tuple; .*a pair of id and text is written {"id": id'),
+        (["a cat", None], "document 1 is NoneType; .*leave out missing texts"),
+        (["a cat", float("nan")], "document 1 is float"),
+        ([{"texts": "a cat"}], "'text' is missing among texts; .*text= names another column"),
+        ([{"text": 7}], "'text' is 7; it must be a text"),
+        ([{"text": "a", "id": None}], "the id 'id' is None"),
+        ([{"text": "a", "id": 1}, {"text": "b", "id": 1}], "duplicate document id '1'"),
+        (pandas.DataFrame({"a": ["x"], "b": ["y"]}), "no column 'text'; name that of the texts with text=: a, b"),
+        (pandas.DataFrame({"text": ["a cat", None]}), "document 1: 'text' is"),
+        ({"text": ["a", "b"], "id": [1]}, "different lengths: text: 2, id: 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            index.add(documents)
+    assert len(index) == before
+    with pytest.raises(InputError, match="'tags' is list; metadata must be scalar"):
+        index.add(ROWS, text="body", id="key", metadata=["tags"])
+    with pytest.raises(InputError, match="no column 'colour'; there are: a"):
+        index.add(pandas.DataFrame({"a": ["x"]}), metadata=["colour"])
+    with pytest.raises(InputError, match="metadata='year' must be a list"):
+        index.add(ROWS, metadata="year")
+    with pytest.raises(TypeError, match="has no argument 'batch_size'"):
+        index.add(ROWS, batch_size=3)  # type: ignore[call-arg]
+
+
 def test_refresh_embeds_changed_documents_only(tmp_path: Path, embedder: Embedder, counted: list[str]) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
@@ -242,6 +336,7 @@ def test_an_interrupted_add_is_resumed(
     tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch, counted: list[str]
 ) -> None:
     monkeypatch.setattr(module, "COMMIT_PASSAGES", 2)
+    monkeypatch.setattr(document_input, "GROUP_DOCUMENTS", 2)
     documents = [Document(f"d{i}", f"the cat sat {i}") for i in range(9)]
     calls = 0
     plain = Index.embed_documents
@@ -424,7 +519,7 @@ def test_invalid_arguments(tmp_path: Path, embedder: Embedder, index: Index) -> 
         (lambda: index.search("a", where={"n <": [1]}), "where: n=.1."),
         (lambda: index.delete("cats"), "list of ids"),
         (lambda: index.add([Document("x", "a"), Document("x", "b")]), "duplicate document id"),
-        (lambda: index.add([7]), "documents or texts"),  # type: ignore[list-item]
+        (lambda: index.add([7]), "document 0 is int; add takes texts, dicts"),
         (lambda: Index.create(tmp_path / "x", embedder, chunk_size=5), "chunk_size=5"),
         (lambda: Index.create(tmp_path / "x", embedder, embedding_precision="fp8"), "embedding_precision='fp8'"),  # type: ignore[arg-type]
         (lambda: Index.create(tmp_path / "x", embedder, language="elvish"), "language='elvish'"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from bertie.cluster import connection, ray_job
 from bertie.cluster.connection import RayResources
 from bertie.cluster.ray_job import EmbedderActor, JobConfig
+from bertie.pipeline.reporting import report
 
 if TYPE_CHECKING:
     from bertie.search.document_reader import Paths, ReadOptions
@@ -65,9 +66,11 @@ def index(
                 if isinstance(result, ReadSummary):
                     summary = result
                 else:
+                    report(sum(len(embedded.passages) for embedded in result))
                     yield result
 
-        update = target.write(batches(), deleted=lambda: summary.deleted)
+        with target.progress_bar():
+            update = target.write(batches(), deleted=lambda: summary.deleted)
     for path, reason in summary.skipped:
         if on_skip is not None:
             on_skip(path, reason)
@@ -131,8 +134,8 @@ class ReadSummary:
 
 def read_groups(files: FilesToIndex, config: IndexJobConfig) -> Iterator[DocumentGroup | ReadSummary]:
     """Read new and modified documents, in the same groups as on a single machine."""
+    from bertie.search.document_input import group_documents
     from bertie.search.file_changes import FileChanges
-    from bertie.search.index import group_documents
 
     skipped: list[tuple[str, str]] = []
     options: ReadOptions = {**files.options, "on_skip": lambda *reason: skipped.append(reason)}

@@ -22,11 +22,18 @@ def report(inputs: float) -> None:
 
 
 @contextmanager
-def show_progress(label: str, total: int | None, progress: bool | None, unit: str = "texts") -> Iterator[None]:
+def show_progress(
+    label: str,
+    total: int | None,
+    progress: bool | None,
+    unit: str = "texts",
+    *,
+    fraction: Callable[[], float | None] | None = None,
+) -> Iterator[None]:
     """Show a progress bar for calls of the pipeline inside the context, once they have taken a second.
 
     `progress=None`: on a terminal or in a notebook, in the main thread. Inside another such context nothing is shown:
-    that one's bar counts on.
+    that one's bar counts on. `fraction`: what is done, where the number of inputs is not known.
     """
     if _listener.get() is not None or not (progress or (progress is None and _is_watched())):
         yield
@@ -39,7 +46,10 @@ def show_progress(label: str, total: int | None, progress: bool | None, unit: st
         bar.update(round(done) - rows)
         rows = round(done)
 
-    with Progress(label, lambda: min(1.0, done / total) if total else None, unit=unit) as bar:
+    def share() -> float | None:
+        return min(1.0, done / total) if total else None
+
+    with Progress(label, fraction or share, unit=unit) as bar:
         token = _listener.set(advance)
         try:
             yield

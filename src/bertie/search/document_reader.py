@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import stat
@@ -19,8 +18,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, datetime
-from datetime import time as time_of_day
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
@@ -28,6 +25,7 @@ from bertie.data.compression import decompression_errors, open_decompressed
 from bertie.data.folders import LINK, OnSkip
 from bertie.data.readers import InputTable, Row, data_suffix, open_table, text_cell
 from bertie.errors import BertieError, InputError, NotFoundError
+from bertie.search.document_input import to_scalar
 from bertie.search.records import Document, MetadataValue
 from bertie.search.text_extraction import extract_html, extract_pdf
 from bertie.search.transcoding import declared_charset, decode, is_encoding, utf8_copy
@@ -315,7 +313,7 @@ class DocumentReader:
         return text, id, tuple(dict.fromkeys((*title, *self._metadata)))
 
     def _add_metadata(self, metadata: dict[str, MetadataValue], column: str, row: Row, where: str) -> None:
-        value = _to_scalar(row.get(column))
+        value = to_scalar(row.get(column))
         if isinstance(value, MetadataValue):
             metadata["title" if column == self._title else column] = value
         elif value is not None and self._metadata is not None:
@@ -332,15 +330,6 @@ def _row_id(row: Row, column: str, where: str, seen: set[str]) -> str:
         raise InputError(f"{where}: duplicate id {id!r:.80} in column {column!r}")
     seen.add(id)
     return id
-
-
-def _to_scalar(value: object) -> object:
-    """Convert a cell to a metadata value; non-finite numbers become None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    return value.isoformat() if isinstance(value, datetime | date | time_of_day) else value
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -13,31 +12,34 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import numpy as np
 
 from bertie._version import __version__
-from bertie.data.progress import Progress
+from bertie.arguments import explain_arguments
 from bertie.errors import BertieError, InputError, NotFoundError
+from bertie.pipeline.reporting import show_progress
 from bertie.search.analyzer import Analyzer
 from bertie.search.bm25 import BM25Index, refresh_bm25, verify_bm25
+from bertie.search.document_input import DocumentColumns, count_documents, group_documents, read_input
 from bertie.search.document_reader import Paths, ReadOptions
 from bertie.search.file_changes import FileChanges
 from bertie.search.filters import MetadataFilter, parse_filters
 from bertie.search.local_catalog import restore_checksums
 from bertie.search.local_store import LocalStore
 from bertie.search.locations import create_store, open_store
+from bertie.search.model_identity import model_fingerprint
 from bertie.search.records import Document, EmbeddedDocument, FloatArray
 from bertie.search.searcher import DEFAULT_DEPTH, Searcher, SearchHit, SearchMode, SearchResults
 from bertie.search.vector_block import EmbeddingPrecision
 from bertie.search.vector_store import VectorStore
+from bertie.tasks.display import html_table, shorten
 
 if TYPE_CHECKING:
     from bertie.search.chunking import Chunker
     from bertie.tasks.embed import Embedder
     from bertie.tasks.rerank import Reranker
 
-__all__ = ["Index", "IndexUpdate", "SearchHit", "SearchResults", "group_documents", "model_fingerprint"]
+__all__ = ["Index", "IndexUpdate", "SearchHit", "SearchResults", "model_fingerprint"]
 
 CHUNK_SIZE, CHUNK_OVERLAP = 256, 32  # tokens
 COMMIT_PASSAGES = 1024  # passages per commit: what a kill may lose
-GROUP_CHARACTERS = 1 << 20  # characters of documents that are split and embedded together
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Index:
     running it again resumes from there. One process writes at a time, any number read.
     """
 
-    progress = False  # whether to show progress bars
+    progress: bool | None = None  # whether to show progress bars; None: on a terminal or in a notebook
 
     def __init__(self, store: VectorStore, embedder: Embedder | None = None) -> None:
         self.store, self._embedder = store, embedder
@@ -158,6 +160,17 @@ class Index:
     def __len__(self) -> int:
         return len(self.store)
 
+    def _facts(self) -> dict[str, object]:
+        names = ("model", "chunk_size", "embedding_precision", "language")
+        place = getattr(self.store, "folder", None) or type(self.store).__name__
+        return {"location": str(place), "passages": len(self), **{name: self.config.get(name) for name in names}}
+
+    def __repr__(self) -> str:
+        return f"Index({', '.join(f'{name}={shorten(value)}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Index", self._facts())
+
     def verify(self) -> None:
         """Read everything, and raise an error that names what is corrupt."""
         self.store.verify()
@@ -222,23 +235,46 @@ class Index:
 
     def embed(self, texts: Sequence[str], prompt: Literal["query", "passage"] = "passage") -> FloatArray:
         """Return unit-length embeddings of texts, (n, D)."""
-        embeddings = self.embedder.embed(texts, prompt=self.config[f"{prompt}_prompt"])
+        embeddings = self.embedder.embed(texts, prompt=self.config[f"{prompt}_prompt"], progress=False)
         unit: FloatArray = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
         return unit
 
     # --- writing ---
 
-    def add(self, documents: Iterable[Document | str]) -> IndexUpdate:
-        """Add or update documents, or texts, whose ids are content hashes."""
+    @explain_arguments
+    def add(
+        self,
+        documents: Any,
+        *,
+        text: str = "text",
+        id: str | None = None,
+        metadata: Sequence[str] | None = None,
+        progress: bool | None = None,
+    ) -> IndexUpdate:
+        """Add documents, or update those with the same id.
+
+        `documents`: a text, a `Document`, a dict, or a list or generator of these; or a table: a DataFrame of pandas or
+        polars, a table of pyarrow, a Dataset, a dict of columns. `text`, `id` and `metadata` name the columns or keys.
+        Without `id`, they are those in "id" or "_id"; without such a column, ids are hashes of the content. All other
+        columns with scalar values are metadata, unless `metadata` lists some. Files are for `refresh`.
+
+        `progress`: whether to show a progress bar; None: as the attribute `progress` says.
+
+        >>> index.add([{"id": "a", "text": "The Rhine is long.", "year": 1999}])                 # doctest: +SKIP
+        IndexUpdate(added=1, changed=0, unchanged=0, deleted=0, passages=1)
+        >>> index.search("rivers", where={"year": 1999})[0].metadata                             # doctest: +SKIP
+        {'year': 1999}
+        """
         known = self._known_versions()
-        unchanged = 0
+        total, read, unchanged = count_documents(documents), 0, 0
+        source = read_input(documents, DocumentColumns(text, id, metadata))
 
         def new_documents() -> Iterator[Document]:
-            nonlocal unchanged
+            nonlocal read, unchanged
             seen: set[str] = set()
-            for item in documents:
-                document = _with_version(item)
-                if document.id in seen and not isinstance(item, str):
+            for document, has_id in source:
+                read += 1
+                if document.id in seen and has_id:
                     raise InputError(f"duplicate document id {document.id!r}; ids must be unique")
                 if document.id in seen or known.get(document.id) == document.version:
                     unchanged += 1
@@ -246,8 +282,16 @@ class Index:
                 seen.add(document.id)
                 yield document
 
-        update = self.write(map(self.embed_documents, group_documents(new_documents())), known)
+        with self.progress_bar(progress, lambda: read / total if total else None):
+            update = self.write(map(self.embed_documents, group_documents(new_documents())), known)
         return replace(update, unchanged=unchanged)
+
+    def progress_bar(
+        self, progress: bool | None = None, fraction: Callable[[], float | None] | None = None
+    ) -> AbstractContextManager[None]:
+        """A progress bar for `write`, if `progress`, else the attribute of that name, says so."""
+        shown = self.progress if progress is None else progress
+        return show_progress("index", None, shown, "passages", fraction=fraction)
 
     def _known_versions(self) -> dict[str, str]:
         """Return document versions by id, cached so that adding one by one stays linear."""
@@ -283,7 +327,8 @@ class Index:
         `bertie.search.document_reader.read_documents`.
         """
         changes = FileChanges(paths, self.store.documents(), **options)
-        update = self.write(map(self.embed_documents, group_documents(changes)), deleted=lambda: changes.deleted)
+        with self.progress_bar():
+            update = self.write(map(self.embed_documents, group_documents(changes)), deleted=lambda: changes.deleted)
         return replace(update, added=changes.added, changed=changes.changed, unchanged=changes.unchanged)
 
     def write(
@@ -300,31 +345,27 @@ class Index:
         added = changed = passages = safe = 0
         pending: list[EmbeddedDocument] = []
         self._propagate_progress()
-        with Progress("index", lambda: None) if self.progress else nullcontext() as progress:
-            try:
-                for batch in batches:
-                    pending += batch
-                    new = sum(embedded.document.id not in known for embedded in batch)
-                    added, changed = added + new, changed + len(batch) - new
-                    count = sum(len(embedded.passages) for embedded in batch)
-                    passages += count
-                    if sum(len(embedded.passages) for embedded in pending) >= COMMIT_PASSAGES:
-                        self._commit(pending)
-                        safe += len(pending)
-                        pending = []
-                    if progress is not None:
-                        progress.update(count)
-            except BaseException as error:
-                if isinstance(error, BertieError | KeyboardInterrupt):  # documents before a bad file are good
-                    with suppress(BertieError):  # such as a full disk, most likely the original error
-                        self._commit(pending)
-                        safe += len(pending)
-                if safe:
-                    error.add_note(f"{safe:,} documents are committed, and will not be embedded again")
-                raise
-            ids = list(deleted())
-            if pending or ids:
-                self._commit(pending, ids)
+        try:
+            for batch in batches:
+                pending += batch
+                new = sum(embedded.document.id not in known for embedded in batch)
+                added, changed = added + new, changed + len(batch) - new
+                passages += sum(len(embedded.passages) for embedded in batch)
+                if sum(len(embedded.passages) for embedded in pending) >= COMMIT_PASSAGES:
+                    self._commit(pending)
+                    safe += len(pending)
+                    pending = []
+        except BaseException as error:
+            if isinstance(error, BertieError | KeyboardInterrupt):  # documents before a bad file are good
+                with suppress(BertieError):  # such as a full disk, most likely the original error
+                    self._commit(pending)
+                    safe += len(pending)
+            if safe:
+                error.add_note(f"{safe:,} documents are committed, and will not be embedded again")
+            raise
+        ids = list(deleted())
+        if pending or ids:
+            self._commit(pending, ids)
         if passages or ids:
             self.store.optimize()
         return IndexUpdate(added, changed, 0, len(ids), passages)
@@ -341,7 +382,7 @@ class Index:
 
     def _propagate_progress(self) -> None:
         if isinstance(self.store, LocalStore):
-            self.store.progress = self.progress
+            self.store.progress = bool(self.progress)
 
     def optimize(self) -> None:
         """Compact the index for the fastest search; takes minutes for millions of passages."""
@@ -392,23 +433,9 @@ class Index:
 
     def load_lexical(self) -> BM25Index:
         """Return the BM25 index, updated after changes: the first step of a lexical search."""
-        self._bm25 = refresh_bm25(self.store, self.analyzer, self._lexical_folder, self._bm25, progress=self.progress)
+        progress = bool(self.progress)
+        self._bm25 = refresh_bm25(self.store, self.analyzer, self._lexical_folder, self._bm25, progress=progress)
         return self._bm25[1]
-
-
-def model_fingerprint(embedder: Embedder) -> str:
-    """Return a hash of everything that determines embeddings, except for the precision."""
-    from bertie.checkpoints.fingerprint import hash_weights, weights_fingerprint
-
-    modules, pooling = embedder.modules, embedder.modules.pooling
-    digest = hashlib.sha256(weights_fingerprint(embedder.checkpoint).encode())
-    digest.update(embedder.tokenizer.files()["tokenizer.json"])
-    layers = [type(module).__name__ for module in modules.modules()]  # activations are modules, too
-    residual = [getattr(layer, "add_input", False) for layer in modules.layers]
-    digest.update(repr((pooling.modes, pooling.include_prompt, layers, residual, hash_weights(modules))).encode())
-    settings = (modules.lower_case, sorted(modules.prompts.items()), modules.default_prompt)
-    digest.update(repr((*settings, embedder.dimension, embedder.overflow, embedder.checkpoint.max_length)).encode())
-    return digest.hexdigest()[:32]
 
 
 def _load_embedder(model: str | Path | Embedder | None) -> Embedder:
@@ -421,30 +448,3 @@ def _make_chunker(embedder: Embedder, size: int, overlap: int) -> Chunker:
     from bertie.search.chunking import Chunker
 
     return Chunker(embedder.tokenizer, size, overlap)
-
-
-def _with_version(item: Document | str) -> Document:
-    """Return a document with a version, which is a content hash if none is given."""
-    if isinstance(item, str):
-        id = hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return Document(id, item, version=id)
-    if not isinstance(item, Document):
-        raise InputError(f"add takes documents or texts, not {type(item).__name__}; use refresh for files")
-    if item.version:
-        return item
-    data = repr((item.text, sorted(item.metadata.items()), item.source)).encode("utf-8", "surrogatepass")
-    return replace(item, version=hashlib.sha256(data).hexdigest()[:32])
-
-
-def group_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents: enough for batches of similar lengths, few enough for memory."""
-    group: list[Document] = []
-    size = 0
-    for document in documents:
-        group.append(document)
-        size += len(document.text)
-        if size >= GROUP_CHARACTERS or len(group) >= COMMIT_PASSAGES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

@@ -14,6 +14,7 @@ from bertie.search.analyzer import Analyzer
 from bertie.search.filters import MetadataFilter
 from bertie.search.fusion import check_weights, reciprocal_rank_fusion, weighted_score_fusion
 from bertie.search.records import FloatArray, Keys, MetadataValue, StoredPassage
+from bertie.tasks.display import Displayed, html_rows, shorten
 
 if TYPE_CHECKING:
     from bertie.search.index import Index
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 SearchMode = Literal["hybrid", "dense", "lexical"]
 MODES: tuple[SearchMode, ...] = ("hybrid", "dense", "lexical")
 ATTEMPTS = 5  # at a search, while another process replaces its results
+HTML_CHARACTERS = 300  # of a passage, in a notebook
 DEFAULT_DEPTH = 100  # passages that each retriever hands to fusion and reranking
 
 Scores = dict[str, dict[int, float]]  # of one query: stage -> passage key -> score, best first
 
 
-@dataclass(frozen=True, slots=True)
-class SearchHit:
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchHit(Displayed):
     """A retrieved passage: `score` of the last stage, and `scores` of all stages."""
 
     document: str  # document id
@@ -43,7 +45,7 @@ class SearchHit:
     source: str | None  # path of the file that the document was read from
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SearchResults(Sequence[SearchHit]):
     """The hits of a query, best first, and the seconds that each stage took per query."""
 
@@ -56,6 +58,17 @@ class SearchResults(Sequence[SearchHit]):
 
     def __getitem__(self, at: Any) -> Any:
         return self.hits[at]
+
+    def __repr__(self) -> str:
+        lines = [f"  {shorten(hit.score)} {hit.document}: {shorten(hit.text)}" for hit in self.hits]
+        return "\n".join([f"SearchResults({shorten(self.query)}, {len(self)} hits)", *lines])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (number, shorten(hit.score), hit.document, hit.text[:HTML_CHARACTERS], shorten(dict(hit.metadata)))
+            for number, hit in enumerate(self.hits, 1)
+        ]
+        return html_rows(rows, ("", "score", "document", "text", "metadata"), self.query)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +181,7 @@ def _rerank(
 ) -> None:
     """Sort passages by the scores of a cross-encoder; the sort is stable."""
     pairs = [(query, stored.passage.text) for query, ranking in zip(queries, ranked, strict=True) for stored in ranking]
-    predictions = iter(reranker.predict(pairs).tolist() if pairs else ())
+    predictions = iter(reranker.predict(pairs, progress=False).tolist() if pairs else ())
     for ranking, by_stage in zip(ranked, scores, strict=True):
         reranked = by_stage["rerank"] = {stored.key: next(predictions) for stored in ranking}
         ranking.sort(key=lambda stored, reranked=reranked: -reranked[stored.key])  # type: ignore[misc]

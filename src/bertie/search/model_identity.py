@@ -1,0 +1,24 @@
+"""Which model an index was built with."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bertie.tasks.embed import Embedder
+
+
+def model_fingerprint(embedder: Embedder) -> str:
+    """Return a hash of everything that determines embeddings, except for the precision."""
+    from bertie.checkpoints.fingerprint import hash_weights, weights_fingerprint
+
+    modules, pooling = embedder.modules, embedder.modules.pooling
+    digest = hashlib.sha256(weights_fingerprint(embedder.checkpoint).encode())
+    digest.update(embedder.tokenizer.files()["tokenizer.json"])
+    layers = [type(module).__name__ for module in modules.modules()]  # activations are modules, too
+    residual = [getattr(layer, "add_input", False) for layer in modules.layers]
+    digest.update(repr((pooling.modes, pooling.include_prompt, layers, residual, hash_weights(modules))).encode())
+    settings = (modules.lower_case, sorted(modules.prompts.items()), modules.default_prompt)
+    digest.update(repr((*settings, embedder.dimension, embedder.overflow, embedder.checkpoint.max_length)).encode())
+    return digest.hexdigest()[:32]
