@@ -21,8 +21,9 @@ POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
 class Recipe:
     """Hyperparameters of training. Invalid or contradictory values raise a ConfigError.
 
-    Fine-tuning chooses `lr`, `head_lr`, `epochs`, `batch_size`, `dev_fraction` and `patience` from the model and the
-    data where they are None (`bertie.training.finetune.defaults` has the rule). Other training uses `resolve`.
+    Fine-tuning chooses `lr`, `head_lr`, `epochs`, `batch_size`, `dev_fraction`, `folds`, `refit` and `patience` from
+    the model and the data where they are None (`bertie.training.finetune.defaults` has the rule). Other training uses
+    `resolve`.
 
     >>> recipe = Recipe(epochs=2)
     >>> recipe.epochs, recipe.lr, recipe.resolve().lr
@@ -61,6 +62,9 @@ class Recipe:
     max_length: int | None = None  # tokens per window; None: the model's
     train_windows: int = 16  # windows per long text and step; of more, others are sampled in each epoch
     dev_fraction: float | None = None  # of the training data to hold out where there is no dev data; 0: none
+    folds: int | None = None  # of cross-validation instead of holding out; 0: none; None: where rows are few
+    refit: bool | None = None  # after holding out, train on all rows; None: where that takes reasonable time
+    budget: float | None = None  # seconds of training, or a text like "90s", "5m" or "1h"
     metric: str | None = None  # selects the best evaluation; None: the task's main metric
     abstain: float | None = None  # target precision of confident predictions; sets the abstention threshold
     loss: str | None = None  # embed: a name, as "infonce" or "triplet:margin=0.2"; None: by the kind of data
@@ -68,6 +72,8 @@ class Recipe:
     pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's, or mean
 
     def __post_init__(self) -> None:
+        if isinstance(self.budget, str):
+            object.__setattr__(self, "budget", parse_duration("budget", self.budget))
         for name, numbers in _NUMBERS.items():
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
@@ -75,8 +81,11 @@ class Recipe:
         for name, choices in (("schedule", get_args(ScheduleName)), ("mixed_precision", get_args(MixedPrecision))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
-        if not isinstance(self.gradient_checkpointing, bool):
-            raise ConfigError(f"gradient_checkpointing={self.gradient_checkpointing!r} must be true or false")
+        for name in ("gradient_checkpointing", "refit"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (value is not None or name not in _OPTIONAL):
+                raise ConfigError(f"{name}={value!r} must be true or false")
+        self._check_validation()
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} must be one of {', '.join(POOLINGS)}")
         if self.loss is not None and (not isinstance(self.loss, str) or not self.loss):
@@ -97,6 +106,17 @@ class Recipe:
             )
         if self.lora_alpha is not None and not self.lora:
             raise ConfigError(f"lora_alpha={self.lora_alpha:g} needs lora, the rank")
+
+    def _check_validation(self) -> None:
+        if self.folds == 1:
+            raise ConfigError("folds=1 must be 0, for no cross-validation, or at least 2")
+        if self.folds and self.dev_fraction:
+            raise ConfigError(f"folds={self.folds} with dev_fraction={self.dev_fraction:g}: set one of them")
+        if self.folds and self.refit is False:
+            raise ConfigError(
+                f"folds={self.folds} with refit=False: cross-validation only estimates the score of a model that is "
+                "trained on all rows; set one of them"
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -201,12 +221,12 @@ _COUNT = _Numbers(int, "a whole number of at least 1", lambda x: x >= 1)
 _SEED = _Numbers(int, "a whole number from 0 to 4294967295", lambda x: 0 <= x < 1 << 32)
 
 _NUMBERS: dict[str, _Numbers] = (
-    dict.fromkeys(("epochs", "lora_alpha"), _ABOVE_0)
+    dict.fromkeys(("epochs", "lora_alpha", "budget"), _ABOVE_0)
     | dict.fromkeys(("weight_decay", "max_grad_norm"), _LEAST_0)
     | dict.fromkeys(("warmup", "label_smoothing", "dropout", "dev_fraction"), _SHARE)
     | dict.fromkeys(("beta2", "abstain"), _INSIDE)
     | dict.fromkeys(("lr", "head_lr", "layer_decay", "decay"), _RATE)
-    | dict.fromkeys(("unfreeze", "lora", "patience"), _WHOLE)
+    | dict.fromkeys(("unfreeze", "lora", "patience", "folds"), _WHOLE)
     | dict.fromkeys(("batch_size", "batch_tokens", "micro_tokens"), _COUNT)
     | dict.fromkeys(("evals_per_epoch", "max_length", "train_windows"), _COUNT)
     | {"seed": _SEED}
@@ -230,6 +250,25 @@ def _dimensions(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, str) or not isinstance(value, Iterable) or not (dimensions := list(value)):
         raise ConfigError(f"matryoshka={value!r} must be a list of dimensions")
     return tuple(int(_COUNT.check("matryoshka", dimension)) for dimension in dimensions)
+
+
+def parse_duration(name: str, text: str) -> float:
+    """Seconds from a text with a unit.
+
+    >>> [parse_duration("budget", text) for text in ("90s", "5m", "1.5h", "20")]
+    [90.0, 300.0, 5400.0, 20.0]
+    """
+    number, unit = text.strip().rstrip("smh"), text.strip()[-1:]
+    try:
+        seconds = float(number) * _UNITS.get(unit, 1)
+    except ValueError:
+        seconds = math.nan
+    if len(text.strip()) - len(number) > 1 or not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigError(f"{name}={text!r} must be a time above 0, such as 90s, 5m or 1h")
+    return seconds
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def check_seed(name: str, value: Any) -> int:

@@ -120,7 +120,7 @@ def test_the_best_of_several_seeds(models: dict[str, str], here: Path, capsys: p
 def test_a_number_of_seeds(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without dev data the first one is kept."""
     argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--test", "test.jsonl"]
-    output = train(capsys, *argv, "--seeds", "2", "--seed", "5", "--output", "out")
+    output = train(capsys, *argv, "--seeds", "2", "--seed", "5", "--dev-fraction", "0", "--output", "out")
     assert [item["seed"] for item in output["seeds"]] == [5, 6]
     assert output["best_seed"] == 5
     assert "dev" not in output
@@ -254,6 +254,7 @@ epochs = 2
 batch_size = 8
 patience = 1
 dev_fraction = 0.25
+refit = false
 gradient_checkpointing = true
 """
 
@@ -287,7 +288,7 @@ FLAGS = {
     "class_weights": "cat=2,dog=0.5", "label_smoothing": "0.1", "dropout": "0", "patience": "2",
     "evals_per_epoch": "3", "seed": "7",
     "mixed_precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2",
-    "dev_fraction": "0.2", "metric": "f1", "abstain": "0.9",
+    "dev_fraction": "0.2", "folds": "3", "refit": None, "budget": "90", "metric": "f1", "abstain": "0.9",
     "loss": "triplet:margin=0.2", "matryoshka": "64,32", "pooling": "cls",
 }  # fmt: skip
 
@@ -344,11 +345,16 @@ def test_abstention(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
 
 def test_without_anything_to_report_on(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--output", "out"]
-    assert main(["train", *argv, *QUICK]) == 0
-    assert "without --dev or --test there is nothing to report on" in capsys.readouterr().err
+    assert main(["train", *argv, *QUICK, "--dev-fraction", "0"]) == 0
+    assert "out is the model; without --dev, --test or held-out rows it has no score" in capsys.readouterr().err
     assert {file.name for file in Path("out").iterdir()} >= MODEL_FILES
     assert not Path("out/report.md").exists()
-    assert set(train(capsys, *argv, "--overwrite")) == {"output", "task", "seeds", "best_seed"}
+    argv += ["--overwrite"]
+    assert set(train(capsys, *argv, "--dev-fraction", "0")) == {"output", "task", "seeds", "best_seed"}
+    output = train(capsys, *argv)
+    assert output["dev_source"] == "5-fold cross-validation, then trained on all 24 rows"
+    assert output["dev"]["accuracy"]["value"] == output["seeds"][0]["dev"]["accuracy"]
+    assert output["dev_source"] in Path("out/report.md").read_text()
 
 
 def test_a_baseline_and_leaks(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:

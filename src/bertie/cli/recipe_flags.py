@@ -9,9 +9,18 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bertie.cli.labelled_input import parse_pairs
-from bertie.recipe import Recipe
+from bertie.recipe import Recipe, parse_duration
 
-CHOSEN = ("epochs", "lr", "head_lr", "batch_size", "patience", "dev_fraction")  # from the model and the data
+CHOSEN = (
+    "epochs",
+    "lr",
+    "head_lr",
+    "batch_size",
+    "patience",
+    "dev_fraction",
+    "folds",
+    "refit",
+)  # from the model and the data
 NONE = "none"  # resets a value of a recipe file; a flag that is not given is None
 
 HELP = {
@@ -43,6 +52,9 @@ HELP = {
     "max_length": "tokens per window, fewer than the model could read",
     "train_windows": "windows per long text and step",
     "dev_fraction": "fraction of the training data to hold out without --dev; 0: none",
+    "folds": "folds of cross-validation without --dev, instead of holding out one part; 0: none",
+    "refit": "after holding out, train again on all rows",
+    "budget": "time to train in, as 90s, 5m or 1h: fewer epochs if need be",
     "metric": "selects the best epoch and the best seed; the task's main metric by default",
     "abstain": "target precision of confident predictions; sets the abstention threshold",
     "loss": (
@@ -60,10 +72,16 @@ def add_recipe_flags(group: argparse._ArgumentGroup) -> None:
     for field in fields(Recipe):
         flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
         options: dict[str, Any] = {"dest": f"recipe.{field.name}", "help": HELP[field.name] + _default(field)}
-        if hint is bool:
+        if bool in _members(hint):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, **options)
+        elif field.name == "budget":
+            group.add_argument(flag, type=_duration, metavar="TIME", **options)
         else:
             group.add_argument(flag, type=_parser(hint), metavar=_metavar(hint), **options)
+
+
+def _duration(text: str) -> float | str:
+    return text if text == NONE else parse_duration("--budget", text)
 
 
 def recipe_values(args: argparse.Namespace) -> dict[str, Any]:

@@ -164,6 +164,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
     from bertie.training.distributed import is_main_process
     from bertie.training.finetune.data import split
     from bertie.training.finetune.defaults import choose, dev_fraction
+    from bertie.training.finetune.validation import plan_validation
 
     if args.baseline is not None and settings.test is None:
         raise UsageError("--baseline is compared on the test data; name it with --test")
@@ -179,8 +180,9 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
         None if file is None else read_labelled(task, [file], columns, like=train)
         for file in (settings.dev, settings.test)
     )
-    if dev is None and (fraction := dev_fraction(recipe, train)):
-        # The same split for all seeds, so that their scores can be compared.
+    # The same split for all seeds, so that their scores can be compared.
+    validation = plan_validation(recipe, train, settings.seeds[0]) if dev is None else None
+    if dev is None and validation is None and (fraction := dev_fraction(recipe, train)):
         train, dev = split(train, fraction, settings.seeds[0])
         recipe = recipe.replace(dev_fraction=fraction)
     from bertie.checkpoints.checkpoint import Checkpoint
@@ -202,6 +204,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
         train=train,
         dev=dev,
         test=test,
+        validation=validation,
         recipe=chosen.recipe,
         notes=(chosen.reasons, chosen.warnings),
         seeds=settings.seeds,
@@ -247,6 +250,8 @@ def _print_plan(job: FineTuningJob, runs: SeedRuns) -> None:
     seeds = ("seed " if len(job.seeds) == 1 else "seeds ") + ", ".join(map(str, job.seeds))
     seeds += f" ({done} done)" if done else ""
     epochs = _plural(recipe.epochs, "epoch")
+    if job.validation is not None:
+        seeds += f"; {job.validation.description}"
     print(f"{steps} in {epochs}, {seeds}, on {job.device}; state in {runs.state.name}", file=sys.stderr)
 
 
@@ -272,14 +277,19 @@ def _finish(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, 
     if args.json:
         seeds = {"seeds": [_run_as_dict(runs.results[seed]) for seed in job.seeds], "best_seed": best.result.seed}
         scores = {} if report is None else report_as_dict(report)
+        if job.validation is not None:
+            scores["dev_source"] = job.validation.description
         print(json.dumps({"output": args.output, "task": job.task, **seeds, **scores}))
         return
     if report is None:
-        print("bertie: without --dev or --test there is nothing to report on", file=sys.stderr)
+        print(f"{args.output} is the model; without --dev, --test or held-out rows it has no score", file=sys.stderr)
         return
     sys.stdout.write(report_table(report))
-    folder = args.output
-    print(f"{folder} is the model of seed {best.result.seed}; its report is {folder}/report.html", file=sys.stderr)
+    score = report.evaluations[report.final].scores[report.main]
+    seed = f" (seed {best.result.seed})" if len(job.seeds) > 1 else ""
+    source = report.final if job.validation is None or report.final != "dev" else job.validation.description
+    print(f"{args.output} is the model{seed}: {report.main} {score}, {source}", file=sys.stderr)
+    print(f"its report is {args.output}/report.html", file=sys.stderr)
 
 
 def _report(
@@ -289,7 +299,8 @@ def _report(
     from bertie.training.finetune.reports import TrainingRecord, build_report
 
     train = [Path(name).name for name in settings.train]
-    held_out = [f"{job.recipe.dev_fraction or 0:.0%} of {', '.join(train)}"]
+    part = "" if job.validation is not None else f"{job.recipe.dev_fraction or 0:.0%} of "
+    held_out = [f"{part}{', '.join(train)}"]
     results = [runs.results[seed] for seed in job.seeds]
     encoder = BaselineSettings(job.model, short_name(str(job.model)), job.device)
     return build_report(
@@ -298,7 +309,7 @@ def _report(
         title=settings.title or Path(args.output).absolute().name,
         model=str(settings.model),
         train=job.train,
-        training=TrainingRecord(job.recipe, results, best.result.seed, runs.metric),
+        training=TrainingRecord(job.recipe, results, best.result.seed, runs.metric, job.validation),
         baseline=None if args.baseline is None else _baseline(args.baseline, job),
         cheap_baselines=None if args.no_baselines else encoder,
         files={"train": train, "dev": [settings.dev] if settings.dev else held_out, "test": [settings.test or ""]},

@@ -24,6 +24,7 @@ class Progress:
         label: what is being done.
         fraction: returns the share of the work that is done, or None if the total is unknown.
         initial: rows that an earlier, interrupted run has done.
+        start: the share of the work that was done before (default: that of the first update, if rows were).
         file: where to display (default: standard error).
         unit: what `update` counts.
         show: False: nothing; None: on a terminal or in a notebook only.
@@ -38,6 +39,7 @@ class Progress:
         fraction: Callable[[], float | None],
         *,
         initial: int = 0,
+        start: float | None = None,
         file: TextIO | None = None,
         unit: str = "rows",
         show: bool | None = True,
@@ -51,7 +53,7 @@ class Progress:
         self._start = time.monotonic()
         self._next = self._start + FIRST
         self._last = self._start  # time of the last update
-        self._first_fraction: float | None = None  # where this run started
+        self._first_fraction = start  # where this run started
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._ticker: threading.Thread | None = None
 

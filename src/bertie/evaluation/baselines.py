@@ -17,7 +17,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -101,6 +101,11 @@ def _score(name: str, run: Callable[[], tuple[str, tuple[Any, ...]]], resamples:
     start = time.perf_counter()
     kind, arguments = run()
     seconds = time.perf_counter() - start
+    return replace(score_arguments(name, kind, arguments, resamples), seconds=seconds)
+
+
+def score_arguments(name: str, kind: str, arguments: tuple[Any, ...], resamples: int = RESAMPLES) -> BaselineScore:
+    """The score of a baseline by the arguments of its kind's metrics."""
     functions: dict[str, Callable[..., dict[str, Score]]] = {
         "classify": metrics.classification,
         "multi_label": metrics.multi_label,
@@ -111,7 +116,7 @@ def _score(name: str, run: Callable[[], tuple[str, tuple[Any, ...]]], resamples:
     }
     scores = functions[kind](*arguments, resamples=resamples)
     metric = metrics.main_metric(kind, scores)
-    return BaselineScore(name, metric, scores[metric], seconds, kind, arguments)
+    return BaselineScore(name, metric, scores[metric], 0.0, kind, arguments)
 
 
 def pair_features(first: ArrayLike, second: ArrayLike) -> FloatArray:

@@ -179,6 +179,7 @@ class ModelReport:
     recipe: Mapping[str, Any] | None = None
     curve: Sequence[Mapping[str, float]] | None = None  # rows of step, epoch, loss, lr
     dev: Sequence[Mapping[str, Any]] | None = None  # rows of step, epoch, metric, value
+    dev_source: str | None = None  # where "dev" is held out of the training data: how, and what was trained after that
     seeds: Sequence[Mapping[str, float]] | None = None  # metrics of each seed's model
     leaks: Mapping[str, LeakCheck] | None = None  # by split
     label_issues: Mapping[str, Sequence[LabelIssue]] | None = None  # by split

@@ -56,7 +56,7 @@ def _as_json(report: ModelReport, derived: DerivedTables) -> dict[str, Any]:
     facts = {
         name: getattr(report, name)
         for name in (
-            *("title", "kind", "model", "base", "language", "data", "recipe", "curve", "dev", "seeds"),
+            *("title", "kind", "model", "base", "language", "data", "recipe", "curve", "dev", "dev_source", "seeds"),
             *(
                 "calibration",
                 "abstention",

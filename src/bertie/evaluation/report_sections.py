@@ -83,6 +83,11 @@ def _summary(report: ModelReport) -> Section:
         f"{KINDS[report.kind].capitalize()} with {report.model}. On {report.final} ({len(evaluation.gold):,} rows) "
         f"its {report.main} is {evaluation.scores[report.main]}."
     )
+    if report.dev_source is not None:
+        headline += (
+            f" Scores on dev are those of models that had not seen the rows: {report.dev_source}. The final model saw "
+            "more rows, and is usually a little better."
+        )
     intervals = (
         f"Numbers in brackets are 95% confidence intervals (Wilson's for proportions, otherwise from {RESAMPLES} "
         "bootstrap resamples of the split). They do not cover the variance between training runs, or other data."

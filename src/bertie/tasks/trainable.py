@@ -56,6 +56,9 @@ class Hyperparameters(TypedDict, total=False):
     max_length: int | None
     train_windows: int
     dev_fraction: float | None
+    folds: int | None
+    refit: bool | None
+    budget: float | str | None
     metric: str | None
     abstain: float | None
 
@@ -69,6 +72,7 @@ class Trainable(Task[Options, Output, Result]):
 
     history_: Any  # the `bertie.training.callbacks.TrainingHistory` of the last `fit`
     recipe_: Recipe  # with the hyperparameters that the last `fit` chose
+    validation_: Any  # what `fit` predicted for rows it held out: `bertie.training.finetune.validation`, or None
     original_: Mapping[str, Any]  # from label names to the labels as `fit` got them
 
     @explain_arguments
@@ -108,6 +112,9 @@ class Trainable(Task[Options, Output, Result]):
         max_length: int | None = None,
         train_windows: int = 16,
         dev_fraction: float | None = None,
+        folds: int | None = None,
+        refit: bool | None = None,
+        budget: float | str | None = None,
         metric: str | None = None,
         abstain: float | None = None,
     ) -> None:
@@ -246,7 +253,8 @@ class Trainable(Task[Options, Output, Result]):
         """Train on texts and labels, or on a table or file of both, starting from the given model.
 
         `dev`: a table, a file or a pair (X, y), used to choose the best epoch and to calibrate probabilities. Without
-        it, part of the data is held out (`dev_fraction`).
+        it, part of the data is held out (`dev_fraction`), or each of several folds in turn where rows are few
+        (`folds`), and the model is then trained on all rows (`refit`); `validation_` has the predictions.
         `columns`: column names where they differ from the usual ones, as {"text": "review"}.
         `folder`: where the training state is saved, so that `resume` continues an interrupted run; saved every
         `save_steps` steps, or at each evaluation and every few minutes.

@@ -7,9 +7,7 @@ an interrupted run resumes exactly where it was.
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,6 +36,7 @@ from bertie.training.prefetch import Prefetcher, PreparedStep
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.schedule import Schedule
 from bertie.training.spikes import LossMonitor, LossSpike
+from bertie.training.stage import WHOLE, Stage
 from bertie.training.state import StateFolder, TrainState
 from bertie.training.step import ObjectiveModule, TrainStep, autocast_dtype, is_out_of_memory
 
@@ -79,6 +78,7 @@ class Trainer:
         rollback: bool = False,
         prefetch_workers: int = 0,
         callback: TrainingCallback | None = None,
+        stage: Stage = WHOLE,
     ) -> None:
         if strategy not in ("ddp", "fsdp"):
             raise ConfigError(f"strategy={strategy!r} must be ddp or fsdp")
@@ -89,6 +89,7 @@ class Trainer:
         self.model, self.recipe, self.evaluate, self.metric = model, recipe.resolve(), evaluate, metric
         self.resume, self.restart, self.save_steps, self.progress = resume, restart, save_steps, progress
         self.keep, self.rollback, self.prefetch_workers = keep, rollback and folder is not None, prefetch_workers
+        self.stage = stage
         self.sampler: BatchSampler = ExampleSampler(data, recipe) if isinstance(data, Sequence) else data
         self.heads = self.sampler.heads
         self.device = model.device
@@ -108,6 +109,7 @@ class Trainer:
         self._evaluate_at = frozenset(epoch_ends if evaluate_at is None else evaluate_at)
         self.state = TrainState()
         self._losses = LossMonitor(self.rollback)
+        self._detail = ""  # of the progress bar
 
     def run(self) -> TrainingHistory:
         """Train. Afterwards the model holds the best weights, or the last ones if nothing was evaluated."""
@@ -120,7 +122,7 @@ class Trainer:
                     self._save()  # a checkpoint to roll back to
                 while not self._done:
                     try:
-                        progress.update(self._step())
+                        progress.update(self._step(), self._detail)
                         evaluate = self.state.step in self._evaluate_at
                         save = self.save_steps is not None and self.state.step % self.save_steps == 0
                         overdue, stop = self._agree(time.monotonic() - saved > SAVE_SECONDS, interrupt.requested)
@@ -259,6 +261,8 @@ class Trainer:
         # Only losses of the same kind are comparable.
         kind = f"{type(task.objective).__name__} {task.head} {task.sampler}" if task.objective.detect_spikes else ""
         self._losses.add(loss, kind, prepared.total)
+        if self.device.type == "cpu" and prepared.total > 0:  # elsewhere the progress bar would wait for the device
+            self._detail = self._describe(float(loss) / prepared.total, p.step)
         p.weight += prepared.total
         p.texts += prepared.texts
         p.tokens += prepared.tokens
@@ -338,12 +342,7 @@ class Trainer:
         if self._sharded or saved is None:
             raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}")
         before = TrainState(**saved["progress"])
-        consecutive, end = 0, before.step
-        for first, last in reversed(before.skipped):
-            if last < end:  # steps were trained in between
-                break
-            consecutive, end = consecutive + 1, first
-        if consecutive >= MAX_ROLLBACKS:
+        if before.consecutive_rollbacks >= MAX_ROLLBACKS:
             raise self._diverged(f"the loss is {spike.loss:g} at step {spike.step}, after {MAX_ROLLBACKS} rollbacks")
         self._print(f"loss {spike.loss:.4g} at step {spike.step}: rolled back to the weights of step {before.step}")
         self._trained.load_state_dict(saved["model"])
@@ -371,12 +370,19 @@ class Trainer:
         self._check_losses()
         p = self.state
         mean = p.loss / p.weight if p.weight else 0.0
-        rate = self.schedule.factor(self.sampler.schedule_position(p.step - 1)) * self.recipe.lr
+        rate = self._lr(p.step - 1)
+        self._detail = self._describe(mean, p.step - 1)
         row = f"{p.step},{self.sampler.epochs_done(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}"
         self._log(row)
         if self.callback is not None:
             self.callback.on_log(parse_row(row))
         p.loss = p.weight = 0.0
+
+    def _lr(self, step: int) -> float:
+        return self.schedule.factor(self.sampler.schedule_position(step)) * self.recipe.lr
+
+    def _describe(self, loss: float, step: int) -> str:
+        return f"loss {loss:.3f}, lr {self._lr(step):.1e}"
 
     def _log(self, row: str) -> None:
         self.state.rows.append(row)
@@ -402,7 +408,7 @@ class Trainer:
         p.evaluations.append({"step": p.step, "epoch": self.sampler.epochs_done(p.step), **scores})
         if self.callback is not None:
             self.callback.on_evaluation(p.evaluations[-1])
-        if self.keep == "last":
+        if self.keep == "last" and self.metric not in scores:
             line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
             self._print(f"step {p.step} of {self.sampler.total_steps}: {line}")
             return
@@ -410,15 +416,10 @@ class Trainer:
         if score is None:
             raise ConfigError(f"metric={self.metric!r} must be one of {', '.join(scores)}")
         self._print(f"epoch {self.sampler.epochs_done(p.step):.2f}: dev {self.metric} {score:.4f}")
-        if math.isnan(score):  # such as the correlation with a constant
-            score = -math.inf
-        if p.best is None or score > p.best:
-            p.best, p.best_step, p.stale = score, p.step, 0
-            if self.world.is_main:
-                self.folder.save_best(p.step, self.model.state_dict())
-        else:
-            p.stale += 1
-            p.stopped = bool(self.recipe.patience) and p.stale >= (self.recipe.patience or 0)
+        if self.keep == "last":
+            return
+        if p.is_best(score, self.recipe.patience or 0) and self.world.is_main:
+            self.folder.save_best(p.step, self.model.state_dict())
 
     def _save(self) -> None:
         if not self._saves:
@@ -435,9 +436,8 @@ class Trainer:
         self.world.barrier()
 
     def _progress_bar(self) -> Progress:
-        file = None if self.progress and self.world.is_main else io.StringIO()
-        before = self.state.texts
-        return Progress("train", lambda: self.state.step / self.sampler.total_steps, initial=before, file=file)
+        show = self.progress and self.world.is_main
+        return self.stage.progress_bar(lambda: self.state.step / self.sampler.total_steps, self.state.texts, show=show)
 
     def _print(self, text: str) -> None:
         if self.world.is_main and self.progress:

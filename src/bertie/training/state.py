@@ -10,6 +10,7 @@ rows of the log: rows after the last checkpoint are dropped on resume.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,26 @@ class TrainState:
     rows: list[str] = field(default_factory=list)  # of the log
     recent_losses: dict[str, list[float]] = field(default_factory=dict)  # per task, for spike detection
     skipped: list[list[int]] = field(default_factory=list)  # ranges of steps that were rolled back: [from, to]
+
+    def is_best(self, score: float, patience: int) -> bool:
+        """Whether an evaluation is the best so far; the run stops after `patience` that are not, unless it is 0."""
+        score = -math.inf if math.isnan(score) else score  # NaN: such as the correlation with a constant
+        if self.best is None or score > self.best:
+            self.best, self.best_step, self.stale = score, self.step, 0
+            return True
+        self.stale += 1
+        self.stopped = bool(patience) and self.stale >= patience
+        return False
+
+    @property
+    def consecutive_rollbacks(self) -> int:
+        """Rollbacks without a step trained in between."""
+        count, end = 0, self.step
+        for first, last in reversed(self.skipped):
+            if last < end:
+                break
+            count, end = count + 1, first
+        return count
 
 
 class StateFolder:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.config import HeadInfo
+from bertie.config import Calibration, HeadInfo
 from bertie.errors import ConfigError, InputError
 from bertie.evaluation.metrics import Score
 from bertie.nn.linear import precision_of
@@ -63,8 +63,9 @@ class TaskTraining(ABC, Generic[TaskT]):
 
     @property
     def recipe(self) -> Recipe:
-        """The task's hyperparameters."""
-        return self.task.recipe
+        """The task's hyperparameters, with those that `fit` has chosen."""
+        recipe: Recipe = self.task.__dict__.get("recipe_") or self.task.recipe
+        return recipe
 
     @property
     def labels(self) -> list[str]:
@@ -114,6 +115,17 @@ class TaskTraining(ABC, Generic[TaskT]):
 
     def calibrate(self, dev: LabelledDataset) -> None:
         """Fit temperature and thresholds on held-out data."""
+
+    def fit_calibration(self, predictions: Predictions) -> Calibration | None:
+        """The calibration that fits the predictions of a model without one; None if the task has none."""
+        return None
+
+    def calibrated(self, predictions: Predictions, values: Calibration) -> Predictions:
+        """What a model without calibration predicted, with one."""
+        return predictions
+
+    def use_calibration(self, values: Calibration) -> None:
+        """Set the calibration of the task's head."""
 
     def finish(self) -> None:
         """Clean up after training, however it ended."""

@@ -29,6 +29,7 @@ from bertie.training.finetune.frozen_features import FrozenEncoder
 EMBEDDED_ROWS, TEST_ROWS, MAX_LENGTH = 4_000, 4_000, 128
 EMBEDDED_WORDS = 30_000  # of the training data, for tags
 Inputs = list[Any]
+Folds = Sequence[tuple[LabelledDataset, LabelledDataset]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,25 @@ def evaluate_baselines(
     predictions: Predictions,
     settings: BaselineSettings,
     *,
+    folds: Folds = (),
     split: str = "test",
     resamples: int = RESAMPLES,
 ) -> BaselineTable:
-    """Train the baselines on the training data, and compare the model's predictions with theirs."""
+    """Train the baselines on the training data, and compare the model's predictions with theirs.
+
+    `folds`: for predictions on rows that were held out of the training data, each part with the other rows.
+    """
     total = len(predictions.gold)
     if predictions.kind not in ("similarity", "retrieval", "rerank"):  # ranks depend on all rows
         predictions = select_rows(predictions, _sample(total, TEST_ROWS))
     if predictions.kind in ("similarity", "retrieval"):
         scores = _embedding_baselines(train, predictions, settings, resamples)
     else:
-        scores = _scores(task, train, predictions, settings, resamples)
+        parts = _fold_rows(predictions, folds) or [(train, list(range(len(predictions.gold))))]
+        scores = _pool(
+            [(_scores(task, rest, select_rows(predictions, rows), settings, 0), rows) for rest, rows in parts],
+            resamples,
+        )
     own = training_for(task).scores(predictions, resamples=resamples)
     metric = metrics.main_metric(predictions.kind, own)
     first = metric_arguments(task, predictions)
@@ -104,6 +113,49 @@ def _scores(
     )
     # The time for the embeddings belongs to the baseline that needs them.
     return [replace(s, seconds=s.seconds + seconds * ("frozen" in s.name)) for s in scores]
+
+
+def _fold_rows(predictions: Predictions, folds: Folds) -> list[tuple[LabelledDataset, list[int]]]:
+    """The training data of each fold, and the indices of the predictions for it."""
+    index = {example.row: i for i, example in enumerate(predictions.data.examples)}
+    rows = [[index[e.row] for e in held.examples if e.row in index] for _, held in folds]
+    return [(rest, part) for (rest, _), part in zip(folds, rows, strict=True) if part]
+
+
+def _pool(folds: Sequence[tuple[list[BaselineScore], list[int]]], resamples: int) -> list[BaselineScore]:
+    """The scores of each baseline on the rows of all folds together, in the order of the predictions."""
+    order = np.argsort([row for _, rows in folds for row in rows], kind="stable")
+    pooled = []
+    for name in dict.fromkeys(score.name for scores, _ in folds for score in scores):
+        parts = [score for scores, _ in folds for score in scores if score.name == name]
+        if len(parts) < len(folds):  # a fold had a single label
+            continue
+        kind = parts[0].kind
+        score = baselines.score_arguments(name, kind, _join_arguments(kind, parts, order), resamples)
+        pooled.append(replace(score, seconds=sum(part.seconds for part in parts)))
+    return pooled
+
+
+def _join_arguments(kind: str, parts: Sequence[BaselineScore], order: NDArray[np.int64]) -> tuple[Any, ...]:
+    if kind == "classify":  # a fold may lack a label
+        labels = sorted({label for part in parts for label in part.arguments[2]})
+        tables = []
+        for part in parts:
+            table = np.zeros((len(part.arguments[0]), len(labels)))
+            table[:, [labels.index(label) for label in part.arguments[2]]] = part.arguments[1]
+            tables.append(table)
+        gold = [label for part in parts for label in part.arguments[0]]
+        return [gold[i] for i in order], np.concatenate(tables)[order], labels
+    columns = list(zip(*(part.arguments for part in parts), strict=True))
+    shared = columns[2:] if kind == "multi_label" else []  # the threshold
+    joined: list[Any] = []
+    for values in columns[: len(columns) - len(shared)]:
+        if isinstance(values[0], np.ndarray):
+            joined.append(np.concatenate(values)[order])
+        else:
+            items = [item for part in values for item in part]
+            joined.append([items[i] for i in order])
+    return (*joined, *(values[0] for values in shared))
 
 
 def _difference(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,38 +91,47 @@ class ClassificationTraining(TaskTraining[Classifier]):
 
     def calibrate(self, dev: LabelledDataset) -> None:
         """Fit the temperature, the threshold of a multi-label model, and the abstention threshold of the recipe."""
-        self._set(Calibration())
-        predictions = self.predict_labelled(dev)
+        self.use_calibration(Calibration())
+        self.use_calibration(self.fit_calibration(self.predict_labelled(dev)))
+
+    def fit_calibration(self, predictions: Predictions) -> Calibration:
+        """Temperature and thresholds from the predictions of a model without any."""
         assert predictions.probabilities is not None
         if self.multi_label:
-            self._calibrate_multi_label(dev, predictions)
-            return
+            table = label_table(predictions.gold, self.labels)
+            temperature = calibration.temperature_multi(_logits(predictions.probabilities), table)
+            scaled = self.calibrated(predictions, Calibration(temperature)).probabilities
+            assert scaled is not None
+            return Calibration(temperature, calibration.best_threshold(table, scaled))
         known, gold = known_rows(predictions.gold, self.labels)
         logits = np.log(np.maximum(predictions.probabilities[known], np.float32(1e-30)))
         temperature = calibration.temperature(logits, gold)
-        self._set(Calibration(temperature))
         if self.recipe.abstain is None:
-            return
-        predictions = self.predict_labelled(dev)
-        assert predictions.confidence is not None
-        correct = np.array([a == b for a, b in zip(predictions.gold, predictions.predicted, strict=True)])
-        abstention = calibration.abstention(predictions.confidence, correct, self.recipe.abstain)
-        if abstention is not None:
-            below = float(min(1.0, abstention.threshold))
-            self._set(Calibration(temperature, abstain_below=below, precision=self.recipe.abstain))
-
-    def _calibrate_multi_label(self, dev: LabelledDataset, predictions: Predictions) -> None:
-        assert predictions.probabilities is not None
-        tiny = np.float32(1e-7)
-        p = np.clip(predictions.probabilities, tiny, 1 - tiny)
-        table = label_table(predictions.gold, self.labels)
-        temperature = calibration.temperature_multi(np.log(p / (1 - p)), table)
-        self._set(Calibration(temperature))
-        scaled = self.predict_labelled(dev).probabilities
+            return Calibration(temperature)
+        scaled = self.calibrated(predictions, Calibration(temperature)).confidence
         assert scaled is not None
-        self._set(Calibration(temperature, calibration.best_threshold(table, scaled)))
+        correct = np.array([a == b for a, b in zip(predictions.gold, predictions.predicted, strict=True)])
+        abstention = calibration.abstention(scaled, correct, self.recipe.abstain)
+        if abstention is None:
+            return Calibration(temperature)
+        below = float(min(1.0, abstention.threshold))
+        return Calibration(temperature, abstain_below=below, precision=self.recipe.abstain)
 
-    def _set(self, values: Calibration) -> None:
+    def calibrated(self, predictions: Predictions, values: Calibration) -> Predictions:
+        """What a model without calibration predicted, with one."""
+        p = predictions.probabilities
+        assert p is not None
+        if self.multi_label:
+            p = _sigmoid(_logits(p) / np.float32(values.temperature))
+            threshold = 0.5 if values.threshold is None else values.threshold
+            names = np.array(self.labels, dtype=object)
+            predicted: Sequence[Any] = [tuple(names[row >= threshold]) for row in p]
+            return replace(predictions, predicted=predicted, probabilities=p, confidence=p.max(1))
+        p = calibration.softmax(np.log(np.maximum(p, np.float32(1e-30))), values.temperature).astype(np.float32)
+        return replace(predictions, probabilities=p, confidence=p.max(1))
+
+    def use_calibration(self, values: Calibration) -> None:
+        """Set the calibration of the head."""
         assert self.task.head is not None
         self.task.checkpoint.set_calibration(self.task.head, values)
 
@@ -164,6 +174,16 @@ class RegressionTraining(TaskTraining[Regressor]):
 def as_text(example: Example) -> Text:
     """The text or the pair of an example."""
     return (example.texts[0], example.texts[1]) if len(example.texts) == 2 else example.texts[0]
+
+
+def _logits(probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
+    tiny = np.float32(1e-7)
+    p = np.clip(probabilities, tiny, 1 - tiny)
+    return np.asarray(np.log(p / (1 - p)))
+
+
+def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float32)
 
 
 def label_table(gold: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:

@@ -10,8 +10,14 @@ The rule was fitted on a grid of learning rates, head learning rates, epochs and
   one of two classes is best at it.
 - `epochs`: 5, or 3 from 20,000 rows on, and as many as 400 steps take where rows are few.
 - `batch_size` 16, and 32 from 20,000 rows on.
-- Without dev data a tenth is held out (at least 30 rows, at most 1,000), the best epoch is kept, and training stops
-  when it has not improved for half of the epochs.
+- With dev data the best epoch is kept, and training stops when it has not improved for half of the epochs.
+- Without dev data, `folds`: from 20 to 399 rows, 5 folds of cross-validation. Otherwise `dev_fraction`: a tenth is held
+  out (at least 30 rows, at most 1,000). The models of the folds, or the one of the rest, run to the end of their
+  schedule, and what they predict for the rows they have not seen gives the score, the temperature and the thresholds.
+- `refit`: the final model is then trained on all rows, for as many epochs: training on all rows gained 2.3, 0.7 and
+  0.7 points with 200, 1,000 and 5,000 rows. Fewer epochs are taken only where the score had fallen from its best by
+  more than its standard error at the end. Above 20,000 rows the gain is too small for twice the time: the model of
+  the best epoch is kept instead.
 """
 
 from __future__ import annotations
@@ -34,6 +40,8 @@ STEPS = 400  # that training takes at least
 MAX_EPOCHS = 50
 LABELS_PER_FACTOR, MAX_FACTOR = 5, 10  # of the head's learning rate
 HELD_OUT, FEWEST, MOST, LARGEST_SHARE = 0.1, 30, 1000, 0.2
+REFIT_ROWS = LARGE  # up to which the model is trained again on all rows
+FOLDS, FEWEST_FOLD_ROWS, MOST_FOLD_ROWS = 5, 20, 399
 TOO_HIGH = 5  # times the default learning rate: usually too much
 
 
@@ -73,6 +81,22 @@ def dev_fraction(recipe: Recipe, data: LabelledDataset) -> float:
     if recipe.dev_fraction is not None:
         return recipe.dev_fraction
     return default_dev_fraction(len(data.examples)) if data.kind != "embed" else 0.0
+
+
+def default_folds(recipe: Recipe, data: LabelledDataset) -> int:
+    """The number of folds of cross-validation; 0 for none: the recipe's, or the default one."""
+    if recipe.folds is not None:
+        return recipe.folds
+    if data.kind == "embed" or recipe.dev_fraction is not None or recipe.refit is False:
+        return 0
+    return FOLDS if FEWEST_FOLD_ROWS <= len(data.examples) <= MOST_FOLD_ROWS else 0
+
+
+def default_refit(recipe: Recipe, data: LabelledDataset) -> bool:
+    """Whether to train on all rows after holding out a part: as the recipe says, or by default."""
+    if recipe.refit is not None:
+        return recipe.refit
+    return data.kind != "embed" and len(data.examples) <= REFIT_ROWS
 
 
 def print_reasons(reasons: Sequence[str]) -> None:

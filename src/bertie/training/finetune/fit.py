@@ -1,19 +1,42 @@
-"""`fit` of every labelled task: reads the data, chooses what the recipe leaves open, and trains."""
+"""`fit` of every labelled task: reads the data, chooses what the recipe leaves open, validates and trains."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal
 
-from bertie.errors import ConfigError
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.data.atomic import atomic_write
+from bertie.errors import ConfigError, ExistsError
 from bertie.recipe import Recipe
-from bertie.training.distributed import Strategy
-from bertie.training.finetune.base import TaskT, starting_checkpoint, training_for
+from bertie.training.callbacks import TrainingHistory
+from bertie.training.distributed import Strategy, World
+from bertie.training.finetune.base import Predictions, TaskT, starting_checkpoint, training_for
 from bertie.training.finetune.data import Kind, LabelledDataset, read_dataset, split
 from bertie.training.finetune.defaults import choose, dev_fraction, print_reasons
+from bertie.training.finetune.validation import RESULT as VALIDATION
+from bertie.training.finetune.validation import (
+    ValidationPlan,
+    ValidationResult,
+    evaluation_steps,
+    load_predictions,
+    load_result,
+    plan_validation,
+    save_predictions,
+    save_result,
+    summarize,
+)
 from bertie.training.loop import Trainer
+from bertie.training.sampling import BatchSampler, ExampleSampler
+from bertie.training.stage import WHOLE, Stage
+
+HISTORY = "history.json"  # of a fold that is done
 
 
 def fit(
@@ -32,11 +55,15 @@ def fit(
     """Train a task on labelled data, as `Trainable.fit` documents."""
     kind, recipe = training_for(task).data_kind, task.recipe
     data = read_dataset(kind, X, y, columns=columns)
-    data, held_out = with_dev(data, dev, recipe, kind=kind, columns=columns, name="the dev data")
+    validation = plan_validation(recipe, data, recipe.seed) if dev is None else None
+    held_out = None
+    if validation is None:
+        data, held_out = with_dev(data, dev, recipe, kind=kind, columns=columns, name="the dev data")
     return fit_labelled(
         task,
         data,
         held_out,
+        validation=validation,
         folder=folder,
         resume=resume,
         save_steps=save_steps,
@@ -62,47 +89,210 @@ def fit_labelled(
     data: LabelledDataset,
     dev: LabelledDataset | None = None,
     *,
+    validation: ValidationPlan | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     save_steps: int | None = None,
     strategy: Strategy = "ddp",
     progress: bool = True,
 ) -> TaskT:
-    """Train a task on data that has been read already."""
-    training, recipe, arguments = training_for(task), task.recipe, task.get_params()
-    if (head := arguments.get("head")) is not None:
+    """Train a task on data that has been read already; by `validation`, parts of it are held out before."""
+    if (head := task.get_params().get("head")) is not None:
         raise ConfigError(
             f"head={head!r}: fit() trains a checkpoint with one head; train several heads over one encoder together "
             "with bertie.MultiTask"
         )
-    training.check_data(data, dev)
-    checkpoint = training.prepare(starting_checkpoint(arguments["model"], arguments["device"]), data)
-    chosen = choose(recipe, checkpoint.model.config, data, has_dev=dev is not None)
-    recipe = task.recipe_ = chosen.recipe
-    for text in (*recipe.warnings(), *chosen.warnings):
-        warnings.warn(text, stacklevel=4)
-    if progress:
-        print_reasons(chosen.reasons)
-    if recipe.max_length is not None:
-        checkpoint = checkpoint.with_max_length(recipe.max_length)
-    task._use(checkpoint, None)
+    options = RunOptions(None if folder is None else Path(folder), resume, save_steps, strategy, progress)
+    run = FineTuningRun(task, data, dev, options)
     try:
-        task.history_ = Trainer(
-            task.model,
-            training.plan(data),
-            recipe,
-            evaluate=None if dev is None else lambda: training.metrics(dev),
-            metric=recipe.metric or training.main_metric(data if dev is None else dev),
-            folder=None if folder is None else Path(folder),
-            resume=resume,
-            save_steps=save_steps,
-            fingerprint=training.fingerprint([data] if dev is None else [data, dev]),
-            strategy=strategy,
-            progress=progress,
-        ).run()
+        run.choose_recipe()
+        task.validation_ = None if validation is None else run.validate(validation)
+        task.history_ = run.train(task.validation_)
         task.original_ = data.original
+    finally:
+        run.training.finish()
+    return task
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where the state of a run is saved, and how it runs."""
+
+    folder: Path | None
+    resume: bool
+    save_steps: int | None
+    strategy: Strategy
+    progress: bool
+
+
+class FineTuningRun(Generic[TaskT]):
+    """One `fit`: a model for each part that is held out, then the final one. Each starts from the given checkpoint."""
+
+    def __init__(self, task: TaskT, data: LabelledDataset, dev: LabelledDataset | None, options: RunOptions) -> None:
+        self.task, self.data, self.dev, self.options = task, data, dev, options
+        self.training = training_for(task)
+        self.training.check_data(data, dev)
+        self._unused: Checkpoint | None = self._checkpoint()
+
+    def _checkpoint(self) -> Checkpoint:
+        arguments = self.task.get_params()
+        checkpoint = self.training.prepare(starting_checkpoint(arguments["model"], arguments["device"]), self.data)
+        length = self.task.recipe.max_length
+        return checkpoint if length is None else checkpoint.with_max_length(length)
+
+    def choose_recipe(self) -> None:
+        """Choose the hyperparameters that are None."""
+        assert self._unused is not None
+        chosen = choose(self.task.recipe, self._unused.model.config, self.data, has_dev=self.dev is not None)
+        self.recipe = self.task.recipe_ = chosen.recipe
+        for text in (*self.recipe.warnings(), *chosen.warnings):
+            warnings.warn(text, stacklevel=5)
+        if self.options.progress:
+            print_reasons(chosen.reasons)
+
+    def _start(self) -> None:
+        """Give the task an untrained model."""
+        self.task._use(self._unused or self._checkpoint(), None)
+        self._unused = None
+
+    def _trainer(
+        self,
+        data: LabelledDataset,
+        folder: Path | None,
+        stage: Stage,
+        *,
+        dev: LabelledDataset | None = None,
+        evaluate: Callable[[], Mapping[str, float]] | None = None,
+        keep: Literal["best", "last"] = "best",
+        some_epochs: bool = False,
+    ) -> Trainer:
+        """The training of one model; with `some_epochs` it is evaluated after some of them only."""
+        self._start()
+        plan, options = self.training.plan(data), self.options
+        sampler: BatchSampler = ExampleSampler(plan, self.recipe) if isinstance(plan, Sequence) else plan
+        return Trainer(
+            self.task.model,
+            sampler,
+            self.recipe,
+            evaluate=evaluate,
+            metric=self.metric,
+            folder=folder,
+            resume=options.resume,
+            save_steps=options.save_steps,
+            fingerprint=self.training.fingerprint([data] if dev is None else [data, dev]),
+            strategy=options.strategy,
+            progress=options.progress,
+            evaluate_at=evaluation_steps(sampler.epoch_starts[1:]) if some_epochs else None,
+            keep=keep,
+            stage=stage,
+        )
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects the number of epochs."""
+        return self.recipe.metric or self.training.main_metric(self.data if self.dev is None else self.dev)
+
+    # --- the final model ---
+
+    def train(self, validation: ValidationResult | None) -> TrainingHistory:
+        """Train the model that is kept."""
+        before = 0.0
+        if validation is not None:
+            before = sum(history.steps for history in validation.histories)
+            self.recipe = self.task.recipe_ = self.recipe.replace(epochs=validation.epochs)
+        dev, training = self.dev, self.training
+        evaluate = None if dev is None else lambda: training.metrics(dev)
+        trainer = self._trainer(self.data, self.options.folder, WHOLE, dev=dev, evaluate=evaluate)
+        if before:
+            trainer.stage = Stage("train on all rows", before=before / trainer.sampler.total_steps)
+        history = trainer.run()
         if dev is not None:
             training.calibrate(dev)
-    finally:
-        training.finish()
-    return task
+        if validation is not None:
+            if validation.calibration is not None:
+                training.use_calibration(validation.calibration)
+            history.evaluations = validation.evaluations
+            history.seconds += sum(part.seconds for part in validation.histories)
+        return history
+
+    # --- validation ---
+
+    def validate(self, plan: ValidationPlan) -> ValidationResult:
+        """Train a model for each part that is held out, and predict it."""
+        folder, world = self.options.folder, World.current(self._device)
+        if folder is not None and not self.options.resume and self._started(folder):
+            raise ExistsError(f"{folder} holds an unfinished run; resume it, or choose or empty the folder")
+        fingerprint = self._fingerprint()
+        result = None
+        if folder is not None and world.is_main and self.options.resume:
+            result = load_result(folder, plan, fingerprint)
+        result = world.broadcast(result)
+        if result is None:
+            self._print(f"validation: {plan.description}")
+            folds = [self._fold(plan, index, world) for index in range(len(plan.splits))]
+            result = world.broadcast(summarize(self.training, plan, folds, self.metric))
+            if folder is not None and world.is_main:
+                save_result(folder, result, fingerprint)
+                for path in folder.glob("fold-*"):
+                    shutil.rmtree(path, ignore_errors=True)
+        self._print(f"{result.description}: {result.metric} {result.value:.4f} after {result.epochs:g} epochs")
+        return result
+
+    @property
+    def _device(self) -> Any:
+        return (self._unused.model if self._unused is not None else self.task.model).device
+
+    def _fingerprint(self) -> str:
+        self._start()
+        value = self.training.fingerprint([self.data])
+        self._unused = self.task.checkpoint  # it has not been trained
+        return value
+
+    @staticmethod
+    def _started(folder: Path) -> bool:
+        return (folder / VALIDATION).exists() or any(folder.glob(f"fold-*/{HISTORY}"))
+
+    def _fold(self, plan: ValidationPlan, index: int, world: World) -> tuple[TrainingHistory, Sequence[Predictions]]:
+        """Train on the other rows, and predict those of a fold after some epochs."""
+        (train, held), folder = plan.splits[index], self.options.folder
+        folder = None if folder is None else folder / f"fold-{index + 1}"
+        done = _read_fold(folder, held) if folder is not None and world.is_main and self.options.resume else None
+        if (done := world.broadcast(done)) is not None:
+            return done
+        predictions: dict[float, Predictions] = {}
+
+        def evaluate() -> dict[str, float]:
+            step = trainer.state.step
+            part = predictions[step] = self.training.predict_labelled(held)
+            if folder is not None and world.is_main:
+                save_predictions(folder / f"predictions-{step}.json", part)
+            return {name: score.value for name, score in self.training.scores(part, resamples=0).items()}
+
+        rows = [len(part.examples) for part, _ in plan.splits]
+        stage = Stage(
+            plan.name(index), sum(rows[:index]) / rows[index], (sum(rows[index + 1 :]) + plan.rows) / rows[index]
+        )
+        keep: Literal["best", "last"] = "best" if self.recipe.patience else "last"
+        trainer = self._trainer(train, folder, stage, dev=held, evaluate=evaluate, keep=keep, some_epochs=True)
+        history = trainer.run()
+        if folder is not None and world.is_main:
+            atomic_write(folder / HISTORY, json.dumps(asdict(history)).encode())
+            for state in (*folder.glob("*.pt"), folder / "log.csv"):
+                state.unlink(missing_ok=True)
+            done = _read_fold(folder, held)  # with what an interrupted run predicted
+        parts = [predictions[step] for row in history.evaluations if (step := row["step"]) in predictions]
+        return world.broadcast(done or (history, parts))
+
+    def _print(self, text: str) -> None:
+        if self.options.progress and World.current(self._device).is_main:
+            print(text, file=sys.stderr)
+
+
+def _read_fold(folder: Path, held: LabelledDataset) -> tuple[TrainingHistory, Sequence[Predictions]] | None:
+    """The history and the predictions of a fold that is done."""
+    if not (folder / HISTORY).is_file():
+        return None
+    history = TrainingHistory(**json.loads((folder / HISTORY).read_text("utf-8")))
+    return history, [
+        load_predictions(folder / f"predictions-{row['step']:.0f}.json", held) for row in history.evaluations
+    ]

@@ -44,6 +44,7 @@ from bertie.training.finetune.data import LabelledDataset
 from bertie.training.finetune.defaults import default_lr
 from bertie.training.finetune.findings import findings
 from bertie.training.finetune.runs import RunResult
+from bertie.training.finetune.validation import ValidationPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,9 @@ class TrainingRecord:
     runs: Sequence[RunResult]
     best_seed: int
     metric: str
+    validation: ValidationPlan | None = (
+        None  # where the predictions on "dev" are for held-out rows of the training data
+    )
 
     @property
     def best(self) -> RunResult:
@@ -110,11 +114,19 @@ def build_report(
     local = Path(model).is_dir()  # a report does not name private paths
     held_out = {split: part for split, part in predictions.items() if split != "dev" or len(predictions) == 1}
     leaks = None
+    source = None if training is None else training.validation
     if train is not None:
-        leaks = {split: check_leaks(task, train, part, resamples=resamples) for split, part in held_out.items()}
+        # Rows that were held out of all folds in turn are training rows, too; the folds keep equal texts together.
+        seen = {split: train if split != "dev" or source is None else source.train for split in held_out}
+        leaks = {
+            split: check_leaks(task, rows, held_out[split], resamples=resamples)
+            for split, rows in seen.items()
+            if rows is not None
+        }
     table = None
     if train is not None and cheap_baselines is not None:
-        table = evaluate_baselines(task, train, final, cheap_baselines, split=last, resamples=resamples)
+        folds = () if last != "dev" or source is None else source.splits
+        table = evaluate_baselines(task, train, final, cheap_baselines, folds=folds, split=last, resamples=resamples)
     return ModelReport(
         title=title,
         kind=kind,
@@ -122,7 +134,8 @@ def build_report(
         base=None if local else model,
         evaluations={split: score_predictions(task, p, resamples=resamples) for split, p in predictions.items()},
         data=_data_files(train, predictions, files or {}),
-        leaks=leaks,
+        leaks=leaks or None,
+        dev_source=None if source is None else source.description,
         label_issues={s: _label_issues(task, p) for s, p in held_out.items()} if kind == "classify" else None,
         calibration=calibration_report(task, final, last, resamples=resamples),
         abstention=_abstention(task, predictions.get("dev")),

@@ -3,7 +3,8 @@
 While a job runs, everything is in OUT.training, beside the output folder OUT:
 
     job.json           the settings: only the same job can be resumed
-    seed-1/            the training state of a run (`bertie.training.state`), replaced at its end by
+    seed-1/            the training state of a run (`bertie.training.state`, and of its folds:
+                       `bertie.training.finetune.validation`), replaced at its end by
         result.json    its history and scores, and
         model/         its model, if it is the best so far
 
@@ -34,7 +35,9 @@ from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, World, local_device
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
 from bertie.training.finetune.data import LabelledDataset, fingerprint
-from bertie.training.finetune.fit import fit_labelled
+from bertie.training.finetune.fit import HISTORY, fit_labelled
+from bertie.training.finetune.validation import RESULT as VALIDATION
+from bertie.training.finetune.validation import ValidationPlan, ValidationResult, load_result
 from bertie.training.output_folder import MODEL, RESULT, publish, state_folder
 
 SETTINGS, STATE = "job.json", "state.pt"
@@ -53,6 +56,7 @@ class FineTuningJob:
     seeds: list[int]
     device: str
     overflow: Overflow = "window"
+    validation: ValidationPlan | None = None  # parts of `train` to hold out, before the model is trained on all rows
     notes: tuple[Sequence[str], Sequence[str]] = ((), ())  # why the hyperparameters were chosen; warnings
 
     def settings(self) -> dict[str, Any]:
@@ -161,6 +165,7 @@ class SeedRuns:
                 job.new_task(seed),
                 job.train,
                 job.dev,
+                validation=job.validation,
                 folder=folder,
                 resume=self.resume,
                 save_steps=save_steps,
@@ -168,10 +173,10 @@ class SeedRuns:
                 progress=progress,
             )
         except BaseException:
-            if self.world.is_main and not self.results and not (folder / STATE).exists():  # nothing to resume
+            if self.world.is_main and not self.results and not _can_resume(folder):
                 shutil.rmtree(self.state, ignore_errors=True)
             raise
-        predictions = self._predict(task)
+        predictions = self._predict(task, task.validation_)
         scores = {
             split: {metric: score.value for metric, score in training_for(task).scores(part, resamples=0).items()}
             for split, part in predictions.items()
@@ -186,10 +191,12 @@ class SeedRuns:
         self._drop_worse()
         return result
 
-    def _predict(self, task: AnyTrainable) -> dict[str, Predictions]:
+    def _predict(self, task: AnyTrainable, validation: ValidationResult | None) -> dict[str, Predictions]:
+        """Predictions on the dev and test data; without dev data, those for the rows that were held out."""
         splits = {"dev": self.job.dev, "test": self.job.test}
         training = training_for(task)
-        return {split: training.predict_labelled(data) for split, data in splits.items() if data is not None}
+        held_out = {} if validation is None else {"dev": validation.predictions}
+        return held_out | {split: training.predict_labelled(data) for split, data in splits.items() if data is not None}
 
     def _drop_worse(self) -> None:
         best = self.best_seed()
@@ -219,8 +226,11 @@ class SeedRuns:
         """The best model, loaded from disk: the report is on what is kept."""
         job, seed = self.job, self.best_seed()
         task = registry.get(job.task).trainable_class.load(self._model(seed), overflow=job.overflow, device=job.device)
-        # A seed that was finished by an earlier process has no predictions yet.
-        return BestRun(self.results[seed], task, self._predictions.get(seed) or self._predict(task))
+        predictions = self._predictions.get(seed)
+        if predictions is None:  # an earlier process finished this seed
+            validation = None if job.validation is None else load_result(self._folder(seed), job.validation)
+            predictions = self._predict(task, validation)
+        return BestRun(self.results[seed], task, predictions)
 
     def close(self) -> None:
         """Leave the process group: the rest is done by the main process."""
@@ -232,6 +242,10 @@ class SeedRuns:
         model = self._model(self.best_seed())
         write(model)
         publish(model, self.out, self.state)
+
+
+def _can_resume(folder: Path) -> bool:
+    return any(file for name in (STATE, HISTORY, VALIDATION) for file in folder.rglob(name))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

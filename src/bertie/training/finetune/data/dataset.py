@@ -179,7 +179,46 @@ def split(data: LabelledDataset, fraction: float, seed: int) -> tuple[LabelledDa
     return replace(data, examples=parts[0]), replace(data, name=name, examples=parts[1])
 
 
+def split_folds(data: LabelledDataset, count: int, seed: int) -> list[tuple[LabelledDataset, LabelledDataset]]:
+    """Split into folds of cross-validation: for each, the other rows and the fold, each in the original order.
+
+    Every row is in one fold. What belongs together stays together, and labels are distributed evenly, as in `split`.
+
+    >>> data = read_dataset("classify", [f"text {i}" for i in range(100)], ["rare"] * 10 + ["common"] * 90)
+    >>> [[e.target for e in held.examples].count("rare") for _, held in split_folds(data, 5, seed=0)]
+    [2, 2, 2, 2, 2]
+    """
+    if count < 2:
+        raise InputError(f"count={count} must be at least 2")
+    single = data.kind == "classify" and not data.multi_label
+    labels: list[str] = [example.target if single else "" for example in data.examples]
+    fold_of: dict[int, int] = {}
+    rows = [0] * count
+    for groups in _groups(data, labels, seed).values():
+        own = [0] * count
+        for members in groups:
+            fold = min(range(count), key=lambda i: (own[i], rows[i], i))
+            own[fold] += len(members)
+            rows[fold] += len(members)
+            fold_of |= dict.fromkeys(members, fold)
+    if 0 in rows:
+        raise InputError(f"{data.name} has too few different texts for {count} folds; give dev data, or more rows")
+    name = f"the held-out folds of {data.name}"
+    return [
+        (
+            replace(data, examples=[e for i, e in enumerate(data.examples) if fold_of[i] != fold]),
+            replace(data, name=name, examples=[e for i, e in enumerate(data.examples) if fold_of[i] == fold]),
+        )
+        for fold in range(count)
+    ]
+
+
 def _strata(data: LabelledDataset, labels: Sequence[str], seed: int) -> dict[str, list[list[int]]]:
+    """Groups of examples that must stay together, by label. The only group of a label cannot be spared."""
+    return {label: groups for label, groups in _groups(data, labels, seed).items() if len(groups) > 1}
+
+
+def _groups(data: LabelledDataset, labels: Sequence[str], seed: int) -> dict[str, list[list[int]]]:
     """Groups of examples that must stay together, shuffled, by the label of their first one."""
     shared = {"rerank": slice(0, 1), "embed": slice(0, 1), "answer": slice(1, 2)}.get(data.kind, slice(0, 2))
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -188,7 +227,7 @@ def _strata(data: LabelledDataset, labels: Sequence[str], seed: int) -> dict[str
     strata: dict[str, list[list[int]]] = {}
     for _, members in sorted((_random_key(seed, *texts), members) for texts, members in groups.items()):
         strata.setdefault(labels[members[0]], []).append(members)
-    return {label: groups for label, groups in strata.items() if len(groups) > 1}  # a single group cannot be spared
+    return strata
 
 
 def _held_out(strata: Mapping[str, list[list[int]]], labels: Sequence[str], fraction: float, seed: int) -> set[int]:
