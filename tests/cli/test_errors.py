@@ -189,7 +189,7 @@ def test_rows_before_an_error_are_kept(
     argv = ["embed", "in.jsonl", "-m", models["embed"], "-o", "out.jsonl"]
     assert main(argv) == 1
     assert "row 11: no value in column 'text'" in (err := capsys.readouterr().err)
-    assert "8 rows are safe in out.jsonl.part; --resume continues after them" in err
+    assert "8 rows are safe in out.jsonl.part; continue with: bertie " in err
     assert main([*argv, "--resume"]) == 1
     assert "row 11" in capsys.readouterr().err
     # The same size, so that it is taken for the same file: the rest is done, and nothing twice.

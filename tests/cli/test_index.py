@@ -115,7 +115,8 @@ def test_errors(docs: Path, models: dict[str, str], capsys: Capture, monkeypatch
     (docs / "later.txt").write_bytes("dög".encode("latin-1"))
     monkeypatch.setattr("bertie.search.index.COMMIT_PASSAGES", 1)
     assert "2 documents are committed" in (message := fails(1, "index", "docs", "--output", "other", *model))
-    assert "--refresh resumes from there" in message
+    assert "; continue with: bertie index " in message
+    assert message.rstrip().endswith(" --refresh")
     assert "--encoding" in fails(1, "index", "docs", "--output", "ix", "--refresh")
     assert main(["index", "docs", "--output", "ix", "--refresh", "--skip"]) == 0
     assert "skipped" in capsys.readouterr().err

@@ -178,7 +178,7 @@ def test_control_c_keeps_committed_rows(models: dict[str, str], here: Path) -> N
     err = process.communicate()[1]
     assert process.returncode == 130
     assert "bertie: interrupted; " in err
-    assert "rows are safe in out.jsonl.part; --resume continues after them" in err
+    assert "rows are safe in out.jsonl.part; continue with: bertie " in err
     assert "Traceback" not in err
     assert not Path("out.jsonl").exists()
     kept = Path("out.jsonl.part").read_text().splitlines()
@@ -202,7 +202,7 @@ def test_full_disk_keeps_committed_rows(models: dict[str, str], here: Path) -> N
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
     assert said.startswith("bertie: out.jsonl.part: File too large; ")
-    assert "rows are safe in out.jsonl.part; --resume continues after them" in said
+    assert "rows are safe in out.jsonl.part; continue with: bertie " in said
     assert main([*argv, "--resume"]) == 0
     assert main([*argv[:-1], "whole.jsonl"]) == 0
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()

@@ -48,7 +48,7 @@ def test_skip(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Non
     assert "error" not in records[0]
     error = capsys.readouterr().err
     assert "in.jsonl, row 4: the text has" in error
-    assert "3 rows without text were skipped; 2 rows were skipped (--on-error skip)" in error
+    assert "rows without text: 3 skipped; rows with errors: 2 skipped" in error
     assert embed(models, "-o", "out.npy", "--skip-empty", "--on-error", "skip", "-q") == 0
     assert capsys.readouterr().err == ""
     vectors = np.load("out.npy")
@@ -66,7 +66,7 @@ def test_null(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Non
     assert failed == [2, 4, 6]  # empty texts have embeddings
     assert all((record["error"] is None) == (record["vector"] is not None) for record in records)
     assert "row 4: the text has" in records[3]["error"]
-    assert "3 rows have no result (--on-error null)" in capsys.readouterr().err
+    assert "rows with errors: 3 without a result" in capsys.readouterr().err
     for name in ("out.csv", "out.parquet", "out.npy"):
         assert embed(models, "-o", name, "--on-error", "null") == 0
     with open("out.csv") as file:
@@ -98,7 +98,7 @@ def test_many_failures_are_found(models: dict[str, str], here: Path, capsys: pyt
     output = capsys.readouterr()
     assert [json.loads(line)["row"] for line in output.out.splitlines()] == list(range(1, 41, 3))
     assert len(output.err.splitlines()) == 6
-    assert "26 rows were skipped" in output.err
+    assert "rows with errors: 26 skipped" in output.err
 
 
 def test_pairs(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:

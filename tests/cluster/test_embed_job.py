@@ -227,7 +227,7 @@ def test_interrupted_command_is_resumed(model: Path, tmp_path: Path, how: signal
     if how is signal.SIGINT:
         assert run.returncode == 130
         assert "are complete in" in said
-        assert "--resume continues" in said
+        assert "continue with: bertie embed" in said
     there = [file.stat().st_ino for file in sorted(out.glob("*.parquet"))][:1]
     subprocess.run(command, check=True)
     assert [file.stat().st_ino for file in sorted(out.glob("*.parquet"))][:1] == there

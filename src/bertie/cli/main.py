@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import sys
 import traceback
 import warnings
@@ -51,6 +53,7 @@ from bertie.cli.standard_output import NAME as STANDARD_OUTPUT
 from bertie.cli.standard_output import standard_output
 from bertie.cli.task_verb import add_task_verbs
 from bertie.data.journal import AlreadyComplete
+from bertie.data.readers import STDIN
 from bertie.data.terminal import set_color_mode, style
 from bertie.errors import BertieError, BertieWarning, InputError
 
@@ -62,6 +65,9 @@ GROUPS = {  # in the order of bertie --help
     "pretrain": (tokenizer, corpus, pretrain),
     "inspect": (inspect, tokenize, bench, doctor, completion),
 }
+
+
+_HOW_TO_RESUME = re.compile(r"(; |^)(--resume continues.*|--refresh resumes.*|resume=True.*|continue with resume)$")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +98,7 @@ def _run(argv: Sequence[str]) -> int:
             raise SystemExit(2) from None
         _prepare(args)
         verbose = args.verbose
-        with ExitStack() as args.cleanup, _quiet(args.quiet), warnings.catch_warnings():
+        with _resume_hint(args, argv), ExitStack() as args.cleanup, _quiet(args.quiet), warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
             return args.run(args) or 0
     except AlreadyComplete as note:
@@ -119,6 +125,31 @@ def _prepare(args: argparse.Namespace) -> None:
         apply_settings(args)
         set_color_mode(read_settings().color)
     check_output_is_no_input(args)
+
+
+@contextmanager
+def _resume_hint(args: argparse.Namespace, argv: Sequence[str]) -> Iterator[None]:
+    """Add the command that continues to an error after which something has been saved."""
+    try:
+        yield
+    except (BertieError, OSError, KeyboardInterrupt) as error:
+        flag = next((name for name in ("resume", "refresh") if hasattr(args, name)), None)
+        if flag is not None and (notes := _notes(error)):
+            kept = [note for text in notes if (note := _HOW_TO_RESUME.sub("", text))]
+            error.__notes__ = [*kept, f"continue with: {resume_command(argv, f'--{flag}')}"]
+        raise
+
+
+def resume_command(argv: Sequence[str], flag: str) -> str:
+    """The command that continues an interrupted one.
+
+    >>> resume_command(["embed", "my texts.csv", "-o", "out.npy", "--overwrite"], "--resume")
+    "bertie embed 'my texts.csv' -o out.npy --resume"
+    """
+    words = [word for word in argv if word not in ("--overwrite", flag)]
+    end = words.index("--") if "--" in words else len(words)
+    command = shlex.join(["bertie", *words[:end], flag, *words[end:]])
+    return f"{command}, with the same standard input" if STDIN in words else command
 
 
 @contextmanager
