@@ -99,8 +99,8 @@ def test_baselines_come_first(models: dict[str, str], here: Path, capsys: pytest
         "TF-IDF + logistic regression",
         "frozen embeddings + logistic regression",
     ]
-    first = Path("out/report.md").read_text().split("\n\n")[2]  # after the title and the first heading
-    assert first.startswith(out[0].split(":")[0])
+    first = Path("out/report.md").read_text().split("\n\n")[1]  # after the title
+    assert first.startswith(f"> **{out[0].split(':')[0]}")
 
 
 # --- seeds ---

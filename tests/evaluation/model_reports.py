@@ -12,6 +12,7 @@ from bertie.evaluation import calibration, metrics
 from bertie.evaluation.label_noise import find_label_issues
 from bertie.evaluation.leaks import Leak
 from bertie.evaluation.metrics import Score
+from bertie.evaluation.model_report import BaselineResult, BaselineTable
 from bertie.evaluation.report import (
     CalibrationReport,
     Comparison,
@@ -66,6 +67,32 @@ def full(k: int = 3) -> ModelReport:
             DataFile(split="test", files=["test.csv"], rows=120, labels=dict.fromkeys(test.labels, 40)),
         ],
         recipe={"lr": 3e-5, "epochs": 3.0, "patience": None, "note": EVIL},
+        default_settings=["patience"],
+        attributions={i: [(f"{EVIL} ", 0.5), ("word", -0.5), (" other", 0.0)] for i in range(120)},
+        baselines=BaselineTable(
+            split="test",
+            metric="accuracy",
+            rows=100,
+            rows_total=120,
+            training_rows=900,
+            training_rows_total=900,
+            model=test.scores["accuracy"],
+            results=[
+                BaselineResult(
+                    name="majority class",
+                    score=Score(0.4, 0.3, 0.5),
+                    difference=metrics.Difference(0.5, 0.4, 0.6, 0.0001),
+                    seconds=0.1,
+                ),
+                BaselineResult(
+                    name=f"TF-IDF {EVIL}",
+                    score=Score(math.nan, math.nan, math.nan),
+                    difference=metrics.Difference(math.nan, math.nan, math.nan, math.nan),
+                    seconds=0.1,
+                ),
+            ],
+        ),
+        findings=[f"Training did not beat {EVIL}."],
         curve=[{"step": i, "epoch": i / 100, "loss": 1 / i, "lr": 1e-5} for i in range(1, 701)],
         dev=[{"step": 300 * i, "epoch": i, "metric": "accuracy", "value": 0.7 + 0.1 * i} for i in (1, 2)],
         seeds=[{"accuracy": 0.9, "macro_f1": 0.8}, {"accuracy": 0.8, "macro_f1": 0.7}],
@@ -98,7 +125,7 @@ def full(k: int = 3) -> ModelReport:
             mcnemar=0.5,
         ),
         token_coverage={"test": TokenCoverage(texts=120, several=12, tokens_read=900, tokens_total=1000)},
-        timings={"seconds": 12.5, "tokens": 100_000},
+        timings={"seconds of training": 12.5, "steps": 700, "best step": 600},
         versions={"bertie": "0.1"},
     )
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -15,12 +17,12 @@ from sklearn.metrics import confusion_matrix
 from bertie.errors import InputError
 from bertie.evaluation import plots
 from bertie.evaluation.intervals import Score
-from bertie.evaluation.model_report import confusion
-from bertie.evaluation.pages import Section, Table, escape_markdown, to_html, to_markdown
+from bertie.evaluation.model_report import confusion, confusion_cells
+from bertie.evaluation.pages import Header, Section, Table, Tile, escape_markdown, to_html, to_markdown
 from bertie.evaluation.report import DataFile, Evaluation, ModelReport, write_report
 from tests.evaluation.model_reports import EVIL, bare, classified, full, of_kind
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "wbr", "br", "hr", "img", "link", "input"}
 
 
 class Page(HTMLParser):
@@ -60,10 +62,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_the_page_is_whole_and_needs_nothing(files: dict[str, str]) -> None:
     page = Page(files["report.html"])
-    names = {tag for tag, _ in page.tags}
-    assert not names & {"script", "iframe", "img", "link", "object", "a", "foreignobject"}
+    names = [tag for tag, _ in page.tags]
+    assert not set(names) & {"iframe", "img", "link", "object", "foreignobject"}
     for _, attributes in page.tags:
-        assert not {"src", "href", "xlink:href", "action", "onload", "onclick"} & set(attributes)
+        assert not {"src", "xlink:href", "action", "onload", "onclick"} & set(attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    # The only script is the one that the policy names by its hash.
+    assert names.count("script") == 1
+    (script,) = re.findall(r"<script>(.*?)</script>", files["report.html"], re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = (a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    targets = {attributes.get("id") for _, attributes in page.tags}
+    links = [str(attributes["href"])[1:] for tag, attributes in page.tags if tag == "a"]
+    assert len(links) == len(SECTIONS)
+    assert set(links) <= targets
     assert "url(" not in files["report.html"]
     assert "@import" not in files["report.html"]
     assert "prefers-color-scheme: dark" in files["report.html"]
@@ -86,17 +99,18 @@ def test_plots_are_drawn_and_described(files: dict[str, str]) -> None:
                 if shape.get(name) is not None:
                     assert -1 <= float(shape.get(name) or 0) <= 1000
     assert titles == [
-        "Training loss by step",
-        "Dev accuracy by step",
+        "accuracy of this model and of the baselines on test, with 95% intervals",
         "Confusion matrix on test: rows are gold labels, columns predicted labels",
         "accuracy by text length on test",
+        "Training loss by step",
+        "Dev accuracy by step",
         "Reliability diagram on test, before and after temperature scaling",
     ]
 
 
 SECTIONS = [
-    *("Summary", "Scores", "Seeds", "Comparison with TF-IDF &lt;i&gt;", "Leaks", "Training", "Confusion on test"),
-    *("By label on test", "By length on test", "Calibration", "Abstention threshold"),
+    *("Baselines", "Scores", "Seeds", "Comparison with TF-IDF &lt;i&gt;", "Errors on test", "Confusion on test"),
+    *("By label on test", "By length on test", "Training", "Calibration", "Abstention threshold", "Leaks"),
     *("Label issues of test", "Token coverage", "Data", "Recipe", "Time", "Versions"),
 ]
 
@@ -145,7 +159,7 @@ def test_json_goes_round_without_nan(files: dict[str, str]) -> None:
 
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, bare()))
-    assert re.findall(r"^## (.*)$", markdown, re.M) == ["Summary", "Scores", "Confusion on test", "By label on test"]
+    assert re.findall(r"^## (.*)$", markdown, re.M) == ["Scores", "Confusion on test", "By label on test"]
     Page(html)
     output = json.loads(data)
     assert set(output) == {"title", "kind", "model", "data", "main", "final", "evaluations"}
@@ -208,7 +222,7 @@ def test_markdown_that_means_nothing() -> None:
     assert "| a\\|b |\n| --- |\n| c d\\| |" in output
     assert "\x00" not in output
     assert escape_markdown("*a* <b>") == r"\*a\* &lt;b&gt;"
-    assert "<script" not in to_html(EVIL, [Section(EVIL, [EVIL])])
+    assert to_html(EVIL, [Section(EVIL, [EVIL])], Header([EVIL], [Tile(EVIL, EVIL, EVIL)], EVIL)).count("<script") == 1
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.91, 0.93), (5.0, 5.0), (0.0, 0.0), (-3.0, 1e6), (1e-9, 2e-9)])
@@ -239,3 +253,57 @@ def test_refusals() -> None:
         replace(bare(), label_issues={"dev": []})
     assert DataFile(split="x", files=["a/b.csv"], rows=1).files == ("b.csv",)
     assert isinstance(bare(), ModelReport)
+
+
+def test_the_first_lines(files: dict[str, str]) -> None:
+    """What must be known first comes first, then the headline figures."""
+    lines = files["report.md"].split("\n\n")
+    assert lines[1].startswith("> **Training did not beat")
+    tiles = lines[3].splitlines()
+    accuracy = full().evaluations["test"].scores["accuracy"]
+    assert tiles == [
+        f"- accuracy on test: **{accuracy.value:.3f}** (95% interval {accuracy.low:.3f} to {accuracy.high:.3f})",
+        "- against the best baseline: **+0.500** (majority class: 0.400; significant, p &lt; 0.001)",
+        "- train rows: **900** (120 test, 120 dev, 3 labels)",
+        "- training time: **12 s** (700 steps, the best at step 600)",
+    ]
+    assert files["report.html"].index('class="notice"') < files["report.html"].index('class="tiles"')
+
+
+def test_settings_at_their_defaults_are_folded(files: dict[str, str]) -> None:
+    folded = files["report.html"].split("<summary>1 settings at their defaults</summary>")
+    assert len(folded) == 2
+    recipe, rest = folded[0][folded[0].rindex("<h2>Recipe") :], folded[1][: folded[1].index("</details>")]
+    assert "0.00003" in recipe
+    assert "patience" not in recipe
+    assert "patience" in rest
+
+
+def test_a_chart_needs_two_points(tmp_path: Path) -> None:
+    report = replace(full(), curve=[{"step": 10, "loss": 0.5}], dev=full().dev[:1])  # type: ignore[index]
+    markdown, html, _ = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, report))
+    assert "Training loss at step 10: 0.5000." in markdown
+    assert "Dev accuracy after step 300: 0.8000." in markdown
+    assert "Training loss by step" not in html
+
+
+def test_words_that_decided_are_marked(files: dict[str, str]) -> None:
+    html = files["report.html"]
+    assert '<mark class="against" style="--w:0.50" title="-0.50">word</mark> other' in html
+    assert html.count('<mark class="for"') == html.count('<mark class="against"') > 0
+
+
+def test_many_labels_have_a_heat_map(tmp_path: Path) -> None:
+    """A cell for each pair of labels that occurs, whatever the number of labels."""
+    evaluation = classified(n=800, k=60)
+    report = ModelReport(title="t", kind="classify", model="m", evaluations={"test": evaluation})
+    html = next(path for path in write_report(tmp_path, report) if path.suffix == ".html").read_text("utf-8")
+    (drawing,) = re.findall(r'<svg class="zoom".*?</svg>', html, re.S)
+    cells = [shape for shape in ElementTree.fromstring(drawing).iter("rect") if "heat" in str(shape.get("class"))]
+    pairs = set(zip(evaluation.gold, evaluation.predicted, strict=True))
+    assert len(cells) == len(pairs)
+    labels, counts = confusion_cells(evaluation)
+    assert sorted(labels) == sorted(evaluation.labels)
+    assert sum(count for *_, count in counts) == 800
+    expected = confusion_matrix(evaluation.gold, evaluation.predicted, labels=labels)
+    assert all(expected[gold, predicted] == count for gold, predicted, count in counts)

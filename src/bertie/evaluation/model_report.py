@@ -177,12 +177,14 @@ class ModelReport:
     language: str | Sequence[str] | None = None
     data: Sequence[DataFile] = ()
     recipe: Mapping[str, Any] | None = None
+    default_settings: Sequence[str] = ()  # names in the recipe whose values are the defaults
     curve: Sequence[Mapping[str, float]] | None = None  # rows of step, epoch, loss, lr
     dev: Sequence[Mapping[str, Any]] | None = None  # rows of step, epoch, metric, value
     dev_source: str | None = None  # where "dev" is held out of the training data: how, and what was trained after that
     seeds: Sequence[Mapping[str, float]] | None = None  # metrics of each seed's model
     leaks: Mapping[str, LeakCheck] | None = None  # by split
     label_issues: Mapping[str, Sequence[LabelIssue]] | None = None  # by split
+    attributions: Mapping[int, Sequence[tuple[str, float]]] | None = None  # of rows of the last split: see `errors`
     calibration: CalibrationReport | None = None
     abstention: Abstention | None = None
     comparison: Comparison | None = None
@@ -319,6 +321,32 @@ def confusion(evaluation: Evaluation, most: int = 20, pairs: int = 15) -> Confus
         np.add.at(smaller, (group[:, None], group[None, :]), table)
         labels, table = [*(labels[i] for i in chosen), f"{k - most} others"], smaller
     return Confusion(labels, table.tolist(), worst_pairs)
+
+
+def confusion_cells(evaluation: Evaluation) -> tuple[list[str], list[tuple[int, int, int]]]:
+    """All labels, with those that are confused side by side, and the cells of their confusion matrix that are not 0.
+
+    Cells are (gold, predicted, count). The order is greedy: each label follows the one it is confused with most.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    for pair in zip(evaluation.gold, evaluation.predicted, strict=True):
+        counts[pair] = counts.get(pair, 0) + 1
+    index = {label: i for i, label in enumerate(evaluation.labels)}
+    k = len(index)
+    between = np.zeros((k, k), dtype=np.int64)
+    for (gold, predicted), count in counts.items():
+        if gold != predicted:
+            between[index[gold], index[predicted]] += count
+            between[index[predicted], index[gold]] += count
+    order: list[int] = []
+    left = set(range(k))
+    while left:
+        best = max(left, key=lambda i: (between[order[-1], i] if order else 0, between[i].sum(), -i))
+        order.append(best)
+        left.discard(best)
+    place = {evaluation.labels[i]: n for n, i in enumerate(order)}
+    cells = sorted((place[gold], place[predicted], count) for (gold, predicted), count in counts.items())
+    return [evaluation.labels[i] for i in order], cells
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from bertie.evaluation.page_style import PAGE, SCRIPT, STYLE
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A text in pieces, each with a weight from -1 to 1 that is shown as its colour."""
+
+    pieces: Sequence[tuple[str, float]]
+
+    @property
+    def text(self) -> str:
+        """The text without weights."""
+        return "".join(piece for piece, _ in self.pieces)
+
+
+Cell = str | Marked
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of plain text. With `for_plot` it repeats a plot's data, and HTML, which has the plot, leaves it out."""
+    """Rows of plain text. With `for_plot` it repeats a plot's data, and HTML, which has the plot, leaves it out.
+
+    `sortable`: HTML sorts the rows by the column that is clicked. `filtered`: it also has a field to filter them.
+    """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Cell]]
     caption: str = ""
     for_plot: bool = False
+    sortable: bool = False
+    filtered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +50,29 @@ class Plot:
     caption: str
 
 
-Block = str | Table | Plot
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Blocks that HTML shows when their summary is clicked."""
+
+    summary: str
+    blocks: Sequence[str | Table | Plot]
+
+
+@dataclass(frozen=True, slots=True)
+class ForHtml:
+    """A table that Markdown leaves out."""
+
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class ForMarkdown:
+    """A table that HTML leaves out."""
+
+    table: Table
+
+
+Block = str | Table | Plot | Folded | ForHtml | ForMarkdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +83,68 @@ class Section:
     blocks: Sequence[Block]
 
 
-def to_markdown(title: str, sections: Sequence[Section]) -> str:
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A headline figure; `tone` is "good", "bad" or plain."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands above the sections: warnings, headline figures, and a sentence."""
+
+    notices: Sequence[str] = ()
+    tiles: Sequence[Tile] = ()
+    lead: str = ""
+
+
+def to_markdown(title: str, sections: Sequence[Section], header: Header | None = None) -> str:
     """Render paragraphs and tables as Markdown."""
+    header = header or Header()
     parts = [f"# {escape_markdown(title)}"]
+    parts += [f"> **{escape_markdown(notice)}**" for notice in header.notices]
+    parts += [escape_markdown(header.lead)] if header.lead else []
+    if header.tiles:
+        parts.append(
+            "\n".join(
+                f"- {escape_markdown(tile.label)}: **{escape_markdown(tile.value)}**"
+                + (f" ({escape_markdown(tile.note)})" if tile.note else "")
+                for tile in header.tiles
+            )
+        )
     for section in sections:
         parts.append(f"## {escape_markdown(section.title)}")
         for block in section.blocks:
-            if isinstance(block, str):
-                parts.append(escape_markdown(block))
-            elif isinstance(block, Table):
-                parts += [escape_markdown(block.caption)] if block.caption else []
-                parts.append(markdown_table(block))
+            parts += _markdown_block(block)
     return clean("\n\n".join(parts) + "\n")
+
+
+def _markdown_block(block: Block) -> list[str]:
+    if isinstance(block, str):
+        return [escape_markdown(block)]
+    if isinstance(block, Folded):
+        inside = [text for part in block.blocks for text in _markdown_block(part)]
+        return [f"**{escape_markdown(block.summary)}**", *inside]
+    if isinstance(block, Plot | ForHtml):
+        return []
+    if isinstance(block, ForMarkdown):
+        block = block.table
+    return [*([escape_markdown(block.caption)] if block.caption else []), markdown_table(block)]
 
 
 def markdown_table(table: Table) -> str:
     """Render a GitHub-flavoured Markdown table."""
-    rows = [table.head, ["---"] * len(table.head), *table.rows]
-    cells = [[cell if i == 1 else escape_markdown(cell) for cell in row] for i, row in enumerate(rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    rows = [[escape_markdown(_plain(cell)) for cell in row] for row in (table.head, *table.rows)]
+    rows.insert(1, ["---"] * len(table.head))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _plain(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
 
 
 def escape_markdown(text: str) -> str:
@@ -63,13 +152,24 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", escape(" ".join(text.split()), quote=False))
 
 
-def to_html(title: str, sections: Sequence[Section]) -> str:
-    """Render a self-contained HTML page without scripts or external resources."""
-    body = "".join(
-        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_block, section.blocks))}</section>"
-        for section in sections
+def to_html(title: str, sections: Sequence[Section], header: Header | None = None) -> str:
+    """Render a self-contained HTML page without external resources.
+
+    Its only script sorts and filters tables, and enlarges heat maps; the content security policy allows that one by
+    its hash, and no other.
+    """
+    header = header or Header()
+    names = [f"s{i}" for i in range(len(sections))]
+    contents = "".join(
+        f'<li><a href="#{name}">{escape(section.title)}</a></li>' for name, section in zip(names, sections, strict=True)
     )
-    return clean(_PAGE.format(title=escape(title), style=_STYLE, body=body))
+    body = "".join(
+        f'<section id="{name}"><h2>{escape(section.title)}</h2>{"".join(map(_block, section.blocks))}</section>'
+        for name, section in zip(names, sections, strict=True)
+    )
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    fields = {"title": escape(title), "style": STYLE, "script": SCRIPT, "hash": digest, "contents": contents}
+    return clean(PAGE.format(**fields, header=_header(header), body=body))
 
 
 def clean(text: str) -> str:
@@ -77,55 +177,65 @@ def clean(text: str) -> str:
     return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]", " ", text)
 
 
+def _header(header: Header) -> str:
+    notices = "".join(f'<p class="notice">{escape(notice)}</p>' for notice in header.notices)
+    lead = f'<p class="lead">{escape(header.lead)}</p>' if header.lead else ""
+    tiles = "".join(
+        f'<div class="tile {escape(tile.tone)}"><dt>{escape(tile.label)}</dt><dd>{escape(tile.value)}</dd>'
+        f'<dd class="note">{escape(tile.note)}</dd></div>'
+        for tile in header.tiles
+    )
+    return notices + (f'<dl class="tiles">{tiles}</dl>' if tiles else "") + lead
+
+
 def _block(block: Block) -> str:
     if isinstance(block, str):
         return f"<p>{escape(block)}</p>"
     if isinstance(block, Plot):
         return f"<figure>{block.svg}<figcaption>{escape(block.caption)}</figcaption></figure>"
-    if block.for_plot:
-        return ""
-    caption = f"<caption>{escape(block.caption)}</caption>" if block.caption else ""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in block.head)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in block.rows)
-    return f"<div><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    if isinstance(block, Folded):
+        inside = "".join(map(_block, block.blocks))
+        return f"<details><summary>{escape(block.summary)}</summary>{inside}</details>"
+    if isinstance(block, ForHtml):
+        return _table(block.table)
+    return "" if isinstance(block, ForMarkdown) or block.for_plot else _table(block)
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main><h1>{title}</h1>{body}</main>
-</body>
-</html>
-"""
+_FILTER = (
+    '<p class="filter"><input type="search" placeholder="filter rows" aria-label="filter rows"><output></output></p>'
+)
+_NUMBER = re.compile(r"[-+−]?[\d,.]+(e-?\d+)?%?( \[.*\])?|–|not defined|< 0.001|")
 
-_STYLE = """
-:root { color-scheme: light dark; --page: #fff; --ink: #1c2024; --faint: #667079; --rule: #dde1e5; }
-:root { --a: #1f5fa8; --b: #b8500b; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #14171a; --ink: #e6e9ec; --faint: #99a3ad; --rule: #333a41; --a: #79b5f5; --b: #f5a15e; }
-}
-body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-div { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-caption, figcaption { text-align: left; color: var(--faint); font-size: .85rem; padding: .3rem 0; }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-td { overflow-wrap: anywhere; min-width: 4rem; } th { font-weight: 600; }
-figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
-svg text { fill: var(--ink); font: 11px system-ui, sans-serif; }
-svg .end { text-anchor: end; } svg .mid { text-anchor: middle; } svg .name { fill: var(--faint); }
-svg .small { font-size: 10px; }
-svg .grid { stroke: var(--rule); }
-svg polyline { fill: none; stroke-width: 1.8; } svg line.a, svg line.b { stroke-width: 2; }
-svg .a { stroke: var(--a); } svg .b { stroke: var(--b); } svg .faint { stroke: var(--faint); stroke-dasharray: 4 4; }
-svg circle.a { fill: var(--a); } svg circle.b { fill: var(--b); }
-svg .cell { fill: var(--a); stroke: var(--rule); } svg .wrong { fill: var(--b); }
-"""
+
+def _table(table: Table) -> str:
+    numeric = [
+        all(isinstance(row[i], str) and _NUMBER.fullmatch(str(row[i])) for row in table.rows)
+        and any(row[i] for row in table.rows)
+        for i in range(len(table.head))
+    ]
+    kinds = [' class="number"' if is_number else "" for is_number in numeric]
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    heads = [f"<button>{escape(cell)}</button>" if table.sortable and cell else escape(cell) for cell in table.head]
+    head = "".join(f'<th scope="col"{kind}>{cell}</th>' for kind, cell in zip(kinds, heads, strict=True))
+    rows = "".join(
+        f"<tr>{''.join(f'<td{kind}>{_cell(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
+        for row in table.rows
+    )
+    search = _FILTER if table.filtered else ""
+    style = ' class="sortable"' if table.sortable else ""
+    body = f"{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
+    box = "tall" if table.filtered else "scroll"
+    return f'<div class="filtered">{search}<div class="{box}"><table{style}>{body}</table></div></div>'
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape(cell).replace("_", "_<wbr>")  # long labels may break there
+    marks = (
+        escape(piece)
+        if abs(weight) < 0.05
+        else f'<mark class="{"for" if weight > 0 else "against"}" style="--w:{min(1.0, abs(weight)):.2f}" '
+        f'title="{weight:+.2f}">{escape(piece)}</mark>'
+        for piece, weight in cell.pieces
+    )
+    return f'<span class="marked">{"".join(marks)}</span>'

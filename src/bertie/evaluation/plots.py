@@ -14,23 +14,62 @@ _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 
 
+STYLES = ("a", "b", "c", "d")  # of lines, in the stylesheet
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line plot; `style` is one of the stylesheet's classes a, b and faint."""
+    """A line plot; `style` is one of the stylesheet's classes a, b, c, d and faint.
+
+    `band` are the ends of the interval at each point.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     style: str = "a"
     dots: bool = False
+    band: Sequence[tuple[float, float]] = ()
 
 
-def lines(alt: str, series: Sequence[Line], x: str, y: str) -> str:
-    """Plot lines over shared axes."""
+def lines(alt: str, series: Sequence[Line], x: str, y: str, *, from_zero: bool = False) -> str:
+    """Plot lines over shared axes; empty unless a line has two points. `from_zero`: the y axis begins at 0."""
     points = [point for line in series for point in line.points if math.isfinite(point[0]) and math.isfinite(point[1])]
-    if not points:
+    if not any(len(line.points) > 1 for line in series) or not points:
         return ""
-    axes = _Axes([p[0] for p in points], [p[1] for p in points])
-    return _svg(alt, [*axes.draw(x, y), *(shape for line in series for shape in _line(line, axes)), *_legend(series)])
+    ends = [end for line in series for pair in line.band for end in pair if math.isfinite(end)]
+    axes = _Axes([p[0] for p in points], [*(p[1] for p in points), *ends, *([0.0] if from_zero else [])])
+    shapes = [shape for line in series for shape in (*_band(line, axes), *_line(line, axes))]
+    return _svg(alt, [*axes.draw(x, y), *shapes, *_legend(series)])
+
+
+def intervals(alt: str, rows: Sequence[tuple[str, Score, str]], x: str) -> str:
+    """One row per name, from the top: a score with its interval, on a shared axis. Rows: name, score, style."""
+    rows = [row for row in rows if math.isfinite(row[1].value)]
+    ends = [end for _, score, _ in rows for end in (score.value, score.low, score.high) if math.isfinite(end)]
+    if not ends:
+        return ""
+    left, right, height = 300, 30, 28
+    foot = 10 + height * len(rows)
+    ticks, (low, high) = _scale(min(ends), max(ends), 6)
+
+    def across(value: float) -> float:
+        return left + (value - low) / (high - low) * (_WIDTH - left - right)
+
+    shapes = []
+    for tick in ticks:
+        at = across(tick)
+        shapes.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="6" y2="{foot}"/>')
+        shapes.append(f'<text class="mid" x="{at:.1f}" y="{foot + 16}">{tick:.6g}</text>')
+    for i, (name, score, style) in enumerate(rows):
+        y = 10 + height * (i + 0.5)
+        strong = " strong" if style == "a" else ""
+        shapes.append(f'<text class="end{strong}" x="{left - 12}" y="{y + 4:.1f}">{_short(name, 52)}</text>')
+        if math.isfinite(score.low):
+            ends_at = f'x1="{across(score.low):.1f}" x2="{across(score.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"'
+            shapes.append(f'<line class="{style}" {ends_at}/>')
+        shapes.append(_dot(across(score.value), y, style, f"{name}: {score}"))
+    shapes.append(f'<text class="mid name" x="{(left + _WIDTH - right) / 2:.0f}" y="{foot + 34}">{escape(x)}</text>')
+    return _svg(alt, shapes, _WIDTH, foot + 42)
 
 
 def reliability(alt: str, before: Sequence[Bin], after: Sequence[Bin]) -> str:
@@ -85,6 +124,28 @@ def confusion_matrix(alt: str, labels: Sequence[str], table: Sequence[Sequence[i
     return _svg(alt, shapes, left + size + 60, top + size + 10)
 
 
+def heat_map(alt: str, labels: Sequence[str], cells: Sequence[tuple[int, int, int]]) -> str:
+    """A confusion matrix of many labels: a small square per cell that is not empty, with its numbers on hover.
+
+    Cells are (gold, predicted, count). The script of the page enlarges what is clicked.
+    """
+    k, size = len(labels), 620.0
+    cell = size / k
+    totals = [0] * k
+    for gold, _, count in cells:
+        totals[gold] += count
+    shapes = [f'<rect class="frame" x="0" y="0" width="{size:.0f}" height="{size:.0f}"/>']
+    for gold, predicted, count in cells:
+        share = count / max(1, totals[gold])
+        what = escape(f"gold {labels[gold]}, predicted {labels[predicted]}: {count} of {totals[gold]}")
+        hit = "heat" if gold == predicted else "heat wrong"
+        place = f'x="{predicted * cell:.2f}" y="{gold * cell:.2f}" width="{cell:.2f}" height="{cell:.2f}"'
+        shapes.append(
+            f'<rect class="{hit}" {place} fill-opacity="{0.15 + 0.85 * share:.2f}"><title>{what}</title></rect>'
+        )
+    return _svg(alt, shapes, size, size).replace("<svg ", '<svg class="zoom" ', 1)
+
+
 class _Axes:
     """Linear scales from data to page coordinates, with ticks."""
 
@@ -134,6 +195,15 @@ def _line(line: Line, axes: _Axes) -> list[str]:
         finite = [(x, y) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
         shapes += [_dot(*place, line.style, f"{x:.6g}: {y:.4f}") for place, (x, y) in zip(at, finite, strict=True)]
     return shapes
+
+
+def _band(line: Line, axes: _Axes) -> list[str]:
+    if not line.band:
+        return []
+    ends = [(x, low, high) for (x, _), (low, high) in zip(line.points, line.band, strict=True) if math.isfinite(low)]
+    outline = [(x, high) for x, _, high in ends] + [(x, low) for x, low, _ in reversed(ends)]
+    path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in outline)
+    return [f'<polygon class="band {line.style}" points="{path}"/>']
 
 
 def _dot(x: float, y: float, style: str, what: str) -> str:

@@ -22,6 +22,7 @@ from bertie.evaluation.model_report import (
     TokenCoverage,
 )
 from bertie.evaluation.pages import clean, to_html, to_markdown
+from bertie.evaluation.report_header import report_header
 from bertie.evaluation.report_sections import DerivedTables, report_sections
 
 __all__ = [
@@ -39,12 +40,12 @@ __all__ = [
 def write_report(folder: str | Path, report: ModelReport) -> list[Path]:
     """Write `report.md`, `report.html` and `report.json` into a folder, each atomically."""
     derived = DerivedTables(report)
-    sections = report_sections(report, derived)
+    sections, header = report_sections(report, derived), report_header(report)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     texts = {
-        "report.md": to_markdown(report.title, sections),
-        "report.html": to_html(report.title, sections),
+        "report.md": to_markdown(report.title, sections, header),
+        "report.html": to_html(report.title, sections, header),
         "report.json": json.dumps(_as_json(report, derived), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
     for name, text in texts.items():
@@ -62,7 +63,6 @@ def _as_json(report: ModelReport, derived: DerivedTables) -> dict[str, Any]:
                 "abstention",
                 "comparison",
                 "baselines",
-                "findings",
                 "token_coverage",
                 "timings",
                 "versions",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from bertie.evaluation import plots
+from bertie.evaluation.errors import error_table
 from bertie.evaluation.intervals import RESAMPLES, Score
 from bertie.evaluation.model_report import (
     Confusion,
     ModelReport,
     SelectivePrediction,
     confusion,
+    confusion_cells,
     label_slices,
     length_slices,
     p_value,
     selective_predictions,
 )
-from bertie.evaluation.pages import Block, Plot, Section, Table
+from bertie.evaluation.pages import Block, Folded, ForHtml, ForMarkdown, Plot, Section, Table
 from bertie.evaluation.slices import LabelSlice, LengthSlice
 
 KINDS = {
@@ -35,6 +39,7 @@ KINDS = {
 }
 _MAX_EXAMPLES = 20  # rows of a table of examples
 _MAX_POINTS = 300  # of a curve
+MOST_IN_GRID = 20  # labels of a confusion matrix with numbers; a heat map has no limit
 
 
 class DerivedTables:
@@ -55,44 +60,26 @@ class DerivedTables:
 def report_sections(report: ModelReport, derived: DerivedTables) -> list[Section]:
     """All sections of a report that have something to say."""
     sections = [
-        _summary(report),
+        _baselines(report),
         _scores(report),
         _seeds(report),
-        _baselines(report),
         _comparison(report),
-        _leaks(report),
-        _curves(report),
-        _confusion(report.final, derived.confusion.get(report.final)),
+        _errors(report),
+        _confusion(report, derived.confusion.get(report.final)),
         _labels(report.final, derived.labels[report.final]),
         _lengths(report.final, derived.lengths[report.final], report.main),
+        _curves(report),
         _calibration(report),
         _abstention(report, derived),
+        _leaks(report),
         *(_label_issues(report, split) for split in report.label_issues or {}),
         _token_coverage(report),
         _data(report),
-        _settings("Recipe", report.recipe),
+        _recipe(report),
         _settings("Time", report.timings),
         _settings("Versions", report.versions),
     ]
     return [section for section in sections if section is not None]
-
-
-def _summary(report: ModelReport) -> Section:
-    evaluation = report.evaluations[report.final]
-    headline = (
-        f"{KINDS[report.kind].capitalize()} with {report.model}. On {report.final} ({len(evaluation.gold):,} rows) "
-        f"its {report.main} is {evaluation.scores[report.main]}."
-    )
-    if report.dev_source is not None:
-        headline += (
-            f" Scores on dev are those of models that had not seen the rows: {report.dev_source}. The final model saw "
-            "more rows, and is usually a little better."
-        )
-    intervals = (
-        f"Numbers in brackets are 95% confidence intervals (Wilson's for proportions, otherwise from {RESAMPLES} "
-        "bootstrap resamples of the split). They do not cover the variance between training runs, or other data."
-    )
-    return Section("Summary", [*report.findings, headline, intervals])
 
 
 def _scores(report: ModelReport) -> Section:
@@ -140,12 +127,45 @@ def _baselines(report: ModelReport) -> Section | None:
     table = report.baselines
     if table is None or not table.results:
         return None
-    own = [["this model", str(table.model), "", ""]]
-    rows = [[r.name, str(r.score), str(r.difference), p_value(r.difference.p)] for r in table.results]
-    head = ["", table.metric, "this model is better by", "p"]
+    results = sorted(table.results, key=lambda result: -_finite(result.score.value))
+    rows = [["this model", str(table.model), "", ""]]
+    rows += [[r.name, str(r.score), str(r.difference), p_value(r.difference.p)] for r in results]
+    alt = f"{table.metric} of this model and of the baselines on {table.split}, with 95% intervals"
+    plot = plots.intervals(
+        alt, [("this model", table.model, "a"), *((r.name, r.score, "b") for r in results)], table.metric
+    )
     tested = f"{table.rows:,}" if table.rows == table.rows_total else f"{table.rows:,} of {table.rows_total:,}"
-    text = f"Trained on the training data and tested on the same rows of {table.split} as the model ({tested})."
-    return Section("Baselines", [text, Table(head, own + rows)])
+    text = f"What little effort achieves, on the same rows of {table.split} as the model ({tested}). "
+    if table.training_rows < table.training_rows_total:
+        text += f"Trained on {table.training_rows:,} of {table.training_rows_total:,} rows. "
+    if table.encoder is not None and any("frozen" in r.name for r in results):
+        text += f"Frozen embeddings are those of {table.encoder}. "
+    text += "p: " + ("McNemar's exact test." if report.kind == "classify" else "paired bootstrap.")
+    return Section(
+        "Baselines", [text, Plot(plot, alt), Table(["", table.metric, "this model is better by", "p"], rows)]
+    )
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else -math.inf
+
+
+def _errors(report: ModelReport) -> Section | None:
+    evaluation = report.evaluations[report.final]
+    table, count = error_table(report.kind, evaluation, report.attributions)
+    if table is None:
+        return None
+    first = "largest" if report.kind in ("regress", "tag", "answer") else "most confident"
+    text = f"{count:,} of {len(evaluation.gold):,} rows are wrong"
+    text += f"; the {len(table.rows):,} {first} of them:" if len(table.rows) < count else f", the {first} first:"
+    blocks: list[Block] = [text]
+    if report.attributions:
+        blocks.append(
+            "The words that decided, by leave-one-out attribution: without a word in orange the probability of the "
+            "predicted label falls, without one in blue it rises."
+        )
+    shown = replace(table, rows=table.rows[:_MAX_EXAMPLES], sortable=False, filtered=False)
+    return Section(f"Errors on {report.final}", [*blocks, ForHtml(table), ForMarkdown(shown)])
 
 
 def _leaks(report: ModelReport) -> Section | None:
@@ -188,23 +208,28 @@ def _leaks(report: ModelReport) -> Section | None:
 
 def _curves(report: ModelReport) -> Section | None:
     blocks: list[Block] = []
-    if report.curve:
-        points = [(float(row["step"]), float(row["loss"])) for row in report.curve if "loss" in row]
-        alt = "Training loss by step"
-        blocks.append(
-            Plot(plots.lines(alt, [plots.Line("loss", _downsample(points, _MAX_POINTS))], "step", "loss"), alt)
-        )
+    points = [(float(row["step"]), float(row["loss"])) for row in report.curve or () if "loss" in row]
+    alt = "Training loss by step"
+    line = plots.Line("loss", _downsample(points, _MAX_POINTS))
+    if svg := plots.lines(alt, [line], "step", "loss", from_zero=True):
         rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in _downsample(points, _MAX_EXAMPLES)]
+        blocks.append(Plot(svg, alt))
         blocks.append(Table(["step", "loss"], rows, "Training loss, averaged over neighbouring steps", for_plot=True))
-    if report.dev:
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in report.dev:
-            series.setdefault(str(row["metric"]), []).append((float(row["step"]), float(row["value"])))
-        for name, values in series.items():
-            alt = f"Dev {name} by step"
-            blocks.append(Plot(plots.lines(alt, [plots.Line(name, values, dots=True)], "step", name), alt))
+    elif points:
+        blocks.append(f"Training loss at step {points[-1][0]:,.0f}: {points[-1][1]:.4f}.")
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in report.dev or ():
+        series.setdefault(str(row["metric"]), []).append((float(row["step"]), float(row["value"])))
+    for name, values in series.items():
+        alt = f"Dev {name} by step"
+        if svg := plots.lines(alt, [plots.Line(name, values, dots=True)], "step", name):
             rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in values]
-            blocks.append(Table(["step", name], rows, alt, for_plot=True))
+            blocks += [
+                Plot(svg, f"{alt}; the axis does not begin at 0"),
+                Table(["step", name], rows, alt, for_plot=True),
+            ]
+        else:
+            blocks.append(f"Dev {name} after step {values[-1][0]:,.0f}: {values[-1][1]:.4f}.")
     return Section("Training", blocks) if blocks else None
 
 
@@ -215,18 +240,30 @@ def _downsample(points: Sequence[tuple[float, float]], most: int) -> list[tuple[
     return [tuple(np.mean(part, axis=0).tolist()) for part in np.array_split(np.array(points), most)]
 
 
-def _confusion(split: str, matrix: Confusion | None) -> Section | None:
+def _confusion(report: ModelReport, matrix: Confusion | None) -> Section | None:
     if matrix is None:
         return None
+    split, evaluation = report.final, report.evaluations[report.final]
     alt = f"Confusion matrix on {split}: rows are gold labels, columns predicted labels"
     rows = [[gold, predicted, f"{count:,}"] for gold, predicted, count in matrix.pairs]
-    blocks: list[Block] = [Plot(plots.confusion_matrix(alt, matrix.labels, matrix.table), alt)]
-    if len(matrix.labels) <= 10:
-        cells = [[label, *map(str, row)] for label, row in zip(matrix.labels, matrix.table, strict=True)]
-        blocks.append(Table(["gold / predicted", *matrix.labels], cells, alt, for_plot=True))
+    pairs: list[Block] = []
     if rows:
-        blocks.append(Table(["gold", "predicted", "count"], rows, "The most frequent errors"))
-    return Section(f"Confusion on {split}", blocks)
+        pairs.append(Table(["gold", "predicted", "count"], rows, "The most frequent errors", sortable=True))
+    grid = Plot(plots.confusion_matrix(alt, matrix.labels, matrix.table), alt)
+    if len(evaluation.labels) <= MOST_IN_GRID:
+        blocks: list[Block] = [grid]
+        if len(matrix.labels) <= 10:
+            cells = [[label, *map(str, row)] for label, row in zip(matrix.labels, matrix.table, strict=True)]
+            blocks.append(Table(["gold / predicted", *matrix.labels], cells, alt, for_plot=True))
+        return Section(f"Confusion on {split}", [*blocks, *pairs])
+    labels, counts = confusion_cells(evaluation)
+    caption = (
+        f"All {len(labels)} labels, with those that are confused side by side: rows are gold, columns predicted. "
+        "Point at a cell for its labels, click to enlarge."
+    )
+    folded = Folded(f"The {MOST_IN_GRID} most confused labels in numbers", [grid])
+    heat = Plot(plots.heat_map(f"Confusion heat map of {len(labels)} labels on {split}", labels, counts), caption)
+    return Section(f"Confusion on {split}", [*pairs, heat, folded])
 
 
 def _labels(split: str, slices: Sequence[LabelSlice]) -> Section | None:
@@ -236,7 +273,13 @@ def _labels(split: str, slices: Sequence[LabelSlice]) -> Section | None:
         [s.label, f"{s.support:,}", f"{s.predicted:,}", str(s.precision), str(s.recall), str(s.f1)] for s in slices
     ]
     head = ["label", "support", "predicted", "precision", "recall", "f1"]
-    return Section(f"By label on {split}", [Table(head, cells)])
+    table = Table(head, cells, sortable=True, filtered=len(cells) > _MAX_EXAMPLES)
+    if len(cells) <= _MAX_EXAMPLES:
+        return Section(f"By label on {split}", [table])
+    worst = sorted(slices, key=lambda row: _finite(row.f1.value))[:_MAX_EXAMPLES]
+    alt = f"The {len(worst)} labels with the lowest F1 on {split}"
+    plot = plots.intervals(alt, [(row.label, row.f1, "b") for row in worst], "f1")
+    return Section(f"By label on {split}", [Plot(plot, alt), Folded(f"All {len(cells)} labels", [table])])
 
 
 def _lengths(split: str, slices: Sequence[LengthSlice], metric: str) -> Section | None:
@@ -245,8 +288,11 @@ def _lengths(split: str, slices: Sequence[LengthSlice], metric: str) -> Section 
     names = [f"{s.low}" if s.low == s.high else f"{s.low}–{s.high}" for s in slices]
     alt = f"{metric} by text length on {split}"
     cells = [[name, f"{s.count:,}", str(s.score)] for name, s in zip(names, slices, strict=True)]
+    table = Table(["tokens", "texts", metric], cells)
+    if len(slices) < 2:
+        return Section(f"By length on {split}", [table])
     plot = plots.error_bars(alt, names, [s.score for s in slices], "tokens", metric)
-    return Section(f"By length on {split}", [Plot(plot, alt), Table(["tokens", "texts", metric], cells)])
+    return Section(f"By length on {split}", [Plot(plot, alt), table])
 
 
 def _calibration(report: ModelReport) -> Section | None:
@@ -332,8 +378,22 @@ def _data(report: ModelReport) -> Section | None:
     if labelled:
         names = list(dict.fromkeys(name for data in labelled for name in data.labels or {}))
         cells = [[name, *(f"{(data.labels or {}).get(name, 0):,}" for data in labelled)] for name in names]
-        blocks.append(Table(["label", *(data.split for data in labelled)], cells, "Label counts"))
+        counts = Table(["label", *(data.split for data in labelled)], cells, "Label counts", sortable=True)
+        many = len(names) > _MAX_EXAMPLES
+        blocks.append(Folded(f"Rows of each of {len(names)} labels", [counts]) if many else counts)
     return Section("Data", blocks)
+
+
+def _recipe(report: ModelReport) -> Section | None:
+    if not report.recipe:
+        return None
+    rows = {name: [name, _value(value)] for name, value in report.recipe.items()}
+    chosen = [row for name, row in rows.items() if name not in report.default_settings]
+    default = [row for name, row in rows.items() if name in report.default_settings]
+    blocks: list[Block] = [Table(["setting", "value"], chosen)] if chosen else ["All settings have their defaults."]
+    if default:
+        blocks.append(Folded(f"{len(default)} settings at their defaults", [Table(["setting", "value"], default)]))
+    return Section("Recipe", blocks)
 
 
 def _settings(title: str, values: Mapping[str, Any] | None) -> Section | None:
@@ -344,8 +404,21 @@ def _settings(title: str, values: Mapping[str, Any] | None) -> Section | None:
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.6g}"
+        return plain_number(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def plain_number(value: float) -> str:
+    """A number without an exponent, with six digits.
+
+    >>> plain_number(0.00015), plain_number(1234.5), plain_number(3.0)
+    ('0.00015', '1,234.5', '3')
+    """
+    if not math.isfinite(value) or value == 0 or abs(value) < 1e-12:
+        return f"{value:g}"
+    digits = max(0, 5 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _score(score: Score | None) -> str:

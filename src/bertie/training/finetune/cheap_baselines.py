@@ -26,7 +26,7 @@ from bertie.training.finetune.comparison import labels_of, metric_arguments, sel
 from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.finetune.frozen_features import FrozenEncoder
 
-EMBEDDED_ROWS, TEST_ROWS, MAX_LENGTH = 4_000, 4_000, 128
+EMBEDDED_ROWS, TEST_ROWS, MAX_LENGTH = 2_000, 2_000, 128
 EMBEDDED_WORDS = 30_000  # of the training data, for tags
 Inputs = list[Any]
 Folds = Sequence[tuple[LabelledDataset, LabelledDataset]]

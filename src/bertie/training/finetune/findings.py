@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from bertie.evaluation.convergence import loss_trend
 from bertie.evaluation.model_report import BaselineResult, BaselineTable, difference_text
+from bertie.evaluation.report_sections import plain_number
 from bertie.recipe import Recipe
 from bertie.training.callbacks import TrainingHistory
-from bertie.training.finetune.data import LabelledDataset
 
 FEW_TEST_ROWS = 200
-FEW_EXAMPLES = 64  # per label
 MOST_SUGGESTIONS = 3
 
 
 def findings(
     table: BaselineTable | None,
     *,
-    train: LabelledDataset | None = None,
     recipe: Recipe | None = None,
     history: TrainingHistory | None = None,
     metric: str = "",
@@ -34,7 +31,7 @@ def findings(
     lines = []
     best = None if table is None else table.best
     if table is not None and best is not None and not best.beaten:
-        tries = _suggestions(table, best, train, recipe, usual_lr, longer=trend[1])
+        tries = _suggestions(table, best, recipe, usual_lr, longer=trend[1])
         lines.append(f"{_not_beaten(table, best, trained=recipe is not None)} Try {_join(tries)}.")
     if trend[0]:
         lines.append(trend[0] if lines else f"{trend[0]} Set {trend[1]}.")
@@ -72,7 +69,6 @@ def _trend(recipe: Recipe | None, history: TrainingHistory | None, metric: str) 
 def _suggestions(
     table: BaselineTable,
     best: BaselineResult,
-    train: LabelledDataset | None,
     recipe: Recipe | None,
     usual_lr: float | None,
     *,
@@ -82,30 +78,19 @@ def _suggestions(
     if recipe is not None:
         lr, full = recipe.resolve().lr, not recipe.lora and not recipe.freeze
         if full and usual_lr is not None and lr < usual_lr / 2:
-            tries.append(f"--lr {usual_lr:g}, the usual rate for this model (it was {lr:g})")
+            tries.append(f"--lr {plain_number(usual_lr)}, the usual rate for this model (it was {plain_number(lr)})")
         if longer:
             tries.append(longer)
-        if "frozen" in best.name and full:
+        if "frozen" in best.name and full and best.difference.value <= 0:
             tries.append("--freeze encoder, which trains the head only")
         if recipe.freeze == "encoder" and not recipe.unfreeze:
             tries.append("training without --freeze")
     elif "before training" not in best.name:
         tries.append("bertie train on the same rows with its defaults")
-    few = train is not None and train.kind == "classify" and _fewest(train) < FEW_EXAMPLES
-    tries.append(f"more labelled rows{', of the rare labels above all' if few and train is not None else ''}")
+    tries.append("more labelled rows")
     if table.rows < FEW_TEST_ROWS and best.difference.value > 0:
         tries.insert(0, f"more test rows: {table.rows} cannot show a small difference")
     return tries[:MOST_SUGGESTIONS]
-
-
-def _fewest(train: LabelledDataset) -> int:
-    """Rows of the rarest label."""
-    labels = Counter(
-        label
-        for example in train.examples
-        for label in ((example.target,) if isinstance(example.target, str) else example.target)
-    )
-    return min(labels.values(), default=0)
 
 
 def _join(items: list[str]) -> str:

@@ -21,6 +21,7 @@ from bertie.data.atomic import atomic_write
 from bertie.errors import InputError
 from bertie.evaluation.calibration import Abstention, reliability, selective_precision, softmax
 from bertie.evaluation.card import model_card
+from bertie.evaluation.errors import wrong_rows
 from bertie.evaluation.intervals import RESAMPLES
 from bertie.evaluation.label_noise import LabelIssue, find_label_issues
 from bertie.evaluation.leaks import find_leaks
@@ -36,15 +37,19 @@ from bertie.evaluation.report import (
     write_report,
 )
 from bertie.recipe import Recipe
+from bertie.tasks.classify import Classifier
+from bertie.training.finetune.attribution import MOST_PIECES, Attribution, attribute
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
 from bertie.training.finetune.cheap_baselines import BaselineSettings, evaluate_baselines
-from bertie.training.finetune.classification import known_rows, label_table
+from bertie.training.finetune.classification import as_text, known_rows, label_table
 from bertie.training.finetune.comparison import Baseline, as_tuple, compare, labels_of, select_rows
 from bertie.training.finetune.data import LabelledDataset
 from bertie.training.finetune.defaults import default_lr
 from bertie.training.finetune.findings import findings
 from bertie.training.finetune.runs import RunResult
 from bertie.training.finetune.validation import ValidationPlan
+
+ATTRIBUTED_ROWS, ATTRIBUTED_CHARACTERS = 40, 100_000  # of errors whose words are attributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +142,23 @@ def build_report(
         leaks=leaks or None,
         dev_source=None if source is None else source.description,
         label_issues={s: _label_issues(task, p) for s, p in held_out.items()} if kind == "classify" else None,
+        attributions=_attributions(task, final),
         calibration=calibration_report(task, final, last, resamples=resamples),
         abstention=_abstention(task, predictions.get("dev")),
         comparison=None if baseline is None else compare(task, final, baseline, split=last, resamples=resamples),
         baselines=table,
-        findings=_findings(task, table, train, training),
+        findings=_findings(task, table, training),
         token_coverage={split: _token_coverage(part) for split, part in predictions.items()},
         versions={"bertie": __version__, "torch": torch.__version__, "python": platform.python_version()},
         **({} if training is None else _training_fields(training)),
     )
 
 
-def _findings(
-    task: AnyTrainable, table: BaselineTable | None, train: LabelledDataset | None, training: TrainingRecord | None
-) -> list[str]:
+def _findings(task: AnyTrainable, table: BaselineTable | None, training: TrainingRecord | None) -> list[str]:
     if training is None:
-        return findings(table, train=train)
+        return findings(table)
     return findings(
         table,
-        train=train,
         recipe=training.recipe,
         history=training.best.history,
         metric=training.metric,
@@ -260,6 +263,19 @@ def _label_issues(task: AnyTrainable, predictions: Predictions) -> list[LabelIss
     return [replace(issue, index=int(rows[issue.index])) for issue in issues]
 
 
+def _attributions(task: AnyTrainable, predictions: Predictions) -> dict[int, Attribution] | None:
+    """Which words decided the most confident errors, of as many as can be computed in seconds."""
+    if predictions.kind != "classify" or not isinstance(task, Classifier):
+        return None
+    rows, left = [], ATTRIBUTED_CHARACTERS
+    for row in wrong_rows("classify", score_predictions(task, predictions, resamples=0))[:ATTRIBUTED_ROWS].tolist():
+        left -= MOST_PIECES * len("".join(predictions.data.examples[row].texts))
+        if left >= 0:
+            rows.append(row)
+    texts = [as_text(predictions.data.examples[row]) for row in rows]
+    return dict(zip(rows, attribute(task, texts, [predictions.predicted[row] for row in rows]), strict=True))
+
+
 def _all_labels(task: AnyTrainable, predictions: Predictions) -> list[str]:
     """The labels of the model, then those of the data that it does not have."""
     labels = labels_of(task)
@@ -301,8 +317,11 @@ def _training_fields(training: TrainingRecord) -> dict[str, Any]:
         {"step": row["step"], "epoch": row["epoch"], "metric": metric, "value": row[metric]}
         for row in history.evaluations
     ]
+    defaults = Recipe().as_dict()
+    recipe = training.recipe.replace(seed=training.best_seed).as_dict()
     return {
-        "recipe": training.recipe.replace(seed=training.best_seed).as_dict(),
+        "recipe": recipe,
+        "default_settings": [name for name, value in recipe.items() if value == defaults[name]],
         "curve": history.curve,
         "dev": dev if best.dev else None,
         "seeds": [run.test or run.dev for run in training.runs] if len(training.runs) > 1 else None,
