@@ -142,7 +142,8 @@ def build_report(
         leaks=leaks or None,
         dev_source=None if source is None else source.description,
         label_issues={s: _label_issues(task, p) for s, p in held_out.items()} if kind == "classify" else None,
-        attributions=_attributions(task, final),
+        # Held-out rows of the training data were predicted by other models than the final one.
+        attributions=None if last == "dev" and source is not None else _attributions(task, final),
         calibration=calibration_report(task, final, last, resamples=resamples),
         abstention=_abstention(task, predictions.get("dev")),
         comparison=None if baseline is None else compare(task, final, baseline, split=last, resamples=resamples),
