@@ -21,7 +21,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
     assert (recipe.epochs, recipe.lr, recipe.batch_size, recipe.micro_tokens) == (None, None, None, 16384)
     resolved = recipe.resolve()
     assert (resolved.epochs, resolved.lr, resolved.batch_size, resolved.dev_fraction) == (3.0, 3e-5, 32, 0.0)
-    assert len(fields(Recipe)) == 36
+    assert len(fields(Recipe)) == 37
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ class Recipe:
     dev_fraction: float | None = None  # of the training data to hold out where there is no dev data; 0: none
     folds: int | None = None  # of cross-validation instead of holding out; 0: none; None: where rows are few
     refit: bool | None = None  # after holding out, train on all rows; None: where that takes reasonable time
+    stop_loss: float | None = None  # training loss that ends a run after one more epoch; 0: none
     budget: float | None = None  # seconds of training, or a text like "90s", "5m" or "1h"
     metric: str | None = None  # selects the best evaluation; None: the task's main metric
     abstain: float | None = None  # target precision of confident predictions; sets the abstention threshold
@@ -222,7 +223,7 @@ _SEED = _Numbers(int, "a whole number from 0 to 4294967295", lambda x: 0 <= x < 
 
 _NUMBERS: dict[str, _Numbers] = (
     dict.fromkeys(("epochs", "lora_alpha", "budget"), _ABOVE_0)
-    | dict.fromkeys(("weight_decay", "max_grad_norm"), _LEAST_0)
+    | dict.fromkeys(("weight_decay", "max_grad_norm", "stop_loss"), _LEAST_0)
     | dict.fromkeys(("warmup", "label_smoothing", "dropout", "dev_fraction"), _SHARE)
     | dict.fromkeys(("beta2", "abstain"), _INSIDE)
     | dict.fromkeys(("lr", "head_lr", "layer_decay", "decay"), _RATE)

@@ -288,7 +288,8 @@ FLAGS = {
     "class_weights": "cat=2,dog=0.5", "label_smoothing": "0.1", "dropout": "0", "patience": "2",
     "evals_per_epoch": "3", "seed": "7",
     "mixed_precision": "fp32", "gradient_checkpointing": None, "max_length": "20", "train_windows": "2",
-    "dev_fraction": "0.2", "folds": "3", "refit": None, "budget": "90", "metric": "f1", "abstain": "0.9",
+    "dev_fraction": "0.2", "folds": "3", "refit": None, "stop_loss": "0.02", "budget": "90",
+    "metric": "f1", "abstain": "0.9",
     "loss": "triplet:margin=0.2", "matryoshka": "64,32", "pooling": "cls",
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ CHOSEN = (
     "dev_fraction",
     "folds",
     "refit",
+    "stop_loss",
 )  # from the model and the data
 NONE = "none"  # resets a value of a recipe file; a flag that is not given is None
 
@@ -54,6 +55,7 @@ HELP = {
     "dev_fraction": "fraction of the training data to hold out without --dev; 0: none",
     "folds": "folds of cross-validation without --dev, instead of holding out one part; 0: none",
     "refit": "after holding out, train again on all rows",
+    "stop_loss": "training loss at which a run has nothing left to learn, and ends after one more epoch; 0: none",
     "budget": "time to train in, as 90s, 5m or 1h: fewer epochs if need be",
     "metric": "selects the best epoch and the best seed; the task's main metric by default",
     "abstain": "target precision of confident predictions; sets the abstention threshold",

@@ -58,6 +58,7 @@ class Hyperparameters(TypedDict, total=False):
     dev_fraction: float | None
     folds: int | None
     refit: bool | None
+    stop_loss: float | None
     budget: float | str | None
     metric: str | None
     abstain: float | None
@@ -114,6 +115,7 @@ class Trainable(Task[Options, Output, Result]):
         dev_fraction: float | None = None,
         folds: int | None = None,
         refit: bool | None = None,
+        stop_loss: float | None = None,
         budget: float | str | None = None,
         metric: str | None = None,
         abstain: float | None = None,

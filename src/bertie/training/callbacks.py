@@ -31,6 +31,7 @@ class TrainingHistory:
     tokens: int = 0
     seconds: float = 0.0  # of this process; a resumed run took longer
     stopped_early: bool = False
+    shortened: str = ""  # "converged" or "budget": it took fewer steps, with the whole schedule in them
 
 
 class TrainingCallback(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from bertie.config import EncoderConfig, HeadConfig
 from bertie.nn.model import Model
 
@@ -36,3 +38,8 @@ def restore_dropout(saved: Saved) -> None:
     """Restore the rates that `set_dropout` replaced."""
     for module, name, value in saved:
         setattr(module, name, value)
+
+
+def random_seed(*numbers: int) -> int:
+    """A seed for the random numbers of a micro-batch, from those that identify it."""
+    return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,14 +23,15 @@ from bertie.data.progress import Progress
 from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
-from bertie.training import distributed, lora
+from bertie.training import distributed, failures, lora
 from bertie.training.callbacks import LOG_HEADER, TrainingCallback, TrainingHistory, parse_row
 from bertie.training.distributed import Strategy, World
-from bertie.training.dropout import restore_dropout, set_dropout
+from bertie.training.dropout import random_seed, restore_dropout, set_dropout
 from bertie.training.graphed_step import GraphedTrainStep, can_replay
 from bertie.training.interrupt import InterruptHandler
 from bertie.training.objectives import ModelObjective
 from bertie.training.optimizer import apply_freezing, build_optimizer, param_groups
+from bertie.training.pace import Pace
 from bertie.training.prefetch import Prefetcher, PreparedStep
 from bertie.training.sampling import BatchSampler, ExampleSampler, TrainingTask
 from bertie.training.schedule import Schedule
@@ -107,6 +107,8 @@ class Trainer:
             for k in range(1, recipe.evals_per_epoch + 1)
         )
         self._evaluate_at = frozenset(epoch_ends if evaluate_at is None else evaluate_at)
+        epoch = self.sampler.epoch_starts[1]
+        self.pace = Pace(self.sampler.total_steps, epoch, stage.deadline, recipe.stop_loss or 0.0)
         self.state = TrainState()
         self._losses = LossMonitor(self.rollback)
         self._detail = ""  # of the progress bar
@@ -123,7 +125,8 @@ class Trainer:
                 while not self._done:
                     try:
                         progress.update(self._step(), self._detail)
-                        evaluate = self.state.step in self._evaluate_at
+                        self._keep_pace()
+                        evaluate = self.state.step in self._evaluate_at or (bool(self.pace.reason) and self._done)
                         save = self.save_steps is not None and self.state.step % self.save_steps == 0
                         overdue, stop = self._agree(time.monotonic() - saved > SAVE_SECONDS, interrupt.requested)
                         if evaluate or save or overdue or stop:
@@ -136,7 +139,7 @@ class Trainer:
                         self._roll_back(spike)
                         stop = False
                     if stop and not self._done:
-                        raise self._interrupted()
+                        raise failures.interrupted(self.state.step, self.pace.total)
             self._gather()
             if self.state.best_step >= 0 and self.keep == "best":
                 best: Any = self.folder.load_best(self.state.best_step) if self.world.is_main else None
@@ -144,18 +147,13 @@ class Trainer:
             self.world.barrier()  # a process that exited now would cut off one that is still receiving
         finally:
             self._tear_down()
-        p = self.state
-        curve, seconds = [parse_row(row) for row in p.rows[1:]], time.monotonic() - started
-        return TrainingHistory(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped)
-
-    def _interrupted(self) -> KeyboardInterrupt:
-        error = KeyboardInterrupt()
-        error.add_note(f"saved at step {self.state.step} of {self.sampler.total_steps}; continue with resume")
-        return error
+        p, seconds, why = self.state, time.monotonic() - started, self.pace.reason
+        curve = [parse_row(row) for row in p.rows[1:]]
+        return TrainingHistory(curve, p.evaluations, p.best_step, p.step, p.tokens, seconds, p.stopped, why)
 
     @property
     def _done(self) -> bool:
-        return self.state.stopped or self.state.step >= self.sampler.total_steps
+        return self.state.stopped or self.state.step >= self.pace.total
 
     def _agree(self, overdue: bool, stop: bool) -> tuple[bool, bool]:
         """Whether to save and whether to stop: all processes decide at the same step."""
@@ -180,6 +178,7 @@ class Trainer:
         if saved is not None:
             self.state = TrainState(**saved["progress"])
             self._losses = LossMonitor(self.rollback, self.state.recent_losses)
+            self.pace.restore(self.state.pace)
             self._trained.load_state_dict(saved["model"])
         self._epoch = self._current_epoch()
         apply_freezing(self._trained, self.heads, recipe, self._epoch)
@@ -253,11 +252,11 @@ class Trainer:
         if prepared.total > 0:
             try:
                 loss = self._accumulate(task, prepared)
-                self.train_step.update(self.schedule.factor(self.sampler.schedule_position(p.step)))
+                self.train_step.update(self._rate(p.step))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                raise self._out_of_memory() from None
+                raise failures.out_of_memory(p.step + 1, self._micro_tokens) from None
         # Only losses of the same kind are comparable.
         kind = f"{type(task.objective).__name__} {task.head} {task.sampler}" if task.objective.detect_spikes else ""
         self._losses.add(loss, kind, prepared.total)
@@ -267,18 +266,12 @@ class Trainer:
         p.texts += prepared.texts
         p.tokens += prepared.tokens
         p.step += 1
-        if p.step % LOG_EVERY == 0 or p.step == self.sampler.total_steps:
+        if p.step % LOG_EVERY == 0 or p.step == self.pace.total:
             self._log_row()
         return prepared.texts
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
-
-    def _out_of_memory(self) -> TrainingError:
-        return TrainingError(
-            f"out of memory at step {self.state.step + 1}, with micro_tokens={self._micro_tokens}; pass a smaller "
-            "micro_tokens, gradient_checkpointing=True or a smaller max_length. The last checkpoint is intact"
-        )
 
     def _unfreeze(self) -> None:
         epoch = self._current_epoch()
@@ -319,7 +312,7 @@ class Trainer:
         rank, size = self.world.rank, self.world.size
         loss = self._zero()
         for number, micro_batch in enumerate(prepared.micro_batches):
-            seed = _seed(self.recipe.seed, self.state.step, number * size + rank)
+            seed = random_seed(self.recipe.seed, self.state.step, number * size + rank)
             last = number == len(prepared.micro_batches) - 1
             loss += self.train_step.add(micro_batch, task.head, objective, prepared.total, seed, last)
         return loss
@@ -361,16 +354,13 @@ class Trainer:
             self.callback.on_start([parse_row(row) for row in self.state.rows[1:]], self.state.evaluations)
 
     def _diverged(self, reason: str) -> TrainingError:
-        return TrainingError(
-            f"{reason}: the learning rate ({self.recipe.lr:g}) may be too high for this data, or half precision too "
-            "coarse (mixed_precision='fp32'). The last checkpoint is intact"
-        )
+        return failures.diverged(reason, self.recipe.lr)
 
     def _log_row(self) -> None:
         self._check_losses()
         p = self.state
         mean = p.loss / p.weight if p.weight else 0.0
-        rate = self._lr(p.step - 1)
+        rate = self._rate(p.step - 1) * self.recipe.lr
         self._detail = self._describe(mean, p.step - 1)
         row = f"{p.step},{self.sampler.epochs_done(p.step):.6g},{mean:.9g},{rate:.6g},{p.tokens}"
         self._log(row)
@@ -378,11 +368,22 @@ class Trainer:
             self.callback.on_log(parse_row(row))
         p.loss = p.weight = 0.0
 
-    def _lr(self, step: int) -> float:
-        return self.schedule.factor(self.sampler.schedule_position(step)) * self.recipe.lr
+    def _rate(self, step: int) -> float:
+        """The learning rate of a step, as a fraction of its peak."""
+        return self.schedule.factor(self.pace.position(self.sampler.schedule_position(step)))
 
     def _describe(self, loss: float, step: int) -> str:
-        return f"loss {loss:.3f}, lr {self._lr(step):.1e}"
+        return f"loss {loss:.3f}, lr {self._rate(step) * self.recipe.lr:.1e}"
+
+    def _keep_pace(self) -> None:
+        """Shorten the run if it would miss its deadline, or if the loss has been small for long."""
+        p, logged = self.state, self.state.step % LOG_EVERY == 0
+        if self.pace.deadline is not None and (logged or self.world.size == 1):
+            total = self.pace.total_in_time(p.step, () if self.evaluate is None else self._evaluate_at)
+            self.pace.shorten(p.step, self.world.broadcast(total), "budget")
+        if logged:
+            self.pace.check_loss(p.step, p.rows)
+        p.pace = self.pace.state
 
     def _log(self, row: str) -> None:
         self.state.rows.append(row)
@@ -400,17 +401,18 @@ class Trainer:
             raise self._diverged(f"weights are not finite after step {self.state.step}")
 
     def _evaluate(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
-        p = self.state
+        p, started = self.state, time.monotonic()
         self.model.eval()
         with torch.no_grad():
             scores = {name: float(value) for name, value in self.world.broadcast(dict(evaluate())).items()}
         self._trained.train()
+        self.pace.evaluated(time.monotonic() - started)
         p.evaluations.append({"step": p.step, "epoch": self.sampler.epochs_done(p.step), **scores})
         if self.callback is not None:
             self.callback.on_evaluation(p.evaluations[-1])
         if self.keep == "last" and self.metric not in scores:
             line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            self._print(f"step {p.step} of {self.sampler.total_steps}: {line}")
+            self._print(f"step {p.step} of {self.pace.total}: {line}")
             return
         score = scores.get(self.metric)
         if score is None:
@@ -436,13 +438,9 @@ class Trainer:
         self.world.barrier()
 
     def _progress_bar(self) -> Progress:
-        show = self.progress and self.world.is_main
-        return self.stage.progress_bar(lambda: self.state.step / self.sampler.total_steps, self.state.texts, show=show)
+        fraction, show = (lambda: self.state.step / self.pace.total), self.progress and self.world.is_main
+        return self.stage.progress_bar(fraction, self.state.texts, show=show)
 
     def _print(self, text: str) -> None:
         if self.world.is_main and self.progress:
             print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
-
-
-def _seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))

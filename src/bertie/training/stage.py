@@ -19,6 +19,7 @@ class Stage:
     label: str = "train"
     before: float = 0.0
     after: float = 0.0
+    deadline: float | None = None  # a time of `time.monotonic` that the run has to end before
 
     def fraction(self, done: float) -> float:
         """The share of all work that is done, by the share of this run."""

@@ -45,6 +45,7 @@ class TrainState:
     evaluations: list[dict[str, float]] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)  # of the log
     recent_losses: dict[str, list[float]] = field(default_factory=dict)  # per task, for spike detection
+    pace: list[float] = field(default_factory=list)  # of a run that was shortened: `bertie.training.pace`
     skipped: list[list[int]] = field(default_factory=list)  # ranges of steps that were rolled back: [from, to]
 
     def is_best(self, score: float, patience: int) -> bool:

@@ -147,3 +147,15 @@ def test_an_interrupted_validation_is_resumed(encoder: Path, tmp_path: Path, mon
     assert loaded.predictions.gold == whole.validation_.predictions.gold
     assert (loaded.predictions.probabilities == whole.validation_.predictions.probabilities).all()
     assert json.loads((folder / "validation.json").read_text())["description"] == loaded.description
+
+
+def test_folds_of_different_lengths_are_pooled_at_their_ends(encoder: Path) -> None:
+    """A loss below `stop_loss` ends a run after one more epoch; the final one is planned for all epochs again."""
+    options: dict[str, Any] = {**QUICK, "epochs": 30, "stop_loss": 0.05, "folds": 2}
+    task = bertie.Classifier(encoder, **options).fit(TEXTS, MOODS, progress=False)
+    histories = task.validation_.histories
+    assert [history.shortened for history in (*histories, task.history_)] == ["converged"] * 3
+    assert max(history.steps for history in histories) < 6 * 30
+    assert task.recipe_.epochs == 30
+    assert task.history_.curve[-1]["lr"] < 1e-3  # the rest of the schedule in one epoch
+    assert len(task.validation_.predictions.predicted) == 96

@@ -230,7 +230,7 @@ class FineTuningRun(Generic[TaskT]):
         if result is None:
             self._print(f"validation: {plan.description}")
             folds = [self._fold(plan, index, world) for index in range(len(plan.splits))]
-            result = world.broadcast(summarize(self.training, plan, folds, self.metric))
+            result = world.broadcast(summarize(self.training, plan, folds, self.metric, self.recipe))
             if folder is not None and world.is_main:
                 save_result(folder, result, fingerprint)
                 for path in folder.glob("fold-*"):

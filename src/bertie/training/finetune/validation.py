@@ -69,16 +69,12 @@ class ValidationResult:
 
     description: str  # as "held-out 10% (60 rows), then refitted on all 600 rows"
     metric: str
+    value: float  # of the metric, before calibration
     predictions: Predictions  # after calibration, in the order of the rows
     epochs: float  # that the final model is trained for
     calibration: Calibration | None
     evaluations: list[dict[str, float]]  # rows of step, epoch and scores, of all folds together
     histories: list[TrainingHistory]  # of each fold
-
-    @property
-    def value(self) -> float:
-        """The metric after the chosen number of epochs, before calibration."""
-        return next(row[self.metric] for row in self.evaluations if row["epoch"] == self.epochs)
 
 
 def plan_validation(recipe: Recipe, data: LabelledDataset, seed: int) -> ValidationPlan | None:
@@ -110,7 +106,7 @@ def evaluation_steps(epoch_ends: Sequence[int]) -> list[int]:
 
 
 def choose_evaluation(values: Sequence[float], rows: int) -> int:
-    """The index of the last evaluation, or of the best if the last is worse by more than a standard error.
+    """The index of the last evaluation, or of the best if the last is worse by over two standard errors.
 
     The best of many is a lucky one, and the learning rate has decayed only at the last.
 
@@ -120,7 +116,7 @@ def choose_evaluation(values: Sequence[float], rows: int) -> int:
     scores = [-math.inf if math.isnan(value) else value for value in values]
     best = max(range(len(scores)), key=lambda i: scores[i])
     p = min(max(scores[best], 0.02), 0.98)
-    falls = scores[best] - scores[-1] > math.sqrt(p * (1 - p) / rows)
+    falls = scores[best] - scores[-1] > 2 * math.sqrt(p * (1 - p) / rows)
     return best if falls else len(scores) - 1
 
 
@@ -129,13 +125,16 @@ def summarize(
     plan: ValidationPlan,
     folds: Sequence[tuple[TrainingHistory, Sequence[Predictions]]],
     metric: str,
+    recipe: Recipe,
 ) -> ValidationResult:
     """Choose the number of epochs and calibrate by the predictions of all folds at each evaluation."""
+    # A fold may end earlier than planned; the last evaluation of each is at the end of its schedule.
     count = min(len(predictions) for _, predictions in folds)
-    pooled = [pool([predictions[i] for _, predictions in folds]) for i in range(count)]
+    points = [*range(count - 1), -1]
+    pooled = [pool([predictions[i] for _, predictions in folds]) for i in points]
     histories = [history for history, _ in folds]
     evaluations = []
-    for row, part in zip(histories[0].evaluations, pooled, strict=False):
+    for row, part in zip([histories[0].evaluations[i] for i in points], pooled, strict=True):
         scores = {name: score.value for name, score in training.scores(part, resamples=0).items()}
         evaluations.append({"step": row["step"], "epoch": row["epoch"], **scores})
     if metric not in evaluations[0]:
@@ -146,8 +145,9 @@ def summarize(
     index = int(np.nanargmax(values)) if stopped else choose_evaluation(values, plan.rows)
     calibration = training.fit_calibration(pooled[index])
     predictions = pooled[index] if calibration is None else training.calibrated(pooled[index], calibration)
-    epochs = evaluations[index]["epoch"]
-    return ValidationResult(plan.description, metric, predictions, epochs, calibration, evaluations, histories)
+    epochs = recipe.resolve().epochs if index == len(pooled) - 1 and not stopped else evaluations[index]["epoch"]
+    value = values[index]
+    return ValidationResult(plan.description, metric, value, predictions, epochs, calibration, evaluations, histories)
 
 
 def pool(parts: Sequence[Predictions]) -> Predictions:
@@ -186,6 +186,7 @@ def save_result(folder: Path, result: ValidationResult, fingerprint: str) -> Non
         "fingerprint": fingerprint,
         "description": result.description,
         "metric": result.metric,
+        "value": result.value,
         "predictions": _predictions_as_dict(result.predictions),
         "epochs": result.epochs,
         "calibration": None if result.calibration is None else asdict(result.calibration),
@@ -212,6 +213,7 @@ def load_result(folder: Path, plan: ValidationPlan, fingerprint: str | None = No
     return ValidationResult(
         raw["description"],
         raw["metric"],
+        raw["value"],
         _predictions_from_dict(raw["predictions"], data),
         raw["epochs"],
         None if calibration is None else Calibration(**calibration),
