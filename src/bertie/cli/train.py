@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import UsageError, add_model, model_name, select_device, verb
+from bertie.cli.curve import add_curve, check_curve, measure_curve, save_all
 from bertie.cli.labelled_input import add_columns, add_resamples, count, parse_pairs, read_labelled
 from bertie.cli.output_conflicts import check_distinct
 from bertie.cli.recipe_flags import add_recipe_flags, recipe_values
@@ -77,6 +78,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the model in the output folder")
     add_resamples(parser)
     add_no_baselines(parser)
+    add_curve(parser)
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
     add_recipe_flags(parser.add_argument_group("hyperparameters"))
     parser.set_defaults(run=run)
@@ -166,6 +168,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
     from bertie.training.finetune.defaults import choose, dev_fraction
     from bertie.training.finetune.validation import plan_validation
 
+    check_curve(args)
     if args.baseline is not None and settings.test is None:
         raise UsageError("--baseline is compared on the test data; name it with --test")
     for name in (*settings.train, settings.dev, settings.test):
@@ -269,16 +272,16 @@ def _steps(job: FineTuningJob) -> int:
 
 def _finish(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, runs: SeedRuns) -> None:
     """Save the best model with its report, and print the scores."""
-    from bertie.training.finetune.reports import save_report
-
     best = runs.best()
     report = _report(args, settings, job, runs, best) if best.predictions else None
-    runs.finish(lambda folder: None if report is None else save_report(folder, report))
+    curve = measure_curve(args, settings.training, job, best)
+    runs.finish(lambda folder: save_all(folder, report, curve))
     if args.json:
         seeds = {"seeds": [_run_as_dict(runs.results[seed]) for seed in job.seeds], "best_seed": best.result.seed}
         scores = {} if report is None else report_as_dict(report)
         if job.validation is not None:
             scores["dev_source"] = job.validation.description
+        scores |= {} if curve is None else {"learning_curve": curve.as_dict()}
         print(json.dumps({"output": args.output, "task": job.task, **seeds, **scores}))
         return
     if report is None:

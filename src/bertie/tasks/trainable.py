@@ -6,7 +6,7 @@ fitted object. `fit` and `score` are implemented in `bertie.training`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
@@ -17,6 +17,7 @@ from bertie.arguments import explain_arguments
 from bertie.checkpoints.checkpoint import Checkpoint, usable_device
 from bertie.checkpoints.hub import DEFAULT, default_model
 from bertie.errors import ConfigError
+from bertie.evaluation.learning_curves import LearningCurve
 from bertie.pipeline.inputs import Options
 from bertie.pipeline.outputs import Output
 from bertie.pipeline.pipeline import Overflow
@@ -281,6 +282,39 @@ class Trainable(Task[Options, Output, Result]):
 
     def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
         return False
+
+    def learning_curve(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        dev: Any = None,
+        test: Any = None,
+        columns: Mapping[str, str] | None = None,
+        fractions: Sequence[float] = (0.1, 0.3, 1.0),
+        draws: int = 1,
+        progress: bool = True,
+    ) -> LearningCurve:
+        """Train copies of this task on parts of the data, to see what more labels would bring.
+
+        The parts are nested and stratified, and all models are evaluated on the same rows: `test`, or `dev`, or a
+        fifth of the data that is held out. `draws`: how often each part is drawn, for a narrower estimate. The result
+        has `points`, a `band` of what is expected for up to four times as many rows, `twice` and a `summary()`. This
+        task is left as it is.
+        """
+        from bertie.training.finetune.learning_curve import learning_curve
+
+        return learning_curve(
+            self,
+            X,
+            y,
+            dev=dev,
+            test=test,
+            columns=columns,
+            fractions=fractions,
+            draws=draws,
+            progress=progress,
+        )
 
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
         """The task's main metric on labelled data, as in scikit-learn."""
