@@ -97,9 +97,8 @@ def main() -> None:
         print(f"{name:12} {len(results)} curves: {held:4.0%} of the intervals hold; {told:4.0%} can tell", flush=True)
     every = [result for results in output.values() for result in results]
     told = [result["held"] for result in every if result["can_tell"]]
-    print(
-        f"{'all':12} {len(every)} curves: {np.mean([r['held'] for r in every]):.1%}; where it can tell {np.mean(told):.1%}"
-    )
+    held = np.mean([result["held"] for result in every])
+    print(f"{'all':12} {len(every)} curves: {held:.1%}; where it can tell {np.mean(told):.1%}")
     if args.json is not None:
         args.json.write_text(json.dumps(output, indent=1))
 

@@ -65,7 +65,7 @@ def measure_curve(args: argparse.Namespace, recipe: Recipe, job: FineTuningJob, 
         full=None if predictions is None else (best.task, predictions),
         resamples=args.resamples,
     )
-    print(curve.summary(), file=sys.stderr)
+    print(f"{curve.summary()}; see {args.output}/learning_curve.html", file=sys.stderr)
     return curve
 
 
