@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bertie import Reader
+from bertie.config import Calibration
 from bertie.errors import InputError
 from bertie.text.windows import windows
 from tests.tasks.tiny import document, tokenizer
@@ -57,8 +59,8 @@ def test_best_spans_over_all_windows(made: Made, kind: str, count: int, max_answ
     assert (got.windows > 1) == (count > 2)
     assert got.tokens_read == got.tokens_total
     assert [(a.start, a.end) for a in got.answers] == [place for place, _ in want[:20]]
-    assert [a.score for a in got.answers] == pytest.approx([score for _, score in want[:20]], abs=1e-4)
-    assert got.no_answer_score == pytest.approx(none, abs=1e-4)
+    assert [a.logit for a in got.answers] == pytest.approx([score for _, score in want[:20]], abs=1e-4)
+    assert got.no_answer_logit == pytest.approx(none, abs=1e-4)
     assert all(a.text == text[a.start : a.end] and a.document == 0 for a in got.answers)
 
 
@@ -70,7 +72,7 @@ def test_several_documents(made: Made, kind: str) -> None:
     want = sorted(((score, d, place) for d, (spans, _) in enumerate(found) for place, score in spans), reverse=True)
     (got, again) = Reader.load(folder).answer([(question, texts), (question, texts[1])], top_k=9)
     assert [(a.document, (a.start, a.end)) for a in got.answers] == [(d, place) for _, d, place in want[:9]]
-    assert got.no_answer_score == pytest.approx(min(none for _, none in found), abs=1e-4)
+    assert got.no_answer_logit == pytest.approx(min(none for _, none in found), abs=1e-4)
     assert [(a.start, a.end) for a in again.answers] == [place for place, _ in found[1][0][:9]]
 
 
@@ -78,14 +80,32 @@ def test_no_answer(made: Made) -> None:
     reader = Reader.load(made("wordpiece", "ForQuestionAnswering", max_length=80))
     asked = [("who", document(2))]
     (plain,) = reader.answer(asked, top_k=2)
-    ahead = plain.best.score - plain.no_answer_score
+    ahead = plain.best.logit - plain.no_answer_logit
     (kept,) = reader.answer(asked, top_k=2, threshold=ahead - 0.01)
     assert kept == plain
     (refused,) = reader.answer(asked, top_k=2, threshold=ahead + 0.01)
     assert (refused.best.text, refused.best.start, refused.best.score) == ("", None, plain.no_answer_score)
+    assert refused.best.logit == plain.no_answer_logit
     assert refused.answers[1] == plain.best
     for threshold in (float("nan"), float("inf")):
         with pytest.raises(InputError, match=f"threshold={threshold} must be a finite number"):
             reader.answer(asked, threshold=threshold)
     (empty,) = reader.answer([("who", "")])
     assert (empty.best.text, empty.best.start, empty.best.document) == ("", None, None)
+
+
+def test_scores_are_probabilities_at_the_temperature_of_the_head(made: Made) -> None:
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering", max_length=80))
+    question, texts = "who", [document(4), document(20, seed=1)]
+    for temperature in (1.0, 2.5):
+        reader.checkpoint.set_calibration("answer", Calibration(temperature))
+        result = reader.answer(question, texts, top_k=20)
+        logits = np.array([result.no_answer_logit, *(span.logit for span in result.answers)]) / temperature
+        want = np.exp(logits) / np.exp(logits).sum()
+        got = [result.no_answer_score, *(span.score for span in result.answers)]
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        assert sum(got) == pytest.approx(1)
+        first = reader.answer(question, texts)  # as probable, however many are asked for
+        assert first.best == result.best
+        assert reader.answer(question, texts, top_k=50).answers[:20] == result.answers
+        assert reader.answer(question, "").best.score == 1

@@ -61,7 +61,7 @@ def add(verbs: Verbs) -> None:
         "--threshold",
         type=float,
         metavar="X",
-        help="margin by which the best span must beat the score of no answer (default: always answer)",
+        help="margin by which the best span's logit must beat that of no answer (default: always answer)",
     )
     add_output(parser)
     parser.set_defaults(run=run)

@@ -79,7 +79,10 @@ def parse_answers(response: Any) -> list[AnswerResult]:
 
     return [
         AnswerResult(
-            tuple(AnswerSpan(**answer) for answer in item["answers"]), item["no_answer_score"], **read_counts(item)
+            tuple(AnswerSpan(**answer) for answer in item["answers"]),
+            item["no_answer_score"],
+            item["no_answer_logit"],
+            **read_counts(item),
         )
         for item in response["results"]
     ]

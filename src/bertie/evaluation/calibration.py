@@ -6,7 +6,7 @@ All of this is fitted on held-out data. What is fitted on dev should be checked 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,27 @@ def temperature_multi(logits: ArrayLike, gold: ArrayLike) -> float:
         raise InputError(f"gold has shape {true.shape}; it must be that of logits, {z.shape}")
     wrong_side = np.where(true, -z, z)
     return _fit_temperature(lambda scale: float(np.logaddexp(0, wrong_side * scale).sum()))
+
+
+def temperature_of_predictions(logits: Sequence[ArrayLike], correct: ArrayLike) -> float:
+    """Fit the temperature at which the softmax probability of a prediction is the chance that it is correct.
+
+    `logits` has the candidates of each item, as many as it has, the predicted one first; `correct` is a boolean (n,).
+
+    >>> temperature_of_predictions([[9.0, 0.0]] * 4, [True, True, True, False]) > 4
+    True
+    """
+    rows = [np.asarray(row, dtype=np.float64) for row in logits]
+    right = np.asarray(correct, dtype=bool)
+
+    def loss(scale: float) -> float:
+        total = 0.0
+        for row, is_right in zip(rows, right, strict=True):
+            others = np.logaddexp.reduce((row[1:] - row[0]) * scale, initial=-69.0)  # against 0 for the prediction
+            total += np.logaddexp(0.0, others) - (0.0 if is_right else others)
+        return float(total)
+
+    return _fit_temperature(loss)
 
 
 def softmax(logits: ArrayLike, temperature: float = 1.0) -> FloatArray:

@@ -41,7 +41,7 @@ class RawClassifier(Classifier):
         logits = average_windows(text.windows, outputs)
         by_label = {label: float(logits[i]) for i, label in self.info.labels.items()}
         best = max(by_label, key=lambda label: by_label[label])
-        return ClassificationResult(best, by_label[best], by_label, True, **text.counts())
+        return ClassificationResult(best, by_label[best], by_label, None, **text.counts())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,9 @@
 A document beyond the maximum length is read in windows with the question in each. All windows are decoded together: the
 best spans over all of them. The score of "no answer" is the lowest over the windows, since a window without the answer
 rightly predicts none. Several documents are combined in the same way.
+
+Scores are probabilities: the softmax, at the temperature that `fit` found on the dev data, of the logits of the best
+spans (20, as in SQuAD's n-best lists) and of "no answer".
 """
 
 from __future__ import annotations
@@ -30,12 +33,19 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 from bertie.text.windows import Window
 
+N_BEST = 20  # spans that probabilities are computed over
+
 
 @dataclass(frozen=True, slots=True)
 class _Options:
     top_k: int
     max_answer_length: int
     threshold: float | None
+
+    @property
+    def spans(self) -> int:
+        """The number of spans to find."""
+        return max(self.top_k, N_BEST)
 
 
 class Reader(Trainable[_Options, FloatArray, AnswerResult]):
@@ -89,7 +99,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
 
         Pass pairs of a question and its document or documents; or one question and its documents, for one result.
 
-        `max_answer_length` is in tokens. `threshold`: by how much the best span must beat the score of
+        `max_answer_length` is in tokens. `threshold`: by how much the logit of the best span must beat that of
         "no answer"; without one, a span is always returned. `progress`: whether to show a progress bar; None: on a
         terminal or in a notebook.
         """
@@ -135,7 +145,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
             group.append(result)
             if len(group) == counts[0]:
                 counts.popleft()
-                yield _merge_documents(group, options)
+                yield _merge_documents(group, options, self.info.calibration.temperature)
                 group = []
 
     def outputs(
@@ -152,10 +162,10 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
             self.pipeline.check()
             for span, score in _best_spans(window, logits, text.input).items():
                 best[span] = max(score, best.get(span, score))
-        ranked = sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[: text.input.options.top_k]
-        answers = tuple(AnswerSpan(document[start:end], start, end, score) for (start, end), score in ranked)
-        no_answer_score = min(float(logits[0].sum()) for logits in outputs)
-        return AnswerResult(answers, no_answer_score, **text.counts())
+        ranked = sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[: text.input.options.spans]
+        # Probabilities follow when the documents of a question are merged.
+        answers = tuple(AnswerSpan(document[start:end], start, end, 0.0, logit) for (start, end), logit in ranked)
+        return AnswerResult(answers, 0.0, min(float(logits[0].sum()) for logits in outputs), **text.counts())
 
     def predict(self, X: Iterable[tuple[str, str]]) -> list[str]:
         """The text of the best answer to each question."""
@@ -185,11 +195,11 @@ def _best_spans(window: Window, logits: FloatArray, task_input: TaskInput[_Optio
         return best
     ends = np.concatenate([logits[:, 1], np.full(width, -np.inf, dtype=np.float32)])
     table = logits[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, width)[:n]  # (n, width)
-    # Up to `top_k` of each window: the others may have none of the best.
+    # As many from each window: the others may have none of the best.
     for flat in np.argsort(-table, axis=None, kind="stable"):
         first, length = divmod(int(flat), width)
         score = float(table[first, length])
-        if len(best) == options.top_k or not np.isfinite(score):
+        if len(best) == options.spans or not np.isfinite(score):
             break
         start, end = trim_span(text, int(offsets[first][0]), int(offsets[first + length][1]))
         if text[start:end].strip():  # some tokenizers have tokens of whitespace only
@@ -197,16 +207,22 @@ def _best_spans(window: Window, logits: FloatArray, task_input: TaskInput[_Optio
     return best
 
 
-def _merge_documents(documents: Sequence[AnswerResult], options: _Options) -> AnswerResult:
+def _merge_documents(documents: Sequence[AnswerResult], options: _Options, temperature: float) -> AnswerResult:
     """The best spans of several documents; "no answer" only if none of them has one."""
     spans = [replace(span, document=number) for number, result in enumerate(documents) for span in result.answers]
-    spans.sort(key=lambda span: -span.score)
-    no_answer_score = min(result.no_answer_score for result in documents)
-    if not spans or (options.threshold is not None and spans[0].score - no_answer_score < options.threshold):
-        spans.insert(0, AnswerSpan("", None, None, no_answer_score))
+    spans.sort(key=lambda span: -span.logit)
+    none = min(result.no_answer_logit for result in documents)
+    logits = np.array([none, *(span.logit for span in spans[: options.spans])], dtype=np.float64) / temperature
+    highest = logits.max()
+    total = np.exp(logits[: N_BEST + 1] - highest).sum()
+    none_score, *scores = (np.exp(logits - highest) / total).tolist()
+    spans = [replace(span, score=score) for span, score in zip(spans, scores, strict=False)]
+    if not spans or (options.threshold is not None and spans[0].logit - none < options.threshold):
+        spans.insert(0, AnswerSpan("", None, None, none_score, none))
     return AnswerResult(
         tuple(spans[: options.top_k]),
-        no_answer_score,
+        none_score,
+        none,
         sum(result.tokens_total for result in documents),
         sum(result.tokens_read for result in documents),
         sum(result.windows for result in documents),

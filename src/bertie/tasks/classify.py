@@ -100,7 +100,8 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
             scores = sigmoid(scores / temperature) if self.problem == "multi_label_classification" else scores
         by_label = {label: float(scores[i]) for i, label in info.labels.items()}
         best = max(by_label, key=lambda label: by_label[label])
-        confident = by_label[best] >= (info.calibration.abstain_below or -np.inf)
+        threshold = info.calibration.abstain_below
+        confident = None if threshold is None else by_label[best] >= threshold
         return ClassificationResult(best, by_label[best], by_label, confident, **text.counts())
 
     # --- scikit-learn ---

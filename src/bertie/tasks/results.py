@@ -31,7 +31,9 @@ class ClassificationResult(Displayed):
     label: str  # the most probable one
     score: float  # its probability
     scores: dict[str, float]
-    confident: bool  # False: below the confidence that reaches the precision given to `fit` as `abstain`
+    confident: (
+        bool | None
+    )  # whether it reaches the threshold that `fit` found for `abstain`; None: there is none
     tokens_total: int
     tokens_read: int
     windows: int
@@ -87,7 +89,8 @@ class AnswerSpan(Displayed):
     text: str
     start: int | None
     end: int | None
-    score: float  # start logit plus end logit
+    score: float  # its probability among the best spans and "no answer"
+    logit: float  # start logit plus end logit
     document: int | None = None
 
 
@@ -96,7 +99,8 @@ class AnswerResult(Displayed):
     """The best answers to a question, best first."""
 
     answers: tuple[AnswerSpan, ...]
-    no_answer_score: float  # the score of "no answer", comparable to the scores of the answers
+    no_answer_score: float  # the probability of "no answer"
+    no_answer_logit: float  # comparable to the logits of the answers
     tokens_total: int
     tokens_read: int
     windows: int

@@ -52,6 +52,7 @@ def test_probabilities_use_the_fitted_temperature(encoder: Path) -> None:
     expected = plain ** (1 / 3)
     assert task.predict_proba(TEXTS[:5]) == pytest.approx(expected / expected.sum(1, keepdims=True), abs=1e-5)
     assert task.predict(TEXTS[:5]).tolist() == [task.classes_[i] for i in plain.argmax(1)]
+    assert task.classify(TEXTS[0]).confident is None  # there is no threshold
 
 
 def test_labels_keep_their_type(encoder: Path) -> None:

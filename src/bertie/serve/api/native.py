@@ -139,7 +139,7 @@ class ClassifyRequest(TaskRequest):
 
 
 class ClassifyItem(ReadCounts):
-    """A text's label. `confident` is false below the head's abstention threshold; zero-shot results have none."""
+    """A text's label. `confident`: whether its score reaches the head's abstention threshold; null if it has none."""
 
     label: str
     score: float
@@ -251,7 +251,7 @@ class AnswerRequest(TaskRequest):
     top_k: int = Field(1, ge=1, le=100)
     max_answer_length: int = Field(30, ge=1, le=1000, description="The maximum number of tokens in an answer.")
     threshold: float | None = Field(
-        None, description="The minimum difference between the best answer's score and the no-answer score."
+        None, description="The minimum difference between the best answer's logit and the no-answer logit."
     )
 
 
@@ -261,7 +261,8 @@ class AnswerSpanItem(Response):
     text: str
     start: int | None
     end: int | None
-    score: float
+    score: float = Field(description="Its probability among the best spans and no answer.")
+    logit: float = Field(description="The sum of its start and end logits.")
     document: int | None
 
 
@@ -270,6 +271,7 @@ class AnswerItem(ReadCounts):
 
     answers: list[AnswerSpanItem]
     no_answer_score: float
+    no_answer_logit: float
 
 
 class AnswerResponse(Response):

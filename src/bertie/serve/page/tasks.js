@@ -94,7 +94,7 @@ export const answerView = createView("answer", async (view, signal) => {
   const [result] = results;
   const answers = result.answers.filter((answer) => answer.start !== null);
   const total = codePoints(text).length;
-  $("answer-best").replaceChildren(...describeAnswers(answers, result.no_answer_score));
+  $("answer-best").replaceChildren(...describeAnswers(answers, result));
   $("answer-map").hidden = false;
   $("answer-map").replaceChildren(...windowMap(map, total, answers[0]));
   showAnswer(text, total, answers[0]);
@@ -102,15 +102,14 @@ export const answerView = createView("answer", async (view, signal) => {
   announce(answers.length ? `Answer: ${answers[0].text}` : "No answer");
 });
 
-function describeAnswers([best, ...others], noAnswer) {
+function describeAnswers([best, ...others], result) {
   if (!best) return [el("p", { className: "verdict" }, "No answer")];
-  const margin = best.score - noAnswer;
   const comparison =
-    margin >= 0
-      ? `Its score is ${margin.toFixed(1)} above that of “no answer”.`
-      : `“No answer” scores ${(-margin).toFixed(1)} higher: the text may not contain the answer.`;
+    best.logit >= result.no_answer_logit
+      ? `Probability ${percent(best.score)}; of “no answer” ${percent(result.no_answer_score)}.`
+      : `“No answer” is more probable (${percent(result.no_answer_score)}): the text may not contain the answer.`;
   const rows = [el("p", { className: "verdict" }, best.text), el("p", { className: "quiet" }, comparison)];
-  const items = others.map(({ text, score }) => el("li", {}, `${text} `, el("span", { className: "quiet" }, score.toFixed(1))));
+  const items = others.map(({ text, score }) => el("li", {}, `${text} `, el("span", { className: "quiet" }, percent(score))));
   if (items.length) rows.push(el("h3", {}, "Other answers"), el("ul", { className: "others" }, ...items));
   return rows;
 }

@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bertie.config import HeadInfo
-from bertie.evaluation import metrics
+from bertie.config import Calibration, HeadInfo
+from bertie.evaluation import calibration, metrics
 from bertie.evaluation.metrics import Score
-from bertie.tasks.answer import Reader
+from bertie.evaluation.metrics.answers import normalize_answer
+from bertie.tasks.answer import N_BEST, Reader
+from bertie.tasks.results import AnswerResult
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces, token_counts
 from bertie.training.finetune.data import Example, LabelledDataset
@@ -41,11 +43,27 @@ class QuestionAnsweringTraining(TaskTraining[Reader]):
             )
         )
 
-    def predict_labelled(self, data: LabelledDataset) -> Predictions:
-        """Answer labelled questions; where some have no answer, the model may say so."""
+    def calibrate(self, dev: LabelledDataset) -> None:
+        """Fit the temperature at which the probability of an answer is the chance that it matches exactly."""
+        results = self._answers(dev, top_k=N_BEST)
+        logits, correct = [], []
+        for example, result in zip(dev.examples, results, strict=True):
+            best, *others = [span.logit for span in result.answers]
+            none = [] if result.best.start is None else [result.no_answer_logit]
+            logits.append([best, *others, *none])
+            gold = [words for words in map(normalize_answer, example.answers) if words] or [[]]
+            correct.append(normalize_answer(result.best.text) in gold)
+        temperature = calibration.temperature_of_predictions(logits, correct)
+        self.task.checkpoint.set_calibration(str(self.task.head), Calibration(temperature))
+
+    def _answers(self, data: LabelledDataset, top_k: int = 1) -> list[AnswerResult]:
         unanswerable = any(not example.target for example in data.examples)
         questions = [(example.texts[0], example.texts[1]) for example in data.examples]
-        results = self.task.answer(questions, threshold=0.0 if unanswerable else None)
+        return self.task.answer(questions, top_k=top_k, threshold=0.0 if unanswerable else None)
+
+    def predict_labelled(self, data: LabelledDataset) -> Predictions:
+        """Answer labelled questions; where some have no answer, the model may say so."""
+        results = self._answers(data)
         gold = [example.answers for example in data.examples]
         predicted = [result.best.text for result in results]
         return Predictions("answer", data, gold, predicted, None, None, *token_counts(results))
