@@ -205,12 +205,15 @@ def test_a_report(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFi
         == (evaluated(capsys, "rest.jsonl", "-m", folder / "model")["accuracy"]["value"])
     )
     assert output["baseline"]["difference"]["accuracy"] == {"value": 0, "low": 0, "high": 0, "p": 1}
-    assert {file.name for file in Path("report").iterdir()} == {"report.md", "report.html", "report.json"}
+    files = {"report.md", "report.html", "report.json", "predictions.jsonl"}
+    assert {file.name for file in Path("report").iterdir()} == files
+    assert set(output["cheap_baselines"]) >= {"majority class", "TF-IDF + logistic regression"}
     report = json.loads(Path("report/report.json").read_text())
     assert report["evaluations"]["test"]["scores"]["accuracy"] == output["accuracy"]
     assert str(folder) not in Path("report/report.md").read_text()
     assert "report holds a report already; pass --overwrite" in failed(capsys, *argv, "-o", "report")
-    evaluated(capsys, *argv, "-o", "report", "--overwrite")
+    argv += ["--no-baselines"]
+    assert "cheap_baselines" not in evaluated(capsys, *argv, "-o", "report", "--overwrite")
     Path("letter.txt").write_text("dear")
     assert "is a file" in failed(capsys, *argv, "-o", "letter.txt")
     assert main(["eval", *map(str, argv), "-o", "test.jsonl"]) == 2

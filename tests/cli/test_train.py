@@ -25,7 +25,7 @@ from tests.cli.toys import MAIN, TASKS, write, write_toys
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50", "--no-baselines"]
 MODEL_FILES = {"checksums.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-REPORT = {"README.md", "report.html", "report.json", "report.md"}
+REPORT = {"README.md", "predictions.jsonl", "report.html", "report.json", "report.md"}
 
 
 def run(argv: list[str]) -> int:

@@ -56,8 +56,9 @@ class Page(HTMLParser):
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("report") / "new"
     written = write_report(folder, full())
-    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md"]
-    return {path.name: path.read_text(encoding="utf-8") for path in written}
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["predictions.jsonl", "report.html", "report.json", "report.md"]
+    return {path.name: path.read_text(encoding="utf-8") for path in written if path.suffix != ".jsonl"}
 
 
 def test_the_page_is_whole_and_needs_nothing(files: dict[str, str]) -> None:
@@ -158,7 +159,7 @@ def test_json_goes_round_without_nan(files: dict[str, str]) -> None:
 
 
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
-    markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, bare()))
+    markdown, html, data, _ = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, bare()))
     assert re.findall(r"^## (.*)$", markdown, re.M) == ["Scores", "Confusion on test", "By label on test"]
     Page(html)
     output = json.loads(data)
@@ -168,7 +169,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["multi_label", "regress", "tag", "answer", "rerank"])
 def test_every_kind(kind: str, tmp_path: Path) -> None:
-    markdown, html, data = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, of_kind(kind)))
+    markdown, html, data, _ = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, of_kind(kind)))
     Page(html)
     output = json.loads(data)["evaluations"]["test"]
     assert ("By length on test" in markdown) == (kind != "rerank")
@@ -190,7 +191,7 @@ def test_a_report_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="no space"):
         write_report(tmp_path, replace(bare(), title="Another"))
     assert (tmp_path / "report.md").read_bytes() == before
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_confusion_is_scikit_learns() -> None:
@@ -281,7 +282,7 @@ def test_settings_at_their_defaults_are_folded(files: dict[str, str]) -> None:
 
 def test_a_chart_needs_two_points(tmp_path: Path) -> None:
     report = replace(full(), curve=[{"step": 10, "loss": 0.5}], dev=full().dev[:1])  # type: ignore[index]
-    markdown, html, _ = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, report))
+    markdown, html, *_ = (path.read_text(encoding="utf-8") for path in write_report(tmp_path, report))
     assert "Training loss at step 10: 0.5000." in markdown
     assert "Dev accuracy after step 300: 0.8000." in markdown
     assert "Training loss by step" not in html

@@ -23,6 +23,7 @@ from bertie.cli import (
     answer,
     bench,
     classify,
+    compare,
     completion,
     corpus,
     doctor,
@@ -61,7 +62,7 @@ GROUPS = {  # in the order of bertie --help
     "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank),
     "search": (index, search),
     "serve": (serve,),
-    "train": (train, eval, mine, weight_tokens, quantize),
+    "train": (train, eval, compare, mine, weight_tokens, quantize),
     "pretrain": (tokenizer, corpus, pretrain),
     "inspect": (inspect, tokenize, bench, doctor, completion),
 }

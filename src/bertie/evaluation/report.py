@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertie.data.atomic import atomic_write
+from bertie.evaluation import prediction_files
 from bertie.evaluation.intervals import Difference, Score, finite_or_none
 from bertie.evaluation.model_report import (
     CalibrationReport,
@@ -38,7 +39,7 @@ __all__ = [
 
 
 def write_report(folder: str | Path, report: ModelReport) -> list[Path]:
-    """Write `report.md`, `report.html` and `report.json` into a folder, each atomically."""
+    """Write `report.md`, `report.html`, `report.json` and `predictions.jsonl` into a folder, each atomically."""
     derived = DerivedTables(report)
     sections, header = report_sections(report, derived), report_header(report)
     path = Path(folder)
@@ -47,6 +48,7 @@ def write_report(folder: str | Path, report: ModelReport) -> list[Path]:
         "report.md": to_markdown(report.title, sections, header),
         "report.html": to_html(report.title, sections, header),
         "report.json": json.dumps(_as_json(report, derived), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        prediction_files.NAME: prediction_files.to_lines(report.evaluations),
     }
     for name, text in texts.items():
         atomic_write(path / name, clean(text).encode("utf-8"))

@@ -210,9 +210,9 @@ def _curves(report: ModelReport) -> Section | None:
     blocks: list[Block] = []
     points = [(float(row["step"]), float(row["loss"])) for row in report.curve or () if "loss" in row]
     alt = "Training loss by step"
-    line = plots.Line("loss", _downsample(points, _MAX_POINTS))
+    line = plots.Line("loss", downsample(points, _MAX_POINTS))
     if svg := plots.lines(alt, [line], "step", "loss", from_zero=True):
-        rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in _downsample(points, _MAX_EXAMPLES)]
+        rows = [[f"{x:,.0f}", f"{y:.4f}"] for x, y in downsample(points, _MAX_EXAMPLES)]
         blocks.append(Plot(svg, alt))
         blocks.append(Table(["step", "loss"], rows, "Training loss, averaged over neighbouring steps", for_plot=True))
     elif points:
@@ -233,7 +233,7 @@ def _curves(report: ModelReport) -> Section | None:
     return Section("Training", blocks) if blocks else None
 
 
-def _downsample(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def downsample(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
     """Average neighbouring points until at most `most` are left."""
     if len(points) <= most:
         return list(points)

@@ -1,7 +1,8 @@
 """Cheap baselines on the rows that a trained model is judged by, and the significance of the difference.
 
 They take seconds: linear models see at most `baselines.MAX_ROWS` training rows, frozen embeddings are computed of at
-most `EMBEDDED_ROWS` training rows and `MAX_LENGTH` tokens of a text, and the test rows are a sample of `TEST_ROWS`.
+most `EMBEDDED_ROWS` training rows (fewer long ones) and `MAX_LENGTH` tokens of a text, and the test rows are a sample
+of `TEST_ROWS`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from bertie.training.finetune.comparison import labels_of, metric_arguments, sel
 from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.finetune.frozen_features import FrozenEncoder
 
-EMBEDDED_ROWS, TEST_ROWS, MAX_LENGTH = 2_000, 2_000, 128
-EMBEDDED_WORDS = 30_000  # of the training data, for tags
+EMBEDDED_ROWS, TEST_ROWS, MAX_LENGTH = 1_500, 2_000, 128
+EMBEDDED_CHARACTERS = 150_000  # of the training data, but at least `FEWEST` rows
+FEWEST = 400
 Inputs = list[Any]
 Folds = Sequence[tuple[LabelledDataset, LabelledDataset]]
 
@@ -62,8 +64,11 @@ def evaluate_baselines(
         scores = _embedding_baselines(train, predictions, settings, resamples)
     else:
         parts = _fold_rows(predictions, folds) or [(train, list(range(len(predictions.gold))))]
+        encoder = None
+        if settings.encoder is not None and train.kind != "answer":
+            encoder = FrozenEncoder(settings.encoder, max_length=MAX_LENGTH, device=settings.device)
         scores = _pool(
-            [(_scores(task, rest, select_rows(predictions, rows), settings, 0), rows) for rest, rows in parts],
+            [(_scores(task, rest, select_rows(predictions, rows), encoder, 0), rows) for rest, rows in parts],
             resamples,
         )
     own = training_for(task).scores(predictions, resamples=resamples)
@@ -94,11 +99,11 @@ def _scores(
     task: AnyTrainable,
     train: LabelledDataset,
     predictions: Predictions,
-    settings: BaselineSettings,
+    encoder: FrozenEncoder | None,
     resamples: int,
 ) -> list[BaselineScore]:
     start = time.perf_counter()
-    frozen = None if settings.encoder is None or train.kind == "answer" else _embed(train, predictions.data, settings)
+    frozen = None if encoder is None else _embed(train, predictions.data, encoder)
     seconds = time.perf_counter() - start
     inputs = [_inputs(data.kind, data.examples) for data in (train, predictions.data)]
     targets = [_targets(train), list(predictions.gold)]
@@ -173,11 +178,12 @@ def _difference(
     return replace(gap, p=metrics.mcnemar(*correct))
 
 
-def _sample(count: int, most: int) -> list[int]:
+def _sample(count: int, most: int, of: Sequence[int] | None = None) -> list[int]:
     """Rows in their order, at most `most` of them."""
+    of = range(count) if of is None else of
     if count <= most:
-        return list(range(count))
-    return sorted(np.random.default_rng(0).permutation(count)[:most].tolist())
+        return list(of)
+    return [of[i] for i in sorted(np.random.default_rng(0).permutation(count)[:most].tolist())]
 
 
 def _inputs(kind: str, examples: Sequence[Example]) -> Inputs:
@@ -195,16 +201,14 @@ def _targets(train: LabelledDataset) -> list[Any]:
 
 
 def _embed(
-    train: LabelledDataset, test: LabelledDataset, settings: BaselineSettings
+    train: LabelledDataset, test: LabelledDataset, encoder: FrozenEncoder
 ) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
     """The training rows that are embedded, their embeddings, and those of the test rows."""
-    assert settings.encoder is not None
-    encoder = FrozenEncoder(settings.encoder, max_length=MAX_LENGTH, device=settings.device)
     rows = _sample(len(train.examples), EMBEDDED_ROWS)
-    embed = encoder.texts
-    if train.kind == "tag":
-        words = np.cumsum([len(train.examples[i].words) for i in rows])
-        rows, embed = rows[: max(1, int(np.searchsorted(words, EMBEDDED_WORDS)))], encoder.words
+    most = 5 * MAX_LENGTH  # characters that the encoder reads, about
+    sizes = np.cumsum([sum(min(len(text), most) for text in train.examples[i].texts) for i in rows])
+    rows = _sample(len(rows), max(FEWEST, int(np.searchsorted(sizes, EMBEDDED_CHARACTERS))), rows)
+    embed = encoder.words if train.kind == "tag" else encoder.texts
     return rows, embed([train.examples[i] for i in rows]), embed(test.examples)
 
 

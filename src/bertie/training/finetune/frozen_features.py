@@ -29,19 +29,27 @@ class FrozenEncoder:
     def __init__(self, model: str | Path, *, max_length: int, device: str = "cpu") -> None:
         checkpoint = Checkpoint.load(model, device=device)
         self.checkpoint = checkpoint.with_max_length(min(max_length, checkpoint.max_length))
+        self._texts: dict[str, NDArray[np.float32]] = {}  # embeddings so far: folds share most texts
+        self._words: dict[tuple[str, WordOffsets], NDArray[np.float32]] = {}
 
     def texts(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """(rows, width) embeddings of the texts; of pairs, differences and products of the two."""
-        index = {text: i for i, text in enumerate(dict.fromkeys(text for e in examples for text in e.texts))}
+        new = [text for text in dict.fromkeys(text for e in examples for text in e.texts) if text not in self._texts]
         embedder = Embedder(self.checkpoint, overflow="truncate", normalize=True)
-        table = embedder.embed(list(index)).astype(np.float64)
-        sides = [table[[index[example.texts[side]] for example in examples]] for side in range(len(examples[0].texts))]
+        self._texts |= zip(new, embedder.embed(new), strict=True)
+        sides = [
+            np.stack([self._texts[example.texts[side]] for example in examples]).astype(np.float64)
+            for side in range(len(examples[0].texts))
+        ]
         return pair_features(sides[0], sides[1]) if len(sides) == 2 else sides[0]
 
     def words(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """(words, width) the encoder's output, averaged over the tokens of each word of all examples."""
-        inputs = (TaskInput(f"row {example.row}", example.texts[:1], example.words) for example in examples)
-        return np.concatenate(list(_WordEmbedder(self.checkpoint).run(inputs, examples))).astype(np.float64)
+        keys = [(example.texts[0], example.words) for example in examples]
+        new = [key for key in dict.fromkeys(keys) if key not in self._words]
+        inputs = (TaskInput(f"text {i}", (text,), words) for i, (text, words) in enumerate(new))
+        self._words |= zip(new, _WordEmbedder(self.checkpoint).run(inputs, new), strict=True)
+        return np.concatenate([self._words[key] for key in keys]).astype(np.float64)
 
 
 class _WordEmbedder(Task[WordOffsets, FloatArray, FloatArray]):
