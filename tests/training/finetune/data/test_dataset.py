@@ -572,8 +572,10 @@ def test_unknown_labels(known: list[str]) -> None:
     assert len(message) < 300
     assert data.labels == (*known, "z")
     with pytest.warns(BertieWarning, match="row 1: the label 'B-X' is not one of 'O', 'B-Y'"):
+        read_dataset("tag", [["a", "b"]], [["B-Y", "B-X"]], known=["O", "B-Y"], training=False)
+    with pytest.raises(InputError, match="has the labels 'B-X', and the model has other ones: 'O', 'B-Y'"):
         read_dataset("tag", [["a", "b"]], [["O", "B-X"]], known=["O", "B-Y"], training=False)
-    with pytest.raises(InputError, match="row 1: the label 'q' is not one of"):
+    with pytest.raises(InputError, match=f"has the labels 'q', 'z', and the model has other ones: '{known[0]}'"):
         read_dataset("classify", ["a", "b"], ["q", "z"], known=known, training=False)
 
 

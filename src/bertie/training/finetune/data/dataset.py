@@ -42,6 +42,7 @@ from bertie.training.finetune.data.label_spelling import warn_of_spellings
 from bertie.training.finetune.data.tables import INPUTS, Kind, RowSource, row_sources
 
 _MAX_PROBLEMS = 5  # named in one error
+OUTSIDE = "O"  # the tag of words outside all spans, which all sets of tags share
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def warn_of_unseen(name: str, known: Sequence[str], examples: Sequence[Example])
     first = ""
     for example in examples:
         labels = {example.target} if isinstance(example.target, str) else set(example.target)
-        total += len(labels)
+        total += len(labels - {OUTSIDE})
         rows.update(labels - own)
         if not first and labels - own:
             first = (
@@ -120,7 +121,10 @@ def warn_of_unseen(name: str, known: Sequence[str], examples: Sequence[Example])
     if not rows:
         return
     if rows.total() == total:
-        raise InputError(first)
+        raise InputError(
+            f"{name} has the labels {join_names(sorted(rows), 8)}, and the model has other ones: {join_names(known, 8)}; "
+            "pass data with the model's labels, or train a model on these"
+        )
     counts = join_names([f"{label} ({count:,} rows)" for label, count in rows.most_common()], 8)
     warnings.warn(
         f"{first}. Labels that the model does not know count as errors: {counts} of {len(examples):,}",
