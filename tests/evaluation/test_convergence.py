@@ -55,3 +55,13 @@ def test_too_few_steps() -> None:
     assert loss_trend([]) == "too few steps"
     assert loss_trend(curve(FALLING["straight"][: FEWEST_ROWS - 1])) == "too few steps"
     assert loss_trend(curve([1.6, float("nan")] * 6)) == "too few steps"
+
+
+def test_real_runs() -> None:
+    """Losses of fine-tuning runs: one epoch at a tenth of the usual rate, and one that has learned its data."""
+    short = [1.497, 1.241, 1.054, 0.918, 0.804, 0.813, 0.779, 0.714, 0.751, 0.653]
+    assert loss_trend(curve(short), dev=[0.713]) == "falling"
+    learned = [2.229, 0.277, 0.075, 0.041, 0.022, 0.084, 0.031, 0.022, 0.018, 0.020]
+    assert loss_trend(curve(learned), dev=[0.99]) == "settled"
+    assert loss_trend(curve(short), dev=[0.70, 0.713]) == "falling"
+    assert loss_trend(curve(short), dev=[0.711, 0.713]) == "settled"  # no gain worth an epoch
