@@ -17,6 +17,7 @@ import math
 import os
 import re
 import sys
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,7 @@ _seeds.__name__ = "seeds"  # in argparse's message
 
 def run(args: argparse.Namespace) -> None:
     """Train, and print the scores."""
+    started = time.monotonic()
     is_main = int(os.environ.get("RANK", "0")) == 0  # of the processes that torchrun starts
     if not is_main:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
@@ -107,11 +109,16 @@ def run(args: argparse.Namespace) -> None:
             raise
         raise SystemExit(isinstance(error, BertieError)) from None  # the main process prints the reason
     runs = _open_runs(args, job)
+    from bertie.training.finetune.budget import Deadline, available_seconds
+
     with warnings.catch_warnings():
         for text in (*job.recipe.warnings(), *job.notes[1]):  # printed once, with the plan
             warnings.filterwarnings("ignore", message=re.escape(text))
-        for seed in job.seeds:
-            runs.train(seed, save_steps=args.save_steps, strategy=args.strategy)
+        for number, seed in enumerate(job.seeds, 1):
+            budget, rows = job.recipe.budget, 0 if job.test is None else len(job.test.examples)
+            share = number / len(job.seeds)
+            deadline = None if budget is None else Deadline(started + available_seconds(budget) * share, rows)
+            runs.train(seed, save_steps=args.save_steps, strategy=args.strategy, deadline=deadline)
     runs.close()
     if is_main:
         _finish(args, settings, job, runs)
@@ -279,8 +286,8 @@ def _finish(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, 
     if args.json:
         seeds = {"seeds": [_run_as_dict(runs.results[seed]) for seed in job.seeds], "best_seed": best.result.seed}
         scores = {} if report is None else report_as_dict(report)
-        if job.validation is not None:
-            scores["dev_source"] = job.validation.description
+        if best.validation is not None:
+            scores["dev_source"] = best.validation.description
         scores |= {} if curve is None else {"learning_curve": curve.as_dict()}
         print(json.dumps({"output": args.output, "task": job.task, **seeds, **scores}))
         return
@@ -290,7 +297,7 @@ def _finish(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, 
     sys.stdout.write(report_table(report))
     score = report.evaluations[report.final].scores[report.main]
     seed = f" (seed {best.result.seed})" if len(job.seeds) > 1 else ""
-    source = report.final if job.validation is None or report.final != "dev" else job.validation.description
+    source = report.final if best.validation is None or report.final != "dev" else best.validation.description
     print(f"{args.output} is the model{seed}: {report.main} {score}, {source}", file=sys.stderr)
     print(f"its report is {args.output}/report.html", file=sys.stderr)
 
@@ -305,14 +312,16 @@ def _report(
     part = "" if job.validation is not None else f"{job.recipe.dev_fraction or 0:.0%} of "
     held_out = [f"{part}{', '.join(train)}"]
     results = [runs.results[seed] for seed in job.seeds]
-    encoder = BaselineSettings(job.model, short_name(str(job.model)), job.device)
+    # Embeddings of all rows take too long for a budget.
+    frozen = None if job.recipe.budget is not None and job.device == "cpu" else job.model
+    encoder = BaselineSettings(frozen, short_name(str(job.model)), job.device)
     return build_report(
         best.task,
         best.predictions,
         title=settings.title or Path(args.output).absolute().name,
         model=str(settings.model),
         train=job.train,
-        training=TrainingRecord(job.recipe, results, best.result.seed, runs.metric, job.validation),
+        training=TrainingRecord(job.recipe, results, best.result.seed, runs.metric, best.validation),
         baseline=None if args.baseline is None else _baseline(args.baseline, job),
         cheap_baselines=None if args.no_baselines else encoder,
         files={"train": train, "dev": [settings.dev] if settings.dev else held_out, "test": [settings.test or ""]},

@@ -27,6 +27,7 @@ class Pace:
         self.reason = ""  # why the run was shortened: "converged" or "budget"
         self._since = self._from = 0.0  # the step and the position of the last change
         self._start: tuple[int, float] | None = None  # of the measurement of the speed: step and time
+        self.seconds: float | None = None  # per step, when last asked for
         self._paused, self._pauses = 0.0, 0  # seconds of evaluations, and their number
 
     def position(self, step: float) -> float:
@@ -81,7 +82,7 @@ class Pace:
 
     def total_in_time(self, step: int, evaluations: Collection[int]) -> int:
         """The number of steps that can be done before the deadline, with evaluations after some of them."""
-        seconds = self.step_seconds(step)
+        seconds = self.seconds = self.step_seconds(step)
         if self.deadline is None or seconds is None:
             return self.total
         each = self._paused / self._pauses if self._pauses else 0.0

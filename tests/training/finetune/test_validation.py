@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_cross_validation_then_all_rows(encoder: Path, capsys: pytest.CaptureFix
     assert [example.row for example in result.predictions.data.examples] == list(range(1, 97))
     assert result.predictions.probabilities.shape == (96, 2)
     assert len(result.histories) == 5
-    assert result.description == "5-fold cross-validation, then trained on all 96 rows"
+    assert result.plan.description == "5-fold cross-validation, then trained on all 96 rows"
     assert task.info.calibration == result.calibration
     assert task.history_.steps == 24  # two epochs of all rows
     assert [row["epoch"] for row in task.history_.evaluations] == [1, 2]
@@ -91,7 +90,7 @@ def test_cross_validation_then_all_rows(encoder: Path, capsys: pytest.CaptureFix
     assert result.value == pytest.approx(accuracy)
     err = capsys.readouterr().err
     assert "validation: 5-fold cross-validation, then trained on all 96 rows" in err
-    assert f"accuracy {result.value:.4f} after 2 epochs" in err
+    assert f"all 96 rows: accuracy {result.value:.4f}" in err
     whole = bertie.Classifier(encoder, **QUICK, dev_fraction=0.0).fit(TEXTS, MOODS, progress=False)
     same = [item.checkpoint.model.state_dict() for item in (task, whole)]
     assert all((same[0][name] == same[1][name]).all() for name in same[0])
@@ -108,7 +107,7 @@ def test_other_tasks(encoder: Path) -> None:
     assert len(tagger.validation_.predictions.predicted) == 64
     reader = bertie.Reader(encoder, **QUICK, dev_fraction=0.2).fit(*questions(), progress=False)
     assert reader.validation_.metric == "f1"
-    assert reader.validation_.description.startswith("held-out ")
+    assert reader.validation_.plan.description.startswith("held-out ")
 
 
 def test_an_interrupted_validation_is_resumed(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,13 +139,11 @@ def test_an_interrupted_validation_is_resumed(encoder: Path, tmp_path: Path, mon
         assert (task.predict_proba(TEXTS) == whole.predict_proba(TEXTS)).all()
         assert task.validation_.evaluations == whole.validation_.evaluations
         assert not list(folder.glob("fold-*"))
-    plan = plan_validation(Recipe(folds=2), read_dataset("classify", TEXTS, MOODS), seed=0)
-    assert plan is not None
-    loaded = load_result(folder, plan)
+    loaded = load_result(folder, read_dataset("classify", TEXTS, MOODS))
     assert loaded is not None
     assert loaded.predictions.gold == whole.validation_.predictions.gold
     assert (loaded.predictions.probabilities == whole.validation_.predictions.probabilities).all()
-    assert json.loads((folder / "validation.json").read_text())["description"] == loaded.description
+    assert loaded.plan.held_out == whole.validation_.plan.held_out
 
 
 def test_folds_of_different_lengths_are_pooled_at_their_ends(encoder: Path) -> None:

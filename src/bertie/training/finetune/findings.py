@@ -58,6 +58,8 @@ def _trend(recipe: Recipe | None, history: TrainingHistory | None, metric: str) 
     verdict = loss_trend(history.curve, dev, stopped_early=history.stopped_early)
     epochs = recipe.resolve().epochs
     longer = f"--epochs {2 * epochs:g} (it was {epochs:g})"
+    if history.shortened == "budget" or (recipe.budget and history.curve and history.curve[-1]["epoch"] < epochs):
+        longer = f"a longer --budget (it was {recipe.budget:g}s)"
     if verdict == "settled":
         return "", ""
     if verdict == "too few steps":

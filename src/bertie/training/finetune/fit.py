@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.data.atomic import atomic_write
+from bertie.data.progress import format_time
 from bertie.errors import ConfigError, ExistsError
 from bertie.recipe import Recipe
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, World
 from bertie.training.finetune.base import Predictions, TaskT, starting_checkpoint, training_for
+from bertie.training.finetune.budget import PREDICTION, PROBE, PROBE_STEPS, Deadline, Speed, plan_time
 from bertie.training.finetune.data import Kind, LabelledDataset, read_dataset, split
 from bertie.training.finetune.defaults import choose, dev_fraction, print_reasons
 from bertie.training.finetune.validation import RESULT as VALIDATION
@@ -34,9 +37,9 @@ from bertie.training.finetune.validation import (
 )
 from bertie.training.loop import Trainer
 from bertie.training.sampling import BatchSampler, ExampleSampler
-from bertie.training.stage import WHOLE, Stage
+from bertie.training.stage import Stage
 
-HISTORY = "history.json"  # of a fold that is done
+HISTORY, BUDGET = "history.json", "budget.json"  # of a fold that is done; how the time is spent
 
 
 def fit(
@@ -95,19 +98,29 @@ def fit_labelled(
     save_steps: int | None = None,
     strategy: Strategy = "ddp",
     progress: bool = True,
+    deadline: Deadline | None = None,
 ) -> TaskT:
-    """Train a task on data that has been read already; by `validation`, parts of it are held out before."""
+    """Train a task on data that has been read already; by `validation`, parts of it are held out before.
+
+    `deadline` is the end of the recipe's budget (default: counted from now).
+    """
+    if deadline is None and task.recipe.budget is not None:
+        deadline = Deadline.after(task.recipe.budget)
     if (head := task.get_params().get("head")) is not None:
         raise ConfigError(
             f"head={head!r}: fit() trains a checkpoint with one head; train several heads over one encoder together "
             "with bertie.MultiTask"
         )
     options = RunOptions(None if folder is None else Path(folder), resume, save_steps, strategy, progress)
-    run = FineTuningRun(task, data, dev, options)
+    run = FineTuningRun(task, data, dev, options, deadline)
     try:
         run.choose_recipe()
-        task.validation_ = None if validation is None else run.validate(validation)
+        validation = run.plan_time(validation)
+        refit = validation is not None and validation.refit
+        task.validation_ = run.validate(validation) if validation is not None and refit else None
         task.history_ = run.train(task.validation_)
+        if validation is not None and not refit:
+            task.validation_ = run.held_out_result(validation, task.history_)
         task.original_ = data.original
     finally:
         run.training.finish()
@@ -128,8 +141,16 @@ class RunOptions:
 class FineTuningRun(Generic[TaskT]):
     """One `fit`: a model for each part that is held out, then the final one. Each starts from the given checkpoint."""
 
-    def __init__(self, task: TaskT, data: LabelledDataset, dev: LabelledDataset | None, options: RunOptions) -> None:
-        self.task, self.data, self.dev, self.options = task, data, dev, options
+    def __init__(
+        self,
+        task: TaskT,
+        data: LabelledDataset,
+        dev: LabelledDataset | None,
+        options: RunOptions,
+        deadline: Deadline | None = None,
+    ) -> None:
+        self.task, self.data, self.dev, self.options, self.deadline = task, data, dev, options, deadline
+        self._end: float | None = None  # of training, by the deadline
         self.training = training_for(task)
         self.training.check_data(data, dev)
         self._unused: Checkpoint | None = self._checkpoint()
@@ -149,6 +170,66 @@ class FineTuningRun(Generic[TaskT]):
             warnings.warn(text, stacklevel=5)
         if self.options.progress:
             print_reasons(chosen.reasons)
+
+    # --- the budget ---
+
+    def plan_time(self, validation: ValidationPlan | None) -> ValidationPlan | None:
+        """Choose what to hold out and the number of epochs, so that training ends before its deadline."""
+        options, recipe = self.options, self.recipe.resolve()
+        if self.deadline is None:
+            return validation
+        file = None if options.folder is None else options.folder / BUDGET
+        world = World.current(self._device)
+        saved = json.loads(file.read_text("utf-8")) if file is not None and file.is_file() and options.resume else None
+        if saved is None:
+            speed = self._speed(self.deadline)
+            row = speed.step * speed.steps / (recipe.epochs * len(self.data.examples))
+            self._end = self.deadline.without_prediction(row * PREDICTION)
+            parts = 0 if validation is None else len(validation.splits)
+            fraction = 0.0 if validation is None else len(validation.splits[0][1].examples) / validation.rows
+            refit = validation is not None and validation.refit
+            plan = plan_time(self._end - time.monotonic(), speed, recipe.epochs, parts, refit=refit, fraction=fraction)
+            saved = {"step": speed.step, **asdict(plan)}
+        self._end = self._end or self.deadline.at
+        saved = world.broadcast(saved)
+        if file is not None and world.is_main:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(file, json.dumps(saved).encode())
+        self.recipe = self.task.recipe_ = self.recipe.replace(epochs=saved["epochs"])
+        self._print(f"budget {format_time(recipe.budget or 0.0)}: {_describe_time(saved, recipe.epochs)}")
+        if validation is None or saved["held_out"] == len(validation.splits) > 1:
+            return validation
+        if len(validation.splits) > 1:
+            validation = plan_validation(self.recipe.replace(folds=0, refit=True), self.data, validation.seed)
+        if validation is not None and not saved["refit"]:
+            validation = replace(validation, refit=False)
+            self.data, self.dev = validation.splits[0]
+        return validation
+
+    def _speed(self, deadline: Deadline) -> Speed:
+        """Measure some steps, with a model that is not used after that."""
+        started = time.monotonic()
+        stage = Stage(deadline=started + PROBE * (deadline.at - started))
+        options, self.options = self.options, replace(self.options, progress=False, resume=False, save_steps=None)
+        trainer = self._trainer(self.data, None, stage)
+        start, steps = time.monotonic() - started, trainer.pace.planned
+        trainer.pace.shorten(0, PROBE_STEPS, "budget")
+        started = time.monotonic()
+        history = trainer.run()
+        self.options = options
+        return Speed(trainer.pace.seconds or (time.monotonic() - started) / history.steps, start, steps)
+
+    def held_out_result(self, plan: ValidationPlan, history: TrainingHistory) -> ValidationResult:
+        """The predictions of the final model, if it was not trained on the rows that were held out."""
+        assert self.dev is not None
+        predictions = self.training.predict_labelled(self.dev)
+        value = self.training.scores(predictions, resamples=0)[self.metric].value
+        calibration = self.task.info.calibration if self.task.head else None
+        epochs = self.recipe.resolve().epochs
+        result = ValidationResult(plan, self.metric, value, predictions, epochs, calibration, history.evaluations, [])
+        if self.options.folder is not None and World.current(self._device).is_main:
+            save_result(self.options.folder, result, "")
+        return result
 
     def _start(self) -> None:
         """Give the task an untrained model."""
@@ -196,16 +277,14 @@ class FineTuningRun(Generic[TaskT]):
 
     def train(self, validation: ValidationResult | None) -> TrainingHistory:
         """Train the model that is kept."""
-        before = 0.0
+        stage = Stage(deadline=self._end)
         if validation is not None:
-            before = sum(history.steps for history in validation.histories)
+            before = sum(len(rest.examples) for rest, _ in validation.plan.splits) / validation.plan.rows
+            stage = Stage("train on all rows", before=before, deadline=self._end)
             self.recipe = self.task.recipe_ = self.recipe.replace(epochs=validation.epochs)
         dev, training = self.dev, self.training
         evaluate = None if dev is None else lambda: training.metrics(dev)
-        trainer = self._trainer(self.data, self.options.folder, WHOLE, dev=dev, evaluate=evaluate)
-        if before:
-            trainer.stage = Stage("train on all rows", before=before / trainer.sampler.total_steps)
-        history = trainer.run()
+        history = self._trainer(self.data, self.options.folder, stage, dev=dev, evaluate=evaluate).run()
         if dev is not None:
             training.calibrate(dev)
         if validation is not None:
@@ -225,17 +304,19 @@ class FineTuningRun(Generic[TaskT]):
         fingerprint = self._fingerprint()
         result = None
         if folder is not None and world.is_main and self.options.resume:
-            result = load_result(folder, plan, fingerprint)
+            result = load_result(folder, self.data, fingerprint)
         result = world.broadcast(result)
         if result is None:
-            self._print(f"validation: {plan.description}")
+            slow = len(plan.splits) > 1 and self._device.type == "cpu" and self._end is None
+            hint = " (--folds 0 or --budget 5m takes less time)" if slow else ""
+            self._print(f"validation: {plan.description}{hint}")
             folds = [self._fold(plan, index, world) for index in range(len(plan.splits))]
             result = world.broadcast(summarize(self.training, plan, folds, self.metric, self.recipe))
             if folder is not None and world.is_main:
                 save_result(folder, result, fingerprint)
                 for path in folder.glob("fold-*"):
                     shutil.rmtree(path, ignore_errors=True)
-        self._print(f"{result.description}: {result.metric} {result.value:.4f} after {result.epochs:g} epochs")
+        self._print(f"{result.plan.description}: {result.metric} {result.value:.4f}")
         return result
 
     @property
@@ -269,9 +350,9 @@ class FineTuningRun(Generic[TaskT]):
             return {name: score.value for name, score in self.training.scores(part, resamples=0).items()}
 
         rows = [len(part.examples) for part, _ in plan.splits]
-        stage = Stage(
-            plan.name(index), sum(rows[:index]) / rows[index], (sum(rows[index + 1 :]) + plan.rows) / rows[index]
-        )
+        before, after = sum(rows[:index]) / rows[index], (sum(rows[index + 1 :]) + plan.rows) / rows[index]
+        now, end = time.monotonic(), self._end
+        stage = Stage(plan.name(index), before, after, None if end is None else now + (end - now) / (1 + after))
         keep: Literal["best", "last"] = "best" if self.recipe.patience else "last"
         trainer = self._trainer(train, folder, stage, dev=held, evaluate=evaluate, keep=keep, some_epochs=True)
         history = trainer.run()
@@ -286,6 +367,16 @@ class FineTuningRun(Generic[TaskT]):
     def _print(self, text: str) -> None:
         if self.options.progress and World.current(self._device).is_main:
             print(text, file=sys.stderr)
+
+
+def _describe_time(plan: Mapping[str, Any], epochs: float) -> str:
+    held = "" if not plan["held_out"] else "a held-out part"
+    held = f"{plan['held_out']} folds" if plan["held_out"] > 1 else held
+    parts = f"{held}, then training on all rows" if held and plan["refit"] else held
+    chosen = f"{plan['epochs']:.3g} of {epochs:g} epochs" if plan["epochs"] < epochs else f"all {epochs:g} epochs"
+    return (
+        f"{plan['step']:.2g} s per step; {parts + ', ' if parts else ''}{chosen}, about {format_time(plan['seconds'])}"
+    )
 
 
 def _read_fold(folder: Path, held: LabelledDataset) -> tuple[TrainingHistory, Sequence[Predictions]] | None:

@@ -34,6 +34,7 @@ from bertie.tasks import registry
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, World, local_device
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
+from bertie.training.finetune.budget import Deadline
 from bertie.training.finetune.data import LabelledDataset, fingerprint
 from bertie.training.finetune.fit import HISTORY, fit_labelled
 from bertie.training.finetune.validation import RESULT as VALIDATION
@@ -97,6 +98,7 @@ class BestRun:
     result: RunResult
     task: AnyTrainable
     predictions: dict[str, Predictions]
+    validation: ValidationPlan | None = None  # if the dev predictions are for rows that were held out
 
 
 class SeedRuns:
@@ -154,7 +156,13 @@ class SeedRuns:
         return values[0]
 
     def train(
-        self, seed: int, *, save_steps: int | None = None, strategy: Strategy = "ddp", progress: bool = True
+        self,
+        seed: int,
+        *,
+        save_steps: int | None = None,
+        strategy: Strategy = "ddp",
+        progress: bool = True,
+        deadline: Deadline | None = None,
     ) -> RunResult:
         """Train with one seed, unless that is done already."""
         if seed in self.results:
@@ -171,6 +179,7 @@ class SeedRuns:
                 save_steps=save_steps,
                 strategy=strategy,
                 progress=progress,
+                deadline=deadline,
             )
         except BaseException:
             if self.world.is_main and not self.results and not _can_resume(folder):
@@ -226,11 +235,11 @@ class SeedRuns:
         """The best model, loaded from disk: the report is on what is kept."""
         job, seed = self.job, self.best_seed()
         task = registry.get(job.task).trainable_class.load(self._model(seed), overflow=job.overflow, device=job.device)
+        validation = None if job.validation is None else load_result(self._folder(seed), job.train)
         predictions = self._predictions.get(seed)
         if predictions is None:  # an earlier process finished this seed
-            validation = None if job.validation is None else load_result(self._folder(seed), job.validation)
             predictions = self._predict(task, validation)
-        return BestRun(self.results[seed], task, predictions)
+        return BestRun(self.results[seed], task, predictions, None if validation is None else validation.plan)
 
     def close(self) -> None:
         """Leave the process group: the rest is done by the main process."""

@@ -44,6 +44,8 @@ class ValidationPlan:
 
     splits: tuple[tuple[LabelledDataset, LabelledDataset], ...]
     rows: int  # in all
+    seed: int = 0  # of the split
+    refit: bool = True  # whether the final model is trained on all rows
 
     @property
     def description(self) -> str:
@@ -51,7 +53,23 @@ class ValidationPlan:
         if len(self.splits) > 1:
             return f"{len(self.splits)}-fold cross-validation, then trained on all {self.rows:,} rows"
         held = len(self.splits[0][1].examples)
+        if not self.refit:
+            return f"held-out {held / self.rows:.0%} ({held:,} rows), without time to refit on all {self.rows:,} rows"
         return f"held-out {held / self.rows:.0%} ({held:,} rows), then refitted on all {self.rows:,} rows"
+
+    @classmethod
+    def of_rows(cls, data: LabelledDataset, held_out: Sequence[Sequence[int]], **options: Any) -> ValidationPlan:
+        """The plan that holds out rows by their numbers."""
+        splits = []
+        for numbers in map(set, held_out):
+            rest, held = ([e for e in data.examples if (e.row in numbers) == wanted] for wanted in (False, True))
+            splits.append((replace(data, examples=rest), replace(data, examples=held)))
+        return cls(tuple(splits), len(data.examples), **options)
+
+    @property
+    def held_out(self) -> list[list[int]]:
+        """The numbers of the rows in each part."""
+        return [[example.row for example in held.examples] for _, held in self.splits]
 
     @property
     def train(self) -> LabelledDataset | None:
@@ -67,7 +85,7 @@ class ValidationPlan:
 class ValidationResult:
     """What models predicted for rows that they were not trained on."""
 
-    description: str  # as "held-out 10% (60 rows), then refitted on all 600 rows"
+    plan: ValidationPlan
     metric: str
     value: float  # of the metric, before calibration
     predictions: Predictions  # after calibration, in the order of the rows
@@ -88,11 +106,11 @@ def plan_validation(recipe: Recipe, data: LabelledDataset, seed: int) -> Validat
     if count := default_folds(recipe, data):
         if count > rows:
             raise ConfigError(f"folds={count} must be at most the number of rows, {rows:,}")
-        return ValidationPlan(tuple(split_folds(data, count, seed)), rows)
+        return ValidationPlan(tuple(split_folds(data, count, seed)), rows, seed)
     fraction = dev_fraction(recipe, data)
     if not fraction or not default_refit(recipe, data):
         return None
-    return ValidationPlan((split(data, fraction, seed),), rows)
+    return ValidationPlan((split(data, fraction, seed),), rows, seed)
 
 
 def evaluation_steps(epoch_ends: Sequence[int]) -> list[int]:
@@ -147,7 +165,7 @@ def summarize(
     predictions = pooled[index] if calibration is None else training.calibrated(pooled[index], calibration)
     epochs = recipe.resolve().epochs if index == len(pooled) - 1 and not stopped else evaluations[index]["epoch"]
     value = values[index]
-    return ValidationResult(plan.description, metric, value, predictions, epochs, calibration, evaluations, histories)
+    return ValidationResult(plan, metric, value, predictions, epochs, calibration, evaluations, histories)
 
 
 def pool(parts: Sequence[Predictions]) -> Predictions:
@@ -184,7 +202,9 @@ def save_result(folder: Path, result: ValidationResult, fingerprint: str) -> Non
     """Write the result of a validation."""
     values = {
         "fingerprint": fingerprint,
-        "description": result.description,
+        "held_out": result.plan.held_out,
+        "seed": result.plan.seed,
+        "refit": result.plan.refit,
         "metric": result.metric,
         "value": result.value,
         "predictions": _predictions_as_dict(result.predictions),
@@ -196,8 +216,8 @@ def save_result(folder: Path, result: ValidationResult, fingerprint: str) -> Non
     atomic_write(folder / RESULT, json.dumps(values).encode())
 
 
-def load_result(folder: Path, plan: ValidationPlan, fingerprint: str | None = None) -> ValidationResult | None:
-    """Read the result of a validation, if there is one."""
+def load_result(folder: Path, data: LabelledDataset, fingerprint: str | None = None) -> ValidationResult | None:
+    """Read the result of a validation on some data, if there is one."""
     path = folder / RESULT
     if not path.is_file():
         return None
@@ -207,11 +227,12 @@ def load_result(folder: Path, plan: ValidationPlan, fingerprint: str | None = No
             f"{folder} holds a run with another recipe, other data or another model, and can only be resumed with its "
             "own. Choose another folder, or remove this one"
         )
-    held = [example for _, part in plan.splits for example in part.examples]
-    data = replace(plan.splits[0][1], examples=sorted(held, key=lambda example: example.row))
+    plan = ValidationPlan.of_rows(data, raw["held_out"], seed=raw["seed"], refit=raw["refit"])
+    held = {row for rows in plan.held_out for row in rows}
+    data = replace(data, examples=[example for example in data.examples if example.row in held])
     calibration = raw["calibration"]
     return ValidationResult(
-        raw["description"],
+        plan,
         raw["metric"],
         raw["value"],
         _predictions_from_dict(raw["predictions"], data),
