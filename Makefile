@@ -16,7 +16,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 # Every task once, on the built-in model.
 try: $(READY)
@@ -39,8 +39,10 @@ test-gpu:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and by its exact version, so that no other package chooses a build for us
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test]'
+	# pip compiles one file after another; some packages have files for other versions of Python, which fail
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(READY)
 
 clean:

@@ -1,12 +1,21 @@
-"""Settings of all tests: one thread, since tiny models gain nothing from more; a notice if page tests are skipped."""
+"""Settings of all tests: one thread, since tiny models gain nothing from more; worker processes; a notice if page
+tests are skipped.
+
+`make test` runs the tests in as many processes as there are CPUs (`-n auto`). A file's tests stay in one process, one
+after another, since they share fixtures; so do those of `GROUPS`.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
@@ -17,10 +26,36 @@ os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="bertie-config-")
 for _name in ("BERTIE_MODEL", "BERTIE_DEVICE", "BERTIE_PRECISION", "BERTIE_CONFIG"):
     os.environ.pop(_name, None)
 
+MAX_PROCESSES = 8
+# Folders and files whose tests run in one process, where they share a child process or a cluster, or measure times.
+GROUPS = {
+    "tests/ops/triton/": "triton",
+    "tests/cluster/": "ray",
+}
+
 INSTALL_COMMANDS = {
     "Chromium": "python -m playwright install --with-deps chromium",
     "playwright": "pip install playwright",
 }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process per CPU: tests use one thread each."""
+    return min(MAX_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Distribute files, and groups of files."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FileScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((group for prefix, group in GROUPS.items() if file.startswith(prefix)), file)
+
+    return FileScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own summary: the notice comes after it
