@@ -179,10 +179,11 @@ def test_highlighting_and_control_characters() -> None:
 
 KILLED = """
 import sys
+import bertie.search.document_input as documents
 import bertie.search.index as module
 import bertie.search.local_store as embedded
 from bertie.cli import main
-module.COMMIT_PASSAGES, module.GROUP_CHARACTERS, embedded.SEGMENT_ROWS = 4, 100, 16
+module.COMMIT_PASSAGES, documents.GROUP_CHARACTERS, embedded.SEGMENT_ROWS = 4, 100, 16
 sys.exit(main(sys.argv[1:]))
 """
 
