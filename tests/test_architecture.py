@@ -25,7 +25,7 @@ LAYERS = (
         "data",
         "evaluation",
     ),  # leaves, which anybody may use
-    *("text", "ops", "nn", "checkpoints", "pipeline", "tasks", "training"),
+    *("text", "ops", "nn", "checkpoints", "pipeline", "tasks", "training", "recipes"),
     *("compress", "search", "client", "cluster", "bench", "serve", "cli"),
 )
 LEAVES = {

@@ -13,14 +13,16 @@ import pytest
 from huggingface_hub import ModelCard
 
 import bertie
+from bertie import recipes
 from bertie.checkpoints import hub, storage
 from bertie.cli.main import build_parser
 from bertie.training.pretrain.corpus import read_titles
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
+from bertie.training.recipe_file import read_recipe
 from tests.test_readme import blocks, has_built_in, run
 
 ROOT = Path(__file__).parents[1]
-SMALL = ROOT / "recipes" / "bertie-small"
+SMALL = recipes.FOLDER / "bertie-small"
 CARD = Path(bertie.__file__).parent / "models" / hub.DEFAULT / "README.md"
 PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.md"
 SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search", "embeddings", "scale"))
@@ -56,6 +58,13 @@ def commands(text: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
+def recipe_file(name: str) -> Path:
+    """The file of a recipe: of the folder that bertie recipes -o recipes copies, or by its name."""
+    if name.startswith("recipes/"):
+        return recipes.FOLDER.parent / name
+    return recipes.find(name, (*recipes.FINE_TUNING, *recipes.PRETRAINING))
+
+
 def check(words: list[str]) -> None:
     """Check that a command of Bertie parses, and that the files it names in the repository exist."""
     while "=" in words[0]:  # an environment variable
@@ -67,12 +76,14 @@ def check(words: list[str]) -> None:
         program, rest = "bertie", rest[at + 1 :]
     assert program in ("bertie", "python", *OTHER_PROGRAMS), words
     for name in rest:
-        if name.startswith("recipes/"):
-            assert (ROOT / name).is_file(), words
+        if name.startswith("recipes/"):  # as bertie recipes -o recipes copies them
+            assert (recipes.FOLDER.parent / name).exists(), words
     if program == "bertie":
         args = build_parser().parse_args(rest)
         if args.verb == "pretrain" and args.recipe is not None:
-            PretrainRecipe.read(ROOT / args.recipe, tokens=args.tokens, steps=args.steps)
+            PretrainRecipe.read(recipe_file(args.recipe), tokens=args.tokens, steps=args.steps)
+        if args.verb == "train" and args.recipe is not None:
+            read_recipe(recipe_file(args.recipe))
 
 
 def test_check_rejects_wrong_commands() -> None:
@@ -126,8 +137,8 @@ def test_recipes_on_the_page() -> None:
     text = PRETRAIN.read_text("utf-8")
     (block,) = fenced(text, "toml")
     assert PretrainRecipe.from_mapping(tomllib.loads(block)).steps == 7630
-    listed = set(re.findall(r"\.\./recipes/pretrain/([\w-]+)\.toml", text))
-    assert listed == {file.stem for file in (ROOT / "recipes" / "pretrain").glob("*.toml")}
+    listed = set(re.findall(r"\.\./src/bertie/recipes/pretrain/([\w-]+)\.toml", text))
+    assert listed == {file.stem for file in (recipes.FOLDER / "pretrain").glob("*.toml")}
 
 
 def test_objectives_on_the_page() -> None:
@@ -182,7 +193,8 @@ def test_the_commands_are_complete() -> None:
             corpora[args.output] = settings
         if args.verb == "pretrain":
             inputs += [
-                f"{args.data}/{name}" for name in named_paths(tomllib.loads((ROOT / args.recipe).read_text("utf-8")))
+                f"{args.data}/{name}"
+                for name in named_paths(tomllib.loads(recipe_file(args.recipe).read_text("utf-8")))
             ]
         for name in inputs:
             assert name.startswith("DATA/") or any(f"{name}/".startswith(f"{output}/") for output in outputs), (

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import finetune
+from bertie import recipes
 from bertie.training.recipe_file import read_recipe
 
-FILES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
+FILES = sorted(recipes.FOLDER.glob("*.toml"))
 SETS = [file for file in FILES if "seeds" in file.read_text("utf-8")]  # those that train on labels
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parents[2] / "recipes" / "bertie-small" / "prepare.py"
+from bertie.recipes import FOLDER
+
+HERE = FOLDER / "bertie-small" / "prepare.py"
 
 
 @pytest.fixture(scope="module")

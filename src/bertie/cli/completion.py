@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertie.cli.parser import subparsers, verb
+from bertie.recipes import FINE_TUNING, PRETRAINING, names
 from bertie.tasks import registry
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def _values(action: argparse.Action) -> tuple[str, ...]:
         return tuple(map(str, action.choices))
     if action.dest in ("model", "models"):
         return tuple(sorted(path.parent.name for path in MODELS.glob("*/config.json")))
+    if action.dest == "recipe":
+        return tuple(names(FINE_TUNING if action.option_strings else PRETRAINING))
     return ("cpu", "cuda") if action.dest == "device" else ()
 
 

@@ -35,6 +35,7 @@ from bertie.cli import (
     mine,
     pretrain,
     quantize,
+    recipes,
     rerank,
     search,
     serve,
@@ -62,7 +63,7 @@ GROUPS = {  # in the order of bertie --help
     "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank),
     "search": (index, search),
     "serve": (serve,),
-    "train": (train, eval, compare, mine, weight_tokens, quantize),
+    "train": (train, eval, compare, mine, weight_tokens, quantize, recipes),
     "pretrain": (tokenizer, corpus, pretrain),
     "inspect": (inspect, tokenize, bench, doctor, completion),
 }

@@ -17,14 +17,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertie import recipes
 from bertie.cli.common import UsageError, add_device, select_device, verb
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
 
-EXAMPLE = """  bertie pretrain recipes/pretrain/modernbert-small.toml --corpus corpus --tokenizer tokenizer -o model
+EXAMPLE = """  bertie pretrain tiny --corpus corpus --tokenizer tokenizer -o model       # two minutes on two CPU cores
+  bertie pretrain modernbert-small --corpus corpus --tokenizer tokenizer -o model
   bertie pretrain -m ./bert-base-uncased --corpus clinic --tokens 200000000 --lr 5e-5 -o clinic-bert
-  torchrun --no-python --nproc-per-node 8 bertie pretrain recipes/pretrain/bert-base.toml -o my-bert --resume
+  torchrun --no-python --nproc-per-node 8 bertie pretrain bert-base -o my-bert --resume
 """
 # Fields of [training] in a recipe.
 NUMBERS: dict[str, tuple[type, str]] = {
@@ -44,7 +46,7 @@ NUMBERS: dict[str, tuple[type, str]] = {
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "pretrain", "train an encoder on raw text", __doc__, EXAMPLE)
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file, or one of bertie recipes")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder for the model")
     parser.add_argument("-m", "--model", metavar="MODEL", help="the model to continue from: a folder or a hub id")
     parser.add_argument("--corpus", metavar="DIR", help="a corpus built by bertie corpus")
@@ -85,8 +87,9 @@ def run(args: argparse.Namespace) -> None:
         overrides = {"lr": 5e-5, "tokens": None if args.steps else 100_000_000} | {
             name: value for name, value in overrides.items() if value is not None
         }
+    file = None if args.recipe is None else recipes.find(args.recipe, recipes.PRETRAINING)
     summary = pretrain(
-        PretrainRecipe.read(args.recipe, **overrides),
+        PretrainRecipe.read(file, **overrides),
         args.output,
         data=args.data,
         resume=args.resume,

@@ -18,6 +18,7 @@ from bertie._version import __version__
 from bertie.cli.common import add_device, select_device, verb
 from bertie.data.terminal import has_color
 from bertie.errors import NotFoundError
+from bertie.recipes import FOLDER
 
 if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ EXAMPLE = """  bertie tour
   bertie tour --json | jq '.steps[] | {verb, seconds}'
 """
 
-BOOK = Path(__file__).with_suffix(".txt")  # the first line is its title
+BOOK = FOLDER / "examples" / "book.txt"  # the first line is its title
 README = Path(__file__).parents[3] / "README.md"  # of a checkout, where the package is in src
 MASKED = "Paris is the [MASK] of France."
 REVIEWS = (

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertie import recipes
 from bertie.cli.common import UsageError, add_model, model_name, select_device, verb
 from bertie.cli.curve import add_curve, check_curve, measure_curve, save_all
 from bertie.cli.labelled_input import add_columns, add_resamples, count, parse_pairs, read_labelled
@@ -47,7 +48,8 @@ EXAMPLE = """  bertie train classify train.jsonl --dev dev.jsonl --test test.jso
   bertie train tag train.jsonl --dev-fraction 0.1 --columns tokens=words tags=ner -m ./my-encoder -o my-tagger
   bertie train classify reviews.csv --seeds 3 --lora 8 --lr 3e-4 -m ./my-encoder -o mood --json
   bertie train embed pairs.jsonl --dev-fraction 0.1 --batch-size 512 -m ./my-encoder -o my-embedder
-  bertie train --recipe recipes/sst2.toml --data ./data --epochs 1 -o mood
+  bertie train --recipe example -o tickets                                # with data that comes with Bertie
+  bertie train --recipe sst2 --data ./data --epochs 1 -o mood
   torchrun --no-python --nproc-per-node 4 bertie train classify train.jsonl -m ./my-encoder -o mood
 """
 
@@ -60,9 +62,13 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--dev", metavar="FILE", help="data to select the best epoch on, and to calibrate on")
     parser.add_argument("--test", metavar="FILE", help="data to report on; nothing is selected on it")
     add_columns(parser)
-    parser.add_argument("--recipe", metavar="TOML", help="a file with all of these settings; flags override it")
     parser.add_argument(
-        "--data", metavar="FOLDER", help="folder that paths in the recipe are relative to (default: that of the recipe)"
+        "--recipe",
+        metavar="TOML|NAME",
+        help="all of these settings: a file, or one of bertie recipes; flags override it",
+    )
+    parser.add_argument(
+        "--data", metavar="FOLDER", help="folder that paths in the recipe are relative to (default: that of the file)"
     )
     add_model(parser, precision=False, from_settings=False)
     parser.add_argument("--baseline", metavar="MODEL", help="another trained model, to compare with on the test data")
@@ -131,7 +137,7 @@ def _settings(args: argparse.Namespace) -> RecipeFile:
     if args.recipe is not None:
         if args.items:
             raise UsageError(f"{args.items[0]!r} and a recipe: --recipe names the data; leave one of them out")
-        settings = read_recipe(args.recipe, args.data)
+        settings = read_recipe(recipes.find(args.recipe, recipes.FINE_TUNING), _data_root(args))
         splits = {split: file for split in ("dev", "test") if (file := getattr(args, split)) is not None}
         settings = replace(settings, columns=settings.columns | columns, **splits)
         seeds = [] if "seed" in flags else settings.seeds
@@ -154,6 +160,13 @@ def _settings(args: argparse.Namespace) -> RecipeFile:
         seeds = _seed_list(args.seeds, recipe, "seed" in flags)
     model = settings.model if args.model is None and settings.model is not None else model_name(args)
     return replace(settings, training=recipe, seeds=seeds, model=model)
+
+
+def _data_root(args: argparse.Namespace) -> str | None:
+    """The folder of a recipe's data: for one that comes with Bertie the current folder, or that of the example data."""
+    if args.data is not None or not recipes.is_packaged(args.recipe, recipes.FINE_TUNING):
+        return str(args.data) if args.data is not None else None
+    return None if args.recipe == "example" else "."
 
 
 def _seed_list(seeds: list[int] | int | None, recipe: Recipe, seed_given: bool) -> list[int]:

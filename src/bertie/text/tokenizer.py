@@ -7,8 +7,8 @@ and clear errors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from bertie.switches import is_disabled
 from bertie.text import wordpiece
 from bertie.text.encoding import Encoding, Encodings, IntArray, merge
 from bertie.text.legacy import LegacyTokenizer, build, normalizer, pre_tokenizer
-from bertie.text.tokenizer_files import read_text, rust_errors
+from bertie.text.tokenizer_files import json_bytes, read_text, rust_errors
 from bertie.text.tokenizer_settings import (
     GENERIC,
     ROLES,
@@ -313,6 +313,12 @@ class Tokenizer:
         """Maximum length in tokens that tokenizer_config.json declares; None if it declares none."""
         return self._max_length
 
+    def with_max_length(self, max_length: int) -> Tokenizer:
+        """A copy that declares another maximum length."""
+        tokenizer = copy(self)
+        tokenizer._settings, tokenizer._max_length = self._settings.with_max_length(max_length), max_length
+        return tokenizer
+
     @property
     def vocabulary(self) -> dict[int, str]:
         """Tokens by id, in order of ids, which may have gaps."""
@@ -347,9 +353,9 @@ class Tokenizer:
         if "tokenizer_config.json" in raw and self._class_agrees():
             result["tokenizer_config.json"] = raw["tokenizer_config.json"]
         else:
-            result["tokenizer_config.json"] = _json_bytes(self._config())
+            result["tokenizer_config.json"] = json_bytes(self._config())
         names = {f"{role}_token": text for role, text in self._special.items()}
-        result["special_tokens_map.json"] = raw.get("special_tokens_map.json", _json_bytes(names))
+        result["special_tokens_map.json"] = raw.get("special_tokens_map.json", json_bytes(names))
         return result
 
     def _config(self) -> dict[str, Any]:
@@ -440,7 +446,3 @@ def checked_text(text: Any, where: str) -> str:
             "text.encode('utf-8', 'replace').decode()"
         ) from None
     return text
-
-
-def _json_bytes(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8")

@@ -69,3 +69,8 @@ def check_json_type(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind):
         raise CheckpointError(f"{where} must be a JSON {kind.__name__}, not {type(value).__name__}")
     return value
+
+
+def json_bytes(value: dict[str, Any]) -> bytes:
+    """A JSON object as the contents of a file."""
+    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8")

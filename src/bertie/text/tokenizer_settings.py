@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from bertie.errors import CheckpointError, ConfigError
-from bertie.text.tokenizer_files import check_json_type, parse_json, read_bytes
+from bertie.text.tokenizer_files import check_json_type, json_bytes, parse_json, read_bytes
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which transformers adds missing ones
 # The classes of transformers that use a tokenizer.json unchanged; others may rebuild it by their own rules.
@@ -47,6 +48,17 @@ class TokenizerSettings:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise CheckpointError(f"tokenizer_config.json: model_max_length={value!r} must be a positive number")
         return int(value) if value < 1e9 else None  # transformers writes 1e30 for "no limit"
+
+    def with_max_length(self, max_length: int) -> TokenizerSettings:
+        """A copy with another maximum length.
+
+        >>> TokenizerSettings().with_max_length(512).model_max_length()
+        512
+        """
+        change, raw = {"model_max_length": max_length}, dict(self.raw)
+        if (name := "tokenizer_config.json") in raw:
+            raw[name] = json_bytes(json.loads(raw[name]) | change)
+        return replace(self, options=self.options | change, raw=raw)
 
 
 def check_normalizer(settings: TokenizerSettings, normalizer: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertie import recipes
 from bertie.checkpoints import hub
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.sentence_modules import SentenceModules
@@ -22,7 +23,7 @@ from bertie.text.tokenizer import Tokenizer
 from bertie.training.pretrain.initialization import new_model
 from tests.cli.test_tour import VERBS
 
-RECIPES = sorted((Path(__file__).parents[3] / "recipes" / "bertie-small").glob("*.toml"))
+RECIPES = sorted((recipes.FOLDER / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 STEPS = {"1-mlm": 30, "2-distillation": 12, "3-heads": 48, "4-multitask": 48}
 

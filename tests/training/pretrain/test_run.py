@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertie import recipes
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import ConfigError, InputError, NotFoundError, TrainingError
 from bertie.recipe import Recipe
@@ -37,7 +38,7 @@ from tests.training.pretrain.objective_runs import Poisoned
 
 NAN = float("nan")
 ROOT = Path(__file__).parents[3]
-RECIPES = sorted((ROOT / "recipes" / "pretrain").glob("*.toml"))
+RECIPES = sorted((recipes.FOLDER / "pretrain").glob("*.toml"))
 
 
 # --- recipes ---

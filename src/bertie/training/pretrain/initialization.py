@@ -67,6 +67,8 @@ def new_model(config: Mapping[str, Any], tokenizer: Tokenizer, *, head: HeadName
             model = Model(spec.encoder, heads).eval()
         except RuntimeError as error:
             raise ConfigError(f"config.json describes a model that does not fit in memory: {error}") from None
+    # The length in a new tokenizer is a guess: it was trained before the model was known.
+    tokenizer = tokenizer.with_max_length(spec.encoder.max_length)
     return Checkpoint(model, values, spec, tokenizer, source="a new model")
 
 
