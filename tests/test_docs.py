@@ -28,8 +28,9 @@ PRETRAIN, MODEL = ROOT / "docs" / "pretrain.md", ROOT / "docs" / "bertie-small.m
 SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search", "embeddings", "scale"))
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
-FILES, LABELLING = ROOT / "docs" / "files.md", ROOT / "docs" / "labelling.md"
+FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
 PAGES = [
+    TRAIN,
     LABELLING,
     FILES,
     PRETRAIN,

@@ -308,6 +308,7 @@ def _finish(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, 
         print(f"{args.output} is the model; without --dev, --test or held-out rows it has no score", file=sys.stderr)
         return
     sys.stdout.write(report_table(report))
+    sys.stdout.flush()  # before what follows on standard error
     score = report.evaluations[report.final].scores[report.main]
     seed = f" (seed {best.result.seed})" if len(job.seeds) > 1 else ""
     source = report.final if best.validation is None or report.final != "dev" else best.validation.description
@@ -334,7 +335,9 @@ def _report(
         title=settings.title or Path(args.output).absolute().name,
         model=str(settings.model),
         train=job.train,
-        training=TrainingRecord(job.recipe, results, best.result.seed, runs.metric, best.validation),
+        training=TrainingRecord(
+            job.recipe.replace(epochs=best.result.epochs), results, best.result.seed, runs.metric, best.validation
+        ),
         baseline=None if args.baseline is None else _baseline(args.baseline, job),
         cheap_baselines=None if args.no_baselines else encoder,
         files={"train": train, "dev": [settings.dev] if settings.dev else held_out, "test": [settings.test or ""]},

@@ -39,6 +39,7 @@ class MultiTask:
     """
 
     history_: Any  # the `bertie.training.callbacks.TrainingHistory` of the last `fit`
+    recipe_: Recipe  # with the hyperparameters that the last `fit` chose
 
     def __init__(
         self,

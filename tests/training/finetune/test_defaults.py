@@ -66,6 +66,17 @@ def test_a_warning_only_where_the_rate_is_too_high_for_the_model() -> None:
     assert choose(Recipe(lr=1e-3, freeze="encoder"), BASE, dataset(500), has_dev=False).warnings == ()
 
 
+def test_embeddings_have_rates_and_batches_of_their_own() -> None:
+    pairs = [
+        choose(Recipe(), SMALL, replace(dataset(n, kind="embed"), inputs="pairs"), has_dev=False) for n in (300, 5000)
+    ]
+    recipes = [chosen.recipe for chosen in pairs]
+    assert [(r.lr, r.batch_size, r.epochs) for r in recipes] == [(7.5e-5, 32, 10), (7.5e-5, 64, 6)]
+    assert "batch_size 64: 5,000 pairs, with the others as negatives" in pairs[1].reasons
+    scores = choose(Recipe(), BASE, replace(dataset(50_000, kind="embed"), inputs="scores"), has_dev=False).recipe
+    assert (scores.batch_size, scores.epochs, scores.stop_loss) == (32, 1, None)
+
+
 def test_partial_training_has_rates_of_its_own() -> None:
     assert choose(Recipe(lora=8), BASE, dataset(500), has_dev=False).recipe.lr == 5e-4
     assert choose(Recipe(freeze="encoder"), BASE, dataset(500), has_dev=False).recipe.lr == 1e-3

@@ -13,6 +13,11 @@ The rule was fitted on a grid of learning rates, head learning rates, epochs and
   been below it for an epoch ends after one more, in which the learning rate decays. Few rows are often learned by
   heart long before 400 steps, and the rest changes nothing.
 - `batch_size` 16, and 32 from 20,000 rows on.
+- Embeddings (`embed`) have no fresh head, and the encoder has often been trained for them: half of the learning rate,
+  batches of 32 rows, or of 64 from 1,000 pairs on, as the other rows are their negatives, and 3 to 10 epochs, or 1
+  to 10 from 20,000 rows on. Nothing is held out by default. These follow the usual recipes, and were not fitted.
+- `bertie.MultiTask` takes the rule for the head with the most rows. A part of each head's data is held out, and the
+  epoch with the best mean score is kept.
 - With dev data the best epoch is kept, and training stops when it has not improved for half of the epochs.
 - Without dev data, `folds`: from 20 to 399 rows, 5 folds of cross-validation. Otherwise `dev_fraction`: a tenth is held
   out (at least 30 rows, at most 1,000). The models of the folds, or the one of the rest, run to the end of their
@@ -40,8 +45,9 @@ LR_RANGE = (1e-5, 3e-4)
 LORA_LR, HEAD_ONLY_LR = 5e-4, 1e-3
 LARGE = 20_000  # rows
 STEPS = 400  # that training takes at least
-MAX_EPOCHS = 50
+MAX_EPOCHS, MAX_EMBED_EPOCHS = 50, 10
 STOP_LOSS = 0.01
+EMBED_LR, EMBED_PAIRS = 0.5, 1000  # relative to other tasks; from so many pairs on, batches are large
 LABELS_PER_FACTOR, MAX_FACTOR = 5, 10  # of the head's learning rate
 HELD_OUT, FEWEST, MOST, LARGEST_SHARE = 0.1, 30, 1000, 0.2
 REFIT_ROWS = LARGE  # up to which the model is trained again on all rows
@@ -113,9 +119,8 @@ def choose(recipe: Recipe, config: EncoderConfig, data: LabelledDataset, *, has_
     """Choose the hyperparameters that are None. `data` is the training data, without what is held out of it."""
     rows, labels = len(data.examples), len(data.labels)
     model = f"hidden size {config.width}, {config.depth} layers"
-    if data.kind == "embed":
-        return ChosenRecipe(recipe.resolve(), ())
-    best_lr = default_lr(config)
+    embed = data.kind == "embed"
+    best_lr = default_lr(config) * (EMBED_LR if embed else 1.0)
     if recipe.freeze == "encoder" and not recipe.unfreeze:
         lr, why = HEAD_ONLY_LR, "only the head is trained"
     elif recipe.lora:
@@ -129,12 +134,14 @@ def choose(recipe: Recipe, config: EncoderConfig, data: LabelledDataset, *, has_
     factor = _head_factor(data)
     if recipe.head_lr is None and factor > 1 and lr < HEAD_ONLY_LR:
         chosen["head_lr"] = (float(f"{lr * factor:.1e}"), f"{labels} labels")
+    size, why = default_batch_size(data)
     if recipe.batch_size is None and recipe.batch_tokens is None:
-        chosen["batch_size"] = (16 if rows < LARGE else 32, f"{rows:,} rows")
-    size = recipe.batch_size or (16 if rows < LARGE else 32)
+        chosen["batch_size"] = (size, why)
+    size = recipe.batch_size or size
     if recipe.epochs is None:
-        least = 5 if rows < LARGE else 3
-        chosen["epochs"] = (float(min(MAX_EPOCHS, max(least, math.ceil(STEPS * size / rows)))), f"{rows:,} rows")
+        least = (5 if rows < LARGE else 3) if not embed else (3 if rows < LARGE else 1)
+        most = MAX_EPOCHS if not embed else MAX_EMBED_EPOCHS
+        chosen["epochs"] = (float(min(most, max(least, math.ceil(STEPS * size / rows)))), f"{rows:,} rows")
         if recipe.stop_loss is None and data.kind == "classify" and not data.multi_label and not recipe.label_smoothing:
             chosen["stop_loss"] = (STOP_LOSS, "ends when learned")
     evaluations = (recipe.epochs or chosen["epochs"][0]) * recipe.evals_per_epoch
@@ -150,6 +157,14 @@ def choose(recipe: Recipe, config: EncoderConfig, data: LabelledDataset, *, has_
         )
     reasons = tuple(f"{name} {_plain(value)}: {why}" for name, (value, why) in chosen.items())
     return ChosenRecipe(recipe.replace(**{name: value for name, (value, _) in chosen.items()}), reasons, warnings)
+
+
+def default_batch_size(data: LabelledDataset) -> tuple[int, str]:
+    """The number of rows per step, and why."""
+    rows = len(data.examples)
+    if data.kind == "embed" and data.inputs == "pairs":
+        return (64 if rows >= EMBED_PAIRS else 32), f"{rows:,} pairs, with the others as negatives"
+    return (16 if rows < LARGE and data.kind != "embed" else 32), f"{rows:,} rows"
 
 
 def _head_factor(data: LabelledDataset) -> float:

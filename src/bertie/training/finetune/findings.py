@@ -52,13 +52,13 @@ def _not_beaten(table: BaselineTable, best: BaselineResult, *, trained: bool) ->
 
 def _trend(recipe: Recipe | None, history: TrainingHistory | None, metric: str) -> tuple[str, str]:
     """A sentence if training ended too early, and the setting for a longer one."""
-    if recipe is None or history is None or not history.steps:
+    if recipe is None or history is None or not history.steps or history.shortened == "converged":
         return "", ""
     dev = [row[metric] for row in history.evaluations if metric in row]
     verdict = loss_trend(history.curve, dev, stopped_early=history.stopped_early)
     epochs = recipe.resolve().epochs
     longer = f"--epochs {2 * epochs:g} (it was {epochs:g})"
-    if history.shortened == "budget" or (recipe.budget and history.curve and history.curve[-1]["epoch"] < epochs):
+    if recipe.budget is not None:
         longer = f"a longer --budget (it was {recipe.budget:g}s)"
     if verdict == "settled":
         return "", ""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertie.errors import InputError
+from bertie.errors import ConfigError, InputError
 from bertie.tasks.multi_task import MultiTask
 from bertie.training.distributed import Strategy
 from bertie.training.finetune.base import (
@@ -44,11 +44,15 @@ def fit(
     mismatched = sorted(set(data) ^ set(model.rows))
     if mismatched:
         raise InputError(f"data must be given for each head and no other: {', '.join(mismatched)}")
+    for name in ("folds", "refit", "budget"):
+        if value := getattr(model.recipe, name):
+            raise ConfigError(f"{name}={value!r} is for training one task; leave it out for several heads")
     train, held_out = _read(model, data, dev, columns)
     checkpoint = starting_checkpoint(model.model_argument, model.device_argument)
     largest = max(train.values(), key=lambda part: len(part.examples))
-    chosen = choose(model.recipe, checkpoint.model.config, largest, has_dev=bool(held_out))
-    recipe = chosen.recipe
+    # The losses of the heads are not comparable, so none of them ends the run.
+    chosen = choose(model.recipe.fill(stop_loss=0.0), checkpoint.model.config, largest, has_dev=bool(held_out))
+    recipe = model.recipe_ = chosen.recipe
     for text in (*recipe.warnings(), *chosen.warnings):
         warnings.warn(text, stacklevel=3)
     if progress:

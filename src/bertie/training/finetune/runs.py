@@ -89,6 +89,7 @@ class RunResult:
     history: TrainingHistory
     dev: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
+    epochs: float | None = None  # of the final model: the recipe's, or fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class SeedRuns:
             split: {metric: score.value for metric, score in training_for(task).scores(part, resamples=0).items()}
             for split, part in predictions.items()
         }
-        result = self.results[seed] = RunResult(seed, task.history_, **scores)
+        result = self.results[seed] = RunResult(seed, task.history_, **scores, epochs=task.recipe_.epochs)
         self._predictions[seed] = predictions
         if self.world.is_main:
             task.save(self._model(seed), overwrite=True)
