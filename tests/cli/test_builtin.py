@@ -140,7 +140,7 @@ def test_labels_of_a_named_head_are_the_columns(small: str, here: Path) -> None:
 
 def test_it_is_the_default_of_training(small: str) -> None:
     texts, labels = ["the cat sat", "a dog ran"] * 4, ["cat", "dog"] * 4
-    fitted = bertie.Classifier(small, epochs=1).fit(texts, labels, progress=False)
+    fitted = bertie.Classifier(small, epochs=1, dev_fraction=0).fit(texts, labels, progress=False)
     assert set(fitted.classes_) == {"cat", "dog"}
     assert list(fitted.checkpoint.heads) == ["classify"]
 

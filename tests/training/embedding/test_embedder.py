@@ -177,7 +177,7 @@ def test_scikit_learn(folder: Path) -> None:
     assert again.normalize is True
     assert "modules" not in again.__dict__
     assert again.embed(["a river"]).shape == (1, 32)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+    with pytest.raises(TypeError, match="has no argument 'epoch'"):
         Embedder(folder, epoch=3)  # type: ignore[call-arg]
 
 
@@ -233,7 +233,7 @@ def test_refusals(folder: Path) -> None:
 
     with pytest.raises(ConfigError, match="loss='infonce' is for training an Embedder"):
         Classifier.from_recipe(folder, Recipe(loss="infonce"))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'loss'"):
+    with pytest.raises(TypeError, match="has no argument 'loss'"):
         Classifier(folder, loss="infonce")  # type: ignore[call-arg]
 
 

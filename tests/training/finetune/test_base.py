@@ -23,25 +23,25 @@ pytestmark = pytest.mark.filterwarnings("ignore:lr=")  # a fresh model has nothi
 
 
 def test_fit_starts_again(encoder: Path) -> None:
-    task = bertie.Classifier(encoder, epochs=1, seed=5)
+    task = bertie.Classifier(encoder, epochs=1, seed=5, dev_fraction=0)
     first = task.fit(TEXTS, MOODS, progress=False).predict_proba(TEXTS[:5])
     again = task.fit(TEXTS, MOODS, progress=False).predict_proba(TEXTS[:5])
     assert (first == again).all()
     given = Checkpoint.load(encoder)
     before = {name: tensor.clone() for name, tensor in given.model.state_dict().items()}
-    held = bertie.Classifier(given, epochs=1, seed=5).fit(TEXTS, MOODS, progress=False)
+    held = bertie.Classifier(given, epochs=1, seed=5, dev_fraction=0).fit(TEXTS, MOODS, progress=False)
     assert (held.predict_proba(TEXTS[:5]) == first).all()
     assert all((before[name] == tensor).all() for name, tensor in given.model.state_dict().items())
-    other = bertie.Classifier(encoder, epochs=1, seed=6).fit(TEXTS, MOODS, progress=False)
+    other = bertie.Classifier(encoder, epochs=1, seed=6, dev_fraction=0).fit(TEXTS, MOODS, progress=False)
     assert (other.predict_proba(TEXTS[:5]) != first).any()
 
 
 def test_a_head_with_the_same_labels_is_trained_further(encoder: Path, tmp_path: Path) -> None:
     bertie.Classifier(encoder, **FAST).fit(TEXTS, MOODS, progress=False).save(tmp_path / "one")
-    more = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9).fit(TEXTS, MOODS, progress=False)
+    more = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9, dev_fraction=0).fit(TEXTS, MOODS, progress=False)
     assert more.score(TEXTS, MOODS) > 0.9
     loud = [mood.upper() for mood in MOODS]
-    fresh = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9).fit(TEXTS, loud, progress=False)
+    fresh = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9, dev_fraction=0).fit(TEXTS, loud, progress=False)
     out = [item.checkpoint.model.head("classify").out.weight for item in (more, fresh)]  # type: ignore[union-attr]
     assert (out[0] - out[1]).abs().max() > 0.01
 
@@ -69,7 +69,7 @@ def test_hyperparameters(encoder: Path, options: dict[str, Any], tmp_path: Path)
 
 
 def test_max_length_is_saved(encoder: Path, tmp_path: Path) -> None:
-    task = bertie.Classifier(encoder, epochs=1, max_length=16).fit(TEXTS, MOODS, progress=False)
+    task = bertie.Classifier(encoder, epochs=1, max_length=16, dev_fraction=0).fit(TEXTS, MOODS, progress=False)
     task.save(tmp_path / "out")
     assert bertie.load(tmp_path / "out").checkpoint.max_length == 16
     with pytest.raises(ConfigError, match="max_length=1000"):
@@ -80,7 +80,7 @@ def test_not_fitted(encoder: Path) -> None:
     for task in (bertie.Classifier(encoder), bertie.Classifier(Checkpoint.load(encoder))):
         with pytest.raises(NotFoundError, match="no head 'classify'"):
             task.predict(TEXTS)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+    with pytest.raises(TypeError, match="has no argument 'epoch'"):
         bertie.Classifier(encoder, epoch=3)  # type: ignore[call-arg]
 
 
@@ -107,7 +107,7 @@ def test_scikit_learn(encoder: Path) -> None:
 
 
 def test_copies(encoder: Path) -> None:
-    task = bertie.Classifier(encoder, epochs=1).fit(TEXTS, MOODS, progress=False)
+    task = bertie.Classifier(encoder, epochs=1, dev_fraction=0).fit(TEXTS, MOODS, progress=False)
     expected = task.predict_proba(TEXTS[:3])
     assert (copy.deepcopy(task).predict_proba(TEXTS[:3]) == expected).all()
     assert (

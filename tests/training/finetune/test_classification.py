@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def test_probabilities_use_the_fitted_temperature(encoder: Path) -> None:
 
 
 def test_labels_keep_their_type(encoder: Path) -> None:
-    task = bertie.Classifier(encoder, epochs=1)
+    task = bertie.Classifier(encoder, epochs=1, dev_fraction=0)
     numbers = [int(mood == "good") for mood in MOODS]
     results = task.fit(TEXTS, numbers, progress=False).predict(TEXTS[:4])
     assert results.dtype.kind == "i"
@@ -82,11 +83,12 @@ def test_pairs(encoder: Path) -> None:
 def test_long_texts_are_trained_in_windows(encoder: Path) -> None:
     texts = [f"{tiny.document(12, i)} {'Emma' if i % 2 else 'Berlin'} {tiny.document(12, i + 50)}" for i in range(24)]
     labels = [i % 2 for i in range(24)]
-    task = bertie.Classifier(encoder, epochs=2, batch_size=4).fit(texts, labels, progress=False)
+    task = bertie.Classifier(encoder, epochs=2, batch_size=4, dev_fraction=0).fit(texts, labels, progress=False)
     assert task.classify(texts[:1])[0].windows > 3
     whole = sum(item.tokens_total for item in task.classify(texts))
     assert task.history_.tokens / 2 > whole  # every token in each epoch, and overlaps
-    cut = bertie.Classifier(encoder, epochs=2, batch_size=4, overflow="truncate").fit(texts, labels, progress=False)
+    options: dict[str, Any] = {"epochs": 2, "batch_size": 4, "dev_fraction": 0}
+    cut = bertie.Classifier(encoder, **options, overflow="truncate").fit(texts, labels, progress=False)
     assert cut.history_.tokens / 2 <= 24 * tiny.REACH
     with pytest.raises(InputError, match="row 1 has"):
         bertie.Classifier(encoder, overflow="error").fit(texts, labels, progress=False)

@@ -90,7 +90,7 @@ def test_the_share_that_is_held_out(rows: int, held: int) -> None:
 
 
 def test_fit_chooses_holds_out_and_keeps_the_best_epoch(encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    task = bertie.Classifier(encoder, epochs=3).fit(TEXTS[:80], MOODS[:80])
+    task = bertie.Classifier(encoder, epochs=3, folds=2).fit(TEXTS[:80], MOODS[:80])
     assert task.recipe_.lr is not None
     assert task.recipe.lr is None
     assert len(task.history_.evaluations) == 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bertie
-from bertie.errors import ConfigError, ExistsError
+from bertie.errors import ConfigError, ExistsError, InputError
 from bertie.recipe import Recipe
 from bertie.training.finetune.data import read_dataset
 from bertie.training.finetune.validation import choose_evaluation, load_result, plan_validation
@@ -59,6 +59,14 @@ def test_folds_are_stratified_and_keep_equal_texts_together() -> None:
         assert not {example.texts for example in rest.examples} & {example.texts for example in held.examples}
         assert [example.target for example in held.examples].count("a") == 8
     assert sorted(example.row for _, held in plan.splits for example in held.examples) == list(range(1, 81))
+
+
+def test_too_few_different_texts() -> None:
+    """By default nothing is held out."""
+    data = read_dataset("classify", ["a", "b", "c", "d"] * 8, ["x", "y"] * 16)
+    assert plan_validation(Recipe(), data, seed=0) is None
+    with pytest.raises(InputError, match="too few different texts for 5 folds"):
+        plan_validation(Recipe(folds=5), data, seed=0)
 
 
 def test_contradictions() -> None:

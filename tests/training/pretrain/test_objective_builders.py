@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, data in (("wrong", rows(64, 1, noise=1.0)), ("clean", rows(64, 2)), ("dev", rows(40, 3))):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
     new_model({"model_type": "bert", **SHAPE, "max_position_embeddings": 64}, tokenizer).save(folder / "encoder")
-    teacher = Classifier(folder / "encoder", epochs=12, lr=3e-3, batch_size=8)
+    teacher = Classifier(folder / "encoder", epochs=12, lr=3e-3, batch_size=8, refit=False)
     teacher.fit(str(folder / "clean.jsonl"), progress=False).save(folder / "teacher")
     return folder
 

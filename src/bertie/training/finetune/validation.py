@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bertie.config import Calibration
 from bertie.data.atomic import atomic_write
-from bertie.errors import CheckpointError, ConfigError
+from bertie.errors import CheckpointError, ConfigError, InputError
 from bertie.recipe import Recipe
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.finetune.base import Predictions, TaskTraining
@@ -106,7 +106,12 @@ def plan_validation(recipe: Recipe, data: LabelledDataset, seed: int) -> Validat
     if count := default_folds(recipe, data):
         if count > rows:
             raise ConfigError(f"folds={count} must be at most the number of rows, {rows:,}")
-        return ValidationPlan(tuple(split_folds(data, count, seed)), rows, seed)
+        try:
+            return ValidationPlan(tuple(split_folds(data, count, seed)), rows, seed)
+        except InputError:  # too few different texts
+            if recipe.folds is not None:
+                raise
+            return None
     fraction = dev_fraction(recipe, data)
     if not fraction or not default_refit(recipe, data):
         return None
