@@ -10,7 +10,7 @@ from bertie.evaluation import plots
 from bertie.evaluation.model_report import SIGNIFICANT, p_value
 from bertie.evaluation.pages import Block, Header, Plot, Section, Table, Tile, to_html
 from bertie.evaluation.report_header import duration
-from bertie.evaluation.report_sections import KINDS, downsample, plain_number
+from bertie.evaluation.report_sections import KINDS, downsample
 from bertie.evaluation.run_comparison import ComparedRun, RunComparison, RunDifference
 
 _MAX_POINTS = 200
@@ -158,7 +158,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(_cell, value))
     if isinstance(value, float):
-        return plain_number(value)
+        return plots.plain_number(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "–" if value is None else str(value)

@@ -59,7 +59,7 @@ def intervals(alt: str, rows: Sequence[tuple[str, Score, str]], x: str) -> str:
     for tick in ticks:
         at = across(tick)
         shapes.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="6" y2="{foot}"/>')
-        shapes.append(f'<text class="mid" x="{at:.1f}" y="{foot + 16}">{tick:.6g}</text>')
+        shapes.append(f'<text class="mid" x="{at:.1f}" y="{foot + 16}">{plain_number(tick)}</text>')
     for i, (name, score, style) in enumerate(rows):
         y = 10 + height * (i + 0.5)
         strong = " strong" if style == "a" else ""
@@ -167,8 +167,8 @@ class _Axes:
         for value in self._y_ticks:
             at = self.y(value)
             shapes.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            shapes.append(f'<text class="end" x="{_LEFT - 6}" y="{at + 4:.1f}">{value:.6g}</text>')
-        for value, name in ticks if ticks is not None else [(value, f"{value:.6g}") for value in self._x_ticks]:
+            shapes.append(f'<text class="end" x="{_LEFT - 6}" y="{at + 4:.1f}">{plain_number(value)}</text>')
+        for value, name in ticks if ticks is not None else [(value, plain_number(value)) for value in self._x_ticks]:
             shapes.append(f'<text class="mid" x="{self.x(value):.1f}" y="{foot + 16}">{escape(name)}</text>')
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
         shapes.append(f'<text class="mid name" x="{middle:.0f}" y="{_HEIGHT - 8}">{escape(x)}</text>')
@@ -185,6 +185,19 @@ def _scale(low: float, high: float, about: int) -> tuple[list[float], tuple[floa
     step = next(unit * times for times in (1, 2, 5, 10) if unit * times >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)], (first * step, last * step)
+
+
+def plain_number(value: float) -> str:
+    """A number without an exponent, with six digits.
+
+    >>> plain_number(0.00015), plain_number(1234.5), plain_number(3.0)
+    ('0.00015', '1,234.5', '3')
+    """
+    if not math.isfinite(value) or value == 0 or abs(value) < 1e-12:
+        return f"{value:g}"
+    digits = max(0, 5 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _line(line: Line, axes: _Axes) -> list[str]:

@@ -404,21 +404,8 @@ def _settings(title: str, values: Mapping[str, Any] | None) -> Section | None:
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
-        return plain_number(value)
+        return plots.plain_number(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def plain_number(value: float) -> str:
-    """A number without an exponent, with six digits.
-
-    >>> plain_number(0.00015), plain_number(1234.5), plain_number(3.0)
-    ('0.00015', '1,234.5', '3')
-    """
-    if not math.isfinite(value) or value == 0 or abs(value) < 1e-12:
-        return f"{value:g}"
-    digits = max(0, 5 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _score(score: Score | None) -> str:

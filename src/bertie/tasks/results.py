@@ -31,9 +31,7 @@ class ClassificationResult(Displayed):
     label: str  # the most probable one
     score: float  # its probability
     scores: dict[str, float]
-    confident: (
-        bool | None
-    )  # whether it reaches the threshold that `fit` found for `abstain`; None: there is none
+    confident: bool | None  # whether it reaches the threshold that `fit` found for `abstain`; None: there is none
     tokens_total: int
     tokens_read: int
     windows: int

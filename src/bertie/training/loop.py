@@ -411,7 +411,7 @@ class Trainer:
         if self.callback is not None:
             self.callback.on_evaluation(p.evaluations[-1])
         if self.keep == "last" and self.metric not in scores:
-            line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if not name.endswith("_se"))
             self._print(f"step {p.step} of {self.pace.total}: {line}")
             return
         score = scores.get(self.metric)

@@ -29,7 +29,7 @@ def rows(count: int) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
         for i in range(1, count + 1)
     ]
     predictions = [
-        {"step": row["step"], "epoch": row["epoch"], "loss": row["loss"] + 0.1, "accuracy": 0.5, "tokens": 777.0}
+        {"step": row["step"], "epoch": row["epoch"], "loss": row["loss"] + 0.1, "accuracy": 0.5, "accuracy_se": 0.01}
         for row in logged[4::5]
     ]
     return logged, predictions
@@ -72,15 +72,15 @@ def test_csv_files_hold_the_rows(tmp_path: Path) -> None:
         assert [one.keys() for one in read] == [one.keys() for one in wanted]
         for one, other in zip(read, wanted, strict=True):
             assert one == pytest.approx(other, rel=1e-8)
-            assert one["tokens"] == other["tokens"]
+            assert one.get("tokens") == other.get("tokens")
 
 
 def test_the_page_plots_losses_against_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, Any] = {}
 
-    def lines(alt: str, series: Any, x: str, y: str) -> str:
+    def lines(alt: str, series: Any, x: str, y: str, **options: bool) -> str:
         drawn[alt.split(" by ")[0]] = (series, x)
-        return real(alt, series, x, y)
+        return real(alt, series, x, y, **options)
 
     real = curves.lines
     monkeypatch.setattr(curves, "lines", lines)
@@ -98,7 +98,14 @@ def test_the_page_plots_losses_against_tokens(tmp_path: Path, monkeypatch: pytes
         assert 100 < len(line.points) < 170
     page = (tmp_path / "curve.html").read_text()
     assert page.count("<svg") == 6
-    assert not re.search(r"<script|https?://", page)
+    assert not re.search(r"https?://", page)
+    assert page.count("<script") == 1
+    accuracy = drawn["Accuracy on masked tokens"][0][0]
+    assert accuracy.band[0] == pytest.approx((0.5 - 1.96 * 0.01, 0.5 + 1.96 * 0.01))
+    assert "0.5 ± 0.0196" in page
+    ticks = re.findall(r'<text class="end"[^>]*>([^<]*)</text>', page[page.index("<h2>Learning rate") :])
+    assert ticks[:3] == ["0", "0.02", "0.04"]  # plain numbers, from 0
+    assert "Loss in the second half by billions of tokens; the axis does not begin at 0" in page
     for fact in ("10,000", "4,000,003,000", "41.0%", "held-out accuracy"):
         assert fact in page
 
@@ -106,7 +113,7 @@ def test_the_page_plots_losses_against_tokens(tmp_path: Path, monkeypatch: pytes
 def test_a_page_with_few_rows(tmp_path: Path) -> None:
     for i, (logged, predictions) in enumerate([([], []), ([], [{"step": 0.0, "loss": 9.0}]), rows(1)]):
         Curves(tmp_path / str(i), logged, predictions).write()
-        assert (tmp_path / str(i) / "curve.html").read_text().count("<svg") == (0, 2, 5)[i]
+        assert (tmp_path / str(i) / "curve.html").read_text().count("<svg") == 0  # a point is no curve
 
 
 def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:

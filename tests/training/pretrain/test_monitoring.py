@@ -145,9 +145,13 @@ def test_intervals_resample_documents(corpus: Corpus, tokenizer: Tokenizer) -> N
     # Corrected for bias and skewness, of which there is little.
     assert (found["loss"].low, found["loss"].high) == pytest.approx((low, high), abs=0.3 * (high - low))
     assert found["perplexity"].low == pytest.approx(math.exp(found["loss"].low), rel=1e-3)
+    quick = held(of)
     assert {name: score.value for name, score in found.items()} == pytest.approx(
-        {name: value for name, value in held(of).items() if name != "tokens"}, rel=1e-12
+        {name: quick[name] for name in found}, rel=1e-12
     )
+    for name, column in (("loss", 0), ("accuracy", 1)):  # the standard errors of both ways agree
+        spread = (drawn[:, column] / drawn[:, 2]).std()
+        assert quick[f"{name}_se"] == pytest.approx(spread, rel=0.2)
 
 
 def test_invalid_arguments_are_refused(corpus: Corpus, tokenizer: Tokenizer) -> None:

@@ -6,7 +6,7 @@ import math
 
 from bertie.evaluation.convergence import loss_trend
 from bertie.evaluation.model_report import BaselineResult, BaselineTable, difference_text
-from bertie.evaluation.report_sections import plain_number
+from bertie.evaluation.plots import plain_number
 from bertie.recipe import Recipe
 from bertie.training.callbacks import TrainingHistory
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from bertie.data.atomic import atomic_write
 from bertie.errors import MissingPackageError
-from bertie.evaluation.pages import Plot, Section, Table, to_html
+from bertie.evaluation.pages import Header, Plot, Section, Table, Tile, to_html
 from bertie.evaluation.plots import Line, lines
 from bertie.training.callbacks import LogRow
 
 Points = list[tuple[float, float]]
 
+Z = 1.96  # standard errors of a 95% interval
 _MAX_POINTS = 300  # per line
 _UNITS = ((1e9, "billions of tokens"), (1e6, "millions of tokens"), (1e3, "thousands of tokens"), (1.0, "tokens"))
 
@@ -124,25 +125,49 @@ def _page(rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> str:
         return Line("training", _downsample(points(name, rows, times)))
 
     def held_out_line(name: str) -> Line:
-        return Line("held-out text", points(name, evaluations), "b", dots=True)
+        of = [row for row in evaluations if name in row]
+        band = [
+            (row[name] - Z * row[f"{name}_se"], row[name] + Z * row[f"{name}_se"]) for row in of if f"{name}_se" in row
+        ]
+        return Line("held-out text", points(name, of), "b", dots=True, band=band if len(band) == len(of) else ())
 
     def second_half(line: Line) -> Line:
-        return replace(line, points=[point for point in line.points if point[0] * size >= tokens[-1] / 2])
+        kept = [i for i, point in enumerate(line.points) if point[0] * size >= tokens[-1] / 2]
+        band = [line.band[i] for i in kept] if line.band else ()
+        return replace(line, points=[line.points[i] for i in kept], band=band)
 
     losses = [training_line("loss"), held_out_line("loss")]
     sections = [Section("Summary", [Table(["name", "value"], _facts(rows, evaluations))])]
-    for title, y, series in (
-        ("Loss", "loss", losses),
-        ("Loss in the second half", "loss", [second_half(line) for line in losses]),  # at a scale of its own
-        ("Accuracy on masked tokens", "accuracy", [held_out_line("accuracy")]),
-        ("Learning rate", "1e-6", [training_line("lr", 1e6)]),
-        ("Throughput", "thousands of tokens per second", [training_line("tokens_per_second", 1e-3)]),
-        ("Model FLOPs utilization", "share of the measured peak", [training_line("mfu")]),
+    for title, y, series, from_zero in (
+        ("Loss", "loss", losses, True),
+        ("Loss in the second half", "loss", [second_half(line) for line in losses], False),
+        ("Accuracy on masked tokens", "accuracy", [held_out_line("accuracy")], True),
+        ("Learning rate", "learning rate", [training_line("lr")], True),
+        ("Throughput", "thousands of tokens per second", [training_line("tokens_per_second", 1e-3)], True),
+        ("Model FLOPs utilization", "share of the measured peak", [training_line("mfu")], True),
     ):
         alt = f"{title} by {unit}"
-        if svg := lines(alt, [line for line in series if line.points], unit, y):
-            sections.append(Section(title, [Plot(svg, alt)]))
-    return to_html("Pretraining", sections)
+        caption = alt + ("" if from_zero else "; the axis does not begin at 0")
+        if any(line.band for line in series):
+            caption += "; the band is the 95% interval over held-out documents"
+        if svg := lines(alt, [line for line in series if line.points], unit, y, from_zero=from_zero):
+            sections.append(Section(title, [Plot(svg, caption)]))
+    return to_html("Pretraining", sections, _header(rows, evaluations))
+
+
+def _header(rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> Header:
+    """The headline figures: the last held-out scores, tokens read, and throughput."""
+    tiles = []
+    last: LogRow = evaluations[-1] if evaluations else {}
+    for name in ("accuracy", "loss"):
+        if name in last:
+            note = f"± {Z * last[f'{name}_se']:.4f} (95%)" if f"{name}_se" in last else ""
+            tiles.append(Tile(f"held-out {name}", f"{last[name]:.3f}", note))
+    if rows:
+        tiles.append(Tile("tokens read", f"{rows[-1]['tokens']:,.0f}", f"{rows[-1]['step']:,.0f} steps"))
+    if speeds := [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]:
+        tiles.append(Tile("tokens per second", f"{median(speeds):,.0f}", "median"))
+    return Header(tiles=tiles)
 
 
 def _facts(rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> list[list[str]]:
@@ -156,9 +181,12 @@ def _facts(rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> list[list[s
         if values := [row[name] for row in rows if name in row]:
             facts.append([f"{name.replace('_', ' ')}, median", f"{median(values):{shown}}"])
     if evaluations:
-        scores = {name: value for name, value in evaluations[-1].items() if name not in ("step", "epoch")}
-        facts.append(["last evaluation after step", f"{evaluations[-1]['step']:,.0f}"])
-        facts += [[f"held-out {name}", f"{value:,.6g}"] for name, value in scores.items()]
+        last = evaluations[-1]
+        facts.append(["last evaluation after step", f"{last['step']:,.0f}"])
+        for name, value in last.items():
+            if name not in ("step", "epoch") and not name.endswith("_se"):
+                interval = f" ± {Z * last[f'{name}_se']:.3g}" if f"{name}_se" in last else ""
+                facts.append([f"held-out {name}", f"{value:,.6g}{interval}"])
     return facts
 
 

@@ -57,7 +57,7 @@ class HeldOutEvaluation:
 
     >>> held_out = HeldOutEvaluation(PackedCorpus(corpus, 65536, 512, seed=0), tokenizer, budget=8192)  # doctest: +SKIP
     >>> held_out(model)                                                                              # doctest: +SKIP
-    {'loss': 2.031, 'accuracy': 0.601, 'perplexity': 7.62, 'tokens': 74981.0}
+    {'loss': 2.031, 'accuracy': 0.601, 'perplexity': 7.62, 'tokens': 74981.0, 'loss_se': 0.012, 'accuracy_se': 0.002}
     """
 
     def __init__(
@@ -86,9 +86,14 @@ class HeldOutEvaluation:
         self._groups = list(pack([len(passage.ids) for passage in self._passages], budget))
 
     def __call__(self, model: Model) -> dict[str, float]:
-        """The mean loss of masked tokens, their accuracy, the perplexity, and the number of tokens."""
-        sums = self.sums(model).sum(0, keepdims=True)  # (1, 3)
-        return {name: float(value[0]) for name, value in (_means(sums) | {"tokens": sums[:, 2]}).items()}
+        """The mean loss of masked tokens, their accuracy, the perplexity, the number of tokens, and standard errors.
+
+        `loss_se` and `accuracy_se` are from the variance between documents, as the tokens of one correlate.
+        """
+        documents = self.sums(model)
+        total = documents.sum(0, keepdims=True)  # (1, 3)
+        scores = {name: float(value[0]) for name, value in (_means(total) | {"tokens": total[:, 2]}).items()}
+        return scores | _standard_errors(documents)
 
     def sums(self, model: Model) -> FloatArray:
         """(documents, 3) per document: the summed loss, the number of correct predictions, the number of tokens."""
@@ -148,6 +153,16 @@ def evaluate_with_intervals(
     """Loss, accuracy and perplexity with bootstrap intervals; documents are resampled, as their tokens correlate."""
     sums = held_out.sums(model)
     return bootstrap(from_sums(sums, _means), len(sums), resamples=resamples, seed=seed)
+
+
+def _standard_errors(sums: FloatArray) -> dict[str, float]:
+    """Of the loss and the accuracy, as ratios of sums over documents; none for a single document."""
+    documents, total = len(sums), sums[:, 2].sum()
+    if documents < 2:
+        return {}
+    gaps = sums[:, :2] - sums[:, :2].sum(axis=0) / total * sums[:, 2:]
+    errors = np.sqrt((gaps**2).sum(axis=0) * documents / (documents - 1)) / total
+    return {"loss_se": float(errors[0]), "accuracy_se": float(errors[1])}
 
 
 def _means(sums: FloatArray) -> dict[str, FloatArray]:
