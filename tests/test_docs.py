@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 import bertie
 from bertie import recipes
 from bertie.checkpoints import hub, storage
+from bertie.cli import settings
 from bertie.cli.main import build_parser
 from bertie.training.pretrain.corpus import read_titles
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
@@ -29,10 +30,12 @@ SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search",
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
+COMMAND_LINE = ROOT / "docs" / "command-line.md"
 PAGES = [
     TRAIN,
     LABELLING,
     FILES,
+    COMMAND_LINE,
     PRETRAIN,
     SEARCH,
     EMBEDDINGS,
@@ -56,7 +59,8 @@ def fenced(text: str, language: str) -> list[str]:
 def commands(text: str) -> list[list[str]]:
     """The commands of the shell blocks, each split into arguments."""
     lines = [line for block in fenced(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    # A redirection is the shell's.
+    return [words for line in lines if (words := shlex.split(line.partition(" > ")[0], comments=True))]
 
 
 def recipe_file(name: str) -> Path:
@@ -156,6 +160,28 @@ def test_objectives_on_the_page() -> None:
     for kind, keys in ((kind, keys.allowed) for kind, keys in objective_keys().items()):
         assert documented[kind] >= set(keys) - {"static"}, kind
         assert documented[kind] <= {*keys, "pairs"}, kind
+
+
+def test_every_page_is_checked() -> None:
+    assert {page for page in (ROOT / "docs").glob("*.md") if "```sh" in page.read_text("utf-8")} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_commands_with_output(page: Path) -> None:
+    """Commands after a dollar sign, whose output follows; those that show an error are no commands that parse."""
+    lines = page.read_text("utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("    $ bertie ") and not lines[number + 1].startswith("    bertie: "):
+            command = re.split(" [|>] ", line.removeprefix("    $ "))[0].removesuffix("…")
+            check(shlex.split(command, comments=True))
+
+
+def test_settings_on_the_page() -> None:
+    """The configuration file of the page is valid, and has every key."""
+    (block,) = fenced(COMMAND_LINE.read_text("utf-8"), "toml")
+    assert set(tomllib.loads(block)) == set(settings.KEYS)
+    for name in settings.ENVIRONMENT.values():
+        assert f"`{name}`" in COMMAND_LINE.read_text("utf-8")
 
 
 # --- the training of bertie-small ---
