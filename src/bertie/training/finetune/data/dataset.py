@@ -122,8 +122,8 @@ def warn_of_unseen(name: str, known: Sequence[str], examples: Sequence[Example])
         return
     if rows.total() == total:
         raise InputError(
-            f"{name} has the labels {join_names(sorted(rows), 8)}, and the model has other ones: {join_names(known, 8)}; "
-            "pass data with the model's labels, or train a model on these"
+            f"{name} has the labels {join_names(sorted(rows), 8)}, and the model has other ones: "
+            f"{join_names(known, 8)}; pass data with the model's labels, or train a model on these"
         )
     counts = join_names([f"{label} ({count:,} rows)" for label, count in rows.most_common()], 8)
     warnings.warn(
