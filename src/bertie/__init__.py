@@ -159,7 +159,9 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'bertie' has no attribute {name!r}")
+    from bertie.arguments import missing_attribute
+
+    raise missing_attribute("module 'bertie'", name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -27,6 +27,7 @@ HINTS = {
     "device": _DEVICE,
     "device_map": _DEVICE,
     "dtype": _PRECISION,
+    "grouped_entities": "use aggregation_strategy=; spans are grouped by default",
     "hypothesis_template": "use template=",
     "learning_rate": "use lr=",
     "max_epochs": _EPOCHS,
@@ -68,6 +69,50 @@ HINTS = {
 }
 
 
+# Of `fit`, whose hyperparameters are arguments of the constructor.
+FIT_HINTS = dict.fromkeys(("eval_dataset", "eval_set", "validation_data", "X_val", "val"), "use dev=") | dict.fromkeys(
+    ("epochs", "lr", "batch_size", "learning_rate", "num_train_epochs", "seed"),
+    "hyperparameters are arguments of the constructor, as in Classifier(epochs=3, lr=1e-4, batch_size=32)",
+)
+
+# Attributes and methods of other libraries.
+ATTRIBUTE_HINTS = {
+    "cpu": 'use .to("cpu")',
+    "cuda": 'use .to("cuda")',
+    "eval": "models are in evaluation mode unless fit() trains them",
+    "from_pretrained": "use load()",
+    "get_sentence_embedding_dimension": "use .dimension",
+    "half": 'use load(name, precision="fp16")',
+    "max_seq_length": "use .checkpoint.max_length",
+    "push_to_hub": "save() writes a folder that huggingface_hub.upload_folder uploads",
+    "save_pretrained": "use save(folder)",
+    "state_dict": "use .model.state_dict()",
+    "tokenize": "use .tokenizer.encode(text)",
+}
+# Names of other libraries in place of a name of `bertie`.
+NAME_HINTS = {
+    "AutoModel": "use bertie.Checkpoint.load(name), or bertie.load(name) for the task of a model",
+    "AutoTokenizer": "use bertie.Checkpoint.load(name).tokenizer",
+    "CrossEncoder": "use bertie.Reranker",
+    "SentenceTransformer": "use bertie.Embedder",
+    "embed": "use bertie.Embedder().embed(texts)",
+    "from_pretrained": "use bertie.load(name)",
+    "version": "use bertie.__version__",
+}
+
+
+def missing_attribute(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
+    """The error for an attribute that does not exist, with what to use instead, if that is known.
+
+    >>> print(missing_attribute("'Embedder' object", "half"))
+    'Embedder' object has no attribute 'half'; use load(name, precision="fp16")
+    """
+    hints = NAME_HINTS if owner == "module 'bertie'" else ATTRIBUTE_HINTS
+    close = get_close_matches(name, list(known), 1, cutoff=0.75)
+    advice = hints.get(name) or (f"did you mean {close[0]}?" if close else "")
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f"; {advice}" if advice else ""))
+
+
 def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function: an unknown keyword argument raises a `TypeError` that names the right one.
 
@@ -89,7 +134,8 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in known:
                 owner = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
-                raise TypeError(f"{owner}() has no argument {name!r}: {hint(name, allowed)}")
+                own = FIT_HINTS.get(name) if function.__name__ == "fit" else None
+                raise TypeError(f"{owner}() has no argument {name!r}: {own or hint(name, allowed)}")
         return function(*args, **kwargs)
 
     return call
@@ -98,8 +144,10 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def hint(name: str, allowed: Iterable[Any]) -> str:
     """What to use instead of an unknown argument."""
     names = [other for other in allowed if other not in ("self", "cls")]
+    if name in HINTS:
+        return HINTS[name]
     close = get_close_matches(name, names, 1, cutoff=0.75)
     if close:
         return f"did you mean {close[0]}=?"
     listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    return HINTS.get(name) or f"there are {listed}"
+    return f"there are {listed}"

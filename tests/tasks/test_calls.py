@@ -146,7 +146,7 @@ def test_invalid_arguments(made: Made) -> None:
                 task(wrong)
     reader = Reader.load(made("wordpiece", "ForQuestionAnswering"))
     for wrong, message in (
-        (("who", "text"), "question 0 must be a pair"),
+        ((("who", "text"), "text"), "question 1 must be a pair"),
         ("who", "takes a question and its document"),
         ([("who", [])], "question 0 has no document"),
         ([("who", ["a", None])], "question 0, document 1 must be a str"),
@@ -223,7 +223,7 @@ def test_a_single_text_has_a_single_result(made: Made) -> None:
     assert tagger.tag(one) == tagger.tag([one])[0]
     assert filler.fill(one, top_k=2) == filler.fill([one], top_k=2)[0]
     assert filler.pseudo_log_likelihood(other) == filler.pseudo_log_likelihood([other])[0]
-    assert reader.answer("who", one) == reader.answer([("who", one)])[0]
+    assert reader.answer("who", one) == reader.answer(("who", one)) == reader.answer([("who", one)])[0]
     assert reader.answer("who", [other, one], top_k=3) == reader.answer([("who", [other, one])], top_k=3)[0]
     assert reranker.rerank("who", one) == reranker.rerank("who", [one])[0]
     assert reranker.predict(("who", one)) == reranker.predict([("who", one)])[0]
@@ -252,6 +252,67 @@ def test_arguments_of_other_libraries(made: Made) -> None:
         Classifier(learning_rate=1e-3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'torch_dtype': pass precision= to load\(\)"):
         Embedder.load(made("wordpiece", ""), torch_dtype="float16")
+
+
+def test_names_of_other_libraries(made: Made) -> None:
+    embedder = Embedder(made("wordpiece", ""))
+    for owner, name, message in (
+        (bertie, "SentenceTransformer", "use bertie.Embedder"),
+        (bertie, "Embeder", "did you mean Embedder"),
+        (Embedder, "from_pretrained", r"use load\(\)"),
+        (embedder, "save_pretrained", r"use save\(folder\)"),
+        (embedder, "get_sentence_embedding_dimension", "use .dimension"),
+        (MaskedLM(made("wordpiece", "ForMaskedLM")), "cuda", 'use .to."cuda"'),
+    ):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'; {message}"):
+            getattr(owner, name)
+    assert "model" not in embedder.__dict__
+    with pytest.raises(AttributeError, match=r"no attribute 'colour'$"):
+        _ = embedder.colour
+    with pytest.raises(TypeError, match=r"fit\(\) has no argument 'epochs': hyperparameters are arguments of the"):
+        Classifier().fit(["a"], ["b"], epochs=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"fit\(\) has no argument 'eval_dataset': use dev="):
+        Classifier().fit(["a"], ["b"], eval_dataset=1)  # type: ignore[call-arg]
+
+
+def test_what_is_no_list_of_texts(made: Made) -> None:
+    embedder = Embedder.load(made("wordpiece", ""))
+    filler = MaskedLM.load(made("wordpiece", "ForMaskedLM"))
+    pandas, polars, pyarrow = map(pytest.importorskip, ("pandas", "polars", "pyarrow"))
+    expected = embedder.embed(["a", "b"])
+    for texts in (
+        ("a", "b"),
+        np.array(["a", "b"]),
+        np.array(["a", "b"], dtype=object),
+        pandas.Series(["a", "b"], index=[7, 9]),
+        polars.Series(["a", "b"]),
+        pyarrow.array(["a", "b"]),
+        pyarrow.chunked_array([["a"], ["b"]]),
+        (text for text in "ab"),
+        ["a", np.str_("b")],
+    ):
+        np.testing.assert_array_equal(embedder.embed(texts), expected)
+    table = {"text": ["a"], "label": [1]}
+    for wrong, message in (
+        (pandas.DataFrame(table), r"not DataFrame; pass the column of the texts, as table\['text'\]"),
+        (polars.DataFrame(table), r"table\['text'\]"),
+        (pyarrow.table(table), r"not Table; .* table\['text'\]"),
+        (table, r"not dict; .* table\['text'\]"),
+        ({"a", "b"}, "not set; its order is undefined"),
+        (b"a", "not bytes; decode it"),
+        (np.array("a"), "not ndarray; put"),
+        ([None], "text 0 must be a str, not NoneType; leave out missing texts"),
+        (["a", float("nan")], "text 1 must be a str, not float; leave out missing texts"),
+        (pandas.Series(["a", None]), "text 1 must be a str, not .*; leave out missing texts"),
+        ([b"a"], "text 0 must be a str, not bytes; decode it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            embedder.embed(wrong)
+    with pytest.raises(InputError, match=r"for embeddings there is compare\(a, b\)"):
+        embedder.similarity(expected, expected)  # type: ignore[arg-type]
+    for top_k in ("3", 2.5, True):
+        with pytest.raises(InputError, match=f"top_k={top_k!r} must be a whole number"):
+            filler.fill("[MASK]", top_k=top_k)  # type: ignore[call-overload]
 
 
 def test_devices(made: Made) -> None:

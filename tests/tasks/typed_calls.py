@@ -29,6 +29,7 @@ def single_texts(
     assert_type(tagger.tag("a", ignore_labels=["O"]), bertie.TaggingResult)
     assert_type(reader.answer("a", "b"), bertie.AnswerResult)
     assert_type(reader.answer("a", ["b", "c"], top_k=2), bertie.AnswerResult)
+    assert_type(reader.answer(("a", "b")), bertie.AnswerResult)
     assert_type(reranker.rerank("a", "b"), bertie.RankedDocument)
     assert_type(reranker.predict(("a", "b")), float)
     assert_type(masked_lm.fill("[MASK]", top_k=2), bertie.FillMaskResult)

@@ -159,6 +159,8 @@ class Checkpoint:
         if precision == "int8" and device.type != "cpu":
             raise ConfigError(f"precision='int8' with device={str(device)!r}: int8 inference runs on a CPU only")
         name = default_model() if name is None else name
+        if not isinstance(name, str | Path):
+            raise ConfigError(f"name={name!r:.80} must be a folder, the name of a built-in model or a hub id")
         checkpoint = _read(name, revision, head, ignore, device, _DTYPES[precision])
         if precision == "int8":
             to_int8(checkpoint.model.encoder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from bertie.errors import InputError
 from bertie.text.tokenizer import checked_text
@@ -26,15 +28,38 @@ class TaskInput(NamedTuple, Generic[Options]):
 
 
 def check_list(items: Iterable[T], caller: str, what: str = "texts") -> Iterable[T]:
-    """Refuse a single text and a table, which would be iterated over by characters or column names."""
-    if isinstance(items, str | bytes | Mapping) or hasattr(items, "columns") or not isinstance(items, Iterable):
-        kind = type(items).__name__
-        raise InputError(f"{caller} takes a list of {what}, not {kind}; put a single one into a list")
+    """Refuse a single text and a table, which would be iterated over by characters or column names.
+
+    Arrays of pyarrow, whose items are no Python strings, are converted.
+    """
+    if hasattr(items, "to_pylist") and not hasattr(items, "columns"):
+        converted: list[T] = items.to_pylist()
+        return converted
+    if (
+        isinstance(items, str | bytes | Mapping | Set)
+        or hasattr(items, "columns")
+        or not isinstance(items, Iterable)
+        or getattr(items, "ndim", 1) == 0
+    ):
+        raise InputError(f"{caller} takes a list of {what}, not {type(items).__name__}; {_advice(items)}")
     return items
+
+
+def _advice(items: Any) -> str:
+    """How to pass what is not a list."""
+    if isinstance(items, Mapping) or hasattr(items, "columns"):
+        names = list(getattr(items, "column_names", None) or (items if isinstance(items, Mapping) else items.columns))
+        return f"pass the column of the texts, as table[{names[0]!r}]" if names else "it is empty"
+    if isinstance(items, Set):
+        return "its order is undefined: pass sorted(texts) or list(texts)"
+    if isinstance(items, bytes):
+        return 'decode it: data.decode("utf-8")'
+    return "put a single one into a list"
 
 
 def check_pair(texts: Any, name: str, what: str = "a pair of texts") -> tuple[str, str]:
     """Check that `texts` are two texts."""
+    texts = texts.tolist() if hasattr(texts, "tolist") else texts  # a row of an array
     if not isinstance(texts, tuple | list) or len(texts) != 2:
         got = f"{len(texts)} things" if isinstance(texts, tuple | list) else type(texts).__name__
         raise InputError(f"{name} must be {what}, not {got}")
@@ -53,7 +78,9 @@ def text_inputs(texts: Iterable[str], caller: str, options: Options) -> Iterator
 
 
 def check_positive(**values: int | None) -> None:
-    """Refuse options below 1."""
+    """Refuse options that are no whole numbers of at least 1."""
     for name, value in values.items():
+        if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool)):
+            raise InputError(f"{name}={value!r:.40} must be a whole number")
         if value is not None and value < 1:
             raise InputError(f"{name}={value} must be at least 1")

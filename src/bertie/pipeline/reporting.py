@@ -69,7 +69,10 @@ def without_progress() -> Iterator[None]:
 
 def length(items: object) -> int | None:
     """The number of items, if that is known before they are read."""
-    return len(items) if isinstance(items, Sized) else None
+    try:
+        return len(items) if isinstance(items, Sized) else None
+    except TypeError:  # an array without axes, which is refused elsewhere
+        return None
 
 
 def _is_watched() -> bool:

@@ -75,6 +75,16 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         progress: bool | None = None,
     ) -> AnswerResult: ...
     @overload
+    def answer(  # type: ignore[overload-overlap]
+        self,
+        questions: tuple[str, str | Sequence[str]],
+        *,
+        top_k: int = 1,
+        max_answer_length: int = 30,
+        threshold: float | None = None,
+        progress: bool | None = None,
+    ) -> AnswerResult: ...
+    @overload
     def answer(
         self,
         questions: Iterable[tuple[str, str | Sequence[str]]],
@@ -104,6 +114,8 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         terminal or in a notebook.
         """
         options: dict[str, Any] = {"top_k": top_k, "max_answer_length": max_answer_length, "threshold": threshold}
+        if isinstance(questions, tuple) and len(questions) == 2 and isinstance(questions[0], str):
+            questions, documents = questions
         if isinstance(questions, str):
             if documents is None:
                 raise InputError('answer takes a question and its document: answer("question", "document")')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from bertie.arguments import explain_arguments
+from bertie.arguments import explain_arguments, missing_attribute
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.config import HeadInfo, HeadName
@@ -30,7 +30,14 @@ from bertie.text.tokenizer import Tokenizer
 Result = TypeVar("Result")
 
 
-class Task(ABC, Generic[Options, Output, Result]):
+class TaskType(ABCMeta):
+    """The type of tasks: names of other libraries' class methods have errors that say what to use."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise missing_attribute(f"type object {cls.__name__!r}", name)
+
+
+class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
     """A checkpoint used for one task.
 
     `overflow` is for texts beyond the model's maximum length: "window" reads them in overlapping windows (each task
@@ -64,6 +71,9 @@ class Task(ABC, Generic[Options, Output, Result]):
         elif device is not None:
             model.to(device)
         self._use(model, head)
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(f"{type(self).__name__!r} object", name)
 
     def _set_options(self, overflow: Overflow, deterministic: bool) -> None:
         if overflow not in OVERFLOW:

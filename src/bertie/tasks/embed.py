@@ -138,7 +138,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         """Load a model given by name when it is first needed."""
         lazy = ("checkpoint", "model", "tokenizer", "head", "modules", "pipeline")
         if name not in lazy or "_model_argument" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return super().__getattr__(name)  # an error
         self._use(self._load_model(), None)
         return self.__dict__[name]
 
@@ -178,10 +178,16 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
     def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
         """Whether X are texts without pairs or labels: scikit-learn's pipelines call `fit` before `transform`."""
-        if y is not None or isinstance(X, str) or not hasattr(X, "__len__") or not hasattr(X, "__iter__"):
+        if isinstance(X, str | Mapping) or not hasattr(X, "__len__") or not hasattr(X, "__iter__"):
             return False
         column = X if not hasattr(X, "columns") else X.iloc[:, 0] if hasattr(X, "iloc") and X.shape[1] == 1 else ()
-        return isinstance(next(iter(column), None), str) and not isinstance(X, Mapping)
+        single = isinstance(next(iter(column), None), str)
+        if single and y is not None:
+            raise InputError(
+                "an Embedder is trained on pairs of texts; for texts and labels use bertie.Classifier, or a pipeline "
+                "of the embedder and a classifier of scikit-learn"
+            )
+        return single
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """(N, dimension) the embeddings of the texts: for scikit-learn's pipelines.
@@ -280,6 +286,8 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
         A single text has no axis: (M,) similarities of one text to several, and a float for two texts.
         """
+        if any(getattr(getattr(texts, "dtype", None), "kind", "") == "f" for texts in (a, b)):
+            raise InputError("similarity takes texts; for embeddings there is compare(a, b)")
         if isinstance(a, str) and b is None:
             raise InputError("similarity takes two texts, or a list of texts that are compared with each other")
         first = self.embed([a] if isinstance(a, str) else a, progress=progress)

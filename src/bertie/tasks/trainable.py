@@ -140,7 +140,7 @@ class Trainable(Task[Options, Output, Result]):
     def __getattr__(self, name: str) -> Any:
         """Load a model given by name when it is first needed."""
         if name not in ("checkpoint", "model", "tokenizer", "head", "pipeline"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return super().__getattr__(name)  # an error
         checkpoint = self.__dict__.get("_without_head")
         if checkpoint is None:
             if "_model_argument" not in self.__dict__:  # being copied or unpickled
@@ -240,6 +240,7 @@ class Trainable(Task[Options, Output, Result]):
     def __sklearn_is_fitted__(self) -> bool:
         return self._is_loaded
 
+    @explain_arguments
     def fit(
         self,
         X: Any,
@@ -316,6 +317,7 @@ class Trainable(Task[Options, Output, Result]):
             progress=progress,
         )
 
+    @explain_arguments
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
         """The task's main metric on labelled data, as in scikit-learn."""
         from bertie.training.finetune.base import score

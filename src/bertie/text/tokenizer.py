@@ -43,6 +43,8 @@ COMMON = {
     "mask": ("[MASK]", "<mask>"),
     "unk": ("[UNK]", "<unk>"),
 }
+# For what tables and files hold in place of texts; NaN is a float.
+_ADVICE = dict.fromkeys(("NoneType", "NAType", "float"), "; leave out missing texts") | {"bytes": "; decode it"}
 MANY_IDS = 1024  # more are decoded by `decode_batch`, which releases the GIL; `decode` is quicker for a few
 
 
@@ -436,7 +438,7 @@ def _checked(item: Any, index: int) -> str | tuple[str, str]:
 def checked_text(text: Any, where: str) -> str:
     """Check that a text is a str that can be encoded in UTF-8; an error calls it `where`."""
     if not isinstance(text, str):
-        raise InputError(f"{where} must be a str, not {type(text).__name__}")
+        raise InputError(f"{where} must be a str, not {(kind := type(text).__name__)}{_ADVICE.get(kind, '')}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,0 +1,65 @@
+"""Embedders in scikit-learn: pipelines, grid search, column transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertie import Embedder
+from bertie.errors import InputError
+from tests.tasks.tiny import sentences
+
+sklearn = pytest.importorskip("sklearn")
+from sklearn.base import clone  # noqa: E402
+from sklearn.compose import ColumnTransformer  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
+from sklearn.model_selection import GridSearchCV  # noqa: E402
+from sklearn.pipeline import FeatureUnion, make_pipeline  # noqa: E402
+
+Made = Callable[..., Path]
+TEXTS = sentences(12)
+LABELS = [index % 2 for index in range(12)]
+
+
+def test_pipelines(made: Made) -> None:
+    embedder = Embedder(made("wordpiece", ""), pooling="cls")
+    vectors = embedder.embed(TEXTS)
+    model = make_pipeline(embedder, LogisticRegression()).fit(TEXTS, LABELS)
+    expected = LogisticRegression().fit(vectors, LABELS).predict_proba(vectors)
+    np.testing.assert_allclose(model.predict_proba(TEXTS), expected, atol=1e-6)
+    np.testing.assert_array_equal(make_pipeline(embedder).fit(TEXTS).transform(TEXTS), vectors)  # the last step
+    assert FeatureUnion([("a", embedder), ("b", clone(embedder))]).fit_transform(TEXTS).shape == (12, 64)
+    assert "Embedder" in model._repr_html_()
+
+
+def test_grid_search(made: Made) -> None:
+    search = GridSearchCV(
+        make_pipeline(Embedder(made("wordpiece", "")), LogisticRegression()),
+        {"embedder__pooling": ["cls", "mean"], "logisticregression__C": [0.1, 1.0]},
+        cv=2,
+        error_score="raise",
+    ).fit(TEXTS, LABELS)
+    assert len(search.cv_results_["params"]) == 4
+    assert search.predict(TEXTS[:2]).shape == (2,)
+
+
+def test_tables(made: Made) -> None:
+    pandas = pytest.importorskip("pandas")
+    embedder = Embedder(made("wordpiece", ""))
+    table = pandas.DataFrame({"text": TEXTS, "number": LABELS})
+    for column in ("text", ["text"]):
+        features = ColumnTransformer([("embedding", embedder, column)], remainder="passthrough")
+        np.testing.assert_allclose(features.fit_transform(table)[:, :32], embedder.embed(TEXTS), atol=1e-6)
+        assert features.get_feature_names_out()[[0, 31, 32]].tolist() == [
+            "embedding__embedding0",
+            "embedding__embedding31",
+            "remainder__number",
+        ]
+    assert embedder.fit(table[["text"]]).transform(np.array(TEXTS)[:, None]).shape == (12, 32)
+    with pytest.raises(InputError, match="X has 2 columns, and transform takes one"):
+        embedder.transform(table)
+    with pytest.raises(InputError, match=r"trained on pairs of texts; for texts and labels use bertie\.Classifier"):
+        embedder.fit(TEXTS, LABELS)
