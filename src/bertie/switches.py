@@ -14,6 +14,11 @@ VARIABLE = "BERTIE_DISABLE"
 BACKENDS = (
     "native.wordpiece",  # the compiled WordPiece tokenizer
     "native.encoder",  # the compiled encoder on a CPU
+    "native.training.attention",
+    "native.training.rotary",
+    "native.training.norm",
+    "native.training.activation",
+    "native.training.optimizer",  # AdamW and sparse gradients of embeddings on a CPU
     "cuda_graphs",  # replay of recorded forward passes and training steps
     "triton.attention.short",
     "triton.attention.short_rotary",

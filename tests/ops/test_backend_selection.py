@@ -12,7 +12,8 @@ from bertie.config import BlockSparse, Full, Rotary, Sliding
 from bertie.nn.pooling import Pooling
 from bertie.ops import Relative, disable
 from bertie.ops.contracts import AttentionInputs, compute_dtype, needs_grad
-from bertie.ops.dispatch import AttentionBackends, Site, attention_backends, row_for, select
+from bertie.ops.dispatch import AttentionBackends, attention_backends, row_for, select
+from bertie.ops.site import Site
 from bertie.ops.torch.eager import apply_rotary, rotary_tables
 from bertie.ops.triton import disentangled_attention, short_attention
 from bertie.ops.triton.launch import MAX_WIDTH
@@ -236,7 +237,8 @@ def test_rotary_before_other_backends(pattern: Any, training: bool) -> None:
     q, k, v = (torch.randn(15, heads, 32, requires_grad=training) for heads in (4, 2, 2))
     positions = torch.cat([torch.arange(n) for n in lengths])
     rotation = rotary_tables(Rotary((100.0,)), positions, 32)[100.0]
-    out = attend(q, k, v, lengths, cu, scale=0.3, pattern=pattern, rotation=rotation)
+    with disable("native.training.rotary"):  # it rounds differently
+        out = attend(q, k, v, lengths, cu, scale=0.3, pattern=pattern, rotation=rotation)
     rotated = apply_rotary(q, k, *rotation)
     assert torch.equal(out, attend(*rotated, v, lengths, cu, scale=0.3, pattern=pattern))
     assert out.requires_grad == training

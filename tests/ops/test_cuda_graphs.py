@@ -25,7 +25,8 @@ from bertie.ops import disable
 from bertie.ops.attention import attend
 from bertie.ops.contracts import AttentionInputs
 from bertie.ops.cuda_graphs import ForwardGraphs, GraphSize, graph_size
-from bertie.ops.dispatch import Site, select
+from bertie.ops.dispatch import select
+from bertie.ops.site import Site
 from bertie.text.batch import Batch, spare_ends
 from tests.ops.forced import forced, hardware
 from tests.test_config import GOOD

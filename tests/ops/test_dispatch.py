@@ -15,8 +15,9 @@ from bertie.nn.encoder import Encoder
 from bertie.nn.linear import to_int8
 from bertie.nn.model import Model
 from bertie.ops import disable, dispatch
-from bertie.ops.dispatch import ROWS, Site, report, select, summarize
+from bertie.ops.dispatch import ROWS, report, select, summarize
 from bertie.ops.native import encoder as native
+from bertie.ops.site import Site
 from bertie.ops.torch import grouped_attention
 from bertie.text.batch import Batch
 from tests.ops.forced import hardware

@@ -19,7 +19,8 @@ from bertie.nn.embeddings import InputEmbeddings
 from bertie.nn.norms import build_norm
 from bertie.nn.positions import RelativeTable, relative_rows
 from bertie.ops.contracts import compute_dtype, has_autocast
-from bertie.ops.dispatch import DispatchTable, Site
+from bertie.ops.dispatch import DispatchTable
+from bertie.ops.site import Site
 from bertie.ops.torch.eager import activation_function, rotary_tables
 from bertie.text.batch import Batch
 

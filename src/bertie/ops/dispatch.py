@@ -20,60 +20,16 @@ import torch
 from torch import Tensor
 
 from bertie import switches
-from bertie.config import Activation, Bucketed, Disentangled, EncoderConfig, Full, Pattern, Precision, Rotary, Sliding
+from bertie.config import EncoderConfig, Full, Pattern, Precision, Sliding
 from bertie.ops import attention_adapters as adapters
 from bertie.ops.contracts import AttentionInputs, compute_dtype, needs_grad
+from bertie.ops.native import autograd
 from bertie.ops.native import encoder as native
+from bertie.ops.native import training as native_training
+from bertie.ops.site import Site
 from bertie.ops.torch import eager, varlen_attention
 from bertie.ops.triton import activation, cross_entropy, disentangled_attention, norm, pooling, rotary, short_attention
 from bertie.ops.triton.launch import HALF, MAX_WIDTH
-
-FULL = Full()
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where and how a model runs: everything that a row's predicate may depend on."""
-
-    device: torch.device
-    dtype: torch.dtype  # of matrix multiplications: autocast's where it is on, else the weights'
-    training: bool = False  # gradients are needed
-    autocast: bool = False
-    weights: frozenset[torch.dtype] = frozenset()  # dtypes of all parameters
-    width: int = 0
-    norm: Literal["layer", "rms"] = "layer"
-    activation: Activation = "gelu"
-    heads: int = 0
-    kv_heads: int = 0
-    head_width: int = 0
-    patterns: tuple[Pattern, ...] = (FULL,)
-    relative: Literal["", "bucketed", "disentangled"] = ""
-    rotary: bool = False
-    global_tokens: bool = False
-    convolution: bool = False
-    checkpointing: bool = False  # gradient checkpointing
-
-    @classmethod
-    def of(cls, cfg: EncoderConfig, device: torch.device, dtype: torch.dtype, **more: Any) -> Site:
-        """The facts of an encoder's config."""
-        kinds = {Bucketed: "bucketed", Disentangled: "disentangled"}
-        relative: Any = next((name for p in cfg.positions for kind, name in kinds.items() if isinstance(p, kind)), "")
-        return cls(
-            device,
-            dtype,
-            width=cfg.width,
-            norm=cfg.norm.kind,
-            activation=cfg.activation,
-            heads=cfg.heads,
-            kv_heads=cfg.kv_heads,
-            head_width=cfg.head_width,
-            patterns=tuple(dict.fromkeys(cfg.patterns)),
-            relative=relative,
-            rotary=any(isinstance(p, Rotary) for p in cfg.positions),
-            global_tokens=cfg.global_tokens,
-            convolution=cfg.conv is not None,
-            **more,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +153,28 @@ def _native(site: Site) -> bool:
     )
 
 
+def _native_training(site: Site) -> bool:
+    if site.device.type != "cpu" or not site.training or site.autocast or site.dtype != torch.float32:
+        return False
+    return native_training.instruction_level() is not None
+
+
+def _native_norm(site: Site) -> bool:
+    return site.norm == "layer" and _native_training(site)
+
+
+def _native_activation(site: Site) -> bool:
+    return site.activation in native.ACTIVATIONS and _native_training(site)
+
+
+def _native_attention(site: Site) -> bool:
+    return not site.relative and _native_training(site)
+
+
+def _native_rotary(site: Site) -> bool:
+    return site.rotary and site.head_width % 2 == 0 and _native_training(site)
+
+
 def _cuda_graphs(site: Site) -> bool:
     """Whether a pass launches the same sequence of kernels for every batch of a size."""
     if site.device.type != "cuda" or site.global_tokens or site.convolution or site.checkpointing:
@@ -242,16 +220,23 @@ ROWS = (
         *("attention", "torch.attention.bucketed", _bucketed, adapters.run_bucketed, adapters.bucketed_accepts),
         condition=f"no dropout, texts of at most {varlen_attention.LONGEST_BIASED} tokens",
     ),
+    Row(
+        *("attention", "native.training.attention", _native_attention, autograd.attend, autograd.attention_accepts),
+        condition="full or sliding-window attention, no global tokens",
+    ),
     Row("attention", "torch.attention.grouped", _any, adapters.run_grouped),
     Row(
         *("rotary", "triton.attention.short_rotary", _short_rotary),
         condition=f"inside triton.attention.short, up to {max(short_attention.ROTARY_TILES)} keys per query",
     ),
     Row("rotary", "triton.rotary", _triton_rotary, rotary.apply_rotary),
+    Row("rotary", "native.training.rotary", _native_rotary, autograd.apply_rotary),
     Row("rotary", "torch.eager", _any, eager.apply_rotary),
     Row("norm", "triton.fused.norm", _fused_norm),
+    Row("norm", "native.training.norm", _native_norm),
     Row("norm", "torch.eager", _any),
     Row("activation", "triton.fused.activation", _fused_activation, activation.linear_activation),
+    Row("activation", "native.training.activation", _native_activation, autograd.linear_activation),
     Row("activation", "torch.eager", _any, eager.linear_activation),
     Row("embedding", "triton.fused.embedding", _fused_embedding, norm.embed_norm),
     Row("embedding", "torch.eager", _any, eager.embed_norm),
@@ -335,7 +320,8 @@ class DispatchTable:
     @classmethod
     def resolve(cls, site: Site) -> DispatchTable:
         """Resolve every operation of an encoder."""
-        norms = norm if select("norm", site)[0].backend == "triton.fused.norm" else eager
+        fused: dict[str, Any] = {"triton.fused.norm": norm, "native.training.norm": autograd}
+        norms = fused.get(select("norm", site)[0].backend, eager)
         linear_activation, embed_norm = (select(name, site)[0].run for name in ("activation", "embedding"))
         assert linear_activation is not None
         assert embed_norm is not None

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from bertie.nn.model import Model
 from bertie.ops.cuda_graphs import GraphRecorder, copy_pinned
-from bertie.ops.dispatch import Site, select
+from bertie.ops.dispatch import select
+from bertie.ops.site import Site
 from bertie.text.batch import spare_ends
 from bertie.training.objectives import MicroBatch, Objective, Targets
 from bertie.training.optimizer import set_lr

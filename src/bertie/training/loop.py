@@ -234,6 +234,7 @@ class Trainer:
         if hasattr(self, "_dropout"):
             restore_dropout(self._dropout)
         self.model.encoder.gradient_checkpointing = False
+        self.model.encoder.embeddings.words.sparse = False
         if lora.is_on(self.model):
             lora.merge(self.model)
         for parameter in self.model.parameters():

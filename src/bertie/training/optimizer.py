@@ -14,6 +14,7 @@ from bertie.errors import ConfigError
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
 from bertie.training import lora
+from bertie.training.cpu_adamw import CpuAdamW, is_supported
 
 
 def param_groups(model: Model, heads: str | Sequence[str], recipe: Recipe) -> list[dict[str, Any]]:
@@ -85,12 +86,14 @@ def apply_freezing(model: Model, heads: str | Sequence[str], recipe: Recipe, epo
 
 
 def build_optimizer(groups: Sequence[dict[str, Any]], device_type: str, recipe: Recipe) -> torch.optim.AdamW:
-    """Build a fused AdamW: on a CPU its step takes a tenth of the time of the plain one.
+    """Build a fused AdamW: on a CPU the compiled one where it was built, else PyTorch's.
 
     On CUDA a captured graph may hold the step: its learning rates are tensors, which the graph
     reads and `set_lr` writes.
     """
     betas = (0.9, recipe.beta2)
+    if is_supported([parameter for group in groups for parameter in group["params"]]):
+        return CpuAdamW(groups, betas)
     if device_type != "cuda":
         return torch.optim.AdamW(groups, betas=betas, fused=True)
     rates = [torch.tensor(group["lr"], device=group["params"][0].device) for group in groups]

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertie.errors import ConfigError
 from bertie.nn.model import Model
+from bertie.training.cpu_adamw import CpuAdamW, use_sparse_gradients
 from bertie.training.objectives import InBatchObjective, MicroBatch, Objective
 from bertie.training.optimizer import set_lr
 
@@ -38,6 +39,8 @@ class TrainStep:
         self.device = next(module.parameters()).device
         self.dtype = dtype
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        if world == 1 and isinstance(module, ObjectiveModule):
+            use_sparse_gradients(module.model.encoder.embeddings.words, optimizer)
         self._cached: list[tuple[MicroBatch, int, Tensor]] = []  # of this step: micro-batch, seed, embeddings
 
     def autocast(self) -> Any:
@@ -125,7 +128,9 @@ class TrainStep:
         self.zero_grad()
 
     def _clip(self) -> None:
-        if self.clip:
+        if self.clip and isinstance(self.optimizer, CpuAdamW):
+            self.optimizer.clip(self.clip)
+        elif self.clip:
             torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g["params"]], self.clip)
 
     def zero_grad(self) -> None:

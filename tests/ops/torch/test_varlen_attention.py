@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from bertie.config import BlockSparse, Full, Pattern, Sliding
 from bertie.ops import reference
 from bertie.ops.contracts import AttentionInputs, Relative
-from bertie.ops.dispatch import Site, select
+from bertie.ops.dispatch import select
+from bertie.ops.site import Site
 from bertie.ops.torch import grouped_attention as grouped
 from bertie.ops.torch import varlen_attention as gpu
 from tests.ops.forced import hardware

@@ -1,0 +1,17 @@
+// Training kernels for one instruction set, as kernels.h; training.cpp includes this file once per instruction set.
+
+#include "simd.h"
+#include "gemm.h"
+#include "attention.h"
+#include "training_kernels.h"
+#include "training_attention.h"
+
+static void run_attention_forward(const AttentionCall &a, long text, long head) {
+    static thread_local TrainingScratch scratch;
+    attention_forward(a, text, head, scratch);
+}
+
+static void run_attention_backward(const AttentionCall &a, long text, long kv_head) {
+    static thread_local TrainingScratch scratch;
+    attention_backward(a, text, kv_head, scratch);
+}
