@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,7 @@ class Encoder(nn.Module):
         self.relative = RelativeTable(cfg, scheme) if scheme else None
         self.rotary = next((p for p in cfg.positions if isinstance(p, Rotary)), None)
         self.gradient_checkpointing = False
+        self.frozen_layers = 0  # see `freeze`
         self._tables: dict[Any, DispatchTable] = {}
         self.initialize(self)
 
@@ -85,17 +86,59 @@ class Encoder(nn.Module):
         """-> (T, D), the last hidden state."""
         if self.dispatch().native and (hidden := packed.run(self, batch)) is not None:
             return hidden
-        *_, last = self.hidden_states(batch)
+        frozen = self._run_frozen(batch)
+        *_, last = self.hidden_states(batch) if frozen is None else self._upper_states(frozen, batch)
         return last
+
+    def freeze(self, layers: int) -> None:
+        """Let the embeddings and this many lower layers, which do not train, run without dropout.
+
+        On a CPU they go through the compiled encoder while the layers above are trained. As nothing about them is
+        random, their outputs are kept for the next epoch, up to a limit.
+        """
+        tops = [self.cfg.depth - self.cfg.layer_map[::-1].index(block) for block in self.cfg.layer_map[:layers]]
+        layers = layers if all(top <= layers for top in tops) else 0  # no block is shared with a layer above
+        if layers != self.frozen_layers:
+            self.frozen_layers = layers
+            packed.forget_frozen(self)
+            self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """As in `nn.Module`; what is frozen stays in evaluation mode."""
+        super().train(mode)
+        if self.frozen_layers:
+            for part in (self.embeddings, *(self.blocks[number] for number in self._frozen_blocks())):
+                part.train(False)
+        return self
+
+    def _frozen_blocks(self) -> set[int]:
+        return set(self.cfg.layer_map[: self.frozen_layers])
+
+    def _run_frozen(self, batch: Batch) -> Tensor | None:
+        """(T, D) the output of the frozen layers from the compiled encoder; None where it cannot run them."""
+        if not self.frozen_layers or not self.training or not self.dispatch(training=False).native:
+            return None
+        return packed.run_frozen(self, batch, self.frozen_layers)
+
+    def _upper_states(self, x: Tensor, batch: Batch) -> Iterator[Tensor]:
+        """The output of the frozen layers, and of each layer above them."""
+        yield x
+        yield from self._layer_states(x, x, batch, self.pass_context(batch), self.frozen_layers)
 
     def hidden_states(self, batch: Batch) -> Iterator[Tensor]:
         """Yield the embeddings, then each layer's output; the last one is what `forward` returns."""
         self.embeddings.check(batch)
         context = self.pass_context(batch)
-        x = embedded = self.embeddings(batch, context.ops)
+        x = self.embeddings(batch, context.ops)
         yield x
-        for layer, number in enumerate(self.cfg.layer_map):
-            block = self.blocks[number]
+        yield from self._layer_states(x, x, batch, context, 0)
+
+    def _layer_states(
+        self, x: Tensor, embedded: Tensor, batch: Batch, context: PassContext, first: int
+    ) -> Iterator[Tensor]:
+        """Yield the outputs of the layers from `first` on, of which x is the input."""
+        for layer in range(first, self.cfg.depth):
+            block = self.blocks[self.cfg.layer_map[layer]]
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(block, x, batch, context, layer, use_reentrant=False)
             else:
@@ -114,13 +157,14 @@ class Encoder(nn.Module):
         rows = relative_rows(self.relative.scheme, batch.max_len, batch.ids.device)
         return PassContext(self.dispatch(), rotations, rows, self.relative())
 
-    def dispatch(self) -> DispatchTable:
+    def dispatch(self, training: bool | None = None) -> DispatchTable:
         """The dispatch table for the present device, precision and mode, resolved once for each."""
         # Called in every pass: without nn.Module's attribute lookup, which takes longer than all the rest.
         words = self._modules["embeddings"]._modules["words"]._parameters.get("weight")  # type: ignore[union-attr]
         if words is None:  # parametrized, as with gradient-disentangled embedding sharing
             words = self.embeddings.words.weight
-        dtype, training = compute_dtype(words), self.needs_gradients()
+        dtype = compute_dtype(words)
+        training = self.needs_gradients() if training is None else training
         key = (words.device, words.dtype, dtype, training, self.gradient_checkpointing, switches.disabled())
         table = self._tables.get(key)
         if table is None:

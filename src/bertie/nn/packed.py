@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     from bertie.nn.blocks import Block
     from bertie.nn.encoder import Encoder
 
+FROZEN_BYTES = 1 << 30  # of memory for the outputs of frozen layers
 
-def run(encoder: Encoder, batch: Batch) -> Tensor | None:
+
+def run(encoder: Encoder, batch: Batch, depth: int | None = None) -> Tensor | None:
     """(T, D) the last hidden state; None if the compiled encoder does not take this batch or this encoder.
 
-    For encoders whose resolved dispatch table has the row "native.encoder".
+    For encoders whose resolved dispatch table has the row "native.encoder". With `depth`, that of the first layers.
     """
     if (
         batch.global_tokens is not None
@@ -35,7 +39,7 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
         or not (batch.ids.is_contiguous() and batch.segments.is_contiguous())
         or batch.cu_seqlens.dtype != torch.int32
         or torch.compiler.is_compiling()
-        or (packed := _packed(encoder)) is None
+        or (packed := _packed(encoder, depth or encoder.cfg.depth)) is None
         or batch.max_len > packed.longest
     ):
         return None
@@ -56,6 +60,37 @@ def run(encoder: Encoder, batch: Batch) -> Tensor | None:
     return x.to(embeddings.words.weight.dtype)
 
 
+def run_frozen(encoder: Encoder, batch: Batch, layers: int) -> Tensor | None:
+    """As `run` for frozen layers, whose outputs are kept: a text that comes again is not computed again.
+
+    That is exact, as a text's result does not depend on the other texts of its batch.
+    """
+    ids, segments, ends = batch.ids.numpy(), batch.segments.numpy(), batch.cu_seqlens.tolist()
+    spans = list(pairwise(ends))
+    keys = [ids[a:b].tobytes() + segments[a:b].tobytes() for a, b in spans]
+    if (packed := _packed(encoder, layers)) is None:
+        return None
+    known = packed.outputs
+    missing = {key: b for b, key in enumerate(keys) if key not in known}
+    fresh: dict[bytes, Tensor] = {}
+    if missing:
+        spanned = [spans[b] for b in missing.values()]
+        part = Batch.from_ids([ids[a:b] for a, b in spanned], [segments[a:b] for a, b in spanned])
+        with torch.no_grad():
+            hidden = run(encoder, part, layers)
+        if hidden is None:
+            return None
+        fresh = dict(zip(missing, torch.split(hidden, list(part.lengths)), strict=True))
+        packed.keep(fresh)
+    return torch.cat([fresh[key] if key in fresh else known[key] for key in keys])
+
+
+def forget_frozen(encoder: Encoder) -> None:
+    """Free what was kept for the frozen layers of an encoder."""
+    for depth in [depth for depth, packed in _cache.get(encoder, {}).items() if packed.outputs]:
+        del _cache[encoder][depth]
+
+
 def _by_distance(relative: RelativeTable, longest: int) -> tuple[Tensor | None, Tensor | None]:
     """What to add for keys from `longest` − 1 tokens before the query to as many after it.
 
@@ -68,14 +103,14 @@ def _by_distance(relative: RelativeTable, longest: int) -> tuple[Tensor | None, 
     return None, F.pad(rows, (0, native.PADDING)).int()
 
 
-_cache: WeakKeyDictionary[Encoder, _Packed] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[Encoder, dict[int, _Packed]] = WeakKeyDictionary()  # by the number of layers
 _lock = threading.Lock()
 
 
-def _packed(encoder: Encoder) -> _Packed | None:
+def _packed(encoder: Encoder, depth: int) -> _Packed | None:
     """The encoder's packed weights; None if its layers compute more than the library does (hooks, LoRA)."""
     level = native.instruction_level()
-    packed = _cache.get(encoder)
+    packed = _cache.get(encoder, {}).get(depth)
     if packed is not None and packed.level == level and packed.is_current():
         return packed
     parts = list(encoder.modules())
@@ -88,21 +123,25 @@ def _packed(encoder: Encoder) -> _Packed | None:
     ):
         return None
     with _lock:
-        packed = _cache[encoder] = _Packed(encoder, level)
+        packed = _cache.setdefault(encoder, {})[depth] = _Packed(encoder, level, depth)
     return packed
 
 
 class _Packed:
-    """An encoder in the library, and what its weights were when it was packed."""
+    """The first layers of an encoder in the library, and what its weights were when it was packed."""
 
-    def __init__(self, encoder: Encoder, level: int) -> None:
+    def __init__(self, encoder: Encoder, level: int, depth: int) -> None:
+        self.outputs: dict[bytes, Tensor] = {}  # of texts that `run_frozen` has seen
+        self._free = FROZEN_BYTES
         cfg, rotary = encoder.cfg, encoder.rotary
         self.level = level
         self.bases = tuple(dict.fromkeys(rotary.bases)) if rotary is not None else ()
         self.longest = min([p.full_below for p in cfg.patterns if isinstance(p, BlockSparse)], default=1 << 62)
         self.embeds = encoder.embeddings.project is None and encoder.embeddings.words.weight.dtype == torch.float32
-        parts = [*encoder.blocks.modules(), *encoder.embeddings.modules()]
-        parts += [] if encoder.norm is None else [encoder.norm]
+        blocks = {number: cast("Block", encoder.blocks[number]) for number in cfg.layer_map[:depth]}
+        final_norm = encoder.norm if depth == cfg.depth else None
+        parts = [part for block in blocks.values() for part in block.modules()]
+        parts += [*encoder.embeddings.modules(), *([] if final_norm is None else [final_norm])]
         parts += [] if encoder.relative is None else encoder.relative.modules()
         # Replacing a parameter changes its address, and writing to it increments its version: in all but torch's
         # fused optimizers, for which the library samples a few numbers.
@@ -111,15 +150,14 @@ class _Packed:
             *(cfg.width, cfg.heads, cfg.kv_heads, cfg.head_width, cfg.ff_width),
             *(native.ACTIVATIONS.index(cfg.activation), int(cfg.gated), cfg.blocks),
         )
-        blocks = [cast("Block", block) for block in encoder.blocks]
-        self.native = native.NativeEncoder(level, shape, blocks[0].attention.scale)
-        for layer, number in enumerate(cfg.layer_map):
+        self.native = native.NativeEncoder(level, shape, blocks[cfg.layer_map[0]].attention.scale)
+        for layer, number in enumerate(cfg.layer_map[:depth]):
             pattern = cfg.patterns[layer]
             rotation = self.bases.index(rotary.bases[layer]) if rotary is not None else -1
             self.native.add_layer(number, pattern.window if isinstance(pattern, Sliding) else -1, rotation)
-        for number, block in enumerate(blocks):
+        for number, block in blocks.items():
             self._set_block(encoder, number, block)
-        self._set_norm(-1, 1, encoder.norm)
+        self._set_norm(-1, 1, final_norm)
         embeddings = encoder.embeddings
         if self.embeds:
             self._set_norm(-1, 0, embeddings.norm)
@@ -127,6 +165,14 @@ class _Packed:
         self.native.set_embeddings([None if t is None else t.weight for t in tables], cfg.embeddings.scale)
         for weight in self._snapshot.weights:
             self.native.watch(weight)
+
+    def keep(self, outputs: Mapping[bytes, Tensor]) -> None:
+        """Keep the outputs of texts, until the limit is reached."""
+        for key, hidden in outputs.items():
+            self._free -= len(key) + hidden.numel() * hidden.element_size()
+            if self._free < 0:
+                return
+            self.outputs[key] = hidden.clone()  # not a view, which would keep its whole batch
 
     def is_current(self) -> bool:
         """Whether no weight has changed and there are no hooks."""

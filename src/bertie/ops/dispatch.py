@@ -242,6 +242,8 @@ ROWS = (
     Row("embedding", "torch.eager", _any, eager.embed_norm),
     Row("cross_entropy", "triton.fused.cross_entropy", _half_on_gpu, cross_entropy.fused_linear_cross_entropy),
     Row("cross_entropy", "torch.eager", _any, eager.linear_cross_entropy),
+    Row("optimizer", "native.training.optimizer", _native_training),
+    Row("optimizer", "torch.eager", _any),
     Row("pooling", "triton.fused.pooling", _fused_pooling, pooling.pool, condition="modes max, mean, weightedmean"),
     Row("pooling", "torch.eager", _any),
     Row("fp8_quantization", "triton.fused.fp8", _half_on_gpu),
@@ -346,7 +348,7 @@ class DispatchTable:
         operations = dict.fromkeys(row.operation for row in ROWS)
         skipped = {"fp8_quantization"} if torch.float8_e4m3fn not in self.site.weights else set()
         skipped |= set() if self.site.rotary else {"rotary"}
-        skipped |= set() if self.site.training else {"cross_entropy"}
+        skipped |= set() if self.site.training else {"cross_entropy", "optimizer"}
         for operation in operations:
             if operation not in skipped:
                 sites = [replace(self.site, patterns=(p,)) for p in self.site.patterns if operation == "attention"]

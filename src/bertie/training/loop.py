@@ -233,8 +233,8 @@ class Trainer:
             self._prefetch.close()
         if hasattr(self, "_dropout"):
             restore_dropout(self._dropout)
-        self.model.encoder.gradient_checkpointing = False
-        self.model.encoder.embeddings.words.sparse = False
+        self.model.encoder.gradient_checkpointing = self.model.encoder.embeddings.words.sparse = False
+        self.model.encoder.freeze(0)
         if lora.is_on(self.model):
             lora.merge(self.model)
         for parameter in self.model.parameters():

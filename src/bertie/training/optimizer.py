@@ -71,8 +71,8 @@ def frozen_layers(recipe: Recipe, epoch: float, depth: int) -> int:
 def apply_freezing(model: Model, heads: str | Sequence[str], recipe: Recipe, epoch: float) -> bool:
     """Set `requires_grad` of all parameters for this epoch; whether that changed any.
 
-    The embeddings are frozen while any layer is, the final norm while all layers are. With LoRA its
-    factors and the heads train.
+    The embeddings are frozen while any layer is, the final norm while all layers are. What is frozen runs without
+    dropout. With LoRA its factors and the heads train.
     """
     trained = _trained(model, heads, recipe, epoch)
     changed = False
@@ -82,6 +82,7 @@ def apply_freezing(model: Model, heads: str | Sequence[str], recipe: Recipe, epo
             changed = True
             parameter.requires_grad_(trains)
             parameter.grad = None  # a stale gradient would move a frozen weight
+    model.encoder.freeze(0 if recipe.lora else frozen_layers(recipe, epoch, model.config.depth))
     return changed
 
 

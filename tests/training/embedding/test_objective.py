@@ -83,7 +83,7 @@ def test_cached_gradients_are_those_of_one_graph(name: str, dropout: float) -> N
     if "softmax" in name or name == "matryoshka":
         assert any(key.startswith("auxiliary.loss") for key in ours)
     for key, grad in grads.items():
-        torch.testing.assert_close(ours.get(key, torch.zeros_like(grad)), grad, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ours.get(key, torch.zeros_like(grad)), grad, atol=1e-5, rtol=5e-6)
 
 
 @pytest.mark.parametrize("name", ALL)
