@@ -216,7 +216,9 @@ def _table(table: Table) -> str:
     kinds = [' class="number"' if is_number else "" for is_number in numeric]
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     heads = [f"<button>{escape(cell)}</button>" if table.sortable and cell else escape(cell) for cell in table.head]
-    head = "".join(f'<th scope="col"{kind}>{cell}</th>' for kind, cell in zip(kinds, heads, strict=True))
+    head = "".join(
+        f'<th scope="col"{kind}>{cell}</th>' if cell else "<td></td>" for kind, cell in zip(kinds, heads, strict=True)
+    )
     rows = "".join(
         f"<tr>{''.join(f'<td{kind}>{_cell(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
         for row in table.rows
