@@ -22,6 +22,7 @@ from torch import Tensor
 from bertie.data.progress import Progress
 from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
+from bertie.pipeline.reporting import without_progress
 from bertie.recipe import Recipe
 from bertie.training import distributed, failures, lora
 from bertie.training.callbacks import LOG_HEADER, TrainingCallback, TrainingHistory, parse_row
@@ -404,7 +405,7 @@ class Trainer:
     def _evaluate(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
         p, started = self.state, time.monotonic()
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), without_progress():  # training shows its own
             scores = {name: float(value) for name, value in self.world.broadcast(dict(evaluate())).items()}
         self._trained.train()
         self.pace.evaluated(time.monotonic() - started)
