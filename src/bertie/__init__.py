@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         TokenCandidate,
         ZeroShotResult,
     )
+    from bertie.tasks.suggest import Suggestion, suggest
     from bertie.text.batch import Batch
     from bertie.text.tokenizer import Tokenizer
     from bertie.training.loop import Trainer
@@ -92,6 +93,7 @@ __all__ = [
     "RelevanceResult",
     "Reranker",
     "ServerError",
+    "Suggestion",
     "TaggedSpan",
     "Tagger",
     "TaggingResult",
@@ -103,6 +105,7 @@ __all__ = [
     "ZeroShotResult",
     "__version__",
     "load",
+    "suggest",
 ]
 
 _threads.set_defaults()  # now, because torch reads these variables when it is loaded
@@ -114,6 +117,7 @@ _HOME = {
     "EncoderConfig": "bertie.config",
     "Index": "bertie.search.index",
     "Recipe": "bertie.recipe",
+    **dict.fromkeys(("Suggestion", "suggest"), "bertie.tasks.suggest"),
     "Tokenizer": "bertie.text.tokenizer",
     "Trainer": "bertie.training.loop",
     **dict.fromkeys(("AsyncClient", "Client", "ServerError"), "bertie.client"),

@@ -40,6 +40,7 @@ from bertie.cli import (
     search,
     serve,
     similarity,
+    suggest,
     tag,
     tokenize,
     tokenizer,
@@ -63,7 +64,7 @@ GROUPS = {  # in the order of bertie --help
     "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank),
     "search": (index, search),
     "serve": (serve,),
-    "train": (train, eval, compare, mine, weight_tokens, quantize, recipes),
+    "train": (train, suggest, eval, compare, mine, weight_tokens, quantize, recipes),
     "pretrain": (tokenizer, corpus, pretrain),
     "inspect": (inspect, tokenize, bench, doctor, completion),
 }
