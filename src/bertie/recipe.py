@@ -13,6 +13,7 @@ from bertie.errors import ConfigError
 
 ScheduleName = Literal["linear", "cosine", "wsd", "constant"]
 MixedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+Method = Literal["auto", "full", "few-shot", "frozen"]
 EMBEDDING_FIELDS = ("loss", "matryoshka", "pooling")  # fields of Recipe that only an Embedder has
 POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
 
@@ -34,6 +35,7 @@ class Recipe:
     bertie.errors.ConfigError: lr=0 must be a number above 0 and at most 1
     """
 
+    method: Method = "auto"  # classify: see `bertie.training.finetune.few_shot`
     epochs: float | None = None
     lr: float | None = None  # peak learning rate
     head_lr: float | None = None  # learning rate of the head; None: chosen by fine-tuning, elsewhere lr
@@ -79,7 +81,8 @@ class Recipe:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, numbers.check(name, value))
-        for name, choices in (("schedule", get_args(ScheduleName)), ("mixed_precision", get_args(MixedPrecision))):
+        for name, kind in (("schedule", ScheduleName), ("mixed_precision", MixedPrecision), ("method", Method)):
+            choices = get_args(kind)
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
         for name in ("gradient_checkpointing", "refit"):

@@ -25,6 +25,7 @@ CHOSEN = (
 NONE = "none"  # resets a value of a recipe file; a flag that is not given is None
 
 HELP = {
+    "method": "classify: full, few-shot or frozen; auto compares them on held-out rows where rows are few",
     "epochs": "passes over the training data",
     "lr": "peak learning rate",
     "head_lr": "learning rate of the head",

@@ -21,7 +21,7 @@ from bertie.evaluation.learning_curves import LearningCurve
 from bertie.pipeline.inputs import Options
 from bertie.pipeline.outputs import Output
 from bertie.pipeline.pipeline import Overflow
-from bertie.recipe import EMBEDDING_FIELDS, MixedPrecision, Recipe, ScheduleName
+from bertie.recipe import EMBEDDING_FIELDS, Method, MixedPrecision, Recipe, ScheduleName
 from bertie.tasks import registry
 from bertie.tasks.base import Result, Task
 
@@ -29,6 +29,7 @@ from bertie.tasks.base import Result, Task
 class Hyperparameters(TypedDict, total=False):
     """The hyperparameters of `Trainable`, for constructors that pass them on."""
 
+    method: Method
     epochs: float | None
     lr: float | None
     head_lr: float | None
@@ -86,6 +87,7 @@ class Trainable(Task[Options, Output, Result]):
         head: str | None = None,
         deterministic: bool = False,
         device: str | torch.device | None = None,
+        method: Method = "auto",
         epochs: float | None = None,
         lr: float | None = None,
         head_lr: float | None = None,

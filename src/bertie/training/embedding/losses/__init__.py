@@ -10,6 +10,7 @@ every row, of the second, and so on; `labels` is a tensor with the rows' labels:
     triplets    a, p, n                      none: anchor, positive, negative
     lists       query, p1 … pk               a teacher's score of each passage            (B, k)
     vectors     a                            a teacher's embedding                        (B, D')
+    labels      a                            a class; texts of one class are similar      (B,) int64
 
 | loss | name | inputs | sentence-transformers |
 |---|---|---|---|
@@ -24,6 +25,7 @@ every row, of the second, and so on; `labels` is a tensor with the rows' labels:
 | `MatryoshkaLoss` | | of the inner loss | MatryoshkaLoss |
 | `SpladeLoss` | | of the inner loss | SpladeLoss |
 | `SimilarityDistillationLoss` | | vectors | |
+| `SupervisedContrastiveLoss` | | labels | |
 
 Embeddings are float32. A loss is the mean over the rows. In distributed training each process passes
 its own rows, and every process must call the loss: the mean of their losses and gradients, weighted by
@@ -39,6 +41,7 @@ from bertie.training.embedding.losses.distillation import (
     similarity_distillation,
 )
 from bertie.training.embedding.losses.infonce import InfoNCELoss
+from bertie.training.embedding.losses.labels import SupervisedContrastiveLoss
 from bertie.training.embedding.losses.pairs import (
     ContrastiveLoss,
     CoSENTLoss,
@@ -62,6 +65,7 @@ __all__ = [
     "SimilarityDistillationLoss",
     "SoftmaxLoss",
     "SpladeLoss",
+    "SupervisedContrastiveLoss",
     "TripletLoss",
     "similarity_distillation",
 ]

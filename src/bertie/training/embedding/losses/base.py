@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from bertie.errors import ConfigError, InputError
 from bertie.training.embedding.similarity_functions import Embeddings
 
-Inputs = Literal["pairs", "classes", "scores", "triplets", "lists", "vectors"]
+Inputs = Literal["pairs", "classes", "scores", "triplets", "lists", "vectors", "labels"]
 
 
 class EmbeddingLoss(ABC):
