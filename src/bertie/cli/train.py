@@ -185,7 +185,8 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
     """The job, with all data read and checked before any model is loaded."""
     from bertie.training.distributed import is_main_process
     from bertie.training.finetune.data import split
-    from bertie.training.finetune.defaults import choose, dev_fraction
+    from bertie.training.finetune.defaults import ChosenRecipe, choose, dev_fraction
+    from bertie.training.finetune.methods import plan_methods
     from bertie.training.finetune.validation import plan_validation
 
     check_curve(args)
@@ -220,7 +221,9 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
         from bertie.checkpoints.hub import resolve
 
         model = str(resolve(model, args.revision))
-    chosen = choose(recipe, Checkpoint.inspect(model).model.config, train, has_dev=dev is not None)
+    chosen = ChosenRecipe(recipe, ())
+    if plan_methods(recipe, train).only_full:
+        chosen = choose(recipe, Checkpoint.inspect(model).model.config, train, has_dev=dev is not None)
     return FineTuningJob(
         task=task,
         model=model,
@@ -253,6 +256,7 @@ def _open_runs(args: argparse.Namespace, job: FineTuningJob) -> SeedRuns:
 def _print_plan(job: FineTuningJob, runs: SeedRuns) -> None:
     """Print to standard error what is about to be done."""
     from bertie.training.finetune.defaults import print_reasons
+    from bertie.training.finetune.methods import plan_methods
     from bertie.training.finetune.reports import label_counts
 
     reasons, warnings_ = job.notes
@@ -275,7 +279,9 @@ def _print_plan(job: FineTuningJob, runs: SeedRuns) -> None:
     epochs = _plural(recipe.epochs, "epoch")
     if job.validation is not None:
         seeds += f"; {job.validation.description}"
-    print(f"{steps} in {epochs}, {seeds}, on {job.device}; state in {runs.state.name}", file=sys.stderr)
+    methods = plan_methods(job.recipe, job.train)
+    work = f"{steps} in {epochs}" if methods.only_full else f"method {', '.join(methods.methods)}"
+    print(f"{work}, {seeds}, on {job.device}; state in {runs.state.name}", file=sys.stderr)
 
 
 def _plural(number: float, what: str) -> str:
@@ -326,6 +332,7 @@ def _report(
     part = "" if job.validation is not None else f"{job.recipe.dev_fraction or 0:.0%} of "
     held_out = [f"{part}{', '.join(train)}"]
     results = [runs.results[seed] for seed in job.seeds]
+    recipe = Recipe.from_mapping(best.result.recipe) if best.result.recipe else job.recipe
     # Embeddings of all rows take too long for a budget.
     frozen = None if job.recipe.budget is not None and job.device == "cpu" else job.model
     encoder = BaselineSettings(frozen, short_name(str(job.model)), job.device)
@@ -335,9 +342,7 @@ def _report(
         title=settings.title or Path(args.output).absolute().name,
         model=str(settings.model),
         train=job.train,
-        training=TrainingRecord(
-            job.recipe.replace(epochs=best.result.epochs), results, best.result.seed, runs.metric, best.validation
-        ),
+        training=TrainingRecord(recipe, results, best.result.seed, runs.metric, best.validation),
         baseline=None if args.baseline is None else _baseline(args.baseline, job),
         cheap_baselines=None if args.no_baselines else encoder,
         files={"train": train, "dev": [settings.dev] if settings.dev else held_out, "test": [settings.test or ""]},
@@ -366,10 +371,12 @@ def _baseline(model: str, job: FineTuningJob) -> Baseline:
 
 def _run_as_dict(result: RunResult) -> dict[str, Any]:
     history = result.history
-    scores = {
+    scores: dict[str, Any] = {
         split: {metric: value if math.isfinite(value) else None for metric, value in values.items()}
         for split, values in (("dev", result.dev), ("test", result.test))
         if values
     }
+    if history.method:
+        scores["method"] = history.method
     counts = {"steps": history.steps, "best_step": history.best_step, "tokens": history.tokens}
     return {"seed": result.seed, **scores, **counts, "seconds": round(history.seconds, 3)}

@@ -32,6 +32,7 @@ class TrainingHistory:
     seconds: float = 0.0  # of this process; a resumed run took longer
     stopped_early: bool = False
     shortened: str = ""  # "converged" or "budget": it took fewer steps, with the whole schedule in them
+    method: str = ""  # of a classifier: the one chosen, with the scores of all that were compared
 
 
 class TrainingCallback(Protocol):

@@ -32,6 +32,7 @@ from bertie.training.embedding.losses import (
     SimilarityDistillationLoss,
     SoftmaxLoss,
     SpladeLoss,
+    SupervisedContrastiveLoss,
     TripletLoss,
     infonce,
     similarity_distillation,
@@ -467,3 +468,17 @@ def test_logits_of_another_batch() -> None:
 
 if __name__ == "__main__":
     _process(Path(sys.argv[1]), int(sys.argv[2]))
+
+
+def test_supervised_contrastive_against_a_loop() -> None:
+    texts = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    labels = [0, 1, 0, 2, 1, 0]  # nothing is similar to the fourth
+    unit = texts / texts.norm(dim=1, keepdim=True)
+    total = 0.0
+    for i, label in enumerate(labels):
+        others = [j for j in range(6) if j != i]
+        normalizer = math.log(sum(math.exp(4.0 * float(unit[i] @ unit[j])) for j in others))
+        same = [4.0 * float(unit[i] @ unit[j]) - normalizer for j in others if labels[j] == label]
+        total -= sum(same) / max(1, len(same))
+    loss = SupervisedContrastiveLoss(scale=4.0).loss([texts], torch.tensor(labels), nn.ModuleDict())
+    assert float(loss) == pytest.approx(total / 6, abs=1e-5)

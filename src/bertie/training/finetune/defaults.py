@@ -19,7 +19,8 @@ The rule was fitted on a grid of learning rates, head learning rates, epochs and
 - `bertie.MultiTask` takes the rule for the head with the most rows. A part of each head's data is held out, and the
   epoch with the best mean score is kept.
 - With dev data the best epoch is kept, and training stops when it has not improved for half of the epochs.
-- Without dev data, `folds`: from 20 to 399 rows, 5 folds of cross-validation. Otherwise `dev_fraction`: a tenth is held
+- Without dev data, `folds`: from 20 to 399 rows, 5 folds of cross-validation (3 where methods for
+  few examples are compared, see `methods`). Otherwise `dev_fraction`: a tenth is held
   out (at least 30 rows, at most 1,000). The models of the folds, or the one of the rest, run to the end of their
   schedule, and what they predict for the rows they have not seen gives the score, the temperature and the thresholds.
 - `refit`: the final model is then trained on all rows, for as many epochs: training on all rows gained 2.3, 0.7 and
@@ -39,6 +40,7 @@ from typing import Any
 from bertie.config import EncoderConfig
 from bertie.recipe import Recipe
 from bertie.training.finetune.data import LabelledDataset
+from bertie.training.finetune.methods import plan_methods
 
 BASE_LR, BASE_WIDTH = 1.5e-4, 384
 LR_RANGE = (1e-5, 3e-4)
@@ -52,6 +54,7 @@ LABELS_PER_FACTOR, MAX_FACTOR = 5, 10  # of the head's learning rate
 HELD_OUT, FEWEST, MOST, LARGEST_SHARE = 0.1, 30, 1000, 0.2
 REFIT_ROWS = LARGE  # up to which the model is trained again on all rows
 FOLDS, FEWEST_FOLD_ROWS, MOST_FOLD_ROWS = 5, 20, 399
+METHOD_FOLDS = 3  # where methods for few examples are compared
 TOO_HIGH = 5  # times the default learning rate: usually too much
 
 
@@ -99,6 +102,8 @@ def default_folds(recipe: Recipe, data: LabelledDataset) -> int:
         return recipe.folds
     if data.kind == "embed" or recipe.dev_fraction is not None or recipe.refit is False:
         return 0
+    if len(data.examples) <= MOST_FOLD_ROWS and plan_methods(recipe, data).few:
+        return METHOD_FOLDS if len(data.examples) >= 2 * METHOD_FOLDS else 0
     return FOLDS if FEWEST_FOLD_ROWS <= len(data.examples) <= MOST_FOLD_ROWS else 0
 
 

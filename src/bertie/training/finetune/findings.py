@@ -52,7 +52,8 @@ def _not_beaten(table: BaselineTable, best: BaselineResult, *, trained: bool) ->
 
 def _trend(recipe: Recipe | None, history: TrainingHistory | None, metric: str) -> tuple[str, str]:
     """A sentence if training ended too early, and the setting for a longer one."""
-    if recipe is None or history is None or not history.steps or history.shortened == "converged":
+    settled = history is not None and history.shortened == "converged"
+    if recipe is None or history is None or not history.steps or settled or recipe.method in ("frozen", "few-shot"):
         return "", ""
     dev = [row[metric] for row in history.evaluations if metric in row]
     verdict = loss_trend(history.curve, dev, stopped_early=history.stopped_early)
@@ -78,7 +79,7 @@ def _suggestions(
 ) -> list[str]:
     tries = []
     if recipe is not None:
-        lr, full = recipe.resolve().lr, not recipe.lora and not recipe.freeze
+        lr, full = recipe.resolve().lr, not recipe.lora and not recipe.freeze and recipe.method in ("auto", "full")
         if full and usual_lr is not None and lr < usual_lr / 2:
             tries.append(f"--lr {plain_number(usual_lr)}, the usual rate for this model (it was {plain_number(lr)})")
         if longer:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal
 
@@ -23,6 +24,7 @@ from bertie.training.finetune.base import Predictions, TaskT, starting_checkpoin
 from bertie.training.finetune.budget import PREDICTION, PROBE, PROBE_STEPS, Deadline, Speed, plan_time
 from bertie.training.finetune.data import Kind, LabelledDataset, read_dataset, split
 from bertie.training.finetune.defaults import choose, dev_fraction, print_reasons
+from bertie.training.finetune.method_fit import fit_by_method
 from bertie.training.finetune.validation import RESULT as VALIDATION
 from bertie.training.finetune.validation import (
     ValidationPlan,
@@ -112,7 +114,15 @@ def fit_labelled(
             "with bertie.MultiTask"
         )
     options = RunOptions(None if folder is None else Path(folder), resume, save_steps, strategy, progress)
-    run = FineTuningRun(task, data, dev, options, deadline)
+    run = partial(FineTuningRun, task, data, dev, options, deadline)
+    if fit_by_method(task, data, dev, validation, run, folder=options.folder, progress=progress):
+        return task
+    return _fit_full(run(), validation)
+
+
+def _fit_full(run: FineTuningRun[TaskT], validation: ValidationPlan | None) -> TaskT:
+    """Train the head and all weights together."""
+    task = run.task
     try:
         run.choose_recipe()
         validation = run.plan_time(validation)
@@ -121,7 +131,7 @@ def fit_labelled(
         task.history_ = run.train(task.validation_)
         if validation is not None and not refit:
             task.validation_ = run.held_out_result(validation, task.history_)
-        task.original_ = data.original
+        task.original_ = run.data.original
     finally:
         run.training.finish()
     return task

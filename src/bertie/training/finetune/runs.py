@@ -90,6 +90,7 @@ class RunResult:
     dev: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
     epochs: float | None = None  # of the final model: the recipe's, or fewer
+    recipe: dict[str, Any] = field(default_factory=dict)  # with what `fit` chose
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,9 @@ class SeedRuns:
             split: {metric: score.value for metric, score in training_for(task).scores(part, resamples=0).items()}
             for split, part in predictions.items()
         }
-        result = self.results[seed] = RunResult(seed, task.history_, **scores, epochs=task.recipe_.epochs)
+        result = self.results[seed] = RunResult(
+            seed, task.history_, **scores, epochs=task.recipe_.epochs, recipe=task.recipe_.as_dict()
+        )
         self._predictions[seed] = predictions
         if self.world.is_main:
             task.save(self._model(seed), overwrite=True)
