@@ -282,6 +282,7 @@ def test_a_recipe(models: dict[str, str], here: Path, capsys: pytest.CaptureFixt
 
 
 FLAGS = {
+    "method": "few-shot",
     "epochs": "2.5", "lr": "1e-4", "head_lr": "0.001", "batch_size": "4", "batch_tokens": "99", "micro_tokens": "100",
     "warmup": "0.2", "schedule": "cosine", "decay": "0.3", "weight_decay": "0.1", "beta2": "0.98", "max_grad_norm": "0",
     "layer_decay": "0.9", "freeze": "encoder", "unfreeze": "1", "lora": "4", "lora_alpha": "8",

@@ -42,7 +42,7 @@ def numbered(rows: int) -> Any:
     ],
 )
 def test_the_plan(rows: int, options: dict[str, Any], parts: int, held: int) -> None:
-    plan = plan_validation(Recipe(**options), numbered(rows), seed=0)
+    plan = plan_validation(Recipe(method="full", **options), numbered(rows), seed=0)
     if plan is None:
         assert parts == 0
         return
@@ -53,7 +53,7 @@ def test_the_plan(rows: int, options: dict[str, Any], parts: int, held: int) -> 
 
 def test_folds_are_stratified_and_keep_equal_texts_together() -> None:
     data = read_dataset("classify", [f"text {i // 2}" for i in range(80)], ["a", "a", "b", "b"] * 20)
-    plan = plan_validation(Recipe(), data, seed=0)
+    plan = plan_validation(Recipe(method="full"), data, seed=0)
     assert plan is not None
     for rest, held in plan.splits:
         assert not {example.texts for example in rest.examples} & {example.texts for example in held.examples}
