@@ -32,6 +32,13 @@ GROUPS = {
     "tests/ops/triton/": "triton",
     "tests/cluster/": "ray",
 }
+# Those that take longest are started first, so that no process waits for another at the end.
+SLOWEST = (
+    "tests/ops/triton/",
+    "tests/cli/test_serve.py",
+    "tests/pipeline/test_bit_identity.py",
+    "tests/search/test_vector_store.py",
+)
 
 INSTALL_COMMANDS = {
     "Chromium": "python -m playwright install --with-deps chromium",
@@ -45,9 +52,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(MAX_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In worker processes, put the slowest files first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(SLOWEST))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Distribute files, and groups of files."""
+    """Distribute files, and groups of files, in their order."""
+    config.option.loadscopereorder = False  # by the number of tests
     from xdist.scheduler import LoadScopeScheduling
 
     class FileScheduling(LoadScopeScheduling):
