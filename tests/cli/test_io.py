@@ -168,7 +168,7 @@ def test_killed_ten_times_and_resumed(models: dict[str, str], here: Path, name: 
 
 
 def test_control_c_keeps_committed_rows(models: dict[str, str], here: Path) -> None:
-    Path("in.txt").write_text("".join(f"the cat sat {i}\n" for i in range(6000)))
+    Path("in.txt").write_text("".join(f"the cat sat {i}\n" for i in range(30_000)))  # which takes much longer
     argv = [sys.executable, "-m", "bertie", "embed", "in.txt", "-m", models["embed"], "-o", "out.jsonl"]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     while not Path("out.jsonl.part.json").exists():

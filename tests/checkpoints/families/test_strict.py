@@ -262,7 +262,7 @@ def test_every_key(name: str) -> None:
         if key in IGNORED or key in plan.ignored:
             continue
         for value in BAD:
-            start = time.monotonic()
+            start = time.process_time()
             try:
                 attempt({**config, key: value}, tensors)
             except BertieError as error:
@@ -274,7 +274,7 @@ def test_every_key(name: str) -> None:
             else:
                 if not fine(key, value, original):
                     wrong.append(f"{key}={value!r:.40} loads in silence")
-            assert time.monotonic() - start < 5, f"{key}={value!r:.40} takes too long"
+            assert time.process_time() - start < 5, f"{key}={value!r:.40} takes too long"
     assert not wrong, "\n".join(wrong)
 
 
