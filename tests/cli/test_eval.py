@@ -253,3 +253,10 @@ def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     assert main(["eval", "in.jsonl"]) == 2
     assert "pass one with -m" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the model, whose heads would be asked about."""
+    Path("test.jsonl").write_text("{}")
+    assert main(["eval", "tset.jsonl"]) == 1
+    assert "no such file: 'tset.jsonl' (did you mean test.jsonl?)" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_every_verb_has_the_same_flags() -> None:
         (["-q", "embed", "x"], "bertie has no flag -q; flags follow the verb, as in bertie VERB -q"),
         (["embed", "x", "--precision", "fp31"], "'fp31' must be one of fp32, bf16, fp16, int8, fp8; did you mean"),
         (["tour", "hello"], "unexpected argument 'hello' (see bertie tour --help)"),
-        (["embed"], "the following arguments are required: TEXT|FILE|- (see bertie embed --help)"),
+        (["embed"], "required: TEXT|FILE|-; - reads standard input (see bertie embed --help)"),
     ],
 )
 def test_errors_name_what_was_meant(argv: list[str], message: str) -> None:

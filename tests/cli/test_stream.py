@@ -143,3 +143,16 @@ def test_the_second_of_two_writers_is_refused(models: dict[str, str], here: Path
     assert first.returncode == 0
     assert [json.loads(line)["row"] for line in Path("out.jsonl").read_text().splitlines()] == [1, 2]
     assert os.listdir() == ["out.jsonl"]
+
+
+def test_the_titles_of_a_table_stand_out(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["tokenize", "the cat", "-m", models["tokenize"]]
+    assert main(argv) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(argv) == 0
+    first, rest = plain.split("\n", 1)
+    assert capsys.readouterr().out == f"\x1b[1m{first}\x1b[0m\n{rest}"

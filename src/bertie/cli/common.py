@@ -224,15 +224,23 @@ def open_input(args: argparse.Namespace, column: str = "text", items: list[str] 
 
 def check_not_missing(item: str) -> None:
     """Refuse a text that looks like the name of a file, which does not exist."""
-    if not looks_like_path(item):
-        return
-    path = Path(item).expanduser()
+    if looks_like_path(item):
+        raise NotFoundError(f"{_no_such_file(item)}; if it is a text, pass --text")
+
+
+def check_file_exists(name: str) -> None:
+    """Refuse a file that does not exist, before anything else is looked at."""
+    if name != STDIN and not _is_path(name):
+        raise NotFoundError(_no_such_file(name))
+
+
+def _no_such_file(name: str) -> str:
+    path = Path(name).expanduser()
     try:
         close = get_close_matches(path.name, os.listdir(path.parent), 1)
     except OSError:
         close = []
-    hint = f" (did you mean {path.parent / close[0]}?)" if close else ""
-    raise NotFoundError(f"no such file: {item!r}{hint}; if it is a text, pass --text")
+    return f"no such file: {name!r}" + (f" (did you mean {path.parent / close[0]}?)" if close else "")
 
 
 def looks_like_path(item: str) -> bool:

@@ -15,7 +15,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bertie.cli.common import UsageError, add_model, add_rerank, add_weights, model_name, select_device, verb
+from bertie.cli.common import (
+    UsageError,
+    add_model,
+    add_rerank,
+    add_weights,
+    check_file_exists,
+    model_name,
+    select_device,
+    verb,
+)
 from bertie.cli.eval_retrieval import MODES, evaluate_retrieval
 from bertie.cli.labelled_input import add_columns, add_resamples, parse_pairs, read_labelled
 from bertie.cli.report_output import add_no_baselines, print_scores, report_as_dict, report_table, short_name
@@ -79,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
         evaluate_retrieval(args)
         return
     _refuse(args, "only --beir evaluates retrieval", "split", "mode", "rerank", "reranker", "weights", "tune")
+    check_file_exists(args.file)
     model = model_name(args)
     if args.task == EMBED or (args.task is None and _is_embedding_model(model, args)):
         _refuse(args, f"{model} is evaluated by its embeddings", "head", "train", "output")

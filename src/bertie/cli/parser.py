@@ -70,6 +70,8 @@ class Parser(argparse.ArgumentParser):
         flag = next(self._unknown_flags(), None)
         if flag is not None:
             message = f"{self.prog} has no flag {flag}{self._did_you_mean(flag)}"
+        elif message.startswith("the following arguments are required") and "|-" in message:
+            message += "; - reads standard input"
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def _unknown_flags(self) -> Iterator[str]:

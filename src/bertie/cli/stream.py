@@ -19,6 +19,7 @@ from bertie.cli.common import UsageError, absolute_path
 from bertie.data.journal import START_OVER, ResumableFile, RowDigest
 from bertie.data.progress import Progress
 from bertie.data.readers import STDIN, InputTable, Row, chunk_rows, text_cell
+from bertie.data.terminal import style
 from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWriter, check_output_name, make_writer
 from bertie.errors import InputError
 
@@ -177,12 +178,16 @@ class Stream:
 
     def _print(self, results: Iterable[list[Result]], titles: Sequence[str], format_row: FormatRow) -> None:
         table, jsonl = TableWriter(titles), JsonlWriter()
-        for chunk in results:
+        for number, chunk in enumerate(results):
+            first = number == 0
             if self._args.json:
                 text = jsonl.encode([record for record, _ in chunk]).decode("utf-8")
             else:
                 good = [result for result in chunk if result[0].get(ERROR) is None]
                 text = table.text(row for record, item in good for row in format_row(record, item))
+                if first:
+                    title, newline, rest = text.partition("\n")
+                    text = style(title, "bold") + newline + rest
             sys.stdout.write(text)
             sys.stdout.flush()
 
