@@ -21,6 +21,7 @@ from bertie.training.finetune import runs
 from bertie.training.finetune.base import training_for
 from bertie.training.finetune.data import read_dataset
 from bertie.training.finetune.fit import fit_labelled
+from bertie.training.state import StateFolder
 from tests.cli.toys import MAIN, TASKS, write, write_toys
 
 QUICK = ["--epochs", "1", "--batch-size", "8", "--lr", "5e-5", "--resamples", "50", "--no-baselines"]
@@ -182,6 +183,33 @@ def test_a_killed_run_is_resumed(
     assert not Path("out.training").exists()
     assert main(["train", *argv, "--resume"]) == 0
     assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_an_interrupted_cross_validation_is_resumed(
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last step of either fold."""
+    argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--folds", "2", "--no-baselines"]
+    whole = train(capsys, *argv, "--output", "whole")
+    argv += ["--output", "out"]
+    saved, count = StateFolder.save, 0
+
+    def save(*args: Any) -> None:
+        nonlocal count
+        saved(*args)
+        count += 1
+        if count in (2, 4):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(StateFolder, "save", save)
+    assert run(["train", *argv, *QUICK, "--save-steps", "1"]) == 130
+    assert {path.name for path in Path("out.training/seed-0").iterdir()} >= {"fold-1"}
+    assert run(["train", *argv, *QUICK, "--save-steps", "1", "--resume"]) == 130
+    capsys.readouterr()
+    output = train(capsys, *argv, "--save-steps", "1", "--resume")
+    assert output["dev"] == whole["dev"]
+    assert weights("out") == weights("whole")
+    assert not Path("out.training").exists()
 
 
 @pytest.mark.slow
@@ -387,7 +415,7 @@ BAD: list[tuple[str, list[str], int, str]] = [
     ("columns that are none", ["classify", "train.jsonl", "--columns", "text"], 2, "--columns takes NAME=COLUMN"),
     ("empty texts", ["classify", "holes.jsonl"], 1, "holes.jsonl, row 2: "),
     ("one label", ["classify", "same.jsonl"], 1, "training needs two labels"),
-    ("unknown dev label", ["classify", "train.jsonl", "--dev", "odd.jsonl"], 1, "odd.jsonl, row 1: "),
+    ("unknown dev label", ["classify", "train.jsonl", "--dev", "odd.jsonl"], 1, "odd.jsonl has the labels 'bird'"),
     ("unknown test label", ["classify", "train.jsonl", "--test", "odd.jsonl"], 1, "'bird'"),
     ("lists for one", ["classify", "train.jsonl", "--dev", "lists.jsonl"], 1, "use lists in both"),
     ("unknown flag", ["classify", "train.jsonl", "--nonsense"], 2, "--nonsense"),
