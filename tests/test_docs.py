@@ -125,7 +125,7 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, CARD])],
+    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, PYTHON, CARD])],
     ids=lambda page: page.stem,
 )
 def test_python(
