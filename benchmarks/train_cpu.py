@@ -31,14 +31,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.finetune_peer import read
-
 ENGINES = {"classify": ("bertie", "transformers"), "pairs": ("bertie", "sentence-transformers")}
 SCALE = 20.0  # of the similarities in the contrastive loss
 
 
 def rows_of(files: list[Path], count: int) -> list[dict[str, Any]]:
     """The first rows of each file, in turn."""
+    from benchmarks.finetune_peer import read
+
     share = -(-count // len(files))
     parts = [read([file], share) for file in files]
     if len(files) > 1:
@@ -164,6 +164,8 @@ RUNS = {
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Train in this process."""
+    if options.engine == "bertie":
+        import bertie  # noqa: F401  before torch: it sets how its threads wait
     rows = rows_of(options.files, options.rows)
     train = RUNS[options.child, options.engine]
     first = {str(row["label"]): row for row in rows} if options.child == "classify" else {}
