@@ -18,7 +18,7 @@ TEST, TEST_MOODS = sentiment_texts(64, seed=4)
 
 
 def test_auto_compares_and_says_so(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    task = bertie.Classifier(encoder).fit(TEXTS, MOODS)
+    task = bertie.Classifier(encoder).fit(TEXTS, MOODS, folder=tmp_path / "state")
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"method: {task.recipe_.method} (cross-validated accuracy ")
     assert line.endswith("full not tried: 32 rows)")

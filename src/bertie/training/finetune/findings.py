@@ -30,7 +30,9 @@ def findings(
     trend = _trend(recipe, history, metric)
     lines = []
     best = None if table is None else table.best
-    if table is not None and best is not None and not best.beaten:
+    # The method "frozen" is that baseline, with other pooling.
+    same = recipe is not None and recipe.method == "frozen" and best is not None and "frozen" in best.name
+    if table is not None and best is not None and not best.beaten and not same:
         tries = _suggestions(table, best, recipe, usual_lr, longer=trend[1])
         lines.append(f"{_not_beaten(table, best, trained=recipe is not None)} Try {_join(tries)}.")
     if trend[0]:

@@ -175,6 +175,7 @@ class MethodRun:
                 histories=[replace(history)],
             )
             if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
                 save_result(self.folder, task.validation_, training.fingerprint([self.data]))
 
 

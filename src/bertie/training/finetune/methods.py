@@ -33,7 +33,7 @@ MOST_FROZEN_ROWS = 5_000
 # Hyperparameters that say that full fine-tuning is wanted.
 FULL_ONLY = (
     *("epochs", "lr", "head_lr", "batch_size", "batch_tokens", "layer_decay", "freeze", "unfreeze", "lora"),
-    *("class_weights", "label_smoothing", "patience", "evals_per_epoch", "metric", "budget"),
+    *("class_weights", "label_smoothing", "patience", "evals_per_epoch", "metric", "budget", "stop_loss"),
 )
 _DEFAULTS = {item.name: item.default for item in fields(Recipe)}
 
