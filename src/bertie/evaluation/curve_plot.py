@@ -23,7 +23,7 @@ def plot_learning_curve(curve: LearningCurve) -> str:
     lower = [(axes.x(math.log2(point.rows)), axes.y(point.score.low)) for point in reversed(curve.band)]
     if curve.band:
         outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *lower))
-        shapes.append(f'<polygon class="b" fill="currentColor" fill-opacity="0.08" stroke="none" points="{outline}"/>')
+        shapes.append(f'<polygon class="band b" points="{outline}"/>')
     expected = Line("expected", [(math.log2(point.rows), point.score.value) for point in curve.band], "b")
     measured = Line("measured", [(math.log2(point.rows), point.score.value) for point in curve.points], "a")
     shapes += [shape for line in (expected, measured) if line.points for shape in _line(line, axes)]

@@ -73,7 +73,7 @@ class LearningCurve:
     def summary(self) -> str:
         """One line for the console."""
         scores = ", ".join(f"{point.score.value:.3f} with {point.rows:,}" for point in self.points)
-        line = f"learning curve, {self.metric} on {self.held_out:,} {self.split} rows: {scores} training rows"
+        line = f"learning curve, {self.metric} on {self.held_out:,} {self.split} rows: {scores} rows of training"
         return f"{line}; {self.verdict()}"
 
     def verdict(self) -> str:
@@ -84,10 +84,9 @@ class LearningCurve:
         gain = twice.gain
         interval = f"95% interval {gain.low:+.3f} to {gain.high:+.3f}"
         if not twice.can_tell:
-            return (
-                f"cannot tell what twice as many would bring ({interval}): evaluate on more rows, or draw more subsets"
-            )
-        return f"twice as many would bring about {gain.value:+.3f} ({interval}), to {twice.score.value:.3f}"
+            advice = "evaluate on more rows, or draw more subsets"
+            return f"cannot tell what twice as many rows would bring ({interval}): {advice}"
+        return f"twice as many rows would bring about {gain.value:+.3f} ({interval}), to {twice.score.value:.3f}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

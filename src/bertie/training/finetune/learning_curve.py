@@ -25,7 +25,8 @@ from bertie.evaluation.learning_curves import CurvePoint, LearningCurve, band_si
 from bertie.evaluation.pages import Block, Plot, Section, Table, to_html
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
 from bertie.training.finetune.data import LabelledDataset, read_dataset, split
-from bertie.training.finetune.fit import fit_labelled
+from bertie.training.finetune.fit import fit_labelled, with_dev
+from bertie.training.finetune.validation import plan_validation
 
 FRACTIONS = (0.1, 0.3, 1.0)
 HELD_OUT, MOST_HELD_OUT = 0.2, 1000  # of the training data, where there is neither test nor dev data
@@ -153,9 +154,14 @@ def _random_key(seed: int, *parts: str) -> bytes:
 
 
 def _train(task: AnyTrainable, train: LabelledDataset, dev: LabelledDataset | None) -> AnyTrainable:
+    """Train as `fit` does: without dev data, parts are held out to choose the method and the number of epochs."""
+    recipe = task.recipe
+    validation = plan_validation(recipe, train, recipe.seed) if dev is None else None
+    if dev is None and validation is None:
+        train, dev = with_dev(train, None, recipe, kind=train.kind, columns=None, name="the dev data")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of the recipe, which training on all rows warns of
-        return fit_labelled(task, train, dev, progress=False)
+        return fit_labelled(task, train, dev, validation=validation, progress=False)
 
 
 def _point(rows: int, scores: Sequence[Score]) -> CurvePoint:
