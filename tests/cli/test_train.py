@@ -427,7 +427,7 @@ BAD: list[tuple[str, list[str], int, str]] = [
     ("seed and seeds", ["classify", "train.jsonl", "--seeds", "1,2", "--seed", "3"], 2, "use one of them"),
     ("no seeds", ["classify", "train.jsonl", "--seeds", "0"], 2, "--seeds"),
     ("data without recipe", ["classify", "train.jsonl", "--data", "."], 2, "name one with --recipe"),
-    ("no such recipe", ["--recipe", "none.toml"], 1, "none.toml cannot be read"),
+    ("no such recipe", ["--recipe", "none.toml"], 1, "there is no recipe 'none.toml'"),
     ("unknown key", ["--recipe", "odd.toml"], 1, "did you mean 'epochs'?"),
     ("baseline without test", ["classify", "train.jsonl", "--baseline", "x"], 2, "name it with --test"),
     ("no device", ["classify", "train.jsonl", "--device", "nonsense"], 1, "--device nonsense cannot be used"),
