@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -101,11 +100,11 @@ def test_built_in_and_small(plain: Path, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "name", ["", " ", "a/b/c", "no such name", "../x", "~nobody-at-all/x", "a\0b", "x" * 5000, "C:\\x", "-x", "a--b"]
 )
-def test_impossible_names(name: str) -> None:
-    start = time.monotonic()
+def test_impossible_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused without asking the hub."""
+    monkeypatch.setattr("socket.getaddrinfo", lambda *args, **options: pytest.fail(f"looks for {args[0]}"))
     with pytest.raises(NotFoundError) as caught:
         resolve(name)
-    assert time.monotonic() - start < 2
     assert len(str(caught.value)) < 600
 
 
