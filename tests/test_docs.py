@@ -34,6 +34,7 @@ COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line"
 PAGES = [
     PYTHON,
     TRAIN,
+    ROOT / "docs" / "reports.md",
     LABELLING,
     FILES,
     COMMAND_LINE,

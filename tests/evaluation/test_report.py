@@ -264,7 +264,7 @@ def test_the_first_lines(files: dict[str, str]) -> None:
     accuracy = full().evaluations["test"].scores["accuracy"]
     assert tiles == [
         f"- accuracy on test: **{accuracy.value:.3f}** (95% interval {accuracy.low:.3f} to {accuracy.high:.3f})",
-        "- against the best baseline: **+0.500** (majority class: 0.400; significant, p &lt; 0.001)",
+        "- vs. the best baseline: **+0.500** (majority class: 0.400; significant, p &lt; 0.001)",
         "- train rows: **900** (120 test, 120 dev, 3 labels)",
         "- training time: **12 s** (700 steps, the best at step 600)",
     ]

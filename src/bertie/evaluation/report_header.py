@@ -39,7 +39,7 @@ def _baseline_tile(report: ModelReport) -> Tile | None:
     significant = "significant" if gap.p < 0.05 else "not significant"
     p = p_value(gap.p)
     note = f"{best.name}: {_short(best.score)}; {significant}, p {p if p.startswith('<') else f'= {p}'}"
-    return Tile("against the best baseline", f"{gap.value:+.3f}".replace("-", "−"), note, tone)
+    return Tile("vs. the best baseline", f"{gap.value:+.3f}".replace("-", "−"), note, tone)
 
 
 def _rows_tile(report: ModelReport) -> Tile:
