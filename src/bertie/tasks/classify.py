@@ -43,6 +43,10 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
     >>> classifier = Classifier("path/to/any/encoder", epochs=3, lr=3e-5)           # doctest: +SKIP
     >>> classifier.fit(texts, labels, dev=(dev_texts, dev_labels)).predict(texts)   # doctest: +SKIP
     array(['good', 'bad'], dtype='<U4')
+
+    `method` is how: "full" trains all weights, "frozen" a linear head over the encoder as it is, "few-shot" the same
+    after contrastive training on the labelled texts. "auto" compares them on held-out rows where rows are few, unless
+    a hyperparameter of full fine-tuning is given; `history_.method` has the scores.
     """
 
     kind = "classify"
