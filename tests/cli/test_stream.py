@@ -156,3 +156,13 @@ def test_the_titles_of_a_table_stand_out(
     assert main(argv) == 0
     first, rest = plain.split("\n", 1)
     assert capsys.readouterr().out == f"\x1b[1m{first}\x1b[0m\n{rest}"
+
+
+def test_progress_is_for_files(
+    models: dict[str, str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bertie.data.progress.FIRST", 0)
+    Path("in.txt").write_text("the cat\n")
+    for source, shown in (("in.txt", True), ("the cat", False)):
+        assert main(["tokenize", source, "-m", models["tokenize"]]) == 0
+        assert ("tokenize: 1 rows" in capsys.readouterr().err) == shown

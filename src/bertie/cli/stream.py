@@ -95,7 +95,9 @@ class Stream:
         skip = 0 if self._output is None else self._output.rows
         interactive = self._output is None and sys.stdout.isatty()  # the results themselves show the progress
         fraction: float | None = self._table.fraction() if skip else 0.0
-        progress = Progress(self._args.verb, lambda: fraction, initial=skip)
+        # A few texts of the command line are no long work, even if the first of them takes a second.
+        show = None if self._table.is_literal else True
+        progress = Progress(self._args.verb, lambda: fraction, initial=skip, show=show)
         with nullcontext() if interactive else progress:
             for chunk in self._chunks():
                 yield self._process(process, chunk)
