@@ -114,6 +114,7 @@ def test_errors(docs: Path, models: dict[str, str], capsys: Capture, monkeypatch
     assert "contains no index" in fails(1, "search", "docs", "a")
     (docs / "later.txt").write_bytes("dög".encode("latin-1"))
     monkeypatch.setattr("bertie.search.index.COMMIT_PASSAGES", 1)
+    monkeypatch.setattr("bertie.search.document_input.GROUP_DOCUMENTS", 1)
     assert "2 documents are committed" in (message := fails(1, "index", "docs", "--output", "other", *model))
     assert "; continue with: bertie index " in message
     assert message.rstrip().endswith(" --refresh")

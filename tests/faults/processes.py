@@ -22,7 +22,7 @@ TIMEOUT = 120.0  # seconds; a command that takes longer hangs
 SMALL = {
     "bertie.cli.stream": {"CHUNK_ROWS": 24},
     "bertie.data.journal": {"COMMIT_INTERVAL": 0.0},
-    "bertie.search.document_input": {"GROUP_CHARACTERS": 200},
+    "bertie.search.document_input": {"GROUP_CHARACTERS": 200, "GROUP_DOCUMENTS": 8},
     "bertie.search.index": {"COMMIT_PASSAGES": 8},
 }
 
