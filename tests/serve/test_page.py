@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import shlex
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,20 +55,20 @@ class Served:
     def __init__(self, index: Path | None = None, max_length: int | None = MAX_LENGTH) -> None:
         from bertie.search.index import Index
         from bertie.serve.http import App, ServerSettings
+        from bertie.serve.logs import Log
         from bertie.serve.registry import Registry
+        from bertie.serve.workers import bind_socket
 
         # Nothing is refused, however slow the machine.
         registry = Registry([hub.DEFAULT], budget=2048, max_wait=60)
         self.checkpoint = registry[hub.DEFAULT].checkpoint
         self.checkpoint.limit = max_length
         opened = None if index is None else (Index.open(index, Embedder(self.checkpoint)), hub.DEFAULT)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-            port = free.getsockname()[1]
-        made = App(registry, ServerSettings(deadline=300), index=opened)
-        self.server = uvicorn.Server(uvicorn.Config(made, host="127.0.0.1", port=port, log_level="warning"))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        bound = bind_socket("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        made = App(registry, ServerSettings(deadline=300), index=opened, log=Log(io.StringIO()))
+        self.server = uvicorn.Server(uvicorn.Config(made, log_level="warning"))
+        self.thread = threading.Thread(target=self.server.run, args=([bound],), daemon=True)
         self.thread.start()
         while not self.server.started:
             assert self.thread.is_alive()
