@@ -44,6 +44,7 @@ WRITES = {
     "tokens": ["tokenize", "in.jsonl", "-o", "in.jsonl"],
     "pairs": ["mine", "in.jsonl", "--corpus", "soft.jsonl", "-o", "hard.jsonl"],
     "a corpus": ["mine", "pairs.jsonl", "--corpus", "in.jsonl", "-o", "in.jsonl"],
+    "a report": ["compare", "model", "linked", "-o", "model"],
     "a model": ["quantize", "model", "-o", "linked"],
     "a part of a model": ["quantize", "model", "-o", "model/1_Data"],
     "a folder with the model": ["quantize", "model", "-o", "."],
