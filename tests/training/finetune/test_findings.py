@@ -42,7 +42,7 @@ def test_a_model_that_is_worse() -> None:
     (line,) = findings(table(-0.05, 0.0001), recipe=Recipe(lr=1e-4), history=settled(), usual_lr=1.5e-4)
     assert line.startswith(
         f"Training did not beat a cheap baseline: on test (500 rows) {FROZEN} has accuracy 0.8000, this model 0.7500 "
-        "(difference -0.0500 [-0.0700, -0.0300], p < 0.001). Try --freeze encoder"
+        "(difference -0.0500 [-0.0700, -0.0300], p < 0.001). Try --method frozen"
     )
     assert line.endswith("; or more labelled rows.")
 

@@ -12,6 +12,7 @@ from bertie.training.callbacks import TrainingHistory
 
 FEW_TEST_ROWS = 200
 MOST_SUGGESTIONS = 3
+CLASSIFICATION = ("accuracy", "macro_f1", "matthews")  # whose main metrics are these
 
 
 def findings(
@@ -87,7 +88,8 @@ def _suggestions(
         if longer:
             tries.append(longer)
         if "frozen" in best.name and full and best.difference.value <= 0:
-            tries.append("--freeze encoder, which trains the head only")
+            flag = "--method frozen" if table.metric in CLASSIFICATION else "--freeze encoder"
+            tries.append(f"{flag}, which trains the head only")
         if recipe.freeze == "encoder" and not recipe.unfreeze:
             tries.append("training without --freeze")
     elif "before training" not in best.name:
