@@ -17,7 +17,7 @@ WORKING_FILES = ("", ".part", ".part.json", ".part.parquet", ".part.lock")  # of
 # Arguments that name files and folders to read.
 FILES = (
     *("items", "file", "files", "paths", "sources", "pairs", "corpus", "context", "exclude", "recipe", "beir"),
-    *("train", "dev", "test", "texts", "folders"),
+    *("train", "dev", "test", "texts", "folders", "labelled"),
 )
 MODELS = ("model", "tokenizer", "teacher", "baseline", "reranker")  # folders, read as a whole
 ADDS_FILES = ("eval", "index")  # verbs that add files to an output folder; others replace it
