@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import bertie
+from bertie.training.finetune import defaults
 from bertie.training.finetune.base import Predictions
 from bertie.training.finetune.data import read_dataset
 from bertie.training.finetune.method_fit import compare_methods
@@ -43,6 +44,27 @@ def test_dev_data_chooses(encoder: Path) -> None:
     task = bertie.Classifier(encoder).fit(TEXTS, MOODS, dev=(TEST, TEST_MOODS), progress=False)
     assert "dev accuracy" in task.history_.method
     assert task.history_.evaluations[-1]["accuracy"] == task.score(TEST, TEST_MOODS)
+
+
+@pytest.mark.parametrize("has_dev", [False, True], ids=["folds", "dev"])
+def test_full_fine_tuning_is_compared_with_a_frozen_encoder(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_dev: bool
+) -> None:
+    """The default where rows are not few, whichever of the two wins."""
+    monkeypatch.setattr(defaults, "STEPS", 20)
+    texts, moods = sentiment_texts(140, seed=5)
+    dev = (TEST, TEST_MOODS) if has_dev else None
+    task = bertie.Classifier(encoder).fit(texts, moods, dev=dev, folder=tmp_path / "state", progress=False)
+    method, _, scores = task.history_.method.partition(" (")
+    assert method in ("frozen", "full")
+    assert scores.startswith("dev accuracy" if has_dev else "cross-validated accuracy")
+    assert ("frozen" if method == "full" else "full") in scores
+    assert task.score(TEST, TEST_MOODS) > 0.8
+    assert has_dev == (task.validation_ is None)
+    if task.validation_ is not None:
+        assert len(task.validation_.predictions.gold) == 140
+    task.save(tmp_path / "out")
+    assert list(bertie.Classifier.load(tmp_path / "out").predict(TEST[:8])) == list(task.predict(TEST[:8]))
 
 
 def test_multi_label(encoder: Path) -> None:

@@ -37,6 +37,8 @@ def test_auto(data: LabelledDataset, methods: tuple[str, ...]) -> None:
 def test_a_hyperparameter_of_full_fine_tuning_means_that() -> None:
     assert plan_methods(Recipe(lr=1e-4), dataset(8)).only_full
     assert not plan_methods(Recipe(seed=1, dev_fraction=0.2), dataset(8)).only_full
+    assert plan_methods(Recipe(budget=60.0), dataset(40)).only_full
+    assert not plan_methods(Recipe(budget=60.0), dataset(8)).only_full  # which takes seconds
 
 
 def test_a_method_that_does_not_fit_the_data_is_refused() -> None:

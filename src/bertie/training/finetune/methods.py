@@ -12,7 +12,8 @@ The rule of method="auto", for single texts, by the number of rows per label:
 
 Each is trained on the same parts of the data and predicts the rest: the dev data, or the rows that were held out. The
 one with the best score is trained on all rows; of equal ones, the one that trains more weights. Pairs of texts are
-always trained in full, and so is everything if a hyperparameter of full fine-tuning was set (`lr`, `epochs`, …).
+always trained in full, and so is everything if a hyperparameter of full fine-tuning was set (`lr`, `epochs`, …; `budget`
+from 32 rows per label on).
 
 The score that is reported is not that of the winner, which is the best of several and so too high. Where there are
 folds, the method for the rows of a fold is chosen by the other folds, and the score is that of these predictions.
@@ -65,10 +66,12 @@ def plan_methods(recipe: Recipe, data: LabelledDataset) -> MethodPlan:
     if method not in ("auto", "full"):
         _check_explicit(method, data, pairs)
         return MethodPlan((method,), few=rows <= FEW * len(data.labels))
-    given = next((name for name in FULL_ONLY if getattr(recipe, name) != _DEFAULTS[name]), None)
-    if method == "full" or data.kind != "classify" or pairs or len(data.labels) < 2 or given is not None:
+    given = {name for name in FULL_ONLY if getattr(recipe, name) != _DEFAULTS[name]}
+    per_label = rows / max(1, len(data.labels))
+    if per_label < FULL_FROM:
+        given.discard("budget")  # the others take seconds
+    if method == "full" or data.kind != "classify" or pairs or len(data.labels) < 2 or given:
         return MethodPlan(("full",))
-    per_label = rows / len(data.labels)
     if per_label > FEW:
         return MethodPlan(("frozen", "full") if rows <= MOST_FROZEN_ROWS else ("full",))
     methods = ["frozen", *([] if data.multi_label else ["few-shot"])]
