@@ -75,7 +75,7 @@ def real_texts(data: Path | None, model: str, file: Path | None = None) -> list[
     draw = random.Random(0)
     texts: list[str] = []
     if data is None:
-        words = (ROOT / "src" / "bertie" / "cli" / "tour.txt").read_text().split()
+        words = (ROOT / "src" / "bertie" / "recipes" / "examples" / "book.txt").read_text().split()
         for _ in range(1000):
             size, start = int(draw.lognormvariate(3.2, 0.8)) + 2, draw.randrange(len(words))
             texts.append(" ".join(words[start : start + size]))

@@ -62,7 +62,7 @@ def make_cases(model: str | None, count: int = 24) -> list[Case]:
 
     checkpoint = Checkpoint.load(model or default_model())
     draw = random.Random(0)
-    words = (ROOT / "src" / "bertie" / "cli" / "tour.txt").read_text().split()
+    words = (ROOT / "src" / "bertie" / "recipes" / "examples" / "book.txt").read_text().split()
 
     def text() -> str:
         size, start = min(900, int(draw.lognormvariate(2.8, 1.0)) + 2), draw.randrange(len(words))

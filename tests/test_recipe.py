@@ -21,7 +21,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
     assert (recipe.epochs, recipe.lr, recipe.batch_size, recipe.micro_tokens) == (None, None, None, 16384)
     resolved = recipe.resolve()
     assert (resolved.epochs, resolved.lr, resolved.batch_size, resolved.dev_fraction) == (3.0, 3e-5, 32, 0.0)
-    assert len(fields(Recipe)) == 37
+    assert len(fields(Recipe)) == 38
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_as_dict_round_trip() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match=r"no field 'warm_up', 'batchsize'; did you mean 'warmup', 'batch_size'\?"):
         Recipe.from_mapping({"warm_up": 0.1, "lr": 1e-5, "batchsize": 8})
-    with pytest.raises(ConfigError, match="no field 'xyz'; it has: epochs, lr"):
+    with pytest.raises(ConfigError, match="no field 'xyz'; it has: method, epochs, lr"):
         Recipe.from_mapping({"xyz": 1})
 
 

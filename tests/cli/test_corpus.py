@@ -8,23 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bertie.cli import corpus as verb
 from bertie.cli import main
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.pretrain.corpus import Corpus
-
-
-@pytest.fixture(autouse=True)
-def declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("bertie.cli.main")
-    if verb not in module.VERBS:
-        monkeypatch.setattr(module, "VERBS", (*module.VERBS, verb))
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def test_bad_input(trained: dict[str, Path], here: Path, capsys: pytest.CaptureF
     model = trained["classify"] / "model"
     write(Path("hole.jsonl"), [{"text": "a cat", "label": "cat"}, {"text": "a dog", "label": None}])
     assert "hole.jsonl, row 2: " in failed(capsys, "hole.jsonl", "-m", model)
-    assert "no such file: none.jsonl" in failed(capsys, "none.jsonl", "-m", model)
+    assert "no such file: 'none.jsonl'" in failed(capsys, "none.jsonl", "-m", model)
     assert "no/such" in failed(capsys, trained["classify"] / "test.jsonl", "-m", model, "--baseline", "/no/such")
     assert main(["eval", "none.jsonl", "-m", str(model), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"] == "NotFoundError"
@@ -251,6 +251,7 @@ def test_bad_input(trained: dict[str, Path], here: Path, capsys: pytest.CaptureF
 
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
+    write(Path("in.jsonl"), [{"text": "a cat", "label": "cat"}])
     assert main(["eval", "in.jsonl"]) == 2
     assert "pass one with -m" in capsys.readouterr().err
 

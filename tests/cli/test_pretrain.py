@@ -364,7 +364,7 @@ def test_two_processes(data: Path, here: Path, strategy: str) -> None:
     ("argv", "status", "said"),
     [
         ([], 2, "give a RECIPE, or a model to continue from (-m)"),
-        (["none.toml"], 1, "none.toml cannot be read: No such file or directory"),
+        (["none.toml"], 1, "there is no recipe 'none.toml', neither a file nor one that comes with Bertie"),
         (["RECIPE", "--corpus", "none"], 1, "none holds no corpus (build it: bertie corpus)"),
         (["RECIPE", "--max-length", "65"], 1, "max_length=65 must be at most 64, the model's"),
         (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[training] needs either tokens or steps"),

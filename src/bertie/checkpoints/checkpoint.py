@@ -153,11 +153,11 @@ class Checkpoint:
         """
         if precision not in PRECISIONS:
             raise ConfigError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+        if precision == "int8" and str(device).partition(":")[0] != "cpu":
+            raise ConfigError(f"precision='int8' with device={str(device)!r}: int8 inference runs on a CPU only")
         device = usable_device(device)
         if precision == "fp8":
             check_fp8(device)
-        if precision == "int8" and device.type != "cpu":
-            raise ConfigError(f"precision='int8' with device={str(device)!r}: int8 inference runs on a CPU only")
         name = default_model() if name is None else name
         if not isinstance(name, str | Path):
             raise ConfigError(f"name={name!r:.80} must be a folder, the name of a built-in model or a hub id")

@@ -88,7 +88,7 @@ def compare_runs(folders: Sequence[str | Path], *, resamples: int = RESAMPLES) -
 
     >>> compare_runs(["my-model"])
     Traceback (most recent call last):
-    bertie.errors.InputError: folders=1: a comparison needs at least 2
+    bertie.errors.InputError: 1 folder given; a comparison needs at least 2
     """
     if len(folders) < 2:
         raise InputError(

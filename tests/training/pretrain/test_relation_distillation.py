@@ -17,6 +17,7 @@ from bertie.nn import attention
 from bertie.nn.model import Model
 from bertie.ops import dispatch
 from bertie.ops.torch import eager
+from bertie.switches import disable
 from bertie.text.batch import Batch
 from bertie.training.pretrain import relation_distillation
 from bertie.training.pretrain.relation_distillation import RelationLoss
@@ -145,7 +146,7 @@ def test_projections_are_copied_before_rotary_embeddings(monkeypatch: pytest.Mon
         return tuple(x.copy_(y) for x, y in zip((q, k), eager.apply_rotary(q, k, *angles), strict=True))  # type: ignore[return-value]
 
     model, batch = make(positions=(Rotary((10.0, 10.0)),)), Batch.from_ids(IDS)
-    with torch.no_grad():
+    with disable("native.training"), torch.no_grad():  # which round differently
         wanted = relation_distillation._project_qkv(model.encoder, batch, 1)
         rows = [replace(row, run=in_place) if row.operation == "rotary" else row for row in dispatch.ROWS]
         monkeypatch.setattr(dispatch, "ROWS", rows)
@@ -174,7 +175,8 @@ def test_relations_stay_inside_a_text() -> None:
     alone = torch.stack([relations.loss(student, Batch.from_ids([one])) for one in IDS])
     assert_close(relations.loss(student, Batch.from_ids(IDS)), alone.sum(), atol=1e-5, rtol=0)
     assert alone[1].item() == 0.0  # of one token, which has only itself
-    assert relations.loss(make(0), Batch.from_ids(IDS)).item() == 0.0
+    with disable("native.training"):  # they round differently, and the teacher does without them
+        assert relations.loss(make(0), Batch.from_ids(IDS)).item() == 0.0
 
 
 def test_relations_that_do_not_fit_are_refused() -> None:

@@ -481,8 +481,8 @@ def test_invalid_runs_are_refused(text: Path, tmp_path: Path) -> None:
     refused(ConfigError, "a new model needs a tokenizer", asked(small) | {"model": model})
     refused(ConfigError, "the recipe names no corpus", asked(small, tokenizer="tokenizer") | {"model": model})
     refused(NotFoundError, "holds no corpus", asked(small, tokenizer="tokenizer", corpus="none") | {"model": model})
-    refused(ConfigError, "max_length=65 must be at most 64, the model's", asked(small | {"max_length": 65}) | there)
-    refused(InputError, "budget=32 must be at least max_length=64", asked({"batch_tokens": 32}) | there)
+    refused(ConfigError, "max_length=67 must be at most 66, the model's", asked(small | {"max_length": 67}) | there)
+    refused(InputError, "budget=32 must be at least max_length=66", asked({"batch_tokens": 32}) | there)
     two = [{"kind": "rtd"}, {"kind": "mlm"}]
     refused(ConfigError, "an objective of kind rtd must be the only one", asked(small, *two) | there)
     going_on = asked(small, {"kind": "rtd"}) | there | {"model": "model"}

@@ -12,8 +12,8 @@ The rule of method="auto", for single texts, by the number of rows per label:
 
 Each is trained on the same parts of the data and predicts the rest: the dev data, or the rows that were held out. The
 one with the best score is trained on all rows; of equal ones, the one that trains more weights. Pairs of texts are
-always trained in full, and so is everything if a hyperparameter of full fine-tuning was set (`lr`, `epochs`, …; `budget`
-from 32 rows per label on).
+always trained in full, and so is everything if a hyperparameter of full fine-tuning was set (`lr`, `epochs`, …; and
+`budget` from 32 rows per label on).
 
 The score that is reported is not that of the winner, which is the best of several and so too high. Where there are
 folds, the method for the rows of a fold is chosen by the other folds, and the score is that of these predictions.
