@@ -21,7 +21,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ from bertie.search.vector_store import VectorStore
 K1, B = 1.2, 0.75  # Lucene's defaults
 SEGMENT_PASSAGES = 1 << 18
 MAX_DELETED = 0.3  # share of deleted passages above which a segment is rebuilt
-ATTEMPTS = 5  # at reading the passages between two commits
+ATTEMPTS = 5  # at least, at reading the passages between two commits
+RETRY_SECONDS = 10.0  # and for at least so long
 ORPHAN_AGE = 86400  # seconds
 
 
@@ -206,9 +207,10 @@ def refresh_bm25(
     `previous` is returned if it is still current. Otherwise its segments, or those saved in
     `folder`, are reused, and new passages are added. The generation is -1 if commits kept coming.
     """
-    for _ in range(ATTEMPTS):
+    deadline = time.monotonic() + RETRY_SECONDS
+    for attempt in count(1):
         previous = _refresh(store, analyzer, folder, previous, progress)
-        if previous[0] >= 0:
+        if previous[0] >= 0 or (attempt >= ATTEMPTS and time.monotonic() > deadline):
             break
     assert previous is not None
     return previous

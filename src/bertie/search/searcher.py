@@ -10,9 +10,16 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertie.errors import InputError, MissingPackageError
+from bertie.pipeline.unknown_tokens import no_warning
 from bertie.search.analyzer import Analyzer
 from bertie.search.filters import MetadataFilter
-from bertie.search.fusion import check_weights, reciprocal_rank_fusion, weighted_score_fusion
+from bertie.search.fusion import (
+    RERANK_WEIGHT,
+    check_weights,
+    interpolate,
+    reciprocal_rank_fusion,
+    weighted_score_fusion,
+)
 from bertie.search.records import FloatArray, Keys, MetadataValue, StoredPassage
 from bertie.tasks.display import Displayed, html_rows, shorten
 
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
 SearchMode = Literal["hybrid", "dense", "lexical"]
 MODES: tuple[SearchMode, ...] = ("hybrid", "dense", "lexical")
-ATTEMPTS = 5  # at a search, while another process replaces its results
+RETRY_SECONDS = 10.0  # a search is repeated while another process replaces what it retrieved, but not for longer
 HTML_CHARACTERS = 300  # of a passage, in a notebook
 DEFAULT_DEPTH = 100  # passages that each retriever hands to fusion and reranking
 
@@ -39,7 +46,8 @@ class SearchHit(Displayed):
     end: int
     headings: tuple[str, ...]
     score: float
-    scores: Mapping[str, float]  # dense: cosine similarity; lexical: BM25; fused: of the fusion; rerank: of the model
+    # dense: cosine similarity; lexical: BM25; fused: of the fusion; rerank: of the model; combined: of both
+    scores: Mapping[str, float]
     highlights: tuple[tuple[int, int], ...]  # spans of query terms in `text`
     metadata: Mapping[str, MetadataValue]
     source: str | None  # path of the file that the document was read from
@@ -78,9 +86,11 @@ class Searcher:
     k: int
     mode: SearchMode
     reranker: Reranker | None
+    rerank_weight: float | None = None
     where: Sequence[MetadataFilter]
     depth: int
     weights: Mapping[str, float] | None
+    prompt: str | None = None  # before each query when it is embedded; None: that of the index
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -90,6 +100,11 @@ class Searcher:
                 raise InputError(f"{name}={value} must be at least 1")
         if self.weights is not None:
             check_weights(self.weights, self._weighted_stages)
+        if self.rerank_weight is not None:
+            if not 0 <= self.rerank_weight <= 1:
+                raise InputError(f"rerank_weight={self.rerank_weight} must be a number from 0 to 1")
+            if self.weights is not None:
+                raise InputError("weights include that of the reranker: leave out rerank_weight")
 
     @property
     def _retrievers(self) -> list[str]:
@@ -107,24 +122,30 @@ class Searcher:
         embeddings = None
         if self.mode != "lexical":
             with timer("encode"):
-                embeddings = index.embed(queries, "query")
-        for _ in range(ATTEMPTS):
+                prompt = index.config["query_prompt"] if self.prompt is None else self.prompt
+                embeddings = index.embed(queries, prompt)
+        deadline = time.monotonic() + RETRY_SECONDS
+        while True:
             scores = self._retrieve(index, queries, embeddings, timer)
             order = [list(by_stage[last])[:limit] for by_stage in scores]
             with timer("fetch"):
                 keys = list(dict.fromkeys(chain.from_iterable(order)))
                 passages = {passage.key: passage for passage in index.store.fetch(keys)}
-            if len(passages) == len(keys):  # otherwise some were deleted or replaced since retrieval
+            # if some are missing, they were deleted or replaced since retrieval
+            if len(passages) == len(keys) or time.monotonic() > deadline:
                 break
         ranked = [[passages[key] for key in ranking if key in passages] for ranking in order]
         if self.reranker is not None:
-            last = "rerank"
-            with timer("rerank"):
+            first, last = last, "rerank"
+            with timer("rerank"), no_warning():  # the queries are counted when they are embedded
                 _rerank(self.reranker, queries, ranked, scores)
             if self.weights is not None:
                 last = "fused"
                 with timer("fuse"):
                     self._fuse_reranked(ranked, scores)
+            elif (weight := rerank_weight(self.reranker, self.rerank_weight)) < 1:
+                last = "combined"
+                _combine(ranked, scores, first, weight)
         with timer("highlight"):
             hits = [
                 _make_hits(index, query, ranking[: self.k], by_stage, last)
@@ -185,6 +206,20 @@ def _rerank(
     for ranking, by_stage in zip(ranked, scores, strict=True):
         reranked = by_stage["rerank"] = {stored.key: next(predictions) for stored in ranking}
         ranking.sort(key=lambda stored, reranked=reranked: -reranked[stored.key])  # type: ignore[misc]
+
+
+def rerank_weight(reranker: Reranker, weight: float | None = None) -> float:
+    """The weight of a reranker's score if none is given: 1 for a cross-encoder, less for one of a model's heads."""
+    if weight is not None:
+        return weight
+    return RERANK_WEIGHT if len(reranker.checkpoint.heads) > 1 else 1.0
+
+
+def _combine(ranked: list[list[StoredPassage]], scores: list[Scores], first: str, weight: float) -> None:
+    """Sort passages by the interpolation of the reranker's scores with those of the stage before it."""
+    for passages, by_stage in zip(ranked, scores, strict=True):
+        combined = by_stage["combined"] = dict(interpolate(by_stage[first], by_stage["rerank"], weight))
+        passages.sort(key=lambda passage, combined=combined: -combined[passage.key])  # type: ignore[misc]
 
 
 def _make_hits(
