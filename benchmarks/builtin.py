@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.builtin_data import SEARCHES, SearchCollection, articles, rows, sentence_pairs
+from benchmarks.builtin_prompts import cloze_figures, no_answer_figures
 from benchmarks.builtin_report import (
     BM25,
     PARTS,
@@ -56,7 +57,6 @@ PIECE = 512  # tokens per piece in masked-language modelling
 TYPES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 REPEATS, THREADS = 5, (1, 2)
 
-
 # --- quality ---
 
 
@@ -73,11 +73,13 @@ def masked_words(subject: Subject, data: Path, options: argparse.Namespace) -> F
     """Accuracy and loss of masked-language modelling on held-out text; articles are resampled."""
     if subject.masked_lm is None:
         return {}
-    texts = articles(data)
     checkpoint, head = subject.masked_lm
-    sums = np.array(list(_score_articles(checkpoint, head, texts[:: 4 if options.quick else 1])))
+    sums = np.array(list(_score_articles(checkpoint, head, articles(data)[:: 4 if options.quick else 1])))
     scores = bootstrap(from_sums(sums, lambda s: {"accuracy": s[:, 0] / s[:, 2], "loss": s[:, 1] / s[:, 2]}), len(sums))
-    return {f"WikiText-103 held-out, {name}": Figure.of(score, int(sums[:, 2].sum())) for name, score in scores.items()}
+    figures = {
+        f"WikiText-103 held-out, {key}": Figure.of(score, int(sums[:, 2].sum())) for key, score in scores.items()
+    }
+    return figures | cloze_figures(checkpoint, head)
 
 
 def _score_articles(checkpoint: Checkpoint, head: str, texts: Sequence[str]) -> Iterator[tuple[float, float, float]]:
@@ -194,6 +196,7 @@ def heads(subject: Subject, data: Path, options: argparse.Namespace) -> Figures:
         classification_figures(subject, data, options, most)
         | tagging_figures(subject, data, most)
         | answer_figures(subject, data, most)
+        | no_answer_figures(subject.reader, data)
         | passage_figures(subject, data)
     )
 

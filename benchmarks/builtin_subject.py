@@ -28,7 +28,7 @@ class Subject:
         """(n, D) normalized embeddings, with the named prompt if there is one. Each distinct text is read once."""
         prompt = prompt if prompt in self.embedder.modules.prompts else None
         index = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-        vectors = self.embedder.embed(list(index), prompt=prompt).astype(np.float64)
+        vectors = self.embedder.embed(list(index), prompt_name=prompt).astype(np.float64)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[[index[text] for text in texts]]
 
