@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import InputError
-from bertie.serve.attention import MAX_TOKENS, attention, attention_scores
+from bertie.serve.attention import MAX_TOKENS, all_attention, attention
+from bertie.tasks.attention import attention_scores
 from bertie.text.batch import Batch
 from tests.parity.test_transformers import ours
 from tests.parity.tiny import build
@@ -28,9 +29,9 @@ def test_weights_equal_transformers(name: str) -> None:
     ids = torch.randint(5, 60, (23,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
         found = theirs(torch.tensor([ids]), attention_mask=torch.ones(1, 23), output_attentions=True).attentions
-        for layer in range(model.config.depth):
-            mine = attention_scores(model, Batch.from_ids([ids]), layer).softmax(-1)
-            assert_close(mine, found[layer][0], atol=1e-5, rtol=1e-4)
+        layers = range(model.config.depth)
+        for layer, scores in zip(layers, attention_scores(model, Batch.from_ids([ids]), layers), strict=True):
+            assert_close(scores.softmax(-1), found[layer][0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ TEXT = "Emma walked quickly to London."
 def test_one_head_the_mean_and_the_causal_mask(checkpoint: Checkpoint) -> None:
     tokenizer = checkpoint.tokenizer
     assert tokenizer is not None
-    scores = attention_scores(checkpoint.model, Batch.from_encodings([tokenizer.encode(TEXT)]), 1)
+    (scores,) = attention_scores(checkpoint.model, Batch.from_encodings([tokenizer.encode(TEXT)]), [1])
     n, heads = scores.shape[-1], len(scores)
     found = [attention(checkpoint, TEXT, layer=1, head=head) for head in range(heads)]
     for head, one in enumerate(found):
@@ -63,6 +64,18 @@ def test_one_head_the_mean_and_the_causal_mask(checkpoint: Checkpoint) -> None:
         torch.tensor(mean.weights), torch.stack([torch.tensor(one.weights) for one in found]).mean(0), atol=2e-5, rtol=0
     )
     assert found[0].weights != found[1].weights
+
+
+def test_all_layers_and_heads(checkpoint: Checkpoint) -> None:
+    found = all_attention(checkpoint, TEXT)
+    assert (found.layers, found.heads) == (2, 2)
+    for layer in range(found.layers):
+        for head in range(found.heads):
+            weights = torch.tensor(attention(checkpoint, TEXT, layer=layer, head=head).weights)
+            assert_close(torch.tensor(found.weights[layer][head]), weights, atol=6e-4, rtol=0)
+    assert found.tokens == attention(checkpoint, TEXT).tokens
+    with pytest.raises(InputError, match="attention is shown for at most"):
+        all_attention(checkpoint, "the " * 130)
 
 
 def test_tokens_have_their_places(checkpoint: Checkpoint) -> None:

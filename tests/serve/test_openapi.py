@@ -23,3 +23,11 @@ def test_the_openapi_document_has_every_endpoint_and_its_references_resolve(serv
         body = found["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]["example"]
         assert route.request is not None
         route.request.model_validate_json(json.dumps(body))
+
+
+def test_other_names_of_fields_are_described() -> None:
+    schemas = describe_api()["components"]["schemas"]
+    assert schemas["FillRequest"]["properties"]["top_k"]["description"] == "Other names: k, top_n."
+    labels = schemas["ClassifyRequest"]["properties"]["labels"]["description"]
+    assert labels == "Labels for zero-shot classification. Other names: candidate_labels."
+    assert "inputs" not in schemas["CohereEmbedRequest"]["properties"]["texts"].get("description", "")

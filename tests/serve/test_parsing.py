@@ -167,7 +167,7 @@ def test_few_items_still_allow_labels_pairs_and_keys() -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "-1e999", '"\\ud800"', "\ud800", "'a'", "01"])
 def test_what_is_not_json_is_refused(text: str) -> None:
-    assert refused(AnswerRequest, f'{{"questions": [], "threshold": {text}}}')[0] == "invalid_json"
+    assert refused(AnswerRequest, f'{{"questions": [], "no_answer_threshold": {text}}}')[0] == "invalid_json"
 
 
 def test_of_two_equal_keys_the_last_one_counts() -> None:

@@ -37,6 +37,7 @@ class ToyResult:
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 class ToyTagger(Tagger):
@@ -77,6 +78,27 @@ class Case:
 CASES = {  # of every route that takes a body: a new one without a case fails
     "/": Case(lambda texts: {"inputs": texts, "model": "embed"}),
     "/invocations": Case(lambda texts: {"inputs": texts, "model": "embed"}),
+    "/pipeline/feature-extraction": Case(lambda texts: {"inputs": texts, "model": "embed"}),
+    "/pipeline/sentence-similarity": Case(
+        lambda texts: {"inputs": {"source_sentence": "a", "sentences": texts}, "model": "embed"}, estimated=False
+    ),
+    "/pipeline/fill-mask": Case(lambda texts: {"inputs": [f"{text} [MASK]" for text in texts], "model": "fill"}),
+    "/pipeline/text-classification": Case(lambda texts: {"inputs": texts, "model": "classify"}),
+    "/pipeline/token-classification": Case(
+        lambda texts: {
+            "inputs": texts,
+            "model": "tag",
+            "parameters": {"aggregation_strategy": "none", "ignore_labels": []},
+        }
+    ),
+    "/pipeline/question-answering": Case(
+        lambda texts: {"inputs": [{"question": "a", "context": text} for text in texts], "model": "answer"}
+    ),
+    "/pipeline/zero-shot-classification": Case(
+        lambda texts: {"inputs": texts, "parameters": {"candidate_labels": ["dog"]}, "model": "small"}, estimated=False
+    ),
+    "/v1/embed": Case(lambda texts: {"texts": texts, "model": "embed"}),
+    "/v2/embed": Case(lambda texts: {"inputs": [{"content": [{"text": text}]} for text in texts], "model": "embed"}),
     "/v1/embeddings": Case(lambda texts: {"input": texts, "model": "embed"}),
     "/embeddings": Case(lambda texts: {"input": texts, "model": "embed"}),
     "/embed": Case(lambda texts: {"inputs": texts, "model": "embed"}),
@@ -96,8 +118,13 @@ CASES = {  # of every route that takes a body: a new one without a case fails
     "/tag": Case(lambda texts: {"texts": texts, "model": "tag", "aggregation_strategy": "none", "ignore_labels": []}),
     "/answer": Case(lambda texts: {"questions": [{"question": "a", "documents": texts}], "model": "answer"}),
     "/search": Case(lambda texts: {"queries": texts}),
+    "/ask": Case(lambda texts: {"questions": texts, "passages": 1}),  # whose tokens count as well
     "/compare": Case(lambda texts: {"texts": texts, "model": "embed"}),
     "/attention": Case(lambda texts: {"text": texts[0], "model": "small"}, items=False, estimated=False),
+    "/attention_all": Case(lambda texts: {"text": texts[0], "model": "small"}, items=False, estimated=False),
+    "/attribute": Case(lambda texts: {"text": texts[0], "model": "classify"}, items=False),
+    "/predict_tokens": Case(lambda texts: {"text": texts[0], "model": "fill"}, items=False),
+    "/map": Case(lambda texts: {"texts": [*texts, "a"][: max(2, len(texts))], "model": "embed"}),
     "/windows": Case(lambda texts: {"text": texts[0], "model": "embed"}, items=False, estimated=False),
 }
 each_case = pytest.mark.parametrize("path", sorted(CASES))
@@ -201,7 +228,10 @@ class Impatient(Ticket):
         Ticket.check(self)
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/decode", "/windows", "/attention", "/embed_all", "/search"])
+@pytest.mark.parametrize(
+    "path",
+    ["/tokenize", "/decode", "/windows", "/attention", "/attention_all", "/predict_tokens", "/embed_all", "/search"],
+)
 def test_long_work_looks_at_the_deadline_again_and_again(limited: Start, path: str) -> None:
     server = limited(reply=1 << 24)
     (route,) = [route for route in all_routes() if route.path == path]

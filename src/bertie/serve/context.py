@@ -7,12 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bertie.pipeline.chunk import READ_COUNTS as READ_COUNTS
 from bertie.serve.queue import Ticket
 
 if TYPE_CHECKING:
     from bertie.serve.registry import ServedModel
-
-READ_COUNTS = ("tokens_total", "tokens_read", "windows")
 
 
 @dataclass(slots=True)

@@ -40,8 +40,9 @@ from bertie.serve.queue import (
     Ticket,
     current_ticket,
 )
-from bertie.serve.tasks import SparseEmbedder, TokenEmbedder
+from bertie.serve.tasks import SparseEmbedder
 from bertie.tasks import registry
+from bertie.tasks.token_embeddings import TokenEmbedder
 from bertie.tasks.zero_shot import ZeroShot
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings

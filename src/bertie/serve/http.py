@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bertie.errors import BertieError, InputError, MissingPackageError, NotFoundError
+from bertie.pipeline.unknown_tokens import no_warning
 from bertie.serve.api.openai import describe_model
 from bertie.serve.api_errors import ApiError, ErrorFormat
 from bertie.serve.auth import Key, Keys
@@ -253,7 +254,7 @@ class App:
         context.ticket.check()
         reset = current_ticket.set(context.ticket)
         try:
-            with context.stack:
+            with context.stack, no_warning():  # its response has the counts
                 response = route.handler(self.service, request, context)
         finally:  # an idle thread must not keep a model that has been reloaded since
             current_ticket.reset(reset)
@@ -347,6 +348,7 @@ class App:
         self.metrics.request_seconds.add(seconds, endpoint)
         if ticket.tokens:
             self.metrics.queue_seconds.add(ticket.queue_s, endpoint)
+            self.metrics.unknown.add(context.read["tokens_unknown"], endpoint)
         if reply.status == 200 and path in ("/health", "/ping", "/metrics"):
             return  # polled every few seconds
         self.log(
@@ -420,6 +422,7 @@ def _usage_headers(context: RequestContext, seconds: float) -> Headers:
         (b"x-tokens-total", b"%d" % read["tokens_total"]),
         (b"x-tokens-read", b"%d" % read["tokens_read"]),
         (b"x-windows", b"%d" % read["windows"]),
+        (b"x-tokens-unknown", b"%d" % read["tokens_unknown"]),
     ]
 
 

@@ -66,6 +66,7 @@ class Metrics:
         self.device_seconds = Metric("histogram", "A task's share, by tokens, of the time of a batch.", task, SECONDS)
         self.batch_tokens = Metric("histogram", "Tokens per batch.", (), TOKENS)
         self.tokens = Metric("counter", "Tokens processed, including special tokens.", task)
+        self.unknown = Metric("counter", "Tokens that the models' vocabularies do not cover.", endpoint)
         self.padding = Metric("counter", "Tokens that padding each batch to its longest text would have added.")
         self.batches = Metric("counter", "Batches processed.")
         self.in_flight = Metric("gauge", "Requests in flight.")
@@ -82,6 +83,7 @@ class Metrics:
             "bertie_device_seconds": self.device_seconds,
             "bertie_batch_tokens": self.batch_tokens,
             "bertie_tokens_total": self.tokens,
+            "bertie_unknown_tokens_total": self.unknown,
             "bertie_padding_avoided_tokens_total": self.padding,
             "bertie_batches_total": self.batches,
             "bertie_requests_in_flight": self.in_flight,

@@ -8,8 +8,10 @@ from pydantic import TypeAdapter
 
 from bertie._version import __version__
 from bertie.serve.api.cohere import CohereError
+from bertie.serve.api.huggingface import InvocationRequest
 from bertie.serve.api.openai import ModelData, OpenAIError
-from bertie.serve.api.tei import InvocationRequest, TeiError
+from bertie.serve.api.tei import TeiError
+from bertie.serve.fields import ALIASES
 from bertie.serve.routes import Route, all_routes
 
 REF = "#/components/schemas/{model}"
@@ -62,10 +64,22 @@ def describe_api(*, keys: bool = False) -> dict[str, Any]:
         | _other_paths(schemas),
         "components": {"schemas": shared.get("$defs", {})},
     }
+    for route in routes:
+        if route.request is not None:
+            _name_aliases(document["components"]["schemas"].get(route.request.__name__, {}))
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
+
+
+def _name_aliases(schema: dict[str, Any]) -> None:
+    """Add to each field the other names that it is accepted under."""
+    fields = schema.get("properties", {})
+    for name, field in fields.items():
+        others = [alias for alias in ALIASES.get(name, ()) if alias not in fields]
+        if others and "Other names" not in field.get("description", ""):
+            field["description"] = f"{field.get('description', '')} Other names: {', '.join(others)}.".strip()
 
 
 def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:

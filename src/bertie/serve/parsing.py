@@ -22,6 +22,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from bertie.serve.api_errors import ApiError
+from bertie.serve.fields import is_plain, misspelt, rename_fields, unknown_field
 from bertie.serve.limits import Limits
 
 M = TypeVar("M", bound=BaseModel)
@@ -35,6 +36,7 @@ _JSON_MESSAGES = {  # in the terms of JSON rather than of Python
     "list_type": "Input should be a valid array",
     "dict_type": "Input should be an object",
     "model_type": "Input should be an object",
+    "extra_forbidden": "unknown field",
 }
 
 
@@ -129,16 +131,31 @@ def check_shape(body: dict[str, Any], limits: Limits) -> None:
                     waiting.append((item, field or _known(key), depth + 1))
 
 
-def validate(model: type[M], value: Any) -> M:
-    """Validate the fields of a parsed body; the error names the invalid field and does not quote the body."""
+def validate(model: type[M], value: dict[str, Any]) -> M:
+    """Validate the fields of a parsed body; the error names the invalid field and does not quote the body.
+
+    >>> from bertie.serve.api.native import FillRequest
+    >>> validate(FillRequest, {"inputs": "a [MASK]", "topk": 3})
+    Traceback (most recent call last):
+    ...
+    bertie.serve.api_errors.ApiError: topk: unknown field; did you mean `top_k`?
+    """
+    fields = model.model_fields
+    value = rename_fields(fields, value)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
-    first = min(errors, key=lambda details: details["type"])
+    # Of the members of a union, one that lacks a field says more than those of another type.
+    first = min(errors, key=lambda details: (details["type"] not in ("extra_forbidden", "missing"), details["type"]))
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        name = str(first["loc"][0])
+        raise ApiError("invalid", unknown_field(name, fields, value), field=name if is_plain(name) else None)
     names = [str(part) for part in first["loc"] if isinstance(part, int) or _known(part)]
     where = ".".join(names[:4])
     message = _JSON_MESSAGES.get(first["type"], first["msg"])
+    if first["type"] == "missing" and len(first["loc"]) == 1 and (likely := misspelt(where, fields, value)):
+        message += f"; did you mean it by `{likely}`?"
     raise ApiError("invalid", f"{where or 'the body'}: {message}", field=where or None)
 
 

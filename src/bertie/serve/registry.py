@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.checkpoint import Checkpoint, default_device
 from bertie.checkpoints.hub import default_model, is_local_folder, to_string
 from bertie.config import Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
@@ -107,7 +107,7 @@ class Registry:
         self._sources = dict(models) if isinstance(models, Mapping) else name_models(models or [default_model()])
         if not self._sources:
             raise ConfigError("models={} must name at least one model")
-        self._devices = [torch.device(device) for device in devices or [_default_device()]]
+        self._devices = [torch.device(device) for device in devices or [default_device()]]
         self._precision, self._on_batch, self._settings = precision, on_batch, settings
         self._lock, self._reloading = Lock(), Lock()
         self._retiring: list[Thread] = []
@@ -231,7 +231,3 @@ def _reranking(checkpoint: Checkpoint, head: str) -> type[Task[Any, Any, Any]] |
     """`Reranker` for a cross-encoder with one score, as in `bertie.load`."""
     single = head in checkpoint.spec.heads and len(checkpoint.heads[head].labels) == 1
     return Reranker if single and checkpoint.cross_encoder is not None else None
-
-
-def _default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

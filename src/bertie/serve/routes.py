@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bertie.serve.api import cohere, native, openai, playground, tei
+from bertie.serve.api import ask, cohere, explain, huggingface, native, openai, playground, tei
 from bertie.serve.api_errors import ErrorFormat
 from bertie.serve.context import RequestContext
 from bertie.serve.service import Service
@@ -37,7 +37,7 @@ class Route:
         return "GET" if self.request is None else "POST"
 
 
-TEI, OPENAI, COHERE = "text-embeddings-inference", "OpenAI", "Cohere and Jina"
+TEI, OPENAI, COHERE, HUGGING_FACE = "text-embeddings-inference", "OpenAI", "Cohere and Jina", "Hugging Face"
 _EMBEDDINGS = Route(
     "/v1/embeddings",
     openai.create_embeddings,
@@ -56,8 +56,23 @@ _RERANK = Route(
     COHERE,
     "cohere",
 )
-_BY_MODEL_TYPE = "Embed, predict or rerank, by the type of the model"
-_INVOKE = Route("/", tei.invoke, tei.InvocationRequest, list[Any], _BY_MODEL_TYPE, TEI)
+_EMBED = Route(
+    "/v2/embed",
+    partial(cohere.embed_texts, True),
+    cohere.CohereEmbedRequest,
+    cohere.CohereEmbedResponse,
+    "Embed texts",
+    COHERE,
+    "cohere",
+)
+_INVOKE = Route(
+    "/",
+    huggingface.invoke,
+    huggingface.InvocationRequest,
+    list[Any] | dict[str, Any],
+    "Any task, by the inputs, the parameters and the type of the model",
+    HUGGING_FACE,
+)
 _PREDICTIONS = list[tei.Prediction] | list[list[tei.Prediction]]
 _SPARSE = list[list[tei.SparseValue]]
 
@@ -89,11 +104,40 @@ _OTHER_ROUTES = (
     Route("/info", tei.info, None, dict[str, Any], "Describe the server, its models and limits", TEI),
     _INVOKE,
     replace(_INVOKE, path="/invocations", summary="Amazon SageMaker's name for POST /"),
+    *(
+        Route(f"/pipeline/{task}", handler, request, huggingface.RESPONSES[task], task.replace("-", " "), HUGGING_FACE)
+        for task, (request, handler) in huggingface.PIPELINES.items()
+    ),
+    replace(_EMBED, path="/v1/embed", handler=partial(cohere.embed_texts, False)),
+    _EMBED,
     _RERANK,
     replace(_RERANK, path="/v2/rerank"),
     Route("/search", native.search, native.SearchRequest, native.SearchResponse, "Search the index"),
+    Route("/ask", ask.ask, ask.AskRequest, ask.AskResponse, "Answer questions from the index"),
     Route("/compare", native.compare, native.CompareRequest, native.CompareResponse, "Pairwise similarity of texts"),
     Route("/attention", playground.attention, playground.AttentionRequest, dict[str, Any], "Attention weights"),
+    Route(
+        "/attention_all",
+        explain.attention_all,
+        explain.AllAttentionRequest,
+        dict[str, Any],
+        "Attention weights of all layers and heads",
+    ),
+    Route(
+        "/attribute",
+        explain.attribute,
+        explain.AttributeRequest,
+        explain.AttributeResponse,
+        "Which words decided a classification: leave-one-out attribution",
+    ),
+    Route(
+        "/predict_tokens",
+        explain.predict_tokens,
+        explain.PredictTokensRequest,
+        explain.PredictTokensResponse,
+        "Predict every token of a text from the others",
+    ),
+    Route("/map", explain.map_texts, explain.MapRequest, explain.MapResponse, "A map of texts in two dimensions"),
     Route("/windows", playground.windows, playground.WindowsRequest, playground.WindowsResponse, "Windows of a text"),
     Route("/about", playground.about, None, dict[str, Any], "Describe the models and their heads"),
 )

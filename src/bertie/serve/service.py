@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +34,7 @@ T = TypeVar("T", bound=Task[Any, Any, Any])
 FLOAT_BYTES = 12  # of a float32 in a reply, with its comma
 LARGE_WORK = 1 << 15  # bytes of a body, characters of texts or values of a reply
 MIN_CHARACTERS = 1 << 20  # that the texts of a request may have together at any --max-body-bytes
+SAMPLED_PASSAGES, SAMPLE_QUERIES = 200, 5  # passages of an index that are read for queries to try, and those queries
 HEADS = {  # by the kind of the head that a task needs
     "classify": "a text-classification head",
     "tag": "a token-classification head",
@@ -180,6 +183,30 @@ class Service:
         """The number of passages in the index, if one is loaded."""
         return None if self._index is None else len(self._index[0])
 
+    @cached_property
+    def index_name(self) -> str | None:
+        """The name of the index's folder, without its path; of another store, its kind."""
+        if self._index is None:
+            return None
+        folder = getattr(self._index[0], "folder", None)
+        return type(self._index[0]).__name__ if folder is None else str(folder.resolve().name)
+
+    @cached_property
+    def sample_queries(self) -> list[str]:
+        """Queries that the index can answer: headings or beginnings of some of its passages."""
+        if self._index is None:
+            return []
+        store = self._index[0]
+        keys = [key for key, _ in islice(store.passage_texts(), SAMPLED_PASSAGES)]
+        queries: dict[str, None] = {}
+        for stored in store.fetch(keys):
+            passage = stored.passage
+            text = passage.headings[-1] if passage.headings else " ".join(passage.text.split()[:6])
+            if 2 <= len(text.split()) <= 12:
+                queries[text.strip(" .,;:#*")] = None
+        step = max(1, len(queries) // SAMPLE_QUERIES)
+        return list(queries)[::step][:SAMPLE_QUERIES]
+
     # --- inputs ---
 
     def check_count(self, items: Sequence[Any], field: str) -> None:
@@ -198,7 +225,7 @@ class Service:
         return items
 
     def texts(self, inputs: Any, task: Task[Any, Any, Any], field: str, context: RequestContext) -> list[str]:
-        """Texts for a task, checked against the limits; token ids are decoded."""
+        """Texts for a task, checked against the limits; token ids are decoded, and objects have a `text`."""
         several = isinstance(inputs, list) and not (inputs and isinstance(inputs[0], int))
         items = inputs if several else [inputs]
         self.check_count(items, field)
@@ -206,7 +233,7 @@ class Service:
         for i, item in enumerate(items):
             if not isinstance(item, str):
                 context.ticket.check()
-                item = _decode(item, task.tokenizer, f"{field}[{i}]")
+                item = item.text if hasattr(item, "text") else _decode(item, task.tokenizer, f"{field}[{i}]")
             texts.append(item)
         self.check_tokens([(text,) for text in texts], task, context)
         return texts

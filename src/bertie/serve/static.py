@@ -7,11 +7,13 @@ from pathlib import Path
 from bertie.recipes import FOLDER
 
 PAGE = Path(__file__).parent / "page"
-SCRIPTS = ("app", "attention", "dom", "server", "tasks")
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
 # By the last part of their URL: the path and the content type.
 STATIC_FILES = {
-    "index.html": (PAGE / "index.html", "text/html; charset=utf-8"),
-    **{f"{name}.js": (PAGE / f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
-    "style.css": (PAGE / "style.css", "text/css; charset=utf-8"),
+    **{
+        path.name: (path, f"{TYPES[path.suffix]}; charset=utf-8")
+        for path in sorted(PAGE.iterdir())
+        if path.suffix in TYPES
+    },
     "novel.txt": (FOLDER / "examples" / "book.txt", "text/plain; charset=utf-8"),
 }

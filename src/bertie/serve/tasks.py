@@ -1,9 +1,10 @@
-"""Tasks that only the server offers: raw logits, token embeddings, sparse embeddings."""
+"""Tasks that only the server offers: raw logits, sparse embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,8 +21,6 @@ from bertie.tasks.results import ClassificationResult
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 
-NUMBERS_PER_TOKEN = 2048  # that take as long to return as a token takes to read, roughly
-
 
 class RawReranker(Reranker):
     """Scores without activation: each API applies its own."""
@@ -36,43 +35,12 @@ class RawReranker(Reranker):
 class RawClassifier(Classifier):
     """Logits instead of probabilities, averaged over windows."""
 
-    def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> ClassificationResult:
+    def decode(self, text: WindowedText[Any], outputs: Sequence[FloatArray]) -> ClassificationResult:
         """Average the windows."""
         logits = average_windows(text.windows, outputs)
         by_label = {label: float(logits[i]) for i, label in self.info.labels.items()}
         best = max(by_label, key=lambda label: by_label[label])
         return ClassificationResult(best, by_label[best], by_label, None, **text.counts())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenEmbeddingsResult:
-    """(n, D) the last hidden state of each token of a text, special tokens included."""
-
-    vectors: FloatArray
-    tokens_total: int
-    tokens_read: int
-    windows: int
-
-
-class TokenEmbedder(Task[None, FloatArray, TokenEmbeddingsResult]):
-    """The encoder's last hidden states, each token's from the window that owns it."""
-
-    def output_costs(self, windows: Encodings, parameters: Sequence[None] | None) -> Sequence[int]:
-        """All numbers of all tokens are returned."""
-        return [int(n) * self.model.config.width // NUMBERS_PER_TOKEN for n in windows.lengths]
-
-    def outputs(
-        self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
-    ) -> Sequence[FloatArray]:
-        """(n, D) of each window."""
-        return PendingCopy.per_token(hidden.float(), batch)
-
-    def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> TokenEmbeddingsResult:
-        """All tokens in order."""
-        windows = text.windows
-        indices = np.concatenate([window.indices[window.owned] for window in windows])
-        rows = np.concatenate([output[window.owned] for window, output in zip(windows, outputs, strict=True)])
-        return TokenEmbeddingsResult(rows[np.argsort(indices, kind="stable")], **text.counts())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +51,7 @@ class SparseEmbeddingResult:
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 class SparseEmbedder(Task[None, FloatArray, SparseEmbeddingResult]):

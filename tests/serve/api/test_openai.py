@@ -68,6 +68,20 @@ def test_token_ids(client: openai.OpenAI, registry: Registry, vectors: Any) -> N
         client.embeddings.create(model="embed", input=[100000])
 
 
+def test_texts_as_objects(server: Running, vectors: Any) -> None:
+    """As Jina's clients send them, with its other fields."""
+    for given in ([{"text": text} for text in TEXTS], [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]):
+        body = {"model": "embed", "input": given, "task": "retrieval.query", "embedding_type": "float"}
+        found = server.post_json("/v1/embeddings", body | {"normalized": True, "late_chunking": False})["data"]
+        np.testing.assert_allclose([row["embedding"] for row in found], vectors, atol=1e-5)
+    (single,) = server.post_json("/v1/embeddings", {"model": "embed", "input": {"text": TEXTS[0]}})["data"]
+    np.testing.assert_allclose(single["embedding"], vectors[0], atol=1e-5)
+    image = server.post("/v1/embeddings", {"input": [{"image": "https://a/b.png"}]})
+    assert (image.status_code, image.json()["error"]["param"]) == (400, "input.0.text")
+    late = server.post("/v1/embeddings", {"input": ["a"], "late_chunking": True})
+    assert "late_chunking=true is not supported" in late.json()["error"]["message"]
+
+
 def test_models(client: openai.OpenAI) -> None:
     names = [one.id for one in client.models.list()]
     assert names[:2] == ["small", "embed"]

@@ -73,6 +73,15 @@ def test_embed_single_and_batch(tei: Tei, registry: Registry) -> None:
     np.testing.assert_allclose(cut, unit(vectors[:, :4]), atol=1e-5)
 
 
+def test_literal_prompts(tei: Tei) -> None:
+    for path in ("/embed", "/embed_all", "/tokenize"):
+        assert tei(path, inputs=["cat sat"], prompt="the ") == tei(path, inputs=["the cat sat"]), path
+    assert refused(tei, "/embed", inputs="a", prompt="the ", prompt_name="query")[0] == 422
+    inputs = {"source_sentence": "cat", "sentences": ["a dog"]}
+    other = {"source_sentence": "the cat", "sentences": ["the a dog"]}
+    assert tei("/similarity", inputs=inputs, parameters={"prompt": "the "}) == tei("/similarity", inputs=other)
+
+
 def test_ids_as_input(tei: Tei) -> None:
     tokens = tei("/tokenize", inputs=TEXTS[1])[0]
     ids = [one["id"] for one in tokens if not one["special"]]
@@ -86,20 +95,6 @@ def test_embed_all_pooled_by_the_mean_equals_embed(tei: Tei) -> None:
     np.testing.assert_allclose(
         [unit(np.mean(states, axis=0))], tei("/embed", inputs=TEXTS[1], model="embed"), atol=1e-5
     )
-
-
-@pytest.mark.parametrize("path", ["/", "/invocations"])
-def test_invocations_are_answered_by_the_type_of_the_model(tei: Tei, path: str) -> None:
-    """As the router of text-embeddings-inference registers these two routes."""
-    assert tei(path, inputs=TEXTS, model="embed") == tei("/embed", inputs=TEXTS, model="embed")
-    assert tei(path, inputs=TEXTS) == tei("/embed", inputs=TEXTS, model="small"), "the first model, if none is named"
-    assert tei(path, inputs=TEXTS[0], model="classify") == tei("/predict", inputs=TEXTS[0], model="classify")
-    ranking = {"query": "find cat", "texts": TEXTS, "model": "rerank", "raw_scores": True}
-    assert tei(path, **ranking) == tei("/rerank", **ranking)
-    status, message, kind = refused(tei, path, inputs=TEXTS, model="rerank")
-    assert (status, kind) == (422, "Validation")
-    assert message.startswith("query: ")
-    assert refused(tei, path, inputs=3)[0] == 422
 
 
 def test_ping_is_health(start: Start) -> None:

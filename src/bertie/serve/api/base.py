@@ -6,6 +6,7 @@ handlers build them, and the tests check them against the description.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -18,6 +19,15 @@ Ids = Array[Id]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Name = Annotated[str, StringConstraints(max_length=1000)]  # of a model, a head, a prompt
 Texts = str | Array[str]
+
+
+class TextItem(BaseModel):
+    """A text as an object, as Jina's API has it."""
+
+    model_config = ConfigDict(strict=True)
+    text: str
+
+
 Pooling = Literal["cls", "mean", "max", "last", "weighted-mean"]
 
 SENTENCES = ["A cat sat on the mat.", "The feline rested on a rug."]
@@ -59,8 +69,27 @@ class Response(BaseModel):
 
 
 class ReadCounts(Response):
-    """How much of a text was read: its tokens, those read, and the number of windows."""
+    """How much of a text was read: its tokens, those read, the number of windows, and its unknown tokens."""
 
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = Field(
+        description="Tokens that the vocabulary does not cover: unknown ones, and letters of a script without words."
+    )
+
+
+_PROMPTS = {  # names of prompts for the purposes that other APIs have; sentence-transformers uses the same ones
+    **dict.fromkeys(("query", "search_query", "retrieval.query"), ("query",)),
+    **dict.fromkeys(("document", "search_document", "retrieval.passage"), ("document", "passage", "corpus")),
+}
+
+
+def prompt_for(prompts: Container[str], purpose: str | None) -> str | None:
+    """The name of the prompt for what embeddings are for, such as search_query; None if there is no such prompt.
+
+    >>> prompt_for({"query": "query: ", "passage": "passage: "}, "search_document")
+    'passage'
+    """
+    names = () if purpose is None else _PROMPTS.get(purpose, (purpose,))
+    return next((name for name in names if name in prompts), None)

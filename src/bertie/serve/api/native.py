@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from bertie.pipeline.inputs import text_inputs
 from bertie.serve.api.base import (
@@ -24,6 +24,7 @@ from bertie.serve.api.base import (
 )
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import READ_COUNTS, RequestContext, read_counts
+from bertie.serve.fields import ALIASES
 from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 from bertie.tasks.answer import Reader
 from bertie.tasks.classify import Classifier
@@ -241,7 +242,10 @@ class Question(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     question: str = Field(examples=["Who wrote Emma?"])
-    documents: Texts = Field(examples=["Emma is a novel by Jane Austen."])
+    documents: Texts = Field(
+        examples=["Emma is a novel by Jane Austen."],
+        validation_alias=AliasChoices("documents", *ALIASES["documents"]),
+    )
 
 
 class AnswerRequest(TaskRequest):
@@ -250,9 +254,23 @@ class AnswerRequest(TaskRequest):
     questions: Question | Array[Question]
     top_k: int = Field(1, ge=1, le=100)
     max_answer_length: int = Field(30, ge=1, le=1000, description="The maximum number of tokens in an answer.")
-    threshold: float | None = Field(
-        None, description="The minimum difference between the best answer's logit and the no-answer logit."
+    no_answer_threshold: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="The highest probability of no answer at which a question is answered; by default the head's own, "
+        "if one was fitted, otherwise 1: always.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_single_question(cls, body: Any) -> Any:
+        """A single question and its document may be fields of the body."""
+        if type(body) is not dict or "questions" in body or "question" not in body:
+            return body
+        names = {"question", "documents", *ALIASES["documents"]}
+        question = {name: value for name, value in body.items() if name in names}
+        return {name: value for name, value in body.items() if name not in names} | {"questions": question}
 
 
 class AnswerSpanItem(Response):
@@ -297,7 +315,10 @@ def answer(service: Service, request: AnswerRequest, context: RequestContext) ->
     longest = min(request.max_answer_length, max(len(document) for _, document in items))  # a token has a character
     service.check_reply(len(pairs) * request.top_k * (SPAN_BYTES + longest))
     results = task.answer(
-        pairs, top_k=request.top_k, max_answer_length=request.max_answer_length, threshold=request.threshold
+        pairs,
+        top_k=request.top_k,
+        max_answer_length=request.max_answer_length,
+        no_answer_threshold=request.no_answer_threshold,
     )
     context.add_read(results)
     return {"model": context.model, "head": task.head, "results": results}
@@ -314,9 +335,18 @@ class SearchRequest(BaseModel):
     k: int = Field(10, ge=1, le=1000)
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     rerank: bool = False
+    rerank_weight: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="The weight of the reranker's score against that of the retrieval; 1: the reranker alone. By "
+        "default 1 for a cross-encoder, and 0.2 for one of several heads of a model.",
+    )
     where: dict[str, str | int | float | bool | Array[str | int | float | bool]] = Field(default_factory=dict)
     depth: int = Field(100, ge=1, le=1000)
     weights: dict[Literal["dense", "lexical", "rerank"], float] | None = None
+    prompt: Name | None = Field(None, description="Goes before each query, instead of the index's own prompt.")
+    prompt_name: Name | None = Field(None, description="The name of one of the model's prompts, instead of `prompt`.")
 
 
 class SearchHitItem(Response):
@@ -355,7 +385,10 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
     reranker = service.task(Reranker, None, context) if request.rerank else None
     index = service.index(context)
     options: dict[str, Any] = {"mode": request.mode, "where": request.where, "weights": request.weights}
+    options["rerank_weight"] = request.rerank_weight
     embedder = index.embedder
+    given = request.prompt is not None or request.prompt_name is not None
+    prompt = embedder.prompt_text(request.prompt, request.prompt_name) if given else index.config["query_prompt"]
     service.check_tokens([(query,) for query in queries], embedder, context)
     service.check_reply(len(queries) * min(request.k, len(index)) * HIT_BYTES)
     results: list[Any] = []
@@ -363,10 +396,10 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
     for first in range(0, len(queries), SEARCH_QUERIES):  # the hits of all queries may be gigabytes
         context.ticket.check()
         group = queries[first : first + SEARCH_QUERIES]
-        found = index.search_batch(group, request.k, rerank=reranker, depth=request.depth, **options)
+        found = index.search_batch(group, request.k, rerank=reranker, depth=request.depth, prompt=prompt, **options)
         size += sum(HIT_BYTES + len(hit.text) for result in found for hit in result)
         service.check_reply(size)
-        read = embedder.pipeline.read(embedder.inputs(group, embedder.options()))
+        read = embedder.pipeline.read(embedder.inputs(group, embedder.options(prompt)))
         for result, query in zip(found, read, strict=True):
             counts = query.counts()
             for name in READ_COUNTS:

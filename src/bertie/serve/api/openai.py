@@ -1,4 +1,4 @@
-"""OpenAI's API: /v1/embeddings and /v1/models."""
+"""OpenAI's API: /v1/embeddings, with what Jina's and Voyage's add to it, and /v1/models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from bertie.serve.api.base import SENTENCES, Array, CompatibleRequest, Ids, Name, Pooling, ReadCounts, Response
+from bertie.serve.api.base import (
+    SENTENCES,
+    Array,
+    CompatibleRequest,
+    Ids,
+    Name,
+    Pooling,
+    ReadCounts,
+    Response,
+    TextItem,
+    prompt_for,
+)
+from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext, read_counts
 from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 
@@ -15,12 +27,18 @@ from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 class EmbeddingsRequest(CompatibleRequest):
     """POST /v1/embeddings."""
 
-    input: str | Array[str] | Ids | Array[Ids] = Field(examples=[SENTENCES])
+    input: str | Array[str] | Ids | Array[Ids] | TextItem | Array[TextItem | str] = Field(examples=[SENTENCES])
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="Keep the first components of each embedding.")
     user: str | None = None
-    prompt: Name | None = Field(None, description="Extension: the name of one of the model's prompts.")
+    prompt: Name | None = Field(None, description="Extension: goes before each text, such as `query: `.")
+    prompt_name: Name | None = Field(None, description="Extension: the name of one of the model's prompts.")
     pooling: Pooling | None = Field(None, description="Extension: replaces the model's pooling.")
+    task: Name | None = Field(
+        None, description="Jina: retrieval.query, retrieval.passage, …: the model's prompt for it, if it has one."
+    )
+    input_type: Name | None = Field(None, description="Voyage: query or document, as `task`.")
+    late_chunking: bool = Field(False, description="Jina: true is refused.")
     normalize: bool = Field(True, description="Extension: false returns the embeddings as the model computes them.")
 
 
@@ -81,13 +99,18 @@ class OpenAIError(Response):
 
 def create_embeddings(service: Service, request: EmbeddingsRequest, context: RequestContext) -> Any:
     """Embed texts, normalized to length 1 by default."""
+    if request.late_chunking:
+        raise ApiError("invalid_input", "late_chunking=true is not supported: each text is embedded on its own")
     options: dict[str, Any] = {} if request.pooling is None else {"pooling": request.pooling}
     if request.normalize:
         options["normalize"] = True
     task = service.embedder(request.model, context, dimensions=request.dimensions, **options)
     texts = service.texts(request.input, task, "input", context)
     service.check_reply(len(texts) * task.dimension * (FLOAT_BYTES if request.encoding_format == "float" else 6))
-    results = list(task.embed_each(texts, prompt=request.prompt))
+    prompt, prompt_name = request.prompt, request.prompt_name
+    if prompt is None and prompt_name is None:
+        prompt_name = prompt_for(task.modules.prompts, request.task or request.input_type)
+    results = list(task.embed_each(texts, prompt=prompt, prompt_name=prompt_name))
     check_finite(result.vector for result in results)
     context.add_read(results)
     data = []

@@ -74,7 +74,9 @@ def windows(service: Service, request: WindowsRequest, context: RequestContext) 
 def about(service: Service, request: None, context: RequestContext) -> Any:
     """Describe the models and their heads."""
     models = [describe(name, service.registry[name].checkpoint) for name in service.names]
-    index = None if service.passages is None else {"passages": service.passages}
+    index = None
+    if service.passages is not None:
+        index = {"name": service.index_name, "passages": service.passages, "queries": service.sample_queries}
     return {"models": models, "default": service.names[0], "index": index}
 
 

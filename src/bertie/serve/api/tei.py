@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from bertie.serve.api.base import HEAD, PASSAGES, QUERY, SENTENCES, Array, Compa
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
 from bertie.serve.costs import check_tokens, text_groups
-from bertie.serve.parsing import validate
 from bertie.serve.service import FLOAT_BYTES, Service, check_finite
-from bertie.serve.tasks import RawClassifier, RawReranker, SparseEmbedder, TokenEmbedder
+from bertie.serve.tasks import RawClassifier, RawReranker, SparseEmbedder
 from bertie.tasks.classify import Classifier
 from bertie.tasks.decoding import sigmoid
 from bertie.tasks.embed import POOLING, Embedder
+from bertie.tasks.prompts import choose_prompt
 from bertie.tasks.rerank import Reranker
+from bertie.tasks.token_embeddings import TokenEmbedder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,8 @@ class EmbedAllRequest(TeiRequest):
     """POST /embed_all and /embed_sparse."""
 
     inputs: str | Array[str] | Ids | Array[Ids] = Field(examples=[EXAMPLE])
-    prompt_name: Name | None = None
+    prompt: Name | None = Field(None, description="Extension: goes before each text, such as `query: `.")
+    prompt_name: Name | None = Field(None, description="The name of one of the model's prompts.")
 
 
 class EmbedRequest(EmbedAllRequest):
@@ -123,6 +125,7 @@ class SimilarityParameters(BaseModel):
     model_config = ConfigDict(strict=True)
     truncate: bool | None = None
     truncation_direction: Direction = "right"
+    prompt: Name | None = None  # an extension
     prompt_name: Name | None = None
 
 
@@ -138,7 +141,8 @@ class TokenizeRequest(CompatibleRequest):
 
     inputs: Texts = Field(examples=[EXAMPLE])
     add_special_tokens: bool = True
-    prompt_name: Name | None = None
+    prompt: Name | None = Field(None, description="Extension: goes before each text, such as `query: `.")
+    prompt_name: Name | None = Field(None, description="The name of one of the model's prompts.")
 
 
 class TokenData(Response):
@@ -156,13 +160,6 @@ class DecodeRequest(CompatibleRequest):
 
     ids: Ids | Array[Ids] = Field(examples=[[2, 11, 12, 3]])
     skip_special_tokens: bool = True
-
-
-class InvocationRequest(CompatibleRequest):
-    """POST / and /invocations: the request of /embed, /embed_sparse, /predict or /rerank, by the type of the model."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    EXAMPLE: ClassVar[dict[str, Any]] = {"inputs": EXAMPLE}
 
 
 class TeiError(Response):
@@ -187,7 +184,7 @@ def embed(service: Service, request: EmbedRequest, context: RequestContext) -> A
     task = service.embedder(request.model, context, dimensions=request.dimensions, **options)
     texts = service.texts(request.inputs, task, "inputs", context)
     service.check_reply(len(texts) * task.dimension * FLOAT_BYTES)
-    results = list(task.embed_each(texts, prompt=request.prompt_name))
+    results = list(task.embed_each(texts, prompt=request.prompt, prompt_name=request.prompt_name))
     check_finite(result.vector for result in results)
     context.add_read(results)
     return [np.ascontiguousarray(result.vector) for result in results]
@@ -199,7 +196,7 @@ def embed_all(service: Service, request: EmbedAllRequest, context: RequestContex
     texts = service.texts(request.inputs, embedder, "inputs", context)
     most = embedder.checkpoint.max_length if embedder.overflow == "truncate" else sys.maxsize
     service.check_reply_per_token(texts, embedder.tokenizer, embedder.model.config.width * FLOAT_BYTES, context, most)
-    prompt = embedder.prompt_text(request.prompt_name)
+    prompt = embedder.prompt_text(request.prompt, request.prompt_name)
     inputs = [TaskInput(f"text {i}", (embedder.prepare_text(prompt + text),), None) for i, text in enumerate(texts)]
     results = list(service.task(TokenEmbedder, context.model, context, overflow=request.overflow).run(inputs))
     check_finite(result.vectors for result in results)
@@ -216,11 +213,8 @@ def embed_sparse(service: Service, request: EmbedAllRequest, context: RequestCon
     else:
         raise ApiError("unsupported_by_model", "Model is not an embedding model with Splade pooling")
     task = service.task(SparseEmbedder, name, context, overflow=request.overflow)
-    prompt_name = request.prompt_name or splade.default_prompt
-    if prompt_name is not None and prompt_name not in splade.prompts:
-        message = f"prompt_name={prompt_name[:100]!r} is none of the model's prompts"
-        raise ApiError("invalid_input", message, field="prompt_name")
-    prompt = "" if prompt_name is None else splade.prompts[prompt_name]
+    default = splade.default_prompt
+    prompt = choose_prompt(request.prompt, request.prompt_name, prompts=splade.prompts, default=default)
     texts = [prompt + text for text in service.texts(request.inputs, task, "inputs", context)]
     texts = [text.lower() for text in texts] if splade.lower_case else texts
     inputs = [TaskInput(f"text {i}", (text,), None) for i, text in enumerate(texts)]
@@ -308,7 +302,7 @@ def similarity(service: Service, request: SimilarityRequest, context: RequestCon
     task = service.task(Embedder, request.model, context, overflow=overflow, normalize=True)
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     service.check_tokens([(text,) for text in texts], task, context)
-    results = list(task.embed_each(texts, prompt=parameters.prompt_name))
+    results = list(task.embed_each(texts, prompt=parameters.prompt, prompt_name=parameters.prompt_name))
     check_finite(result.vector for result in results)
     context.add_read(results)
     source, *others = [result.vector for result in results]
@@ -319,8 +313,9 @@ def tokenize(service: Service, request: TokenizeRequest, context: RequestContext
     """Tokenize texts."""
     texts = service.as_list(request.inputs, "inputs")
     tokenizer = service.tokenizer(request.model, context)
-    if request.prompt_name is not None:
-        prompt = service.task(Embedder, context.model, context).prompt_text(request.prompt_name)
+    if request.prompt is not None or request.prompt_name is not None:
+        embedder = service.task(Embedder, context.model, context)
+        prompt = embedder.prompt_text(request.prompt, request.prompt_name)
         texts = [prompt + text for text in texts]
     check_tokens([(text,) for text in texts], tokenizer, context.ticket)
     service.check_reply_per_token(texts, tokenizer, TOKEN_BYTES, context)
@@ -360,21 +355,6 @@ def decode(service: Service, request: DecodeRequest, context: RequestContext) ->
             raise ApiError("invalid_input", f"ids must be below {size}", field="ids")
         texts.append(tokenizer.decode(ids, skip_special=request.skip_special_tokens))
     return texts
-
-
-def invoke(service: Service, request: InvocationRequest, context: RequestContext) -> Any:
-    """Answer POST / and /invocations with the endpoint for the model's type, as text-embeddings-inference does."""
-    name = service.candidates(request.model)[0]
-    checkpoint = service.registry[name].checkpoint
-    (model_type,) = model_type_of(checkpoint)
-    body = request.model_dump() | {"model": name}
-    if model_type == "classifier":
-        return predict(service, validate(PredictRequest, body), context)
-    if model_type == "reranker":
-        return rerank(service, validate(RerankRequest, body), context)
-    if checkpoint.splade is not None:
-        return embed_sparse(service, validate(EmbedAllRequest, body), context)
-    return embed(service, validate(EmbedRequest, body), context)
 
 
 def info(service: Service, request: None, context: RequestContext) -> Any:

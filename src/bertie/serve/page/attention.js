@@ -1,65 +1,168 @@
-// The attention view: tokens, and the attention weights of one layer as lines or as a heat map.
+// The attention view: all layers and heads at a glance, one of them in detail, and the words that decided beside it.
 
-import { $, announce, bar, el, percent, svg } from "./dom.js";
-import { createView, requireText, sendRequest, showCounts } from "./server.js";
+import { attributionOf, renderAttribution } from "./attribution.js";
+import { $, announce, bar, el, percent, resolveColours, svg } from "./dom.js";
+import { findHead, requireText, UserError } from "./server.js";
+import { createView } from "./view.js";
 
-const state = { result: null, selected: 5 }; // the first “bank” of the example
+const overviews = new WeakMap(); // by output: the text and model of its grid of heads, and its weights
 
-export const attentionView = createView("attention", async (view, signal) => {
-  const text = requireText($("attention-text").value);
-  const layer = Number($("attention-layer").value);
-  const head = $("attention-head").value === "" ? null : Number($("attention-head").value);
-  const started = performance.now();
-  const result = await sendRequest("attention", "attention", { text, layer, head }, null, signal);
-  state.result = result;
-  state.selected = Math.min(state.selected, result.tokens.length - 1);
-  showTokens();
-  drawAttention();
-  showCounts(view, result, started);
+export const attentionView = createView("attention", async ({ state, model, output, call, answered, rest }) => {
+  const text = requireText(state.text);
+  const layer = Number(state.layer);
+  const head = state.head === "" ? null : Math.min(Number(state.head), model.heads - 1);
+  const classifier = findHead("classify", state.classifier, model);
+  const parts = prepare(output);
+  const known = overviews.get(output);
+  const isKnown = known && known.text === text && known.model === model;
+  const result = await call("attention", { text, layer: Math.min(layer, model.layers - 1), head });
+  showDetail(parts, result, state);
+  let all = isKnown ? known.all : null;
+  output.redraw = () => {
+    showDetail(parts, result, null);
+    if (all) showOverview(parts, all, result);
+  };
+  answered(result);
+  for (const part of [parts.attribution, parts.overview]) part.classList.add("stale");
+  await rest();
+  const [heads, attribution] = await Promise.all([
+    all ?? call("attention_all", { text }).catch((error) => showTooLong(parts, error)),
+    classifier && !classifier.pairs ? attributionOf(call, model, text, classifier.head) : null,
+  ]);
+  all = heads;
+  for (const part of [parts.attribution, parts.overview]) part.classList.remove("stale");
+  if (all) {
+    overviews.set(output, { text, model, all });
+    showOverview(parts, all, result);
+  }
+  parts.attribution.hidden = !attribution;
+  if (attribution) parts.attribution.querySelector(".body").replaceChildren(...renderAttribution(attribution));
 });
+
+/** The elements of a column, created once. */
+function prepare(output) {
+  if (!output.parts) {
+    const figure = (side, title, note) => {
+      const drawing = el("div", { className: `drawing ${side}`, tabIndex: 0, role: "region", "aria-label": title });
+      const list = el("ol", { className: `bars ${side}-list`, "aria-label": `Highest weights, ${title.toLowerCase()}` });
+      return el("figure", {}, el("figcaption", {}, `${title} `, el("span", { className: "quiet" }, note)), drawing, list);
+    };
+    const tokens = el("div", { className: "tokens", role: "group", "aria-label": "Tokens" });
+    const overview = el("div", { className: "heads-grid", tabIndex: 0, role: "region", "aria-label": "All layers and heads" });
+    const attribution = el("div", { className: "attribution", hidden: true }, el("p", { className: "caption" }, "Which words decided ", el("span", { className: "quiet" }, "leave-one-out attribution of the predicted label")), el("div", { className: "body" }));
+    output.replaceChildren(
+      el("h3", {}, "Tokens ", el("span", { className: "quiet" }, "select one to see what it attends to")),
+      tokens,
+      el("div", { className: "pair" }, figure("bidirectional", "Bidirectional", "as the model computes it"), figure("causal", "Causal mask", "tokens to the right are hidden")),
+      el("div", { className: "pair" }, el("figure", {}, el("figcaption", {}, "All layers and heads ", el("span", { className: "quiet" }, "rows are layers, columns heads; select one")), overview), attribution)
+    );
+    output.parts = { output, tokens, overview, attribution };
+  }
+  return output.parts;
+}
 
 const displayToken = (token) => token.text.replace(/^##/, "·").replace(/^[Ġ▁]/, "").replace(/Ċ/g, "⏎") || "␣";
 
-function showTokens() {
-  const buttons = state.result.tokens.map((token, i) =>
-    el("button", { type: "button", className: token.special ? "special" : "", "data-token": i }, displayToken(token))
-  );
-  $("attention-tokens").replaceChildren(...buttons);
+/** Show one layer: the tokens, and the weights as lines or as a heat map. */
+function showDetail(parts, result, state) {
+  const chosen = state?.token ?? "";
+  const asked = chosen === "" ? (parts.selected ?? result.tokens.findIndex((token) => !token.special)) : Number(chosen);
+  const redraw = (selected) => {
+    parts.selected = selected;
+    draw(parts, result, selected);
+  };
+  const buttons = result.tokens.map((token, i) => {
+    const button = el("button", { type: "button", className: token.special ? "special" : "" }, displayToken(token));
+    button.addEventListener("click", () => {
+      $("attention-form").elements.token.value = String(i);
+      redraw(i);
+      attentionView.onUpdate();
+    });
+    return button;
+  });
+  parts.tokens.replaceChildren(...buttons);
+  redraw(Math.max(0, Math.min(asked, result.tokens.length - 1)));
 }
 
-export function selectToken(i) {
-  state.selected = i;
-  drawAttention();
-}
-
-/** Draw the weights of the last result, if there is one. */
-export function drawAttention() {
-  if (!state.result) return;
-  const { tokens, weights, causal } = state.result;
-  const { selected } = state;
-  for (const button of $("attention-tokens").children) {
-    button.setAttribute("aria-pressed", String(Number(button.dataset.token) === selected));
-  }
-  const draw = document.querySelector("input[name=drawing]:checked").value === "lines" ? drawLines : drawHeatMap;
+function draw(parts, { tokens, weights, causal }, selected) {
+  Array.from(parts.tokens.children).forEach((button, i) => button.setAttribute("aria-pressed", String(i === selected)));
+  const drawing = $("attention-form").elements.display.value === "lines" ? drawLines : drawHeatMap;
+  const select = (i) => parts.tokens.children[i].click();
   const summaries = [];
   for (const [side, matrix] of [["bidirectional", weights], ["causal", causal]]) {
-    const box = $(`attention-${side}`);
+    const box = parts.output.querySelector(`.${side}`);
     const { scrollTop, scrollLeft } = box;
-    box.replaceChildren(draw(tokens, matrix, selected, box.clientWidth - 24));
+    box.replaceChildren(drawing(tokens, matrix, selected, box.clientWidth - 24, select));
     box.scrollTo(scrollLeft, scrollTop);
     const row = matrix[selected].map((weight, i) => ({ weight, i })).filter(({ weight }) => weight >= 0.0005);
     row.sort((a, b) => b.weight - a.weight);
     const bars = row.slice(0, 5).map(({ weight, i }, rank) => bar(displayToken(tokens[i]), weight, { best: rank === 0 }));
-    $(`attention-${side}-list`).replaceChildren(...bars);
+    parts.output.querySelector(`.${side}-list`).replaceChildren(...bars);
     const top = row.slice(0, 3).map(({ weight, i }) => `${displayToken(tokens[i])} ${percent(weight)}`);
     summaries.push(`${side === "causal" ? "Causal" : "Bidirectional"}: ${top.join(", ")}`);
   }
   announce(`${displayToken(tokens[selected])} attends most to. ${summaries.join(". ")}`);
 }
 
+// --- all layers and heads ---
+
+/** Of all heads together, fewer tokens can be shown than of one. */
+function showTooLong(parts, error) {
+  if (!(error instanceof UserError)) throw error;
+  parts.overview.replaceChildren(el("p", { className: "quiet" }, error.message));
+  return null;
+}
+
+const WIDE_HEADS = 8; // more heads get the whole width
+
+/** A grid of small heat maps, one row per layer, as in BertViz's model view. */
+function showOverview(parts, all, { layer, head }) {
+  const [accent] = resolveColours("--accent");
+  parts.overview.closest(".pair").classList.toggle("single", all.heads > WIDE_HEADS);
+  const size = Math.max(24, Math.min(72, Math.floor((parts.overview.clientWidth - 60) / all.heads) - 6));
+  const rows = all.weights.map((heads, i) =>
+    el(
+      "div",
+      { className: "layer" },
+      el("span", { className: "quiet" }, String(i)),
+      ...heads.map((matrix, j) => {
+        const button = el("button", { type: "button", "aria-label": `Layer ${i}, head ${j}`, title: `layer ${i}, head ${j}`, "aria-pressed": String(i === layer && (head === null || j === head)) }, thumbnail(matrix, size, accent));
+        button.addEventListener("click", () => {
+          $("attention-layer").value = String(i);
+          $("attention-head").value = String(j);
+          attentionView.update();
+          attentionView.section.scrollIntoView({ block: "start" });
+        });
+        return button;
+      })
+    )
+  );
+  const header = el("div", { className: "layer quiet", "aria-hidden": "true" }, el("span", {}, ""), ...all.weights[0].map((_, j) => el("span", {}, String(j))));
+  parts.overview.style.setProperty("--cell", `${size}px`);
+  parts.overview.replaceChildren(header, ...rows);
+}
+
+function thumbnail(matrix, size, accent) {
+  const n = matrix.length;
+  const out = el("canvas", { width: 2 * size, height: 2 * size });
+  const canvas = out.getContext("2d");
+  const cell = (2 * size) / n;
+  canvas.fillStyle = accent;
+  matrix.forEach((row, i) =>
+    row.forEach((weight, j) => {
+      if (weight < 0.005) return;
+      canvas.globalAlpha = Math.min(1, Math.sqrt(weight));
+      canvas.fillRect(j * cell, i * cell, Math.max(1, cell), Math.max(1, cell));
+    })
+  );
+  return out;
+}
+
+// --- one layer in detail ---
+
 const MIN_WEIGHT = 0.02; // smaller weights are not drawn as lines
 
-function drawLines(tokens, matrix, selected, available) {
+function drawLines(tokens, matrix, selected, available, select) {
   const step = 22;
   const width = Math.max(280, Math.min(460, available));
   const [left, right] = [100, width - 100];
@@ -81,27 +184,14 @@ function drawLines(tokens, matrix, selected, available) {
   });
   tokens.forEach((token, i) => {
     const label = displayToken(token).slice(0, 14);
-    out.append(
-      svg("text", { x: left, y: y(i), "text-anchor": "end", class: i === selected ? "selected" : "", "data-token": i }, label),
-      svg("text", { x: right, y: y(i), class: matrix[selected][i] >= 0.1 ? "selected" : "" }, label)
-    );
+    const query = svg("text", { x: left, y: y(i), "text-anchor": "end", class: i === selected ? "query selected" : "query" }, label);
+    query.addEventListener("click", () => select(i));
+    out.append(query, svg("text", { x: right, y: y(i), class: matrix[selected][i] >= 0.1 ? "selected" : "" }, label));
   });
   return out;
 }
 
-/** Colours as a canvas needs them: it does not support light-dark(), so they are resolved on an element. */
-function resolveColours(...names) {
-  const root = getComputedStyle(document.documentElement);
-  const probe = document.body.appendChild(el("span", { className: "probe" }));
-  const colours = names.map((name) => {
-    probe.style.setProperty("color", root.getPropertyValue(name).trim());
-    return getComputedStyle(probe).color;
-  });
-  probe.remove();
-  return colours;
-}
-
-function drawHeatMap(tokens, matrix, selected, available) {
+function drawHeatMap(tokens, matrix, selected, available, select) {
   const n = tokens.length;
   const cell = Math.max(6, Math.min(24, Math.floor((available - 92) / n)));
   const labels = cell >= 10;
@@ -131,7 +221,7 @@ function drawHeatMap(tokens, matrix, selected, available) {
   if (labels) drawLabels(canvas, tokens, side, cell, ink);
   out.addEventListener("click", (event) => {
     const row = Math.floor((event.offsetY - side) / cell);
-    if (row >= 0 && row < n) selectToken(row);
+    if (row >= 0 && row < n) select(row);
   });
   return out;
 }

@@ -2,7 +2,7 @@
 
 export const $ = (id) => document.getElementById(id);
 
-/** Create an element with properties, attributes (aria-…, role, class) and children. */
+/** Create an element with properties, attributes (aria-…, role, data-…) and children. */
 export function el(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -24,6 +24,7 @@ export const percent = (x) => (x >= 0.9995 && x < 1 ? ">99.9%" : `${(100 * x).to
 export const twoDecimals = (x) => (Math.abs(x) < 0.005 ? 0 : x).toFixed(2); // no −0.00
 export const pluralize = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 export const codePoints = (text) => Array.from(text); // the server counts code points, JavaScript UTF-16 code units
+export const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 /** A function that slices text by code points; fast where these equal UTF-16 code units. */
 export function slicer(text) {
@@ -32,18 +33,19 @@ export function slicer(text) {
   return (start, end) => points.slice(start, end).join("");
 }
 
-/** A labelled bar for a score, with an optional marker for a threshold. */
-export function bar(label, score, { threshold = null, best = false } = {}) {
+/** A labelled bar for a score, with an optional marker for a threshold; with `onSelect` its label is a button. */
+export function bar(label, score, { threshold = null, best = false, onSelect = null, title = "" } = {}) {
   const fill = el("span", { className: "fill" });
-  fill.style.setProperty("inline-size", `${(100 * score).toFixed(2)}%`);
+  fill.style.setProperty("inline-size", `${(100 * Math.max(0, Math.min(1, score))).toFixed(2)}%`);
   const track = el("span", { className: "track", "aria-hidden": "true" }, fill);
   if (threshold !== null) {
     const line = el("span", { className: "mark" });
     line.style.setProperty("inset-inline-start", `${(100 * threshold).toFixed(2)}%`);
     track.append(line);
   }
-  const row = [el("span", { className: "name" }, label), track, el("span", { className: "score" }, percent(score))];
-  return el("li", { className: best ? "best" : "" }, ...row);
+  const name = onSelect ? el("button", { type: "button", className: "name", title }, label) : el("span", { className: "name" }, label);
+  if (onSelect) name.addEventListener("click", onSelect);
+  return el("li", { className: best ? "best" : "" }, name, track, el("span", { className: "score" }, percent(score)));
 }
 
 /** Text with spans wrapped in elements; `spans` are sorted and do not overlap. */
@@ -65,5 +67,17 @@ export const announce = (message) => {
 };
 
 export function setOptions(select, rows, selected) {
-  select.replaceChildren(...rows.map(([value, label]) => el("option", { value, selected: value === selected }, label)));
+  select.replaceChildren(...rows.map(([value, label]) => el("option", { value, defaultSelected: value === selected, selected: value === selected }, label)));
+}
+
+/** Colours as a canvas needs them: it does not support light-dark(), so they are resolved on an element. */
+export function resolveColours(...names) {
+  const root = getComputedStyle(document.documentElement);
+  const probe = document.body.appendChild(el("span", { className: "probe" }));
+  const colours = names.map((name) => {
+    probe.style.setProperty("color", root.getPropertyValue(name).trim());
+    return getComputedStyle(probe).color;
+  });
+  probe.remove();
+  return colours;
 }

@@ -1,0 +1,1 @@
+"""Real clients from PyPI against a real server: make test-clients."""
