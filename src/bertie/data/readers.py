@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, overload
 
 from bertie.data.atomic import named_errors
 from bertie.data.compression import COMPRESSED_SUFFIXES, decompression_errors, open_decompressed
@@ -69,8 +69,18 @@ class InputTable:
         return f"only {', '.join(map(repr, self.columns[:20]))}"
 
 
+class MalformedRow(dict[str, Any]):
+    """A row that could not be read, and why."""
+
+    def __init__(self, error: InputError) -> None:
+        super().__init__()
+        self.error = error
+
+
 def text_cell(table: InputTable, number: int, row: Row, column: str) -> str:
     """Return the text of a cell; anything else raises an error that names the row."""
+    if isinstance(row, MalformedRow):
+        raise row.error
     value = row.get(column)
     if isinstance(value, str):
         return value
@@ -101,8 +111,12 @@ def table_from_texts(texts: Sequence[str], column: str = "text") -> InputTable:
     return InputTable("the command line", (column,), (column,), lambda _: rows, lambda: None, is_literal=True)
 
 
-def open_table(name: str, format: Format | None = None) -> InputTable:
-    """Open a file, or standard input as `-`. `format` overrides that of the suffix."""
+def open_table(name: str, format: Format | None = None, *, keep_malformed: bool = False) -> InputTable:
+    """Open a file, or standard input as `-`. `format` overrides that of the suffix.
+
+    `keep_malformed`: lines that cannot be read become a `MalformedRow` instead of an error, where the next line can
+    still be found.
+    """
     if format is None:
         format = _format_of(name)
     raw, size = _open(name)
@@ -120,12 +134,24 @@ def open_table(name: str, format: Format | None = None) -> InputTable:
         "csv": lambda title, data: _csv(title, data, ","),
         "tsv": lambda title, data: _csv(title, data, "\t"),
     }
-    rows = readers[format](title, data)
-    first = next(rows, None)
-    if first is None:
+    rows = readers[format](title, data) if keep_malformed else _stop_at_malformed(readers[format](title, data))
+    begin = [first for first in [next(rows, None)] if first is not None]
+    while begin and isinstance(begin[-1], MalformedRow) and (row := next(rows, None)) is not None:
+        begin.append(row)  # the first row that can be read has the columns
+    if not begin:
         raise InputError(f"{title} is empty")
+    first = begin[-1]
+    if isinstance(first, MalformedRow):
+        raise first.error
     text_columns = tuple(key for key, value in first.items() if key != "id" and _is_text(value))
-    return InputTable(title, tuple(first), text_columns, lambda _: chain([first], rows), fraction, size)
+    return InputTable(title, tuple(first), text_columns, lambda _: chain(begin, rows), fraction, size)
+
+
+def _stop_at_malformed(rows: Iterator[Row]) -> Iterator[Row]:
+    for row in rows:
+        if isinstance(row, MalformedRow):
+            raise row.error
+        yield row
 
 
 def read_text_file(name: str) -> str:
@@ -162,8 +188,12 @@ def _open(name: str) -> tuple[io.BufferedReader, int | None]:
     return file, status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _lines(name: str, data: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines, decoded one by one, so that an error can name the line."""
+@overload
+def _lines(name: str, data: BinaryIO) -> Iterator[tuple[int, str]]: ...
+@overload
+def _lines(name: str, data: BinaryIO, *, keep_malformed: bool) -> Iterator[tuple[int, str | InputError]]: ...
+def _lines(name: str, data: BinaryIO, *, keep_malformed: bool = False) -> Iterator[tuple[int, Any]]:
+    """Yield numbered lines, decoded one by one, so that an error can name the line, or stand in its place."""
     number = 0
     with decompression_errors(name), named_errors(name):
         data = open_utf8(data, name)
@@ -174,17 +204,25 @@ def _lines(name: str, data: BinaryIO) -> Iterator[tuple[int, str]]:
                     f"{name}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a text file"
                 )
             try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(
+                malformed = InputError(
                     f"{name}, line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}); convert "
                     "the file, for example with iconv -f latin1 -t utf-8"
-                ) from None
+                )
+                if not keep_malformed:
+                    raise malformed from None
+                yield number, malformed
+                continue
+            yield number, text
 
 
 def _text(name: str, data: BinaryIO) -> Iterator[Row]:
-    for _, line in _lines(name, data):
-        yield {"text": line.removesuffix("\n").removesuffix("\r")}
+    for _, line in _lines(name, data, keep_malformed=True):
+        if isinstance(line, InputError):
+            yield MalformedRow(line)
+        else:
+            yield {"text": line.removesuffix("\n").removesuffix("\r")}
 
 
 class _DuplicateKeyError(Exception):
@@ -203,20 +241,28 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _jsonl(name: str, data: BinaryIO) -> Iterator[Row]:
-    for number, line in _lines(name, data):
-        if not line.strip():
-            continue
-        try:
-            value = _DECODER.decode(line)
-        except _DuplicateKeyError as error:
-            raise InputError(f"{name}, line {number} has the key {error.args[0]!r:.60} twice; remove one") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{name}, line {number} is not JSON: {error}") from None
-        if isinstance(value, str):
-            value = {"text": value}
-        if not isinstance(value, dict):
-            raise InputError(f"{name}, line {number} is {type(value).__name__}; each line must be an object or a text")
-        yield value
+    for number, line in _lines(name, data, keep_malformed=True):
+        if isinstance(line, InputError):
+            yield MalformedRow(line)
+        elif line.strip():
+            try:
+                yield _json_row(line)
+            except InputError as error:
+                yield MalformedRow(InputError(f"{name}, line {number} {error}"))
+
+
+def _json_row(line: str) -> Row:
+    try:
+        value = _DECODER.decode(line)
+    except _DuplicateKeyError as error:
+        raise InputError(f"has the key {error.args[0]!r:.60} twice; remove one") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON: {error}") from None
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
+        raise InputError(f"is {type(value).__name__}; each line must be an object or a text")
+    return value
 
 
 def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
@@ -246,10 +292,9 @@ def _csv(name: str, data: BinaryIO, delimiter: str) -> Iterator[Row]:
                 continue
             number += 1
             if len(row) != len(header):
-                raise InputError(
-                    f"{name}, row {number} (line {rows.line_num}) has {len(row)} fields and the header {len(header)}; "
-                    "quote fields that contain the separator"
-                )
+                message = f"{name}, row {number} (line {rows.line_num}) has {len(row)} fields and the header "
+                yield MalformedRow(InputError(f"{message}{len(header)}; quote fields that contain the separator"))
+                continue
             # CSV has no other way to express a missing value.
             yield {key: value or None for key, value in zip(header, row, strict=True)}
     except csv.Error as error:

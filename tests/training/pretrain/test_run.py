@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -11,7 +12,9 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -545,6 +548,27 @@ def test_several_corpora_are_read_as_one(text: Path, tmp_path: Path) -> None:
     assert len(rows) > 6
     assert run["evaluation"]["tokens"] > 20  # of the held-out text of both
     assert run["steps"] == 60
+
+
+def test_a_budget_drops_steps_and_keeps_the_schedule(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=partial(next, itertools.count(0, 0.001)))  # a step takes a few readings
+    for module in ("pace", "pretrain.run"):
+        monkeypatch.setattr(f"bertie.training.{module}.time", clock)
+    tokenizer = learn(text.read_text().split("\n"), vocab_size=200, max_length=64)
+    tokenizer.save(tmp_path / "tokenizer")
+    build_corpus([str(text)], tokenizer, tmp_path / "corpus", CorpusSettings(held_out=0.2))
+    model = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    given = asked({"batch_tokens": 128, "steps": 300, "evals": 1, "lr": 1e-3}, corpus="corpus", tokenizer="tokenizer")
+    given["training"] |= {"budget": "0.2s", "schedule": "linear"}
+    given["model"] = model | {"intermediate_size": 16, "max_position_embeddings": 64}
+    run = pretrain(PretrainRecipe.from_mapping(given), tmp_path / "out", data=tmp_path, progress=False)
+    assert 50 < run["steps"] < 200
+    assert run["evaluation"]["step"] == run["steps"]
+    rows = [row.split(",") for row in (tmp_path / "out" / "training" / "curve.csv").read_text().split("\n")[1:] if row]
+    rates = [float(row[3]) for row in rows if row[3]]
+    assert rates[-1] < 0.2 * max(rates)
 
 
 def test_every_recipe_field_is_accepted_or_refused() -> None:

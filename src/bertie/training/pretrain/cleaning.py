@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 
-from bertie.data.normalize import NO_PUNCTUATION, UNSPACED
+from bertie.data.normalize import UNSPACED, normalize_words
 from bertie.errors import InputError
 
 # Control characters except tab and newline, byte order marks, lone surrogates, and noncharacters.
@@ -85,25 +85,6 @@ def is_long_enough(text: str, min_characters: int, min_words: int) -> bool:
     (True, False, True)
     """
     return len(text) >= min_characters and (min_words < 2 or len(UNSPACED.sub(r" \1 ", text).split()) >= min_words)
-
-
-def normalize_words(text: str) -> str:
-    """Case-folded words without punctuation, separated by spaces; a text of nothing but punctuation keeps it.
-
-    >>> normalize_words("It's  the LAZY dog.")
-    'its the lazy dog'
-    """
-    # Line by line: most lines are ASCII in many languages, and then ten times as fast.
-    return " ".join(filter(None, map(_normalize_line, text.split("\n")))) or " ".join(_casefold(text).split())
-
-
-def _casefold(text: str) -> str:
-    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-
-
-def _normalize_line(line: str) -> str:
-    words = _casefold(line).translate(NO_PUNCTUATION)
-    return " ".join((words if words.isascii() else UNSPACED.sub(r" \1 ", words)).split())
 
 
 def title_key(title: str) -> str:

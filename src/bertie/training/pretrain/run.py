@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,10 +36,12 @@ from bertie.training.pretrain.objective_builders import CORPUS_OBJECTIVES, RunCo
 from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
 from bertie.training.pretrain.training_report import TrainingReport
+from bertie.training.stage import Stage
 from bertie.training.step import autocast_dtype
 
 PREFETCH_WORKERS = 3  # on a GPU; on a CPU they would compete with training
 HELD_OUT_TOKENS = 16_384  # per batch
+MEASURED_STEPS = (300, 2)  # at most and at least, before a run with a budget may be shortened
 
 
 def pretrain(
@@ -102,6 +105,7 @@ def _pretrain(
         prefetch_workers=PREFETCH_WORKERS if device.type == "cuda" else 0,
         progress=progress,
         callback=report,
+        stage=_stage(recipe),
     )
     if trainer.world.is_main and overwrite and not resume:
         shutil.rmtree(report.folder, ignore_errors=True)  # of an interrupted run that is not resumed
@@ -121,7 +125,7 @@ def initial_checkpoint(recipe: PretrainRecipe, data: Path) -> Checkpoint:
     seed, pooling = recipe.recipe.seed, recipe.recipe.pooling
     tokenizer = None if recipe.tokenizer is None else Tokenizer.from_folder(data / Path(recipe.tokenizer).expanduser())
     if isinstance(recipe.model, str):
-        checkpoint = Checkpoint.load(model_name(data, recipe.model))
+        checkpoint = Checkpoint.load(model_name(data, recipe.model), device="cpu")
         own = checkpoint.tokenizer
         if tokenizer is not None and (own is None or tokenizer.vocab_size != own.vocab_size):
             checkpoint = extend_vocabulary(checkpoint, tokenizer)
@@ -152,6 +156,14 @@ def _main_head(recipe: PretrainRecipe) -> HeadName:
             raise ConfigError("an objective of kind rtd must be the only one")
         return "rtd"
     return pairs[0] if pairs else "mlm"
+
+
+def _stage(recipe: PretrainRecipe) -> Stage:
+    """The deadline of a run with a budget. Steps of different objectives take different times: many are measured."""
+    if recipe.recipe.budget is None:
+        return Stage()
+    most, least = MEASURED_STEPS
+    return Stage(deadline=time.monotonic() + recipe.recipe.budget, warm_steps=max(least, min(most, recipe.steps // 30)))
 
 
 # --- evaluation ---

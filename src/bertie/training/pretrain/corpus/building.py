@@ -15,15 +15,16 @@ from typing import Any
 import tokenizers
 
 from bertie._version import __version__
+from bertie.data.dedup import Dedup, Deduplicator
 from bertie.data.folders import OnSkip
+from bertie.data.normalize import normalize_words
 from bertie.data.progress import Progress
 from bertie.errors import InputError
 from bertie.text.tokenizer import Tokenizer
-from bertie.training.pretrain.cleaning import clean_text, is_long_enough, normalize_words, title_key
+from bertie.training.pretrain.cleaning import clean_text, is_long_enough, title_key
 from bertie.training.pretrain.corpus.documents import Documents, list_sources
 from bertie.training.pretrain.corpus.shards import FORMAT, HELD_OUT, tokenizer_fingerprint
 from bertie.training.pretrain.corpus.writing import BuildJournal, ShardWriter
-from bertie.training.pretrain.dedup import Dedup, Deduplicator
 
 MAX_EXAMPLES = 10  # of each kind of duplicate, in corpus.json
 

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from bertie.data import dedup
+from bertie.data.dedup import Deduplicator, minhash_signature
+from bertie.data.normalize import normalize_words
 from bertie.errors import InputError
-from bertie.training.pretrain import dedup
-from bertie.training.pretrain.cleaning import normalize_words
-from bertie.training.pretrain.dedup import Deduplicator, minhash_signature
 
 
 def runs(words: list[str]) -> set[tuple[str, ...]]:

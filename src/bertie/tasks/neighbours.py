@@ -1,0 +1,109 @@
+"""Nearest neighbours among many embeddings: exactly by blocks of matrix products, or by an inverted index of FAISS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertie.errors import MissingPackageError
+from bertie.pipeline.outputs import FloatArray
+
+SearchMethod = Literal["auto", "exact", "approximate"]
+METHODS = ("auto", "exact", "approximate")
+MAX_EXACT = 100_000  # texts that are compared exactly, unless asked otherwise
+ROWS, TILE = 1024, 16384  # compared at once, with how many
+PROBES = 64  # lists of the inverted index that are searched
+TRAINING = 50  # texts per list that train the index
+
+
+class Neighbours(NamedTuple):
+    """Pairs of rows; a row has no more than k neighbours here, and may be the neighbour of more."""
+
+    rows: NDArray[np.int64]
+    others: NDArray[np.int64]
+    scores: FloatArray
+
+
+def to_unit(vectors: FloatArray) -> FloatArray:
+    """The vectors at unit length, as float32."""
+    vectors = np.asarray(vectors, np.float32)
+    unit: FloatArray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return unit
+
+
+def neighbours(
+    unit: FloatArray,
+    k: int,
+    threshold: float,
+    method: SearchMethod = "auto",
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Iterator[Neighbours]:
+    """The k nearest other rows of each row with a cosine similarity of at least `threshold`, by blocks of rows."""
+    approximate = method == "approximate" or (method == "auto" and len(unit) > MAX_EXACT)
+    index = _inverted_index(unit) if approximate else None
+    for start in range(0, len(unit), ROWS):
+        block = unit[start : start + ROWS]
+        yield _search(index, unit, start, k, threshold) if index else exact_neighbours(unit, start, k, threshold)
+        progress(len(block))
+
+
+def exact_neighbours(unit: FloatArray, start: int, k: int, threshold: float) -> Neighbours:
+    """Those of one block of rows."""
+    block = unit[start : start + ROWS]
+    parts = []
+    for left in range(0, len(unit), TILE):
+        scores = block @ unit[left : left + TILE].T
+        own = np.arange(max(start, left), min(start + len(block), left + scores.shape[1]))
+        scores[own - start, own - left] = -np.inf  # a text is no neighbour of itself
+        enough = scores >= threshold
+        if np.count_nonzero(enough) > 4 * k * len(block) and k < scores.shape[1]:
+            top = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+            nearest = np.zeros_like(enough)
+            np.put_along_axis(nearest, top, True, axis=1)
+            enough &= nearest
+        rows, others = np.nonzero(enough)
+        parts.append(Neighbours(rows + start, others + left, scores[rows, others]))
+    return _top(Neighbours(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))), k)
+
+
+def _search(index: Any, unit: FloatArray, start: int, k: int, threshold: float) -> Neighbours:
+    """Candidates of the index, compared exactly."""
+    block = unit[start : start + ROWS]
+    _, found = index.search(block, min(2 * k + 1, len(unit)))
+    rows = np.repeat(np.arange(start, start + len(block)), found.shape[1])
+    others = found.reshape(-1).astype(np.int64)
+    present = (others >= 0) & (others != rows)
+    rows, others = rows[present], others[present]
+    scores = np.einsum("nd,nd->n", unit[rows], unit[others])
+    enough = scores >= threshold
+    return _top(Neighbours(rows[enough], others[enough], scores[enough]), k)
+
+
+def _top(pairs: Neighbours, k: int) -> Neighbours:
+    """The k best pairs of each row, in order."""
+    order = np.lexsort((pairs.others, -pairs.scores, pairs.rows))
+    rows, others, scores = pairs.rows[order], pairs.others[order], pairs.scores[order]
+    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)  # within the row
+    return Neighbours(rows[rank < k], others[rank < k], scores[rank < k])
+
+
+def _inverted_index(unit: FloatArray) -> Any:
+    """An index of FAISS with 8-bit vectors, one byte per dimension; about sqrt(n) lists."""
+    try:
+        faiss = import_module("faiss")
+    except ImportError:
+        raise MissingPackageError(
+            "an approximate search needs the package faiss: pip install 'bertie[search]'; or pass method='exact'"
+        ) from None
+    lists = max(1, min(round(4 * len(unit) ** 0.5), len(unit) // 40))
+    index = faiss.index_factory(unit.shape[1], f"IVF{lists},SQ8", faiss.METRIC_INNER_PRODUCT)
+    sample = np.random.default_rng(0).permutation(len(unit))[: TRAINING * lists]
+    index.train(unit[np.sort(sample)])
+    for start in range(0, len(unit), TILE):
+        index.add(unit[start : start + TILE])
+    index.nprobe = min(PROBES, lists)
+    return index
