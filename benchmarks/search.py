@@ -116,15 +116,14 @@ class CachedEmbedder(Embedder):
 
     cache: VectorCache | None = None
 
-    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> np.ndarray:
+    def embed(self, texts: Iterable[str], **options: Any) -> np.ndarray:
         embed = super().embed
-        return (
-            embed(texts, prompt=prompt) if self.cache is None or prompt is not None else self.cache(list(texts), embed)
-        )
+        prompted = any(options.get(name) for name in ("prompt", "prompt_name"))
+        return embed(texts, **options) if self.cache is None or prompted else self.cache(list(texts), embed)
 
-    def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[EmbeddingResult]:
-        if self.cache is None or prompt is not None:
-            return super().embed_each(texts, prompt=prompt)
+    def embed_each(self, texts: Iterable[str], **options: Any) -> Iterator[EmbeddingResult]:
+        if self.cache is None or any(options.values()):
+            return super().embed_each(texts, **options)
         return (EmbeddingResult(vector, 0, 0, 0) for vector in self.embed(texts))
 
 

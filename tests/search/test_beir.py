@@ -285,7 +285,13 @@ def test_the_command_prints_the_scores_of_the_run(
         ([], vectors),
         (["--mode", "lexical"], words),
         (["--mode", "hybrid"], both),
+        (["--mode", "hybrid", "--reranker", models["cross"], "--rerank-weight", "1"], again),
+        (["--mode", "hybrid", "--reranker", models["cross"], "--rerank-weight", "0"], both),
         (["--mode", "hybrid", "--reranker", models["cross"]], again),
+        (
+            ["--mode", "hybrid", "--reranker", models["cross"], "--rerank-weight", "0.3"],
+            beir.interpolate_run(both, again, 0.3),
+        ),
     ):
         output = evaluated(capsys, "--beir", folder, "-m", models["one"], *flags)
         expected = retrieval(result.qrels, run, resamples=50)

@@ -97,11 +97,20 @@ def test_headings() -> None:
         "Before.\n\n# A\n\none two three four five.\n\n## B ##\n\nsix seven eight nine ten.\n\n# C\n\n## D\n\neleven."
     )
     assert [(one.text.split("\n")[0], one.headings) for one in cut(text, 20)] == [
-        ("Before.", ()),  # two words are not enough for a passage: A is joined
+        ("Before.", ("A",)),  # two words are not enough for a passage: A is joined
         ("## B ##", ("A", "B")),
         ("# C", ("C",)),  # it holds D and its heading above
     ]
-    assert [one.headings for one in cut(text, 12)] == [(), ("A", "B"), ("C",)]
+    assert [one.headings for one in cut(text, 12)] == [("A",), ("A", "B"), ("C",)]
+
+
+def test_headings_of_a_short_text() -> None:
+    """A text of one passage keeps its headings, also below front matter; of several sections, the first one's."""
+    assert [one.headings for one in cut("# A\n\none two.", 60)] == [("A",)]
+    assert [one.headings for one in cut("---\ntags: x\n---\n\n# A\n\none two.", 60)] == [("A",)]
+    assert [one.headings for one in cut("one.\n\n# A\n\ntwo.\n\n## B\n\nthree.", 60)] == [("A",)]
+    assert [one.headings for one in cut("## A\n\none.\n\n## B\n\ntwo.", 60)] == [("A",)]
+    assert [one.headings for one in cut("one two.", 60)] == [()]
 
 
 def test_nested_headings() -> None:

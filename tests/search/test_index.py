@@ -18,8 +18,10 @@ import bertie
 from bertie.errors import CheckpointError, ExistsError, InputError, NotFoundError
 from bertie.search import document_input, local_store
 from bertie.search import index as module
+from bertie.search.fusion import RERANK_WEIGHT, interpolate
 from bertie.search.index import Index, IndexUpdate, model_fingerprint
 from bertie.search.records import Document
+from bertie.search.searcher import rerank_weight
 from bertie.tasks.embed import Embedder
 from bertie.tasks.rerank import Reranker
 from tests.checkpoints.tiny_sentence import save_bert
@@ -122,7 +124,7 @@ def test_hybrid_is_reciprocal_rank_fusion(index: Index) -> None:
 def test_reranking(mode: Any, index: Index, reranker: Reranker) -> None:
     query = "the cat sat"
     before = index.search(query, k=3, mode=mode)
-    found = index.search(query, k=2, mode=mode, rerank=reranker, depth=3)
+    found = index.search(query, k=2, mode=mode, rerank=reranker, rerank_weight=1, depth=3)
     ranked = reranker.rerank(query, [hit.text for hit in before], top_k=2)
     assert [hit.text for hit in found] == [one.text for one in ranked]
     assert [hit.score for hit in found] == pytest.approx([one.score for one in ranked], abs=1e-5)
@@ -130,6 +132,30 @@ def test_reranking(mode: Any, index: Index, reranker: Reranker) -> None:
     assert all(
         hit.scores.items() >= dict(was.scores).items() for hit in found for was in before if was.text == hit.text
     )
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+def test_the_weight_of_a_reranker(mode: Any, index: Index, reranker: Reranker) -> None:
+    query, first = "the cat sat", "fused" if mode == "hybrid" else mode
+    before = index.search(query, k=3, mode=mode)
+    retrieved = {hit.text: hit.score for hit in before}
+    scores = dict(zip(retrieved, reranker.predict([(query, text) for text in retrieved]).tolist(), strict=True))
+    for weight in (0.0, 0.25):
+        found = index.search(query, k=2, mode=mode, rerank=reranker, rerank_weight=weight, depth=3)
+        wanted = interpolate(retrieved, scores, weight)[:2]
+        assert [hit.score for hit in found] == pytest.approx([score for _, score in wanted], abs=1e-5)
+        assert [hit.text for hit in found] == [text for text, _ in wanted]
+        assert all(hit.scores["combined"] == hit.score and {first, "rerank"} <= set(hit.scores) for hit in found)
+    assert [hit.text for hit in index.search(query, k=3, mode=mode, rerank=reranker, rerank_weight=0, depth=3)] == [
+        hit.text for hit in before
+    ]
+    assert rerank_weight(reranker) == 1
+    assert rerank_weight(Reranker.load("bertie-small")) == RERANK_WEIGHT
+    for weight in (-0.1, 1.1):
+        with pytest.raises(InputError, match=f"rerank_weight={weight} must be a number from 0 to 1"):
+            index.search(query, rerank=reranker, rerank_weight=weight)
+    with pytest.raises(InputError, match="leave out rerank_weight"):
+        index.search(query, rerank=reranker, rerank_weight=0.5, weights={"dense": 1, "lexical": 1, "rerank": 1})
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
@@ -448,12 +474,24 @@ def test_prompts(tmp_path: Path, model: Path, counted: list[str]) -> None:
     prompted.modules = SentenceModules.create(16)
     prompted.modules.prompts = {"query": "find : ", "document": "the "}
     with Index.create(tmp_path / "i", prompted) as index:
-        assert (index.config["query_prompt"], index.config["passage_prompt"]) == ("query", "document")
+        assert (index.config["query_prompt"], index.config["passage_prompt"]) == ("find : ", "the ")
         index.add(["cat sat"])
         hit = index.search("dog ran", mode="dense")[0]
+        other = index.search("dog ran", mode="dense", prompt="a ")[0]
     plain = Embedder.load(model)
-    one, two = unit(plain.embed(["find : dog ran", "the cat sat"]))
+    one, two, three = unit(plain.embed(["find : dog ran", "the cat sat", "a dog ran"]))
     assert hit.score == pytest.approx(float(one @ two), abs=1e-6)
+    assert other.score == pytest.approx(float(three @ two), abs=1e-6)
+
+
+def test_literal_prompts_are_kept(tmp_path: Path, model: Path) -> None:
+    with Index.create(tmp_path / "i", model, query_prompt="find : ", passage_prompt="the ") as index:
+        index.add(["cat sat"])
+    with Index.open(tmp_path / "i") as index:
+        hit = index.search("dog ran", mode="dense")[0]
+    one, two = unit(Embedder.load(model).embed(["find : dog ran", "the cat sat"]))
+    assert hit.score == pytest.approx(float(one @ two), abs=1e-6)
+    assert hit.text == "cat sat"
 
 
 @pytest.mark.parametrize("kind", ["postgres", "lance"])

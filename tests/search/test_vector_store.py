@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -355,7 +355,11 @@ def test_many_kills(place: Place) -> None:
 class FakeIndex(Index):
     """An index whose embeddings are random, and need no model."""
 
-    def embed(self, texts: Sequence[str], prompt: str = "passage") -> Any:
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return {**super().config, "query_prompt": ""}
+
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> Any:
         return np.concatenate([units(1, zlib.crc32(text.encode())) for text in texts])
 
 

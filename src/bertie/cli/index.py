@@ -15,10 +15,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertie.cli.cluster import add_ray, check_ray, on_cluster
-from bertie.cli.common import UsageError, add_model, load, verb
+from bertie.cli.common import UsageError, add_model, add_prompt, load, verb
 from bertie.cli.folders import MAX_LISTED, add_follow_symlinks
 from bertie.errors import ExistsError, NotFoundError
 
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.search.document_reader import ReadOptions
     from bertie.search.index import Index, IndexUpdate
+    from bertie.tasks import Embedder
 
 EXAMPLE = """  bertie index docs/ -o my-index
   bertie index docs/ -o my-index --refresh                               # update it after changes
   bertie index --verify -o my-index                                      # check every byte of it
   bertie index papers/ -o postgresql://me@localhost/papers -m ./my-model
+  bertie index docs/ -o my-index --prompt "passage: " --query-prompt "query: " -m intfloat/e5-small-v2
   bertie index products.csv --column description -o products --embedding-precision int8
 """
 
@@ -58,6 +60,9 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--language", help="language of the stemmer and the stop words (default: english); none disables both"
     )
+    named = "the checkpoint's prompt named {}, if it has one"
+    add_prompt(parser, "each passage when it is embedded", named.format("passage or document"))
+    add_prompt(parser, "each query, kept in the index for searches", named.format("query"), prefix="query-")
     parser.add_argument("--encoding", help="encoding of text that is not UTF-8, such as cp1252")
     parser.add_argument("--column", default="text", metavar="NAME", help="the text column of tables (default: text)")
     parser.add_argument(
@@ -175,14 +180,30 @@ def _open_or_create(args: argparse.Namespace) -> tuple[Index, bool]:
                     location = _without_password(args.output)
                     raise UsageError(f"{flag} {value}: {location} was built with {built_with}, which cannot be changed")
             args.model = args.model or existing.config["model"]
-            return Index(existing.store, load(Embedder, args)), False
+            embedder = load(Embedder, args)
+            for name, prompt in _prompts(args, embedder).items():
+                if prompt != (built_with := existing.config[name]):
+                    location = _without_password(args.output)
+                    raise UsageError(
+                        f"{name.replace('_', ' ')} {prompt!r}: {location} was built with {built_with!r}, which cannot "
+                        "be changed"
+                    )
+            return Index(existing.store, embedder), False
     if args.language == "none":
         options["language"] = None
+    embedder = load(Embedder, args)
     try:
-        return Index.create(args.output, load(Embedder, args), **options), True
+        return Index.create(args.output, embedder, **options, **_prompts(args, embedder)), True
     except ExistsError as error:
         error.add_note("pass --refresh to update it")
         raise
+
+
+def _prompts(args: argparse.Namespace, embedder: Embedder) -> dict[str, Any]:
+    """The prompts that are given, by their names in the configuration of an index."""
+    given = {"passage_prompt": (args.prompt, args.prompt_name)}
+    given["query_prompt"] = (args.query_prompt, args.query_prompt_name)
+    return {key: embedder.prompt_text(*pair) for key, pair in given.items() if pair != (None, None)}
 
 
 def _report_skipped(skipped: Sequence[tuple[str, str]]) -> None:

@@ -10,13 +10,25 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, add_model, add_rerank, add_top_k, add_weights, built_in_model, load, verb
+from bertie.cli.common import (
+    UsageError,
+    add_model,
+    add_prompt,
+    add_rerank,
+    add_rerank_weight,
+    add_top_k,
+    add_weights,
+    built_in_model,
+    check_rerank_weight,
+    load,
+    verb,
+)
 from bertie.data.terminal import has_color
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.search.filters import MetadataFilter
-    from bertie.search.index import SearchHit, SearchResults
+    from bertie.search.index import SearchResults
     from bertie.search.records import MetadataValue
 
 EXAMPLE = """  bertie search my-index "how is text split into passages?"
@@ -39,8 +51,18 @@ def add(verbs: Verbs) -> None:
         "--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="retrieval method (default: hybrid)"
     )
     add_rerank(parser, "the passages")
+    add_rerank_weight(parser)
     add_weights(parser)
+    add_prompt(parser, "each query", "that of the index")
     parser.add_argument("--depth", type=int, default=100, metavar="N", help="passages to fuse or rerank (default: 100)")
+    add_where(parser)
+    add_model(parser, from_settings=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per query")
+    parser.set_defaults(run=run)
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """Add --where."""
     parser.add_argument(
         "--where",
         action="append",
@@ -48,9 +70,6 @@ def add(verbs: Verbs) -> None:
         metavar="NAME=VALUE",
         help="metadata filter with =, !=, <, <=, > or >=; all must match",
     )
-    add_model(parser, from_settings=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per query")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,6 +77,9 @@ def run(args: argparse.Namespace) -> None:
     for flag, value in (("-k", args.top_k), ("--depth", args.depth)):
         if value < 1:
             raise UsageError(f"{flag} {value} must be at least 1")
+    check_rerank_weight(args)
+    if args.mode == "lexical" and (args.prompt is not None or args.prompt_name is not None):
+        raise UsageError("--prompt is for embeddings, and --mode lexical has none; leave it out")
     where = [condition for text in args.where for condition in parse_condition(text)]
 
     from bertie.search.index import Index
@@ -68,6 +90,8 @@ def run(args: argparse.Namespace) -> None:
 
             args.model = args.model or index.config["model"]
             index = Index(index.store, load(Embedder, args))
+            if args.prompt_name is not None:
+                args.prompt = index.embedder.prompt_text(prompt_name=args.prompt_name)
         index.progress = True
         reranker = None
         if args.rerank or args.reranker:
@@ -79,9 +103,11 @@ def run(args: argparse.Namespace) -> None:
             args.top_k,
             mode=args.mode,
             rerank=reranker,
+            rerank_weight=args.rerank_weight,
             where=where,
             depth=args.depth,
             weights=args.weights,
+            prompt=args.prompt,
         )
         total = len(index)
     for results in searches:
@@ -131,26 +157,27 @@ def format_results(results: SearchResults, total: int, *, color: bool) -> str:
     lines = []
     for number, hit in enumerate(results, 1):
         scores = "  ".join(f"{name} {score:.4g}" for name, score in hit.scores.items())
-        location = _printable(" › ".join([f"{hit.document}:{hit.start}-{hit.end}", *hit.headings]))
-        lines += [f"{number}. {_style(location, '1', color)}", f"   {scores}", f"   {_excerpt(hit, color)}", ""]
+        location = printable(" › ".join([f"{hit.document}:{hit.start}-{hit.end}", *hit.headings]))
+        shown = excerpt(hit.text, hit.highlights, color=color)
+        lines += [f"{number}. {_style(location, '1', color)}", f"   {scores}", f"   {shown}", ""]
     timings = "  ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in results.timings.items())
     lines.append(f"{len(results)} of {total:,} passages  {timings}")
     return "\n".join(lines)
 
 
-def _excerpt(hit: SearchHit, color: bool) -> str:
-    """Return the part of a passage with the most query terms, these highlighted."""
-    start, end = _excerpt_span(len(hit.text), hit.highlights)
-    while start and not hit.text[start - 1].isspace() and hit.text[start - 1 : start + 1].isalnum():
+def excerpt(text: str, highlights: Sequence[tuple[int, int]], *, color: bool) -> str:
+    """Return the part of a passage with the most of some spans, these highlighted."""
+    start, end = _excerpt_span(len(text), highlights)
+    while start and not text[start - 1].isspace() and text[start - 1 : start + 1].isalnum():
         start -= 1  # to a word boundary
-    while end < len(hit.text) and hit.text[end - 1 : end + 1].isalnum():
+    while end < len(text) and text[end - 1 : end + 1].isalnum():
         end += 1
     parts, position = ["…"] if start else [], start
-    for first, last in hit.highlights:
+    for first, last in highlights:
         if start <= first and last <= end:
-            parts += [_printable(hit.text[position:first]), _style(_printable(hit.text[first:last]), "1;33", color)]
+            parts += [printable(text[position:first]), _style(printable(text[first:last]), "1;33", color)]
             position = last
-    parts += [_printable(hit.text[position:end]), "…" if end < len(hit.text) else ""]
+    parts += [printable(text[position:end]), "…" if end < len(text) else ""]
     return "".join(parts).strip()
 
 
@@ -166,7 +193,7 @@ def _excerpt_span(length: int, highlights: Sequence[tuple[int, int]]) -> tuple[i
     return best, min(best + MAX_CHARACTERS, length)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Put text on one line, without control characters that a terminal would interpret."""
     return "".join(letter if letter.isprintable() else " " for letter in re.sub(r"\s+", " ", text))
 

@@ -176,13 +176,13 @@ def dense_run(dataset: RetrievalDataset, embedder: Embedder, *, advance: Callabl
 
     Memory does not grow with the corpus. `advance` is called with the number of documents done.
     """
-    queries = embedder.embed(dataset.queries.values(), prompt=_prompt(embedder, ["query"]))
+    queries = embedder.embed(dataset.queries.values(), prompt_name=_prompt(embedder, ["query"]))
     names, texts = list(dataset.corpus), list(dataset.corpus.values())
     prompt = _prompt(embedder, DOCUMENT_PROMPTS)
     best = _TopDocuments(len(queries))
     for start in range(0, len(texts), BLOCK):
         block = texts[start : start + BLOCK]
-        best.add(embedder.compare(queries, embedder.embed(block, prompt=prompt)))
+        best.add(embedder.compare(queries, embedder.embed(block, prompt_name=prompt)))
         if advance is not None:
             advance(len(block))
     return {query: best.ranking(i, names) for i, query in enumerate(dataset.queries)}
@@ -291,6 +291,22 @@ def fuse_by_score(runs: Mapping[str, Run], weights: Mapping[str, float], *, dept
         pairs = weighted_score_fusion(top, weights)
         fused[query] = {document: score for document, score in pairs if reranked is None or document in reranked}
     return fused
+
+
+def interpolate_run(first: Run, reranked: Run, weight: float, *, depth: int = RERANK_DEPTH) -> Run:
+    """Combine the top `depth` documents of a run with their reranker's scores, as `Index.search` does.
+
+    The others follow in their old order.
+    """
+    from bertie.search.fusion import interpolate
+
+    combined = {}
+    for query, scores in first.items():
+        ranking = _rank(scores)
+        top = {document: reranked[query][document] for document in ranking[:depth]}
+        combined[query] = dict(interpolate(scores, top, weight))
+        combined[query] |= {document: -1.0 - i for i, document in enumerate(ranking[depth:])}
+    return combined
 
 
 def tune_weights(qrels: Qrels, runs: Mapping[str, Run]) -> dict[str, float]:

@@ -400,11 +400,14 @@ def _overlap_start(
 
 
 def _common_headings(units: list[_Unit], low: int, high: int) -> tuple[str, ...]:
-    """Return the headings that units `low` to `high` have in common."""
-    common = units[low].headings
-    if common is units[high - 1].headings:
-        return common
+    """Return the headings that units `low` to `high` have in common; if none, those of the first with headings.
+
+    Units before the first heading, such as front matter, have none and do not count.
+    """
+    first = common = next((unit.headings for unit in units[low:high] if unit.headings), ())
+    if first is units[high - 1].headings and first is units[low].headings:
+        return first
     for unit in units[low:high]:
-        while unit.headings[: len(common)] != common:
+        while unit.headings and unit.headings[: len(common)] != common:
             common = common[:-1]
-    return common
+    return common or first

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
-from bertie._version import __version__
 from bertie.arguments import explain_arguments
 from bertie.errors import BertieError, InputError, NotFoundError
 from bertie.pipeline.reporting import show_progress
+from bertie.pipeline.unknown_tokens import one_warning
 from bertie.search.analyzer import Analyzer
+from bertie.search.ask import DEFAULT_PASSAGES, AskResult, default_reader, read_passages
 from bertie.search.bm25 import BM25Index, refresh_bm25, verify_bm25
 from bertie.search.document_input import DocumentColumns, count_documents, group_documents, read_input
 from bertie.search.document_reader import Paths, ReadOptions
 from bertie.search.file_changes import FileChanges
 from bertie.search.filters import MetadataFilter, parse_filters
+from bertie.search.index_config import check_model, index_config, load_embedder, make_chunker
 from bertie.search.local_catalog import restore_checksums
 from bertie.search.local_store import LocalStore
 from bertie.search.locations import create_store, open_store
 from bertie.search.model_identity import model_fingerprint
-from bertie.search.records import Document, EmbeddedDocument, FloatArray
+from bertie.search.records import Document, EmbeddedDocument, FloatArray, IndexUpdate
 from bertie.search.searcher import DEFAULT_DEPTH, Searcher, SearchHit, SearchMode, SearchResults
 from bertie.search.vector_block import EmbeddingPrecision
 from bertie.search.vector_store import VectorStore
@@ -33,24 +35,13 @@ from bertie.tasks.display import html_table, shorten
 
 if TYPE_CHECKING:
     from bertie.search.chunking import Chunker
+    from bertie.tasks.answer import Reader
     from bertie.tasks.embed import Embedder
     from bertie.tasks.rerank import Reranker
 
 __all__ = ["Index", "IndexUpdate", "SearchHit", "SearchResults", "model_fingerprint"]
 
-CHUNK_SIZE, CHUNK_OVERLAP = 256, 32  # tokens
 COMMIT_PASSAGES = 1024  # passages per commit: what a kill may lose
-
-
-@dataclass(frozen=True, slots=True)
-class IndexUpdate:
-    """The numbers of documents added, changed, unchanged and deleted, and of passages embedded."""
-
-    added: int = 0
-    changed: int = 0
-    unchanged: int = 0
-    deleted: int = 0
-    passages: int = 0
 
 
 class Index:
@@ -81,7 +72,7 @@ class Index:
         self._chunker: Chunker | None = None
         self._versions: tuple[int, dict[str, str]] | None = None  # generation, and versions of documents by id
         if embedder is not None:
-            self._check_model(embedder)
+            check_model(embedder, self.store.dimension, self.config)
 
     @classmethod
     def create(
@@ -102,31 +93,22 @@ class Index:
         less if the maximum length of the model is shorter. `embedding_precision` of an index in a
         folder is "fp32", "int8" (a quarter of the size) or "binary" (bits for retrieval, int8 for
         scoring); the index can be searched with the model in any precision. `language` selects the
-        stemmer and the stop words of lexical search, None disables both. The prompts are names of
-        the checkpoint's prompts, by default "query", and "passage" or "document", if it has them.
+        stemmer and the stop words of lexical search, None disables both. The prompts, such as
+        "query: " and "passage: ", go before queries and passages when they are embedded; by default
+        they are the checkpoint's prompts "query", and "passage" or "document", if it has them.
         """
-        embedder = _load_embedder(model)
-        chunk_size = min(CHUNK_SIZE, embedder.checkpoint.max_length) if chunk_size is None else chunk_size
-        chunk_overlap = min(CHUNK_OVERLAP, chunk_size // 8) if chunk_overlap is None else chunk_overlap
-        prompts = embedder.modules.prompts
-        query_prompt = query_prompt or next((name for name in ("query",) if name in prompts), None)
-        passage_prompt = passage_prompt or next((name for name in ("passage", "document") if name in prompts), None)
-        _make_chunker(embedder, chunk_size, chunk_overlap)
+        embedder = load_embedder(model)
+        config = index_config(
+            embedder,
+            chunk_size=chunk_size,
+            chunk_overlap=chunk_overlap,
+            embedding_precision=embedding_precision,
+            language=language,
+            query_prompt=query_prompt,
+            passage_prompt=passage_prompt,
+        )
+        make_chunker(embedder, config["chunk_size"], config["chunk_overlap"])
         Analyzer(language)
-        from bertie.checkpoints.hub import absolute_name
-
-        config = {
-            "bertie": __version__,
-            "model": absolute_name(embedder.checkpoint.source),
-            "fingerprint": model_fingerprint(embedder),
-            "model_precision": embedder.checkpoint.precision,
-            "embedding_precision": embedding_precision,
-            "chunk_size": chunk_size,
-            "chunk_overlap": chunk_overlap,
-            "language": language,
-            "query_prompt": query_prompt,
-            "passage_prompt": passage_prompt,
-        }
         return cls(create_store(location, embedder.dimension, config), embedder)
 
     @classmethod
@@ -136,7 +118,7 @@ class Index:
         try:
             if verify:
                 cls(store).verify()
-            return cls(store, None if model is None else _load_embedder(model))
+            return cls(store, None if model is None else load_embedder(model))
         except BaseException:
             store.close()
             raise
@@ -146,7 +128,7 @@ class Index:
         """Rebuild corrupt files from the passages; return how many were embedded again."""
         restore_checksums(Path(folder))
         store = LocalStore(Path(folder), check_segments=False)
-        with cls(store, None if model is None else _load_embedder(model)) as index:
+        with cls(store, None if model is None else load_embedder(model)) as index:
             return store.repair(index.embed)
 
     def close(self) -> None:
@@ -197,12 +179,12 @@ class Index:
         if self._embedder is None:
             name = self.config["model"]
             try:
-                embedder = _load_embedder(name)
+                embedder = load_embedder(name)
             except NotFoundError as error:
                 raise NotFoundError(
                     f"the model of the index, {name}, was not found: pass its current location ({error})"
                 ) from None
-            self._check_model(embedder)
+            check_model(embedder, self.store.dimension, self.config)
             self._embedder = embedder
         return self._embedder
 
@@ -211,21 +193,11 @@ class Index:
         """The model, if it was passed or has been used."""
         return self._embedder
 
-    def _check_model(self, embedder: Embedder) -> None:
-        """Reject another model, whose embeddings could not be compared."""
-        dimension = self.store.dimension
-        if embedder.dimension != dimension or model_fingerprint(embedder) != self.config["fingerprint"]:
-            raise InputError(
-                f"the index was built with {self.config['model']} (dimension {dimension}); "
-                f"{embedder.checkpoint.source} (dimension {embedder.dimension}) is another model, or was trained "
-                "further since; open the index with the model it was built with, or build another index"
-            )
-
     @property
     def chunker(self) -> Chunker:
         """The chunker that splits documents."""
         if self._chunker is None:
-            self._chunker = _make_chunker(self.embedder, self.config["chunk_size"], self.config["chunk_overlap"])
+            self._chunker = make_chunker(self.embedder, self.config["chunk_size"], self.config["chunk_overlap"])
         return self._chunker
 
     @property
@@ -235,15 +207,17 @@ class Index:
             self._analyzer = Analyzer(self.config["language"])
         return self._analyzer
 
-    def embed(self, texts: Sequence[str], prompt: Literal["query", "passage"] = "passage") -> FloatArray:
-        """Return unit-length embeddings of texts, (n, D)."""
-        embeddings = self.embedder.embed(texts, prompt=self.config[f"{prompt}_prompt"], progress=False)
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> FloatArray:
+        """Return unit-length embeddings of texts, (n, D), with a prompt before each, by default that of passages."""
+        prompt = self.config["passage_prompt"] if prompt is None else prompt
+        embeddings = self.embedder.embed(texts, prompt=prompt, progress=False)
         unit: FloatArray = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
         return unit
 
     # --- writing ---
 
     @explain_arguments
+    @one_warning()
     def add(
         self,
         documents: Any,
@@ -320,11 +294,11 @@ class Index:
             self.store.optimize()
         return IndexUpdate(deleted=len(existing))
 
+    @one_warning()
     def refresh(self, paths: Paths, **options: Unpack[ReadOptions]) -> IndexUpdate:
         """Synchronize the index with files: embed new and modified, delete missing ones.
 
-        Documents from elsewhere are kept. `options` are those of
-        `bertie.search.document_reader.read_documents`.
+        Documents from elsewhere are kept. `options`: see `bertie.search.document_reader.read_documents`.
         """
         changes = FileChanges(paths, self.store.documents(), **options)
         with self.progress_bar():
@@ -339,8 +313,7 @@ class Index:
     ) -> IndexUpdate:
         """Commit batches of `embed_documents`, computed anywhere, and then delete documents.
 
-        Documents with `known` ids count as changed. If `batches` raises, all complete batches are
-        still committed.
+        Documents with `known` ids count as changed. If `batches` raises, all complete batches are still committed.
         """
         added = changed = passages = safe = 0
         pending: list[EmbeddedDocument] = []
@@ -399,20 +372,25 @@ class Index:
         mode: SearchMode = "hybrid",
         rerank: Reranker | None = None,
         where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
+        rerank_weight: float | None = None,
         depth: int = DEFAULT_DEPTH,
         weights: Mapping[str, float] | None = None,
+        prompt: str | None = None,
     ) -> SearchResults:
         """Return the k best passages for a query.
 
-        `mode` is "dense" (embeddings), "lexical" (BM25), or "hybrid" (both, combined by reciprocal
-        rank fusion). With `rerank`, a cross-encoder reranks the best `depth` passages. `where`
-        filters documents by metadata: `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
+        `mode` is "dense" (embeddings), "lexical" (BM25), or "hybrid" (both, combined by reciprocal rank fusion). With
+        `rerank`, a cross-encoder reranks the best `depth` passages. Their score is that of the reranker, with the
+        weight `rerank_weight` (by default 1 for a cross-encoder and 0.2 for one of several heads of a model), and of
+        the retrieval, with the rest, both min-max normalized. `where` filters documents by metadata:
+        `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
 
-        `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replace rank fusion by a
-        weighted sum of min-max normalized scores; the reranker is then one of the summands. `bertie
-        eval --beir --tune` finds good weights.
+        `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replace rank fusion by a weighted sum of min-max
+        normalized scores; the reranker is then one of the summands. `bertie eval --beir --tune` finds good weights.
+        `prompt` goes before the query when it is embedded; by default that of the index.
         """
-        return self.search_batch([query], k, mode=mode, rerank=rerank, where=where, depth=depth, weights=weights)[0]
+        options: dict[str, Any] = {"rerank": rerank, "rerank_weight": rerank_weight, "where": where, "depth": depth}
+        return self.search_batch([query], k, mode=mode, weights=weights, prompt=prompt, **options)[0]
 
     def search_batch(
         self,
@@ -422,29 +400,46 @@ class Index:
         mode: SearchMode = "hybrid",
         rerank: Reranker | None = None,
         where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
+        rerank_weight: float | None = None,
         depth: int = DEFAULT_DEPTH,
         weights: Mapping[str, float] | None = None,
+        prompt: str | None = None,
     ) -> list[SearchResults]:
         """Search for several queries at once: the same results as `search`, faster."""
         if isinstance(queries, str):
             raise InputError("search_batch takes a list of queries; pass a single one to search")
-        searcher = Searcher(k=k, mode=mode, reranker=rerank, where=parse_filters(where), depth=depth, weights=weights)
+        filters = parse_filters(where)
+        stages: dict[str, Any] = {"reranker": rerank, "rerank_weight": rerank_weight, "weights": weights}
+        searcher = Searcher(k=k, mode=mode, where=filters, depth=depth, prompt=prompt, **stages)
         return searcher.run(self, queries) if queries else []
+
+    def ask(
+        self,
+        question: str,
+        k: int = DEFAULT_PASSAGES,
+        *,
+        reader: Reader | None = None,
+        top_k: int = 1,
+        no_answer_threshold: float | None = None,
+        rerank: Reranker | None = None,
+        mode: SearchMode = "hybrid",
+        where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
+    ) -> AskResult:
+        """Answer a question from the k best passages, with the place of the answer, or with "no answer".
+
+        `reader`: by default that of the index's model, if it has such a head, otherwise the built-in one. `top_k`
+        answers are returned. There is none if "no answer" is more probable than `no_answer_threshold`, by default the
+        reader's own. `rerank`, `mode` and `where`: see `search`.
+
+        >>> index.ask("Who wrote Emma?").best                                                    # doctest: +SKIP
+        FoundAnswer(text='Jane Austen', score=0.98, document='novels.md', start=24, end=35, …)
+        """
+        results = self.search(question, k, mode=mode, rerank=rerank, where=where)
+        reader = default_reader(self) if reader is None else reader
+        return read_passages(results, reader, top_k=top_k, no_answer_threshold=no_answer_threshold)
 
     def load_lexical(self) -> BM25Index:
         """Return the BM25 index, updated after changes: the first step of a lexical search."""
         progress = bool(self.progress)
         self._bm25 = refresh_bm25(self.store, self.analyzer, self._lexical_folder, self._bm25, progress=progress)
         return self._bm25[1]
-
-
-def _load_embedder(model: str | Path | Embedder | None) -> Embedder:
-    from bertie.tasks.embed import Embedder
-
-    return model if isinstance(model, Embedder) else Embedder.load(model)
-
-
-def _make_chunker(embedder: Embedder, size: int, overlap: int) -> Chunker:
-    from bertie.search.chunking import Chunker
-
-    return Chunker(embedder.tokenizer, size, overlap)

@@ -52,3 +52,14 @@ class StoredPassage:
     passage: Passage
     metadata: Mapping[str, MetadataValue]
     source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexUpdate:
+    """The numbers of documents added, changed, unchanged and deleted, and of passages embedded."""
+
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    passages: int = 0

@@ -1,0 +1,76 @@
+"""The configuration of a new index: what is kept with it, and how its documents are split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertie._version import __version__
+from bertie.errors import InputError
+from bertie.search.model_identity import model_fingerprint
+
+if TYPE_CHECKING:
+    from bertie.search.chunking import Chunker
+    from bertie.search.vector_block import EmbeddingPrecision
+    from bertie.tasks.embed import Embedder
+
+CHUNK_SIZE, CHUNK_OVERLAP = 256, 32  # tokens
+
+
+def index_config(
+    embedder: Embedder,
+    *,
+    chunk_size: int | None,
+    chunk_overlap: int | None,
+    embedding_precision: EmbeddingPrecision,
+    language: str | None,
+    query_prompt: str | None,
+    passage_prompt: str | None,
+) -> dict[str, Any]:
+    """The configuration of an index for a model's embeddings; see `Index.create` for the defaults."""
+    from bertie.checkpoints.hub import absolute_name
+
+    chunk_size = min(CHUNK_SIZE, embedder.checkpoint.max_length) if chunk_size is None else chunk_size
+    return {
+        "bertie": __version__,
+        "model": absolute_name(embedder.checkpoint.source),
+        "fingerprint": model_fingerprint(embedder),
+        "model_precision": embedder.checkpoint.precision,
+        "embedding_precision": embedding_precision,
+        "chunk_size": chunk_size,
+        "chunk_overlap": min(CHUNK_OVERLAP, chunk_size // 8) if chunk_overlap is None else chunk_overlap,
+        "language": language,
+        "query_prompt": _prompt(embedder, query_prompt, ("query",)),
+        "passage_prompt": _prompt(embedder, passage_prompt, ("passage", "document")),
+    }
+
+
+def _prompt(embedder: Embedder, prompt: str | None, names: Sequence[str]) -> str:
+    """A prompt, by default the first of the checkpoint's with one of these names, or its default one."""
+    name = next((name for name in names if name in embedder.modules.prompts), None)
+    return embedder.prompt_text(prompt, name if prompt is None else None)
+
+
+def make_chunker(embedder: Embedder, size: int, overlap: int) -> Chunker:
+    """The chunker that splits documents for a model."""
+    from bertie.search.chunking import Chunker
+
+    return Chunker(embedder.tokenizer, size, overlap)
+
+
+def load_embedder(model: str | Path | Embedder | None) -> Embedder:
+    """The model of an index: an embedder itself, or that of a name, by default the built-in one."""
+    from bertie.tasks.embed import Embedder
+
+    return model if isinstance(model, Embedder) else Embedder.load(model)
+
+
+def check_model(embedder: Embedder, dimension: int, config: Mapping[str, Any]) -> None:
+    """Reject another model than that of an index: their embeddings could not be compared."""
+    if embedder.dimension != dimension or model_fingerprint(embedder) != config["fingerprint"]:
+        raise InputError(
+            f"the index was built with {config['model']} (dimension {dimension}); "
+            f"{embedder.checkpoint.source} (dimension {embedder.dimension}) is another model, or was trained "
+            "further since; open the index with the model it was built with, or build another index"
+        )
