@@ -39,8 +39,9 @@ LEAVES = {
     "data": {"errors"},
     "evaluation": {"errors", "config", "data", "_version"},
 }
-# The only calls that go up: `fit` and what belongs to it hand over to training, in one line each.
-ENTRY_POINTS = {("tasks", "training")}
+# The only calls that go up: `fit` and what belongs to it hand over to training, in one line each, and the script that
+# prepares bertie-small's data, which nothing imports, searches it.
+ENTRY_POINTS = {("tasks", "training"), ("recipes", "search")}
 MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 450, 60, 10
 # Estimators take their hyperparameters one by one, as scikit-learn's do.
 ESTIMATORS = {"Trainable", "Embedder", "MultiTask", "Recipe", "Trainer"}

@@ -39,9 +39,15 @@ if TYPE_CHECKING:
         ZeroShot,
         load,
     )
+    from bertie.tasks.clusters import Clustering, TextCluster, cluster_texts
+    from bertie.tasks.deduplicate import Deduplication, DuplicateGroup, DuplicateText, deduplicate
+    from bertie.tasks.drift import DriftResult, DriftText, detect_drift
+    from bertie.tasks.paraphrases import ParaphrasePair, paraphrase_pairs
     from bertie.tasks.results import (
         AnswerResult,
         AnswerSpan,
+        AttributedPiece,
+        AttributionResult,
         ClassificationResult,
         EmbeddingResult,
         FillMaskResult,
@@ -53,9 +59,12 @@ if TYPE_CHECKING:
         TaggedSpan,
         TaggingResult,
         TokenCandidate,
+        TokenPrediction,
+        TokenPredictionResult,
         ZeroShotResult,
     )
     from bertie.tasks.suggest import Suggestion, suggest
+    from bertie.tasks.text_map import TextMap, map_texts
     from bertie.text.batch import Batch
     from bertie.text.tokenizer import Tokenizer
     from bertie.training.loop import Trainer
@@ -63,6 +72,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AnswerResult",
     "AnswerSpan",
+    "AttributedPiece",
+    "AttributionResult",
     "AsyncClient",
     "Batch",
     "BertieError",
@@ -71,7 +82,13 @@ __all__ = [
     "ClassificationResult",
     "Classifier",
     "Client",
+    "Clustering",
     "ConfigError",
+    "Deduplication",
+    "DriftResult",
+    "DriftText",
+    "DuplicateGroup",
+    "DuplicateText",
     "Embedder",
     "EmbeddingResult",
     "EncoderConfig",
@@ -84,6 +101,7 @@ __all__ = [
     "MissingPackageError",
     "MultiTask",
     "NotFoundError",
+    "ParaphrasePair",
     "PseudoLikelihood",
     "RankedDocument",
     "Reader",
@@ -96,15 +114,24 @@ __all__ = [
     "Suggestion",
     "TaggedSpan",
     "Tagger",
+    "TextCluster",
+    "TextMap",
     "TaggingResult",
     "TokenCandidate",
+    "TokenPrediction",
+    "TokenPredictionResult",
     "Tokenizer",
     "Trainer",
     "TrainingError",
     "ZeroShot",
     "ZeroShotResult",
     "__version__",
+    "cluster_texts",
+    "deduplicate",
+    "detect_drift",
     "load",
+    "map_texts",
+    "paraphrase_pairs",
     "suggest",
 ]
 
@@ -112,12 +139,17 @@ _threads.set_defaults()  # now, because torch reads these variables when it is l
 
 # Where each public name lives. They are imported when first used, so that `import bertie` costs no torch.
 _HOME = {
+    **dict.fromkeys(("Clustering", "TextCluster", "cluster_texts"), "bertie.tasks.clusters"),
     "Batch": "bertie.text.batch",
     "Checkpoint": "bertie.checkpoints.checkpoint",
     "EncoderConfig": "bertie.config",
     "Index": "bertie.search.index",
+    **dict.fromkeys(("DriftResult", "DriftText", "detect_drift"), "bertie.tasks.drift"),
+    **dict.fromkeys(("ParaphrasePair", "paraphrase_pairs"), "bertie.tasks.paraphrases"),
     "Recipe": "bertie.recipe",
+    **dict.fromkeys(("Deduplication", "DuplicateGroup", "DuplicateText", "deduplicate"), "bertie.tasks.deduplicate"),
     **dict.fromkeys(("Suggestion", "suggest"), "bertie.tasks.suggest"),
+    **dict.fromkeys(("TextMap", "map_texts"), "bertie.tasks.text_map"),
     "Tokenizer": "bertie.text.tokenizer",
     "Trainer": "bertie.training.loop",
     **dict.fromkeys(("AsyncClient", "Client", "ServerError"), "bertie.client"),
@@ -140,6 +172,8 @@ _HOME = {
         (
             "AnswerResult",
             "AnswerSpan",
+            "AttributedPiece",
+            "AttributionResult",
             "ClassificationResult",
             "EmbeddingResult",
             "FillMaskResult",
@@ -151,6 +185,8 @@ _HOME = {
             "TaggedSpan",
             "TaggingResult",
             "TokenCandidate",
+            "TokenPrediction",
+            "TokenPredictionResult",
             "ZeroShotResult",
         ),
         "bertie.tasks.results",

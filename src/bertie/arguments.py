@@ -48,7 +48,6 @@ HINTS = {
     "per_device_train_batch_size": "use batch_size=",
     "pooling_mode": "use pooling=",
     "precision": _PRECISION,
-    "prompt_name": "use prompt=, the name of one of the model's prompts",
     "question": 'pass pairs: answer([("question", "document")]), or answer("question", "document")',
     "random_state": _SEED,
     "return_all_scores": "result.scores has the scores of all labels",
@@ -118,9 +117,9 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     >>> @explain_arguments
     ... def embed(texts, *, prompt=None, progress=None): ...
-    >>> embed(["a text"], prompts="query")
+    >>> embed(["a text"], promt="query: ")
     Traceback (most recent call last):
-    TypeError: embed() has no argument 'prompts': did you mean prompt=?
+    TypeError: embed() has no argument 'promt': did you mean prompt=?
     >>> embed(["a text"], batch_size=32)
     Traceback (most recent call last):
     TypeError: embed() has no argument 'batch_size': texts are batched by their numbers of tokens; leave it out

@@ -324,11 +324,24 @@ class Calibration:
     threshold: float | None = None  # multi-label: lowest probability of an assigned label; None: 0.5
     abstain_below: float | None = None  # confidence below which the model should abstain
     precision: float | None = None  # target precision of the predictions above it
+    # Question answering: the probability of "no answer" is
+    # sigmoid(scale * (its logit - best span's) + length * log(tokens read) + bias).
+    no_answer_scale: float | None = None
+    no_answer_bias: float | None = None
+    no_answer_length: float = 0.0
+    no_answer_threshold: float | None = None  # the highest such probability of a question that is answered
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.temperature <= 1e6:  # beyond that, logits divided by it overflow or vanish
             raise ConfigError(f"Calibration.temperature={self.temperature} must be a number from 1e-6 to 1e6")
-        for name in ("threshold", "abstain_below", "precision"):
+        if (self.no_answer_scale is None) != (self.no_answer_bias is None) or (self.no_answer_scale or 0.0) < 0:
+            raise ConfigError(
+                f"Calibration.no_answer_scale={self.no_answer_scale} and no_answer_bias={self.no_answer_bias} must be "
+                "numbers, the scale of at least 0, or both None"
+            )
+        if not 0 <= self.no_answer_length <= 1e6:
+            raise ConfigError(f"Calibration.no_answer_length={self.no_answer_length} must be a number of at least 0")
+        for name in ("threshold", "abstain_below", "precision", "no_answer_threshold"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"Calibration.{name}={value} must lie between 0 and 1")

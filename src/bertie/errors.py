@@ -21,6 +21,10 @@ class BertieWarning(UserWarning):
     """Something that works, but perhaps not as intended."""
 
 
+class UnknownTokenWarning(BertieWarning):
+    """Texts that a model's vocabulary does not cover: of another language, or of symbols."""
+
+
 class ConfigError(BertieError, ValueError):
     """An invalid, contradictory or unsupported configuration."""
 

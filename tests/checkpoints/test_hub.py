@@ -158,6 +158,20 @@ def test_cached_hub_id(cache: Path, plain: Path, tmp_path_factory: pytest.TempPa
     assert resolve("oneword").parent.parent.name == "models--oneword"
 
 
+def test_names_without_an_owner(cache: Path, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in sentence-transformers: all-MiniLM-L6-v2 means sentence-transformers/all-MiniLM-L6-v2."""
+    expected = put(cache, "sentence-transformers/all-MiniLM-L6-v2", plain)
+    assert resolve("all-MiniLM-L6-v2") == expected
+    assert Checkpoint.load("all-MiniLM-L6-v2").source == "all-MiniLM-L6-v2"
+    with pytest.raises(NotFoundError, match="revision 'v3'"):
+        resolve("all-MiniLM-L6-v2", "v3")
+    with pytest.raises(NotFoundError, match=r"'unknown' is not .* unknown: .*; sentence-transformers/unknown: "):
+        resolve("unknown")
+    monkeypatch.chdir(plain.parent)  # a folder of that name comes first
+    shutil.copytree(plain, "all-MiniLM-L6-v2", dirs_exist_ok=True)
+    assert resolve("all-MiniLM-L6-v2") == Path("all-MiniLM-L6-v2")
+
+
 def test_cached_formats(cache: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("bin")
     _bin(build("bert", "ForMaskedLM"), other)

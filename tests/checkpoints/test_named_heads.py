@@ -626,6 +626,8 @@ FINE: dict[str, Callable[[Any], bool]] = {
     "temperature": lambda v: v in (3.7, 12, 10**18),
     "threshold": lambda v: v in (0, None),
     "abstain_below": lambda v: v in (0, None),
+    "no_answer_threshold": lambda v: v in (0, None),
+    "no_answer_length": lambda v: v in (0, 3.7, 12),
     "precision": lambda v: v in (0, None),
     "problem": lambda v: v is None,
     "classify": lambda v: v == {},

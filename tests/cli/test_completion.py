@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +92,75 @@ def test_syntax(shell: str, tmp_path: Path) -> None:
         pytest.skip(f"{shell} is not installed")
     done = subprocess.run([program, "-n", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish(tmp_path: Path) -> None:
+    path = tmp_path / "bertie.fish"
+    path.write_text(script("fish"))
+
+    def offers(line: str) -> list[str]:
+        command = ["fish", "--no-config", "-c", f"source {path}; complete -C '{line}'"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert done.stderr == ""
+        return [offer.split("\t")[0] for offer in done.stdout.splitlines()]
+
+    assert offers("bertie emb") == ["embed"]
+    assert offers("bertie embed --prec") == ["--precision"]
+    assert offers("bertie embed --precision b") == ["bf16"]
+    assert offers("bertie tokenizer ") == ["extend", "train"]
+    assert offers("bertie tokenizer train --kind w") == ["wordpiece"]
+    assert "--vocab-size" not in offers("bertie train --v")
+    assert "classify" in offers("bertie train cl")
+    assert {*SHELLS} <= {*offers("bertie completion ")}
+
+
+ZSH = {  # what is typed, and the line after pressing tab
+    "bertie emb": "bertie embed ",
+    "bertie embed --prec": "bertie embed --precision ",
+    "bertie embed --precision b": "bertie embed --precision bf16 ",
+    "bertie tokenizer ex": "bertie tokenizer extend ",
+    "bertie tokenizer train --kind w": "bertie tokenizer train --kind wordpiece ",
+    "bertie train cl": "bertie train classify ",
+    "bertie completion z": "bertie completion zsh ",
+}
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh(tmp_path: Path) -> None:
+    """Press tab in a pseudo-terminal, and then a key that prints and clears the line."""
+    (tmp_path / "_bertie").write_text(script("zsh"))
+    (tmp_path / ".zshrc").write_text(ZSHRC)
+    process, terminal = pty.fork()
+    if process == 0:  # the shell
+        os.chdir(tmp_path)
+        os.execvpe("zsh", ["zsh", "-i", "+o", "globalrcs"], {**os.environ, "ZDOTDIR": str(tmp_path), "TERM": "dumb"})
+    try:
+        read_until(terminal, b"READY")
+        for typed, completed in ZSH.items():
+            os.write(terminal, typed.encode() + b"\t\x07")
+            assert f"<<{completed}>>" in read_until(terminal, b">>").decode()
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(terminal)
+
+
+ZSHRC = """unsetopt global_rcs
+fpath=($ZDOTDIR $fpath)
+autoload -Uz compinit && compinit -u -d $ZDOTDIR/dump
+bindkey -e
+show() { print -r -- "<<$BUFFER>>"; BUFFER= }
+zle -N show
+bindkey '^G' show
+PS1=READY
+"""
+
+
+def read_until(terminal: int, end: bytes, seconds: float = 60) -> bytes:
+    """What a terminal shows up to some output."""
+    output = b""
+    while end not in output:
+        assert select.select([terminal], [], [], seconds)[0], output
+        output += os.read(terminal, 4096)
+    return output

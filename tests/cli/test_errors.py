@@ -132,7 +132,7 @@ def test_a_model_without_that_head(
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["embed", "a cat", "--prompt", "nonsense"], 1, "prompt='nonsense'"),
+        (["embed", "a cat", "--prompt-name", "nonsense"], 1, "prompt_name='nonsense'"),
         (["embed", "a cat", "--dimension", "99"], 1, "dimension=99"),
         (["embed", "a cat", "--device", "nonsense"], 1, "--device nonsense"),
         (["embed", "a cat", "--format", "csv"], 2, "--format csv is for a file"),
@@ -237,6 +237,6 @@ def test_control_c_before_the_verb_starts(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_numbers_of_flags_must_be_finite() -> None:
-    for argv in (["serve", "--grace", "nan"], ["answer", "who?", "--context", "x", "--threshold", "inf"]):
+    for argv in (["serve", "--grace", "nan"], ["answer", "who?", "--context", "x", "--no-answer-threshold", "inf"]):
         with pytest.raises(UsageError, match=f"{argv[-2]}: {argv[-1]!r} must be a finite number"):
             build_parser().parse_args(argv)

@@ -41,6 +41,26 @@ def said(capsys: Capture, *argv: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def test_prompts(docs: Path, models: dict[str, str], capsys: Capture) -> None:
+    """Those of `bertie index` are kept; that of `bertie search` replaces the one for queries."""
+    said(capsys, "index", "docs", "-o", "ix", "-m", models["embed"], "--prompt", "the ", "--query-prompt", "find ")
+    with Index.open("ix") as index:
+        assert (index.config["passage_prompt"], index.config["query_prompt"]) == ("the ", "find ")
+        ours = [index.search("dog", 2, mode="dense", prompt=prompt) for prompt in (None, "a ")]
+    for flags, results in zip(([], ["--prompt", "a "]), ours, strict=True):
+        found = said(capsys, "search", "ix", "dog", "-k", "2", "--mode", "dense", *flags)
+        assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit.score for hit in results])
+    assert ours[0][0].score != ours[1][0].score
+    assert said(capsys, "index", "docs", "-o", "ix", "--refresh", "--prompt", "the ")["unchanged"] == 4
+    for argv, message in (
+        (["index", "docs", "-o", "ix", "--refresh", "--prompt", "a "], "'a ': ix was built with 'the ', which cannot"),
+        (["search", "ix", "dog", "--mode", "lexical", "--prompt", "a "], "--mode lexical has none"),
+        (["search", "ix", "dog", "--prompt-name", "nonsense"], "prompt_name='nonsense'"),
+    ):
+        assert main(argv) != 0
+        assert message in capsys.readouterr().err
+
+
 def test_index_and_search(docs: Path, models: dict[str, str], capsys: Capture) -> None:
     found = said(capsys, "index", "docs", "--output", "ix", "-m", models["embed"])
     counts = {"added": 4, "changed": 0, "unchanged": 0, "deleted": 0, "passages": 4, "total": 4, "skipped": 1}
@@ -57,6 +77,23 @@ def test_index_and_search(docs: Path, models: dict[str, str], capsys: Capture) -
     assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit.score for hit in ours])
     assert set(found["timings"]) == set(ours.timings)
     assert found["hits"][0]["text"] == ours[0].text
+
+
+def test_ask(here: Path, capsys: Capture) -> None:
+    (here / "novels.md").write_text("# Novels\n\nEmma is a novel by Jane Austen.")
+    said(capsys, "index", "novels.md", "-o", "ix")
+    record = said(capsys, "ask", "ix", "Who wrote Emma?")
+    (answer,) = record["answers"]
+    assert (answer["text"], answer["start"], answer["end"]) == ("Jane Austen", 29, 40)
+    assert (answer["source"], answer["passage"]["headings"]) == (str(here / "novels.md"), ["Novels"])
+    assert main(["ask", "ix", "Who wrote Emma?", "--rerank"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Jane Austen  (p = ")
+    assert "novels.md:29-40 › Novels" in printed
+    assert main(["ask", "ix", "Who wrote Emma?", "--no-answer-threshold", "0"]) == 0
+    assert capsys.readouterr().out.startswith("no answer (p = ")
+    assert main(["ask", "ix", "Who?", "--no-answer-threshold", "2"]) == 2
+    assert main(["ask", "ix", "Who?", "--passages", "0"]) == 2
 
 
 def test_lexical_search_with_filters(docs: Path, models: dict[str, str], capsys: Capture) -> None:

@@ -122,3 +122,33 @@ def test_errors_that_no_row_has_are_raised(
     Path("in.jsonl").write_text('{"text": "the [MASK] sat"}\n')
     assert main(["fill", "in.jsonl", "-m", models["fill"], "--candidates", "xyzzy", "--on-error", "skip"]) == 1
     assert "xyzzy" in capsys.readouterr().err
+
+
+LINES = [b'{"text": oops', b'{"id": 1, "text": "the cat"}', b"[1]", b'{"id": 2, "text": "caf\xe9"}', b'"a dog"', b"{}"]
+
+
+def test_lines_that_cannot_be_read(here: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "in.jsonl").write_bytes(b"\n".join(LINES) + b"\n")
+    assert embed(models, "-o", "out.jsonl") == 1
+    assert "in.jsonl, line 1 is not JSON" in capsys.readouterr().err
+    assert embed(models, "-o", "out.jsonl", "--on-error", "skip") == 0
+    records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [(record["row"], record["id"]) for record in records] == [(2, 1), (5, None)]
+    error = capsys.readouterr().err
+    for message in ("line 1 is not JSON", "line 3 is list", "line 4 is not UTF-8", "row 6: no value", "4 skipped"):
+        assert message in error
+    assert embed(models, "-o", "null.jsonl", "--on-error", "null") == 0
+    records = [json.loads(line) for line in Path("null.jsonl").read_text().splitlines()]
+    assert [bool(record["error"]) for record in records] == [True, False, True, True, False, True]
+    (here / "in.jsonl").write_bytes(b"oops\n[]\n")
+    capsys.readouterr()
+    assert embed(models, "--on-error", "skip") == 1
+    assert "in.jsonl, line 2 is list" in capsys.readouterr().err, "there is nothing that can be read"
+
+
+def test_rows_of_other_lengths(here: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "in.csv").write_text("text,label\na cat,1,2\nthe dog,1\n")
+    assert main(["embed", "in.csv", "-m", models["embed"]]) == 1
+    assert "in.csv, row 1 (line 2) has 3 fields and the header 2" in capsys.readouterr().err
+    assert main(["embed", "in.csv", "-m", models["embed"], "--json", "--on-error", "skip"]) == 0
+    assert json.loads(capsys.readouterr().out)["row"] == 2

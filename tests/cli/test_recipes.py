@@ -26,7 +26,7 @@ def test_every_recipe_is_listed_and_valid(capsys: pytest.CaptureFixture[str]) ->
     assert main(["recipes"]) == 0
     text = capsys.readouterr().out
     assert "\n  sst2 " in text
-    assert "\n  bertie-small/1-mlm " in text
+    assert "\n  bertie-small/1-multitask " in text
 
 
 def test_one_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def test_names_and_files(here: Path) -> None:
         if name == "pretrain/tiny":  # not the name that is listed
             continue
         assert recipes.find(name, recipes.PRETRAINING) == tiny
-    assert recipes.find("bertie-small/1-mlm", recipes.PRETRAINING).name == "1-mlm.toml"
+    assert recipes.find("bertie-small/1-multitask", recipes.PRETRAINING).name == "1-multitask.toml"
     (here / "tiny").write_text("mine")
     assert recipes.find("tiny", recipes.PRETRAINING) == Path("tiny")  # a file of the user comes first
     assert not recipes.is_packaged("tiny", recipes.PRETRAINING)

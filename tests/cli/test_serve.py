@@ -280,6 +280,7 @@ def test_search_over_an_index(serve: Serve, models: dict[str, str], tmp_path: Pa
     assert (found["model"], found["passages"], found["results"][0]["tokens_read"]) == ("embed", 3, 2)
     assert server.post("/search", {"queries": "dog", "rerank": True, "mode": "dense"}).status_code == 200
     assert server.post("/search", {"queries": "dog", "where": {"year >=": 3}}).json()["results"][0]["hits"] == []
+    assert server.post("/ask", {"questions": "dog"}).status_code == 424  # no model here answers questions
     assert str(tmp_path) not in httpx.get(f"{server.url}/about").text
     server.stop()
 

@@ -56,6 +56,56 @@ def _embedder(models: dict[str, str], **options: Any) -> bertie.Embedder:
     return bertie.Embedder.load(models["embed"], **options)
 
 
+def test_embed_with_a_prompt(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["-m", models["embed"], "--json"]
+    assert main(["embed", "cat sat", "--prompt", "the ", *argv]) == 0
+    prompted = json.loads(capsys.readouterr().out)
+    assert main(["embed", "the cat sat", *argv]) == 0
+    assert prompted["vector"] == json.loads(capsys.readouterr().out)["vector"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["embed", "cat sat", "--prompt", "the ", "--prompt-name", "query", *argv])
+
+
+def test_embed_tokens(models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    ours = _embedder(models).token_embeddings(["the cat sat", LONG], progress=False)
+    records = lines(capsys, "embed", "the cat sat", LONG, "--tokens", "-m", models["embed"])
+    for record, result in zip(records, ours, strict=True):
+        assert np.array_equal(np.array(record["vectors"], np.float32), result.vectors)
+        assert record["tokens"] == [token.text for token in result.tokens]
+    assert main(["embed", "the cat sat", "--tokens", "-m", models["embed"], "-o", "out.parquet"]) == 0
+    assert main(["embed", "the cat sat", "--tokens", "-m", models["embed"]]) == 0
+    assert "cat" in capsys.readouterr().out
+    assert main(["embed", "a", "--tokens", "--pooling", "cls", "-m", models["embed"]]) == 2
+    assert main(["embed", "a", "--tokens", "-o", "out.npy", "-m", models["embed"]]) != 0
+
+
+def test_attend(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    ours = _embedder(models).attention("the cat sat", layer=0, head=1)
+    (record,) = lines(capsys, "attend", "the cat sat", "--layer", "0", "--head", "1", "-m", models["embed"])
+    np.testing.assert_allclose(record["weights"], ours.weights, atol=1e-5)
+    assert [token["text"] for token in record["tokens"]] == [token.text for token in ours.tokens]
+    assert main(["attend", "the cat sat", "-k", "2", "-m", models["embed"]]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith("mean over heads")
+    assert len(printed) == 2 + len(ours.tokens)
+    assert main(["attend", "the cat sat", "--layer", "99", "-m", models["embed"]]) == 1
+    assert "layer=99 must lie between 0 and" in capsys.readouterr().err
+
+
+def test_too_many_texts_are_refused_before_they_are_embedded(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertie.cli.similarity.MOST", 3)
+    (here / "many.csv").write_text("text\n" + "a\n" * 4)
+    with monkeypatch.context() as patch:
+        patch.setattr("bertie.cli.similarity.load", lambda *args, **options: pytest.fail("loads the model"))
+        assert main(["similarity", "many.csv", "-m", models["embed"]]) == 1
+    assert "many.csv has over 3 texts, too many for a similarity matrix" in capsys.readouterr().err
+    (here / "few.csv").write_text("id,text\n1,a\n2,\n3,cat\n4,dog\n")
+    assert main(["similarity", "few.csv", "-m", models["embed"], "--skip-empty", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
 def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["the [MASK] sat on the [MASK]", "a [MASK]"]
     records = lines(capsys, "fill", *texts, "-m", models["fill"], "--top-k", "2")
@@ -71,6 +121,18 @@ def test_fill_candidates(models: dict[str, str], capsys: pytest.CaptureFixture[s
 def test_fill_scores(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     records = lines(capsys, "fill", "the cat sat", "a dog", "-m", models["fill"], "--score")
     ours = bertie.MaskedLM.load(models["fill"]).pseudo_log_likelihood(["the cat sat", "a dog"])
+    assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
+
+
+def test_fill_every_token(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    records = lines(capsys, "fill", "the cat sat", "a dog", "-m", models["fill"], "--every-token", "--top-k", "2")
+    ours = bertie.MaskedLM.load(models["fill"]).predict_tokens(["the cat sat", "a dog"], top_k=2)
+    assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
+
+
+def test_classify_explain(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    records = lines(capsys, "classify", "the cat sat", "a dog", "-m", models["classify"], "--explain")
+    ours = bertie.Classifier.load(models["classify"]).attribute(["the cat sat", "a dog"])
     assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 
@@ -111,8 +173,8 @@ def test_answer(models: dict[str, str], capsys: pytest.CaptureFixture[str], here
     Path("long.txt").write_text(LONG + "\n" + LONG)
     Path("many.jsonl").write_text('{"text": "a dog ran"}\n{"text": "the cat sat"}\n')
     reader = bertie.Reader.load(models["answer"])
-    options = {"top_k": 2, "max_answer_length": 3, "threshold": 0.5}
-    flags = ["--top-k", "2", "--max-answer-length", "3", "--threshold", "0.5", "-m", models["answer"]]
+    options = {"top_k": 2, "max_answer_length": 3, "no_answer_threshold": 0.5}
+    flags = ["--top-k", "2", "--max-answer-length", "3", "--no-answer-threshold", "0.5", "-m", models["answer"]]
     for context, documents in (
         ("the dog ran", "the dog ran"),
         ("long.txt", LONG + "\n" + LONG),

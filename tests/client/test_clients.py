@@ -93,6 +93,7 @@ def echo(path: str, body: Any) -> tuple[int, dict[str, str], Any]:
             "tokens_total": len(text),
             "tokens_read": len(text),
             "windows": 1,
+            "tokens_unknown": 0,
         }
         for i, text in enumerate(body["input"])
     ]
@@ -340,7 +341,7 @@ def test_timeouts_are_not_retried(scripted: ScriptedServer, call: Callable[..., 
 
 def test_invalid_inputs_are_refused_before_sending(scripted: ScriptedServer, call: Callable[..., Any]) -> None:
     for verb, given, words in [
-        ("embed", "a text", "takes a list"),
+        ("embed", {"a": "text"}, "takes a list"),
         ("embed", ["a", 3], "text 1 must be a str"),
         ("tag", ["\ud800"], "surrogate"),
         ("classify", [("a", "b", "c")], "pair"),
@@ -428,7 +429,7 @@ def test_both_clients_have_the_same_methods() -> None:
         return {name: list(inspect.signature(getattr(kind, name)).parameters.values()) for name in public}
 
     assert verbs(Client) == verbs(AsyncClient)
-    assert list(inspect.signature(Client.embed).parameters) == ["self", "texts", "prompt", "dimension"]
+    assert list(inspect.signature(Client.embed).parameters) == ["self", "texts", "prompt", "prompt_name", "dimension"]
     assert "one row per text" in (Client.embed.__doc__ or "")
     assert inspect.iscoroutinefunction(AsyncClient.embed)
     assert not inspect.iscoroutinefunction(Client.embed)

@@ -68,6 +68,29 @@ def same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
+def test_a_single_text_has_a_single_result(call: Callable[..., Any], registry: Registry) -> None:
+    """As with the local objects."""
+    text, other, small = TEXTS[0], TEXTS[1], registry["small"].checkpoint
+    np.testing.assert_allclose(call("small", "embed", text), Embedder(small).embed(text), atol=1e-5)
+    np.testing.assert_allclose(
+        call("small", "similarity", text, TEXTS[:3]), Embedder(small).similarity(text, TEXTS[:3]), atol=1e-5
+    )
+    same(call("small", "similarity", text, other), Embedder(small).similarity(text, other))
+    same(call("small", "classify", text), Classifier(small).classify(text))
+    same(call("small", "zero_shot", text, ["cat", "dog"]), ZeroShot(small).classify(text, ["cat", "dog"]))
+    same(call("small", "tag", text), Tagger(small).tag(text))
+    same(call("small", "answer", text, other), Reader(small).answer(text, other))
+    same(call("small", "answer", text, [other, text]), Reader(small).answer(text, [other, text]))
+    same(call("small", "rerank", text, other), Reranker(small).rerank(text, other))
+    same(call("small", "fill", "a [MASK]"), MaskedLM(small).fill("a [MASK]"))
+    with pytest.raises(InputError, match="similarity takes two texts"):
+        call("small", "similarity", text)
+    with pytest.raises(InputError, match="answer takes a question and its document"):
+        call("small", "answer", text)
+    with pytest.raises(InputError, match="pass pairs of a question"):
+        call("small", "answer", [text], [other])
+
+
 @pytest.mark.parametrize("model", ["small", "embed", "fill"])
 def test_embed(call: Callable[..., Any], registry: Registry, model: str) -> None:
     local = Embedder(registry[model].checkpoint)
@@ -120,7 +143,7 @@ def test_answer(call: Callable[..., Any], registry: Registry) -> None:
     local = Reader(registry["answer"].checkpoint)
     questions: list[Any] = [("find the cat", TEXTS[i]) for i in range(80)] + [("the dog", [*LONG, "a mat"])]
     same(call("answer", "answer", questions), local.answer(questions))
-    options: dict[str, Any] = {"top_k": 3, "max_answer_length": 5, "threshold": 0.5}
+    options: dict[str, Any] = {"top_k": 3, "max_answer_length": 5, "no_answer_threshold": 0.5}
     same(call("answer", "answer", questions[-3:], **options), local.answer(questions[-3:], **options))
 
 
@@ -152,8 +175,11 @@ def test_errors_are_those_of_the_local_tasks(call: Callable[..., Any], registry:
         call("fill", "fill", [f"a {mask}"] * 70 + ["none"])
     with pytest.raises(NotFoundError, match="there is no model 'nonsense' here"):
         call("nonsense", "embed", ["a"])
-    with pytest.raises(InputError, match="prompt"):
-        call("embed", "embed", ["a"], prompt="nonsense")
+    with pytest.raises(InputError, match="prompt_name='nonsense'"):
+        call("embed", "embed", ["a"], prompt_name="nonsense")
+    np.testing.assert_array_equal(
+        call("embed", "embed", ["a cat"], prompt="the "), call("embed", "embed", ["the a cat"])
+    )
 
 
 def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_invalid_input(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["a"], {"workers": 0}, InputError, "workers=0"),
         (["a"], {"device": "cuda:1"}, InputError, "Ray assigns GPUs"),
         (["a"], {"dimension": 99}, InputError, "dimension=99"),
-        (["a"], {"prompt": "q"}, InputError, "prompt='q'"),
+        (["a"], {"prompt_name": "q"}, InputError, "prompt_name='q'"),
     ]
     for texts, options, kind, said in cases:
         with pytest.raises(kind, match=said):

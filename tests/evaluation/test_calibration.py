@@ -11,6 +11,8 @@ from bertie.evaluation.calibration import (
     abstention,
     best_threshold,
     ece,
+    no_answer_threshold,
+    platt,
     reliability,
     selective_precision,
     softmax,
@@ -176,3 +178,39 @@ def test_best_threshold_lies_amid_equals() -> None:
 def test_refusals(call: object, named: str) -> None:
     with pytest.raises(InputError, match=named):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("scales", "bias"), [((1.5, 0.0), -0.7), ((0.2, 1.0), 3.0)])
+def test_a_known_logistic_function_is_found(scales: tuple[float, float], bias: float) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(0, 2, size=(40_000, 2))
+    positive = rng.random(len(values)) < 1 / (1 + np.exp(-(values @ scales + bias)))
+    assert platt(values, positive) == (pytest.approx(scales, abs=0.05), pytest.approx(bias, rel=0.05))
+
+
+def test_platt_scaling_of_separable_reversed_and_constant_values_is_finite() -> None:
+    (scale,), bias = platt([[-3.0], [-2.0], [2.0], [3.0]], [False, False, True, True])
+    assert 0 < scale < 10
+    assert abs(bias) < 1e-6
+    assert platt([[1.0], [0.0]], [False, True]) == ([0.0], 0.0)  # no evidence is not used backwards
+    rng = np.random.default_rng(0)
+    good = rng.normal(size=200)
+    positive = good + rng.normal(size=200) > 0
+    alone, with_others = platt(good[:, None], positive), platt(np.stack([good, -(good**3), good * 0], 1), positive)
+    assert with_others == ([*alone[0], 0.0, 0.0], alone[1])
+    with pytest.raises(InputError, match="positive and negative"):
+        platt([[1.0], [2.0]], [True, True])
+
+
+def test_the_threshold_of_no_answer_has_the_best_mean_score() -> None:
+    rng = np.random.default_rng(0)
+    unanswerable = rng.random(300) < 0.4
+    p = np.clip(rng.normal(np.where(unanswerable, 0.7, 0.3), 0.2), 0, 1).round(2)
+    score = np.where(unanswerable, 0.0, rng.random(300))
+
+    def mean(threshold: float) -> float:
+        return float(np.where(p > threshold, unanswerable, score).mean())
+
+    best = no_answer_threshold(p, score, unanswerable)
+    assert mean(best) == pytest.approx(max(map(mean, np.arange(-0.005, 1.01, 0.005))))
+    assert no_answer_threshold([0.3, 0.5], [1.0, 1.0], [False, False]) == 1.0

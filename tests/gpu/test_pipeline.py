@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 def test_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, folder = many(300), save_bert(tmp_path, limit=10)
-    expected = Embedder.load(folder).embed(texts)
+    expected = Embedder.load(folder, device="cpu").embed(texts)
     embedder = Embedder.load(folder, device="cuda")
     for items, tokens in ((1024, 1 << 16), (20, 64), (7, 40)):
         monkeypatch.setattr(pipeline, "CHUNK_ITEMS", items)
@@ -28,6 +28,6 @@ def test_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, folder = many(100), save_bert(tmp_path, labels=3, limit=10)
-    expected = Classifier.load(folder).predict_proba(texts)
+    expected = Classifier.load(folder, device="cpu").predict_proba(texts)
     monkeypatch.setattr(pipeline, "GPU_BATCH_TOKENS", 64)
     np.testing.assert_allclose(Classifier.load(folder, device="cuda").predict_proba(texts), expected, atol=2e-5)

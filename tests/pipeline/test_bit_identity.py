@@ -37,7 +37,7 @@ TEXTS = [
     " ".join(WORDS * 6) + ".",
 ]
 QUERY, LABELS = "Where was Ada Lovelace born?", ["sports", "travel", "science"]
-COUNTS = ("tokens_total", "tokens_read", "windows")
+COUNTS = ("tokens_total", "tokens_read", "windows", "tokens_unknown")
 
 
 def neighbours() -> list[str]:
@@ -87,7 +87,7 @@ def cases(checkpoint: Checkpoint) -> dict[str, Case]:
         return [(QUERY, text) for text in texts]
 
     def scored(result: Any) -> list[Any]:
-        return [result.score, result.tokens_total, result.tokens_read, result.windows]
+        return [result.score, *(getattr(result, name) for name in COUNTS)]
 
     return {
         "embed": Case(

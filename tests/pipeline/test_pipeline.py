@@ -36,10 +36,10 @@ def test_chunks_do_not_change_results(
     folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int, prompt: str | None
 ) -> None:
     texts, embedder = many(60), Embedder.load(folder)
-    expected = list(embedder.embed_each(texts, prompt=prompt))
+    expected = list(embedder.embed_each(texts, prompt_name=prompt))
     assert {result.windows for result in expected} > {1, 2}
     overlap(monkeypatch, threads)
-    results = list(embedder.embed_each(texts, prompt=prompt))
+    results = list(embedder.embed_each(texts, prompt_name=prompt))
     for result, other in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result.vector, other.vector)
         assert (result.tokens_total, result.tokens_read, result.windows) == (
@@ -47,7 +47,7 @@ def test_chunks_do_not_change_results(
             other.tokens_read,
             other.windows,
         )
-    np.testing.assert_array_equal(embedder.embed(texts, prompt=prompt), [result.vector for result in results])
+    np.testing.assert_array_equal(embedder.embed(texts, prompt_name=prompt), [result.vector for result in results])
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -80,18 +80,39 @@ def test_no_answer(made: Made) -> None:
     reader = Reader.load(made("wordpiece", "ForQuestionAnswering", max_length=80))
     asked = [("who", document(2))]
     (plain,) = reader.answer(asked, top_k=2)
-    ahead = plain.best.logit - plain.no_answer_logit
-    (kept,) = reader.answer(asked, top_k=2, threshold=ahead - 0.01)
+    assert plain.has_answer
+    (kept,) = reader.answer(asked, top_k=2, no_answer_threshold=plain.no_answer_score)
     assert kept == plain
-    (refused,) = reader.answer(asked, top_k=2, threshold=ahead + 0.01)
+    (refused,) = reader.answer(asked, top_k=2, no_answer_threshold=plain.no_answer_score * 0.99)
+    assert not refused.has_answer
     assert (refused.best.text, refused.best.start, refused.best.score) == ("", None, plain.no_answer_score)
     assert refused.best.logit == plain.no_answer_logit
     assert refused.answers[1] == plain.best
-    for threshold in (float("nan"), float("inf")):
-        with pytest.raises(InputError, match=f"threshold={threshold} must be a finite number"):
-            reader.answer(asked, threshold=threshold)
+    for threshold in (float("nan"), 1.5, -0.1):
+        with pytest.raises(InputError, match=f"no_answer_threshold={threshold} must be a probability"):
+            reader.answer(asked, no_answer_threshold=threshold)
     (empty,) = reader.answer([("who", "")])
     assert (empty.best.text, empty.best.start, empty.best.document) == ("", None, None)
+
+
+def test_the_fitted_threshold_is_the_default(made: Made, tmp_path: Path) -> None:
+    reader = Reader.load(made("wordpiece", "ForQuestionAnswering", max_length=80))
+    asked = ("who", [document(4), document(20, seed=1)])
+    plain = reader.answer(*asked, top_k=20)
+    calibration = Calibration(
+        2.0, no_answer_scale=0.5, no_answer_bias=1.0, no_answer_length=0.3, no_answer_threshold=0.0
+    )
+    reader.checkpoint.set_calibration("answer", calibration)
+    reader.save(tmp_path / "saved")
+    result = Reader.load(tmp_path / "saved").answer(*asked, top_k=21)
+    p = 1 / (1 + np.exp(-0.5 * (plain.no_answer_logit - plain.best.logit) - 0.3 * np.log(plain.tokens_read) - 1.0))
+    assert not result.has_answer
+    assert result.best.score == result.no_answer_score == pytest.approx(p)
+    assert sum(span.score for span in result.answers) == pytest.approx(1.0)
+    logits = np.array([span.logit for span in result.answers[1:]]) / 2.0
+    spans = np.exp(logits - logits.max())
+    assert [span.score for span in result.answers[1:]] == pytest.approx((1 - p) * spans / spans.sum())
+    assert reader.answer(*asked, no_answer_threshold=1.0).has_answer
 
 
 def test_scores_are_probabilities_at_the_temperature_of_the_head(made: Made) -> None:

@@ -237,9 +237,8 @@ def test_arguments_of_other_libraries(made: Made) -> None:
         ("show_progress_bar", "progress=True"),
         ("convert_to_tensor", "torch.from_numpy"),
         ("normalize_embeddings", "normalize=True to Embedder"),
-        ("prompt_name", "use prompt="),
         ("promt", "did you mean prompt="),
-        ("colour", "there are texts, prompt, progress"),
+        ("colour", "there are texts, prompt, prompt_name, progress"),
     ):
         with pytest.raises(TypeError, match=rf"embed\(\) has no argument '{name}': .*{message}"):
             embedder.encode(["a"], **{name: 1})  # type: ignore[arg-type]
@@ -327,6 +326,25 @@ def test_devices(made: Made) -> None:
     int8 = Embedder.load(made("wordpiece", ""), precision="int8")
     with pytest.raises(ConfigError, match="int8, which runs on a CPU only"):
         int8.to("meta")
+
+
+def test_a_gpu_is_the_default_device(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made("wordpiece", "")
+
+    def show(device: str) -> None:
+        raise Seen(device)
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("bertie.checkpoints.checkpoint.usable_device", show)
+    for load in (Embedder.load, MaskedLM, bertie.Checkpoint.load):
+        with pytest.raises(Seen, match="cuda"):
+            load(folder)
+    with pytest.raises(Seen, match="cpu"):
+        Embedder.load(folder, precision="int8")
+
+
+class Seen(Exception):
+    """The device that a model would be loaded on."""
 
 
 def test_displays(made: Made) -> None:
@@ -444,6 +462,20 @@ def test_pseudo_log_likelihood_masks_one_token_at_a_time(made: Made) -> None:
         with torch.no_grad():
             logits = model.model(bertie.Batch.from_ids([ids]), "mlm")[at]
         assert score == pytest.approx(float(logits.log_softmax(-1)[encoding.ids[at]]), abs=1e-5)
+    tokens = model.predict_tokens(text, top_k=3)
+    assert [one.log_likelihood for one in tokens.tokens] == pytest.approx(got.token_log_likelihoods, abs=1e-5)
+    assert tokens.log_likelihood == pytest.approx(got.log_likelihood, abs=1e-4)
+    for at, one in enumerate(tokens.tokens, 1):
+        start, end = encoding.offsets[at].tolist()
+        assert (one.text, one.start, one.end) == (text[start:end], start, end)
+        ids = [*encoding.ids[:at], tokenizer.mask_id, *encoding.ids[at + 1 :]]
+        with torch.no_grad():
+            probabilities = model.model(bertie.Batch.from_ids([ids]), "mlm")[at].softmax(-1)
+        assert one.rank == 1 + int((probabilities > probabilities[encoding.ids[at]]).sum())
+        best = probabilities[: tokenizer.vocab_size].topk(3)
+        assert [candidate.score for candidate in one.candidates] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert model.predict_tokens("").tokens == ()
+    assert model.pseudo_log_likelihood("").log_likelihood == 0
     (long,) = model.pseudo_log_likelihood([LONG[:600]])
     assert long.windows > 1
     assert len(long.token_log_likelihoods) == long.tokens_read == long.tokens_total

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertie import Embedder
-from bertie.errors import InputError
+from bertie.errors import BertieWarning, InputError
 from tests.checkpoints.tiny_sentence import WORDS, old_folder, save_bert
 
 TEXTS = ["the cat sat", "a dog ran on the mat", "", "dog", "a " * 30, "find the dog"]
@@ -32,9 +32,24 @@ def test_embeddings_equal_sentence_transformers(folder: Path, prompt: str | None
 
     texts = [text for text in TEXTS if text or not prompt]
     theirs = SentenceTransformer(str(folder), device="cpu").encode(texts, prompt_name=prompt)
-    ours = Embedder.load(folder, overflow="truncate").embed(texts, prompt=prompt)
+    ours = Embedder.load(folder, overflow="truncate").embed(texts, prompt_name=prompt)
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_literal_prompts(folder: Path) -> None:
+    """A prompt that is given as a text equals the same prompt by its name, and sentence-transformers' own."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = [text for text in TEXTS if text]
+    embedder, theirs = Embedder.load(folder, overflow="truncate"), SentenceTransformer(str(folder), device="cpu")
+    named = embedder.embed(texts, prompt_name="query")
+    np.testing.assert_array_equal(embedder.embed(texts, prompt="find : "), named)
+    np.testing.assert_array_equal([each.vector for each in embedder.embed_each(texts, prompt="find : ")], named)
+    np.testing.assert_allclose(embedder.embed(texts, prompt="a dog "), theirs.encode(texts, prompt="a dog "), atol=1e-6)
+    np.testing.assert_array_equal(embedder.embed(texts[0], prompt=""), embedder.embed(texts[0]))
+    with pytest.warns(BertieWarning, match=r"prompt='query' goes before each text as it is.*prompt_name='query'"):
+        embedder.embed(texts, prompt="query")
 
 
 def test_old_folder_with_a_transformer_subfolder(tmp_path: Path) -> None:
@@ -67,8 +82,12 @@ def test_invalid_arguments(folder: Path) -> None:
     embedder = Embedder.load(folder)
     with pytest.raises(InputError, match="list of texts"):
         embedder.embed(b"the cat")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"prompt='passage' is not one of the checkpoint's prompts: .*query"):
-        embedder.embed(["dog"], prompt="passage")
+    with pytest.raises(InputError, match=r"prompt_name='passage' is not one of the checkpoint's prompts: .*query"):
+        embedder.embed(["dog"], prompt_name="passage")
+    with pytest.raises(InputError, match=r"prompt='find : ' is a text and prompt_name='query' a name; pass one"):
+        embedder.embed(["dog"], prompt="find : ", prompt_name="query")
+    with pytest.raises(InputError, match="prompt=3 must be a text"):
+        embedder.embed(["dog"], prompt=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="overflow='cut' must be one of window, error, truncate"):
         Embedder(embedder.checkpoint, overflow="cut")  # type: ignore[arg-type]
 
@@ -107,10 +126,10 @@ def test_weight_tokens(folder: Path, tmp_path: Path) -> None:
     theirs = SentenceTransformer(str(tmp_path / "new"), device="cpu")
     for prompt in (None, "query"):
         texts = [text for text in TEXTS if text or not prompt]
-        vectors = again.embed(texts, prompt=prompt)
+        vectors = again.embed(texts, prompt_name=prompt)
         np.testing.assert_allclose(vectors, theirs.encode(texts, prompt_name=prompt), atol=1e-6)
         for text, vector in zip(texts, vectors, strict=True):
-            np.testing.assert_array_equal(again.embed([text], prompt=prompt)[0], vector)
+            np.testing.assert_array_equal(again.embed([text], prompt_name=prompt)[0], vector)
     anew = Embedder.load(tmp_path / "new").weight_tokens(["cat"])
     assert anew.modules.pooling.token_weights is not None
     assert anew.modules.pooling.token_weights[WORDS.index("the")] == 1
@@ -155,10 +174,10 @@ def test_embedding_is_independent_of_the_batch(
     texts = [*TEXTS[:3], "a " * 30]
     prompts = (None, "query") if kind == "sentence" else (None,)
     for prompt in prompts:
-        together = embedder.embed([*texts, *many(40)], prompt=prompt)
+        together = embedder.embed([*texts, *many(40)], prompt_name=prompt)
         for i, text in enumerate(texts):
-            np.testing.assert_array_equal(embedder.embed([text], prompt=prompt)[0], together[i], strict=True)
-            (each,) = embedder.embed_each((text,), prompt=prompt)
+            np.testing.assert_array_equal(embedder.embed([text], prompt_name=prompt)[0], together[i], strict=True)
+            (each,) = embedder.embed_each((text,), prompt_name=prompt)
             np.testing.assert_array_equal(each.vector, together[i], strict=True)
     for wrong in ([3], ["\ud800"], [None]):
         with pytest.raises(InputError, match="text 0"):

@@ -44,9 +44,9 @@ def test_candidates_are_sorted_by_probability_then_by_id(
     def coarse(model: Any, masked: torch.Tensor) -> torch.Tensor:
         logits = torch.from_numpy(np.random.default_rng(len(rows)).integers(0, 4, (len(masked), size))).float()
         rows.extend(logits.softmax(-1).numpy())
-        return logits.softmax(-1)
+        return logits
 
-    monkeypatch.setattr(filler, "_probabilities", coarse)
+    monkeypatch.setattr(filler, "_logits", coarse)
     monkeypatch.setattr(fill_mask, "MASK_ROWS", 4)
     texts = [masks(filler, n) + text for n, text in zip((1, 7, 2), sentences(3), strict=True)]
     found = [mask for result in filler.fill(texts, top_k=top_k) for mask in result.masks]

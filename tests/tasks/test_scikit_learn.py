@@ -63,3 +63,26 @@ def test_tables(made: Made) -> None:
         embedder.transform(table)
     with pytest.raises(InputError, match=r"trained on pairs of texts; for texts and labels use bertie\.Classifier"):
         embedder.fit(TEXTS, LABELS)
+
+
+def test_tables_as_output(made: Made) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    embedder = Embedder(made("wordpiece", ""))
+    vectors = embedder.embed(TEXTS)
+    series = pandas.Series(TEXTS, index=range(100, 112))
+    assert isinstance(embedder.transform(series), np.ndarray)
+    with sklearn.config_context(transform_output="pandas"):
+        assert list(embedder.transform(TEXTS).index) == list(range(12))
+    copied = clone(embedder.set_output(transform="pandas"))
+    for table in (embedder.transform(series), copied.fit_transform(series)):
+        assert (list(table.index), table.columns[31]) == (list(range(100, 112)), "embedding31")
+        np.testing.assert_allclose(table.to_numpy(), vectors, atol=1e-6)
+    assert embedder.set_output().set_output(transform="polars").transform(TEXTS).shape == (12, 32)
+    assert isinstance(embedder.transform(TEXTS), polars.DataFrame)
+    assert isinstance(embedder.set_output(transform="default").transform(TEXTS), np.ndarray)
+    frame = pandas.DataFrame({"text": TEXTS, "number": LABELS})
+    features = ColumnTransformer([("words", embedder, "text")], remainder="passthrough").set_output(transform="pandas")
+    assert features.fit_transform(frame).columns[[0, 32]].tolist() == ["words__embedding0", "remainder__number"]
+    assert make_pipeline(copied, LogisticRegression()).fit(TEXTS, LABELS).predict(TEXTS).shape == (12,)
+    with pytest.raises(InputError, match="transform='arrow' must be 'default', 'pandas', 'polars' or None"):
+        embedder.set_output(transform="arrow")  # type: ignore[arg-type]

@@ -61,3 +61,33 @@ def several_texts(
     assert_type(masked_lm.fill(["[MASK]"]), list[bertie.FillMaskResult])
     assert_type(masked_lm.pseudo_log_likelihood(["a"]), list[bertie.PseudoLikelihood])
     assert_type(several.read(["a"]), list[dict[str, Any]])
+
+
+def clients(client: bertie.Client) -> None:
+    """The same with a client."""
+    assert_type(client.embed("a"), NDArray[np.float32])
+    assert_type(client.similarity("a", "b"), float)
+    assert_type(client.similarity(["a"], "b"), NDArray[np.float32])
+    assert_type(client.classify("a", head="b"), bertie.ClassificationResult)
+    assert_type(client.classify([("a", "b")]), list[bertie.ClassificationResult])
+    assert_type(client.zero_shot("a", ["b", "c"]), bertie.ZeroShotResult)
+    assert_type(client.zero_shot(["a"], ["b", "c"], multi_label=True), list[bertie.ZeroShotResult])
+    assert_type(client.tag("a", ignore_labels=["O"]), bertie.TaggingResult)
+    assert_type(client.tag(["a"]), list[bertie.TaggingResult])
+    assert_type(client.answer("a", "b", top_k=2), bertie.AnswerResult)
+    assert_type(client.answer("a", ["b", "c"]), bertie.AnswerResult)
+    assert_type(client.answer([("a", "b")]), list[bertie.AnswerResult])
+    assert_type(client.rerank("a", "b"), bertie.RankedDocument)
+    assert_type(client.rerank("a", ["b"], top_k=1), list[bertie.RankedDocument])
+    assert_type(client.fill("[MASK]", top_k=2), bertie.FillMaskResult)
+    assert_type(client.fill(["[MASK]"]), list[bertie.FillMaskResult])
+
+
+async def asynchronous_clients(client: bertie.AsyncClient) -> None:
+    """The same with await."""
+    assert_type(await client.embed("a"), NDArray[np.float32])
+    assert_type(await client.similarity("a", "b"), float)
+    assert_type(await client.classify("a"), bertie.ClassificationResult)
+    assert_type(await client.tag(["a"]), list[bertie.TaggingResult])
+    assert_type(await client.answer("a", "b"), bertie.AnswerResult)
+    assert_type(await client.rerank("a", "b"), bertie.RankedDocument)

@@ -19,6 +19,7 @@ from bertie.text.windows import (
     WORD,
     Window,
     boundary_strengths,
+    sentence_windows,
     truncate,
     windows,
     word_starts,
@@ -168,3 +169,23 @@ def test_words_of_a_tokenizer_that_splits_at_spaces() -> None:
     ends = [*(starts[1:] - 1), len(whole) - 1]
     words = [content[whole.offsets[a][0] : whole.offsets[b][1]].strip() for a, b in zip(starts, ends, strict=True)]
     assert words == ["London", ".", "don", "'", "t", "北", "京", "と", "で\u0301", "ภ", "ษิ", "Paris", "."]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(KINDS), texts, st.integers(8, 60))
+def test_sentence_windows(kind: str, several: tuple[str, ...], max_length: int) -> None:
+    whole = encode(kind, several)
+    parts = sentence_windows(whole, several, max_length)
+    if len(several) > 1:
+        assert len(parts) == len(windows(whole, several, max_length))
+        return
+    times = np.zeros(len(whole), dtype=int)
+    for window in parts:
+        times[window.indices[window.owned]] += 1
+        assert len(window) <= max(max_length, (whole.sequence_ids < 0).sum())
+    assert (times == 1).all()
+    text = several[0]
+    inside = np.flatnonzero(whole.sequence_ids == 0)
+    strengths = boundary_strengths(whole, inside, text)
+    firsts = {int(window.indices[window.encoding.sequence_ids == 0][0]) for window in parts if len(inside)}
+    assert {int(inside[t]) for t in np.flatnonzero(strengths >= SENTENCE)} <= firsts

@@ -52,3 +52,15 @@ def test_steps_are_dropped_to_end_before_a_deadline(monkeypatch: pytest.MonkeyPa
     assert pace.total_in_time(4, (4, 400)) == pytest.approx(4 + 97, abs=1)  # there will be another
     now = 170.0
     assert pace.total_in_time(5, ()) == 5
+
+
+def test_the_speed_of_steps_that_differ_is_measured_over_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(pace_module.time, "monotonic", lambda: now)
+    pace = Pace(1000, epoch=100, deadline=160.0, warm_steps=10)
+    totals = []
+    for step in range(1, 20):
+        now += 5 if step < 10 else 0.02 if step % 2 else 0.18  # slow at first
+        totals.append(pace.total_in_time(step, ()))
+    assert totals[:-1] == [1000] * 18
+    assert totals[-1] == pytest.approx(19 + 14.02 / (0.82 / 9), abs=1)

@@ -141,10 +141,10 @@ class Checkpoint:
         revision: str | None = None,
         head: HeadName | Literal["none"] | None = None,
         ignore: Iterable[str] = (),
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         precision: Precision = "fp32",
     ) -> Checkpoint:
-        """Load a checkpoint in evaluation mode, by default the built-in model.
+        """Load a checkpoint in evaluation mode, by default the built-in model, onto the GPU if there is one.
 
         Whatever does not fit raises an error that names it. `head` says which head the checkpoint has where config.json
         does not. `ignore` lists config keys, tensors and tensor name prefixes that are known not to matter.
@@ -153,6 +153,8 @@ class Checkpoint:
         """
         if precision not in PRECISIONS:
             raise ConfigError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+        if device is None:
+            device = "cpu" if precision == "int8" else default_device()
         if precision == "int8" and str(device).partition(":")[0] != "cpu":
             raise ConfigError(f"precision='int8' with device={str(device)!r}: int8 inference runs on a CPU only")
         device = usable_device(device)
@@ -343,6 +345,11 @@ class Checkpoint:
             name = "tokenizer_config.json"
             files[name] = storage.to_json(json.loads(files[name]) | {"model_max_length": self.max_length})
         return files
+
+
+def default_device() -> str:
+    """The GPU if there is one, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def usable_device(device: torch.device | str) -> torch.device:

@@ -87,7 +87,7 @@ def has_original_weights(checkpoint: Checkpoint) -> bool:
 def _reload(origin: WeightsOrigin) -> nn.Module:
     from bertie.checkpoints.checkpoint import Checkpoint
 
-    return Checkpoint.load(origin.folder, head=origin.head, ignore=origin.ignore).model.encoder
+    return Checkpoint.load(origin.folder, head=origin.head, ignore=origin.ignore, device="cpu").model.encoder
 
 
 def _versions(encoder: nn.Module) -> tuple[int, ...]:

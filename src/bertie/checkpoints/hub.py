@@ -1,5 +1,7 @@
 """Resolve a model name: a built-in model, a local folder or a Hugging Face hub id.
 
+A hub id without an owner, such as all-MiniLM-L6-v2, is also looked for among the models of sentence-transformers, as
+there.
 The bare name of a built-in model always means that model. A folder of the same name is written
 ./bertie-small, or passed as a `Path`.
 """
@@ -14,6 +16,7 @@ from bertie.checkpoints import named_heads, weight_files
 from bertie.errors import BertieWarning, NotFoundError
 
 BUILT_IN = Path(__file__).parents[1] / "models"
+OWNER = "sentence-transformers"  # on the hub, of names without one
 DEFAULT = "bertie-small"  # the built-in model that is used where no model is named
 # The files of a checkpoint. A repository may also hold training states, and the same weights in formats of other
 # tools. sentence-transformers keeps its modules in numbered folders (1_Pooling, 2_Dense).
@@ -95,25 +98,35 @@ def _known() -> str:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
-        parents = [path.parent for path in folder.rglob("config.json")]
-        without_safetensors = [parent for parent in parents if not any(parent.glob("model*.safetensors"))]
-        if without_safetensors:
-            pickles = [(parent.relative_to(folder) / _PICKLES).as_posix() for parent in without_safetensors]
-            snapshot_download(name, revision=revision, allow_patterns=pickles)
-        return folder
-    except HFValidationError:
-        raise NotFoundError(
-            f"{name[:200]!r} is not a folder, a built-in model ({_known()}) or a hub id (owner/name)"
-        ) from None
-    except Exception as error:  # hub, network and disk errors have many unrelated classes
-        at = "" if revision is None else f" at revision {revision!r}"
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise NotFoundError(
-            f"{name[:200]!r} is not a folder or a built-in model ({_known()}), and could not be downloaded from the "
-            f"hub{at}: {reason[0]}"
-        ) from None
+    reasons = []
+    for candidate in [name] if "/" in name else [name, f"{OWNER}/{name}"]:
+        try:
+            return _download_files(candidate, revision)
+        except HFValidationError:
+            raise NotFoundError(
+                f"{name[:200]!r} is not a folder, a built-in model ({_known()}) or a hub id (owner/name)"
+            ) from None
+        except Exception as error:  # hub, network and disk errors have many unrelated classes
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reasons.append((candidate, lines[0]))
+    at = "" if revision is None else f" at revision {revision!r}"
+    tried = reasons[0][1] if len(reasons) == 1 else "; ".join(f"{candidate}: {why}" for candidate, why in reasons)
+    raise NotFoundError(
+        f"{name[:200]!r} is not a folder or a built-in model ({_known()}), and could not be downloaded from the "
+        f"hub{at}: {tried}"
+    )
+
+
+def _download_files(name: str, revision: str | None) -> Path:
+    """Download the files of a checkpoint that are not in the cache, and return their folder."""
+    from huggingface_hub import snapshot_download
+
+    folder = Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+    parents = [path.parent for path in folder.rglob("config.json")]
+    without_safetensors = [parent for parent in parents if not any(parent.glob("model*.safetensors"))]
+    if without_safetensors:
+        pickles = [(parent.relative_to(folder) / _PICKLES).as_posix() for parent in without_safetensors]
+        snapshot_download(name, revision=revision, allow_patterns=pickles)
+    return folder

@@ -32,7 +32,7 @@ def with_linear_head(checkpoint: Checkpoint, info: HeadInfo) -> Checkpoint:
 
     >>> checkpoint = with_linear_head(Checkpoint.load("bertie-small"), HeadInfo("classify", {0: "bad", 1: "good"}))
     >>> checkpoint.config["architectures"], checkpoint.model.head("classify").cfg.pooling
-    (['ModernBertForSequenceClassification'], 'mean')
+    (['BertModel'], 'mean')
     """
     base = {key: value for key, value in checkpoint.config.items() if key not in CrossEncoderConfig.CONFIG_KEYS}
     labels = list(info.labels.values())

@@ -58,10 +58,11 @@ def add(verbs: Verbs) -> None:
         help="maximum length of an answer, in tokens (default: 30)",
     )
     parser.add_argument(
-        "--threshold",
+        "--no-answer-threshold",
         type=float,
-        metavar="X",
-        help="margin by which the best span's logit must beat that of no answer (default: always answer)",
+        metavar="P",
+        help="no answer if that is more probable than this, from 0 to 1 (default: what was fitted for the head, if "
+        "anything; otherwise 1: always answer)",
     )
     add_output(parser)
     parser.set_defaults(run=run)
@@ -69,6 +70,8 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
+    if args.no_answer_threshold is not None and not 0 <= args.no_answer_threshold <= 1:
+        raise UsageError(f"--no-answer-threshold {args.no_answer_threshold:g} must be a probability, from 0 to 1")
     table = open_input(args, "question")
     documents = None if args.context is None else _documents(args)
     if documents is None:
@@ -90,7 +93,11 @@ def run(args: argparse.Namespace) -> None:
 
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
         questions = items if documents is None else [(question, documents) for question in items]
-        options = {"top_k": args.top_k, "max_answer_length": args.max_answer_length, "threshold": args.threshold}
+        options = {
+            "top_k": args.top_k,
+            "max_answer_length": args.max_answer_length,
+            "no_answer_threshold": args.no_answer_threshold,
+        }
         return map(asdict, task.answer_each(questions, **options))
 
     stream.write(
@@ -100,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
         lambda record, item: [
             (
                 record["row"],
-                answer["text"],
+                f"no answer (p = {answer['score']:.2f})" if answer["start"] is None else answer["text"],
                 answer["score"],
                 record["no_answer_score"],
                 "" if answer["document"] is None else answer["document"] + 1,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bertie.tasks import Classifier
 
 EXAMPLE = """  bertie classify "A delight from start to finish." "Dull."
+  bertie classify "The plot is thin, but the acting is superb." --explain
   bertie classify pairs.tsv --text-a premise --text-b hypothesis -o labels.csv -m ./my-nli-model
   bertie classify "The match ended in a draw." --labels sports,politics -m FacebookAI/roberta-large-mnli
 """
@@ -41,6 +42,24 @@ def add(verbs: Verbs) -> None:
     add_pair(parser)
     add_model(parser)
     add_head(parser)
+    parser.add_argument(
+        "--window-size",
+        type=_window_size,
+        metavar="N|sentence",
+        help="read texts in windows of at most N tokens, or sentence by sentence (default: as much as the model reads)",
+    )
+    parser.add_argument(
+        "--window-pooling",
+        choices=("mean", "confidence", "max"),
+        default="mean",
+        help="how windows are combined: the mean of their log-probabilities (the default), with more weight on windows "
+        "that are sure, or the highest probability of each label",
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="which words decided: by how much the label's probability falls without each (leave-one-out attribution)",
+    )
     parser.add_argument("--labels", metavar="A,B,…", help="zero-shot classification into these labels")
     parser.add_argument(
         "--method",
@@ -61,6 +80,10 @@ def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     if args.labels is None and (args.template is not None or args.multi_label or args.method != "auto"):
         raise UsageError("--template, --multi-label and --method need --labels")
+    if args.labels is not None and (args.window_size is not None or args.window_pooling != "mean"):
+        raise UsageError("--window-size and --window-pooling are for the labels of a head: leave out --labels")
+    if args.explain and (args.labels is not None or args.window_size is not None or args.window_pooling != "mean"):
+        raise UsageError("--explain is for the labels of a head: leave out --labels, --window-size, --window-pooling")
     table = open_input(args)
     columns = text_columns(args, table)
     if args.labels is not None and len(columns) > 1:
@@ -74,10 +97,14 @@ def run(args: argparse.Namespace) -> None:
         task = load(Classifier, args)
         if len(columns) > 1 and args.head is None:
             task = _for_pairs(task, built_in=args.model is None)
+        if args.explain:
+            _write_words(stream, task)
+            return
         labels = list(task.info.labels.values())
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
-            return map(asdict, task.classify_each(texts))
+            sizes: dict[str, Any] = {"window_size": args.window_size, "window_pooling": args.window_pooling}
+            return map(asdict, task.classify_each(texts, **sizes))
     else:
         zero = load(ZeroShot, args)
         labels = [label.strip() for label in args.labels.split(",") if label.strip()]
@@ -101,6 +128,33 @@ def run(args: argparse.Namespace) -> None:
             )
         ],
     )
+
+
+def _write_words(stream: Stream, task: Classifier) -> None:
+    """Write the words of each text with their weights for its label."""
+    from bertie.tasks.results import AttributionResult
+
+    stream.write(
+        stream.results(lambda texts: map(asdict, task.attribute(texts))),
+        result_schema(AttributionResult),
+        ("row", "label", "score", "words", "weight", *READ_COLUMNS),
+        lambda record, item: [
+            (
+                record["row"],
+                record["label"],
+                record["score"],
+                piece["text"].strip(),
+                piece["weight"],
+                *read_cells(record),
+            )
+            for piece in record["pieces"]
+        ],
+    )
+
+
+def _window_size(text: str) -> int | str:
+    """A number of tokens, or sentence."""
+    return text if text == "sentence" else int(text)
 
 
 def _for_pairs(task: Classifier, *, built_in: bool) -> Classifier:

@@ -160,6 +160,14 @@ def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> 
     )
 
 
+def add_prompt(parser: argparse.ArgumentParser, what: str, default: str, *, prefix: str = "") -> None:
+    """Add --prompt and --prompt-name; with a prefix, --PREFIX-prompt and --PREFIX-prompt-name."""
+    group = parser.add_mutually_exclusive_group()
+    flag = f"--{prefix}prompt"
+    group.add_argument(flag, metavar="TEXT", help=f"text before {what}, such as 'query: ' (default: {default})")
+    group.add_argument(f"{flag}-name", metavar="NAME", help=f"name of a prompt of the checkpoint, instead of {flag}")
+
+
 def add_top_k(parser: argparse.ArgumentParser, default: int | None, what: str) -> None:
     """Add -k/--top-k."""
     help = f"{what} (default: {'all' if default is None else default})"
@@ -172,6 +180,29 @@ def add_rerank(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument(
         "--reranker", metavar="MODEL", help="rerank with this cross-encoder (default: the built-in one)"
     )
+
+
+def add_rerank_weight(parser: argparse._ActionsContainer) -> None:
+    """Add --rerank-weight."""
+    parser.add_argument(
+        "--rerank-weight",
+        type=float,
+        metavar="W",
+        help="weight of the reranker's score against that of the retrieval, from 0 to 1 (default: 1 for a "
+        "cross-encoder, 0.2 for one of several heads of a model, such as the built-in one)",
+    )
+
+
+def check_rerank_weight(args: argparse.Namespace) -> None:
+    """Refuse a --rerank-weight that is no weight, or has nothing to weight."""
+    if args.rerank_weight is None:
+        return
+    if not (args.rerank or args.reranker):
+        raise UsageError("--rerank-weight needs --rerank or --reranker MODEL")
+    if args.weights is not None or getattr(args, "tune", None) is not None:
+        raise UsageError("--weights and --tune include the weight of the reranker: leave out --rerank-weight")
+    if not 0 <= args.rerank_weight <= 1:
+        raise UsageError(f"--rerank-weight {args.rerank_weight} must be a number from 0 to 1")
 
 
 def add_weights(parser: argparse._ActionsContainer) -> None:
@@ -214,7 +245,8 @@ def open_input(args: argparse.Namespace, column: str = "text", items: list[str] 
             f"{name} is a file among {len(items)} arguments; pass one file, or texts (--text, if all of them are texts)"
         )
     if items == [STDIN] or paths:
-        return open_table(items[0], args.format)
+        keep_malformed = getattr(args, "on_error", "stop") != "stop"
+        return open_table(items[0], args.format, keep_malformed=keep_malformed)
     for item in items:
         check_not_missing(item)
     if args.format is not None:
@@ -314,7 +346,8 @@ def load(task: type[T], args: argparse.Namespace, *, model: str | None = None, *
         options["head"] = args.head
     started = time.monotonic()
     try:
-        options |= {"device": select_device(args.device), "precision": args.precision}
+        on_cpu = args.device is None and args.precision == "int8"  # which a GPU does not run
+        options |= {"device": "cpu" if on_cpu else select_device(args.device), "precision": args.precision}
         options |= {"deterministic": True} if getattr(args, "deterministic", False) else {}
         name = model or model_name(args)
         loaded: T = task.load(name, overflow=args.overflow, revision=args.revision, **options)  # type: ignore[attr-defined]

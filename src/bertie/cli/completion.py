@@ -229,7 +229,8 @@ def _zsh_flag(flag: Flag) -> str:
 
 FISH_FUNCTION = """function __bertie_at  # whether the command line starts with these words
     set -l words (commandline -opc)
-    test "$words[2..(math (count $argv) + 1)]" = "$argv"
+    set -l last (math (count $argv) + 1)
+    test (count $words) -ge $last; and test "$words[2..$last]" = "$argv"
 end"""
 
 

@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.cluster import add_ray, check_ray, on_cluster
-from bertie.cli.common import UsageError, add_column, add_input, add_model, add_output, load, open_input, verb
-from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
+from bertie.cli.common import (
+    UsageError,
+    add_column,
+    add_input,
+    add_model,
+    add_output,
+    add_prompt,
+    load,
+    open_input,
+    verb,
+)
+from bertie.cli.stream import READ_COLUMNS, READ_SCHEMA, Stream, read_cells, result_schema
 from bertie.data.readers import STDIN
 
 if TYPE_CHECKING:
@@ -20,6 +30,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie embed "A cat sat on the mat."
   bertie embed reviews.csv --column review -o reviews.npy -m sentence-transformers/all-MiniLM-L6-v2
+  bertie embed "how is text split?" --prompt "query: " -m intfloat/e5-small-v2
+  bertie embed "A cat sat on the mat." --tokens
   zcat big.txt.gz | bertie embed - -o big.parquet --resume -m ./my-model
   bertie embed corpus/*.jsonl.gz -o vectors --ray local
 """
@@ -39,7 +51,10 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--dimension", type=int, metavar="N", help="truncate embeddings to the first N dimensions (Matryoshka)"
     )
-    parser.add_argument("--prompt", metavar="NAME", help="name of a prompt of the checkpoint, prepended to each text")
+    add_prompt(parser, "each text", "the default prompt of the checkpoint, if it has one")
+    parser.add_argument(
+        "--tokens", action="store_true", help="the last hidden state of every token instead of one embedding per text"
+    )
     add_output(parser, embeddings=True)
     add_ray(parser, "embed any number of files into OUT, a folder of Parquet files")
     parser.set_defaults(run=run)
@@ -53,6 +68,9 @@ def run(args: argparse.Namespace) -> None:
         return
     table = open_input(args)
     column = table.column(["text"], args.column, "--column", only=True)
+    if args.tokens:
+        _embed_tokens(args, Stream(args, table, [column]))
+        return
     stream = Stream(args, table, [column], embeddings=True)
 
     import numpy as np
@@ -63,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     task = load(Embedder, args, pooling=args.pooling, normalize=args.normalize, dimension=args.dimension)
 
     def work(texts: list[str]) -> Iterator[dict[str, Any]]:
-        return map(asdict, task.embed_each(texts, prompt=args.prompt))
+        return map(asdict, task.embed_each(texts, prompt=args.prompt, prompt_name=args.prompt_name))
 
     stream.write(
         stream.results(work),
@@ -72,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         lambda record, text: [
             (
                 record["row"],
-                " ".join(f"{x:+.4f}" for x in record["vector"][:5]) + " …",
+                _beginning(record["vector"]),
                 len(record["vector"]),
                 *read_cells(record),
                 text,
@@ -82,12 +100,48 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
+def _embed_tokens(args: argparse.Namespace, stream: Stream) -> None:
+    """Write the tokens of each text with their hidden states."""
+    for flag in ("pooling", "normalize", "dimension"):
+        if getattr(args, flag) is not None:
+            raise UsageError(f"--{flag} is for embeddings of texts, and --tokens are embeddings before pooling")
+
+    import numpy as np
+
+    from bertie.tasks import Embedder
+
+    task = load(Embedder, args)
+
+    def work(texts: list[str]) -> Iterator[dict[str, Any]]:
+        for result in task.token_embeddings(texts, prompt=args.prompt, prompt_name=args.prompt_name, progress=False):
+            yield {
+                "tokens": [token.text for token in result.tokens],
+                "offsets": [[token.start, token.end] for token in result.tokens],
+                "vectors": list(result.vectors),
+                **{name: getattr(result, name) for name in READ_SCHEMA},
+            }
+
+    stream.write(
+        stream.results(work),
+        {"tokens": [str], "offsets": [[int]], "vectors": [[np.float32]], **READ_SCHEMA},
+        ("row", "token", "characters", "vector", "dimension"),
+        lambda record, text: [
+            (record["row"], token, f"{start}-{end}", _beginning(vector), len(vector))
+            for token, (start, end), vector in zip(record["tokens"], record["offsets"], record["vectors"], strict=True)
+        ],
+    )
+
+
+def _beginning(vector: Any) -> str:
+    return " ".join(f"{x:+.4f}" for x in vector[:5]) + " …"
+
+
 def run_ray(args: argparse.Namespace) -> None:
     """Run the verb on a Ray cluster."""
     if args.output is None or args.output == STDIN:
         raise UsageError("--ray writes a folder of Parquet files: pass its name with -o")
-    if args.skip_empty or args.on_error != "stop":
-        raise UsageError("--skip-empty and --on-error are not for --ray")
+    if args.skip_empty or args.on_error != "stop" or args.tokens:
+        raise UsageError("--skip-empty, --on-error and --tokens are not for --ray")
     missing = next((item for item in args.items if not os.path.isfile(item)), None)
     if missing is not None:
         raise UsageError(f"{missing[:60]!r} is not a file; --ray reads only files")
@@ -105,6 +159,7 @@ def run_ray(args: argparse.Namespace) -> None:
             column=args.column,
             format=args.format,
             prompt=args.prompt,
+            prompt_name=args.prompt_name,
             resume=args.resume,
             overwrite=args.overwrite,
             device=args.device,

@@ -19,6 +19,7 @@ from bertie.cli.common import (
     UsageError,
     add_model,
     add_rerank,
+    add_rerank_weight,
     add_weights,
     check_file_exists,
     model_name,
@@ -74,6 +75,7 @@ def add(verbs: Verbs) -> None:
     group.add_argument("--split", metavar="NAME", help="split of the relevance judgments (default: test)")
     group.add_argument("--mode", choices=MODES, help="embeddings (the default), BM25, or both")
     add_rerank(group, "the first 100 documents of a query")
+    add_rerank_weight(group)
     add_weights(group)
     group.add_argument("--tune", metavar="SPLIT", help="tune the fusion weights on this split")
     parser.set_defaults(run=run)
@@ -87,7 +89,8 @@ def run(args: argparse.Namespace) -> None:
         _refuse(args, "--beir evaluates retrieval", "columns", "task", "head", "train", "output")
         evaluate_retrieval(args)
         return
-    _refuse(args, "only --beir evaluates retrieval", "split", "mode", "rerank", "reranker", "weights", "tune")
+    flags = ("split", "mode", "rerank", "reranker", "rerank_weight", "weights", "tune")
+    _refuse(args, "only --beir evaluates retrieval", *flags)
     check_file_exists(args.file)
     model = model_name(args)
     if args.task == EMBED or (args.task is None and _is_embedding_model(model, args)):
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
 def _refuse(args: argparse.Namespace, why: str, *flags: str) -> None:
     for flag in flags:
         if getattr(args, flag):
-            raise UsageError(f"{why}: leave out --{flag}")
+            raise UsageError(f"{why}: leave out --{flag.replace('_', '-')}")
 
 
 def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
@@ -112,12 +115,12 @@ def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
     if args.output is not None:
         _check_report_folder(Path(args.output), args.overwrite)
     # Without weights: data that does not match is an error before anything is loaded.
-    outline, task = _outline(model, args.task, args.head, args.revision)
+    outline, task = outline_of(model, args.task, args.head, args.revision)
     data = read_labelled(task, [args.file], columns)
     train = None if args.train is None else with_labels_of(outline, read_labelled(task, [args.train], columns))
     test, baseline = with_labels_of(outline, data), None
     if args.baseline is not None:
-        baseline_test = with_labels_of(_outline(args.baseline, task)[0], data)
+        baseline_test = with_labels_of(outline_of(args.baseline, task)[0], data)
     subject = _predict(args, task, model, test, head=args.head, revision=args.revision)
     if args.baseline is not None:
         baseline = _predict(args, task, args.baseline, baseline_test)
@@ -163,7 +166,7 @@ def _predict(args: argparse.Namespace, task: str, model: str, data: LabelledData
     return Baseline(short_name(model), loaded, training_for(loaded).predict_labelled(data))
 
 
-def _outline(
+def outline_of(
     model: str, task: str | None, head: str | None = None, revision: str | None = None
 ) -> tuple[AnyTrainable, str]:
     """A model without its weights, as its task, and the task's name."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, built_in_model, model_name, select_device
+from bertie.cli.common import UsageError, built_in_model, check_rerank_weight, model_name, select_device
 from bertie.cli.report_output import print_scores, short_name
 from bertie.data.progress import Progress
 
@@ -45,11 +45,11 @@ def evaluate_retrieval(args: argparse.Namespace) -> None:
         weights = beir.tune_weights(qrels, runs)
         listed = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
         print(f"bertie: --weights {listed}", file=sys.stderr)
-    values = retrieval.per_query_metrics(collection.qrels, _fuse(runs, weights))
+    values = retrieval.per_query_metrics(collection.qrels, _fuse(runs, weights, args.rerank_weight))
     comparison = None
     if args.baseline is not None:
         baseline_runs = _runs(args, collection, args.baseline, None, lexical)
-        baseline = retrieval.per_query_metrics(collection.qrels, _fuse(baseline_runs, weights))
+        baseline = retrieval.per_query_metrics(collection.qrels, _fuse(baseline_runs, weights, args.rerank_weight))
         comparison = Comparison(
             name=short_name(args.baseline),
             split=split,
@@ -64,6 +64,7 @@ def _check_flags(args: argparse.Namespace, mode: str, split: str) -> Mapping[str
 
     if mode == "lexical" and args.baseline is not None:
         raise UsageError("--mode lexical uses no embeddings, so there is nothing to compare: leave out --baseline")
+    check_rerank_weight(args)
     if args.weights is not None and args.tune is not None:
         raise UsageError("--tune finds the weights: leave out --weights")
     if args.tune is not None and args.tune == split:
@@ -91,6 +92,7 @@ def _runs(
 ) -> dict[str, Run]:
     """The rankings by embeddings, by BM25, and by a reranker over the best of both, as far as they are asked for."""
     from bertie.search import beir
+    from bertie.search.searcher import rerank_weight
     from bertie.tasks import Embedder, Reranker
 
     options = {"overflow": args.overflow, "device": select_device(args.device), "precision": args.precision}
@@ -104,20 +106,23 @@ def _runs(
     if args.rerank:
         first = _fuse(runs, None)
         reranker = Reranker.load(args.reranker or built_in_model(), **options)
+        args.rerank_weight = rerank_weight(reranker, args.rerank_weight)
         pairs = sum(min(len(ranking), beir.RERANK_DEPTH) for ranking in first.values())
         with _progress("rerank", pairs) as advance:
             runs["rerank"] = beir.rerank_run(collection, reranker, first, advance=advance)
     return runs
 
 
-def _fuse(runs: Mapping[str, Run], weights: Mapping[str, float] | None) -> Run:
-    """Fuse the rankings as a search does: by weights; else the reranker decides, or ranks are fused."""
+def _fuse(runs: Mapping[str, Run], weights: Mapping[str, float] | None, rerank_weight: float | None = None) -> Run:
+    """Fuse the rankings as a search does: by weights, or ranks are fused and combined with the reranker's scores."""
     from bertie.search import beir
 
     if weights is not None:
         return beir.fuse_by_score(runs, weights)
     if "rerank" in runs:
-        return runs["rerank"]
+        first = _fuse({name: run for name, run in runs.items() if name != "rerank"}, None)
+        assert rerank_weight is not None
+        return runs["rerank"] if rerank_weight == 1 else beir.interpolate_run(first, runs["rerank"], rerank_weight)
     return beir.fuse_by_rank(*runs.values()) if len(runs) > 1 else next(iter(runs.values()))
 
 

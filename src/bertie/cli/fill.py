@@ -1,6 +1,7 @@
 """Fill-mask: predict the masked tokens of each text.
 
-With --score, compute the pseudo-log-likelihood of each text instead.
+With --every-token, predict each token of a text from all others; with --score, only add up how probable they are, the
+pseudo-log-likelihood of the text.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import exp
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import (
@@ -26,9 +28,11 @@ from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
+    from bertie.tasks import MaskedLM
 
 EXAMPLE = """  bertie fill "Paris is the [MASK] of France."
   bertie fill gaps.txt --top-k 3 -o filled.jsonl -m google-bert/bert-base-uncased
+  bertie fill "The river flows threw the city." --every-token
   bertie fill "A cat sat on the mat." --score -m ./my-model
 """
 
@@ -43,6 +47,9 @@ def add(verbs: Verbs) -> None:
     add_top_k(parser, 5, "candidates per mask")
     parser.add_argument("--candidates", metavar="A,B,…", help="restrict the predictions to these tokens")
     parser.add_argument(
+        "--every-token", action="store_true", help="predict every token in turn, from all others; no masks needed"
+    )
+    parser.add_argument(
         "--score", action="store_true", help="compute the pseudo-log-likelihood of each text; no masks needed"
     )
     add_output(parser)
@@ -51,8 +58,10 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
-    if args.score and args.candidates is not None:
-        raise UsageError("--candidates restricts mask predictions; --score makes none")
+    if args.score and args.every_token:
+        raise UsageError("--every-token and --score exclude each other; --every-token has the score, too")
+    if (args.score or args.every_token) and args.candidates is not None:
+        raise UsageError("--candidates restricts the predictions for masks: leave out --score and --every-token")
     table = open_input(args)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
@@ -68,6 +77,9 @@ def run(args: argparse.Namespace) -> None:
     def score(texts: list[str]) -> Iterator[dict[str, Any]]:
         return map(asdict, task.pseudo_log_likelihood(texts))
 
+    if args.every_token:
+        _write_tokens(stream, task, args.top_k)
+        return
     if args.score:
         stream.write(
             stream.results(score),
@@ -99,5 +111,28 @@ def run(args: argparse.Namespace) -> None:
             )
             for mask in record["masks"]
             for candidate in mask["candidates"]
+        ],
+    )
+
+
+def _write_tokens(stream: Stream, task: MaskedLM, top_k: int) -> None:
+    """Write the predictions for every token of each text."""
+    from bertie.tasks.results import TokenPredictionResult
+
+    stream.write(
+        stream.results(lambda texts: map(asdict, task.predict_tokens(texts, top_k=top_k))),
+        result_schema(TokenPredictionResult),
+        ("row", "characters", "token", "probability", "rank", "predicted", *READ_COLUMNS),
+        lambda record, text: [
+            (
+                record["row"],
+                f"{token['start']}-{token['end']}",
+                token["text"],
+                exp(token["log_likelihood"]),
+                token["rank"],
+                ", ".join(candidate["text"].strip() for candidate in token["candidates"]),
+                *read_cells(record),
+            )
+            for token in record["tokens"]
         ],
     )

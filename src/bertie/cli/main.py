@@ -21,18 +21,25 @@ from typing import Any
 from bertie._version import __version__
 from bertie.cli import (
     answer,
+    ask,
+    attend,
     bench,
+    calibrate,
     classify,
+    cluster_texts,
     compare,
     completion,
     corpus,
+    dedup,
     doctor,
+    drift,
     embed,
     eval,
     fill,
     index,
     inspect,
     mine,
+    pairs,
     pretrain,
     quantize,
     recipes,
@@ -59,14 +66,16 @@ from bertie.data.journal import AlreadyComplete
 from bertie.data.readers import STDIN
 from bertie.data.terminal import set_color_mode, style
 from bertie.errors import BertieError, BertieWarning, InputError
+from bertie.pipeline.unknown_tokens import one_warning
 
 GROUPS = {  # in the order of bertie --help
     "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank),
-    "search": (index, search),
+    "groups of texts": (dedup, cluster_texts, pairs, drift),
+    "search": (index, search, ask),
     "serve": (serve,),
-    "train": (train, suggest, eval, compare, mine, weight_tokens, quantize, recipes),
+    "train": (train, suggest, eval, calibrate, compare, mine, weight_tokens, quantize, recipes),
     "pretrain": (tokenizer, corpus, pretrain),
-    "inspect": (inspect, tokenize, bench, doctor, completion),
+    "inspect": (inspect, tokenize, attend, bench, doctor, completion),
 }
 
 
@@ -103,7 +112,8 @@ def _run(argv: Sequence[str]) -> int:
         verbose = args.verbose
         with _resume_hint(args, argv), ExitStack() as args.cleanup, _quiet(args.quiet), warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
-            return args.run(args) or 0
+            with one_warning():
+                return args.run(args) or 0
     except AlreadyComplete as note:
         print(f"bertie: {note}", file=messages)
     except UsageError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Names of other tools, and the verbs and flags that they are here.
 VERB_SYNONYMS = {
-    "ask": "answer", "benchmark": "bench", "check": "doctor", "completions": "completion", "config": "doctor",
+    "attention": "attend", "benchmark": "bench", "check": "doctor", "completions": "completion", "config": "doctor",
     "convert": "quantize", "demo": "tour", "encode": "embed", "evaluate": "eval", "finetune": "train",
     "fine-tune": "train", "fit": "train", "info": "inspect", "mask": "fill", "mlm": "fill", "ner": "tag",
     "predict": "classify", "qa": "answer", "query": "search", "sentiment": "classify", "server": "serve",

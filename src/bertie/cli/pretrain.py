@@ -56,6 +56,11 @@ def add(verbs: Verbs) -> None:
     )
     for name, (kind, description) in NUMBERS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=description)
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="time to train in, as 90s, 5m or 1h: fewer steps if need be, with all of the schedule",
+    )
     parser.add_argument("--schedule", choices=("linear", "cosine", "wsd", "constant"), help="learning-rate schedule")
     parser.add_argument(
         "--mixed-precision", choices=("auto", "fp32", "bf16", "fp16"), help="compute dtype (auto: bf16 on a GPU)"
@@ -81,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.recipe is None and args.model is None:
         raise UsageError("give a RECIPE, or a model to continue from (-m)")
-    names = (*NUMBERS, "schedule", "mixed_precision", "model", "corpus", "tokenizer")
+    names = (*NUMBERS, "budget", "schedule", "mixed_precision", "model", "corpus", "tokenizer")
     overrides: dict[str, Any] = {name: getattr(args, name) for name in names}
     if args.recipe is None:
         overrides = {"lr": 5e-5, "tokens": None if args.steps else 100_000_000} | {

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     from bertie.compress.quantization_report import TEXTS, differences
 
     folder = resolve(args.model, args.revision)
-    before, size = Checkpoint.load(folder), weight_bytes(folder)
+    before, size = Checkpoint.load(folder, device="cpu"), weight_bytes(folder)
     if before.tokenizer is None and args.texts:
         raise InputError(f"--texts {args.texts}: {args.model} has no tokenizer to encode texts with; leave --texts out")
     # Compare what was written, and rename it once the report is in it.
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         for path in list((draft / "saved" / "model").iterdir()):
             path.rename(draft / path.name)
         shutil.rmtree(draft / "saved")
-        after = Checkpoint.load(draft)
+        after = Checkpoint.load(draft, device="cpu")
         total = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
         report = {
             "model": short_name(args.model),

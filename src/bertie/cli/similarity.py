@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import (
@@ -18,7 +19,7 @@ from bertie.cli.common import (
     text_columns,
     verb,
 )
-from bertie.cli.stream import READ_COLUMNS, READ_SCHEMA, Result, Stream, read_cells
+from bertie.cli.stream import READ_COLUMNS, READ_SCHEMA, Stream, read_cells
 from bertie.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ def run(args: argparse.Namespace) -> None:
     stream = Stream(args, table, columns)
     if len(columns) == 1 and args.resume:
         raise UsageError("--resume is for a file of pairs; a similarity matrix is computed when all texts are read")
+    if len(columns) == 1 and stream.has_more_than(MOST):
+        raise InputError(
+            f"{table.name} has over {MOST:,} texts, too many for a similarity matrix; pass pairs: text_a, text_b"
+        )
 
     import numpy as np
 
@@ -76,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
             lambda record, pair: [(record["row"], record["score"], *read_cells(record), *pair)],
         )
         return
-    results = _collect(stream.results(embed), table.name)
+    results = list(chain.from_iterable(stream.results(embed)))
     vectors = np.stack([record.pop("vector") for record, _ in results])
     for number, (record, _) in enumerate(results):
         read = {key: record.pop(key) for key in READ_SCHEMA}
@@ -87,14 +92,3 @@ def run(args: argparse.Namespace) -> None:
         ("row", *(str(record["row"]) for record, _ in results), "text"),
         lambda record, text: [(record["row"], *(float(score) for score in record["scores"]), text)],
     )
-
-
-def _collect(chunks: Iterator[list[Result]], name: str) -> list[Result]:
-    results: list[Result] = []
-    for chunk in chunks:
-        results += chunk
-        if len(results) > MOST:
-            raise InputError(
-                f"{name} has over {MOST:,} texts, too many for a similarity matrix; pass pairs: text_a, text_b"
-            )
-    return results

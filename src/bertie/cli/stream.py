@@ -18,7 +18,7 @@ from bertie._version import __version__
 from bertie.cli.common import UsageError, absolute_path
 from bertie.data.journal import START_OVER, ResumableFile, RowDigest
 from bertie.data.progress import Progress
-from bertie.data.readers import STDIN, InputTable, Row, chunk_rows, text_cell
+from bertie.data.readers import STDIN, InputTable, MalformedRow, Row, chunk_rows, text_cell
 from bertie.data.terminal import style
 from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWriter, check_output_name, make_writer
 from bertie.errors import InputError
@@ -33,7 +33,7 @@ MAX_LISTED = 5  # errors of rows
 ERROR = "error"  # the field of a row without a result
 
 # The fields of every result about how much of its text was read, and their table columns.
-READ_SCHEMA: Schema = {"tokens_total": int, "tokens_read": int, "windows": int}
+READ_SCHEMA: Schema = {"tokens_total": int, "tokens_read": int, "windows": int, "tokens_unknown": int}
 READ_COLUMNS = ("tokens", "windows")
 
 # Arguments that results do not depend on, or that the journal has in another form.
@@ -63,10 +63,12 @@ class Stream:
         elif args.resume or args.overwrite:
             raise UsageError("--resume and --overwrite need an output file; pass it with -o")
         rows = table.rows([*columns, *self._extra])
-        first = next(rows)
-        self._rows = chain([first], rows)
-        # By the first row of the input, wherever this run starts.
-        self._id_type = int if isinstance(first.get("id"), int) else str
+        begin = [next(rows)]
+        while isinstance(begin[-1], MalformedRow):
+            begin.append(next(rows))
+        self._rows = chain(begin, rows)
+        # By the first row of the input that can be read, wherever this run starts.
+        self._id_type = int if isinstance(begin[-1].get("id"), int) else str
         self._schema: Schema = {}  # of the results
         self._cell_errors: dict[int, str] = {}  # by row
         self._failures = _Failures(args.on_error)
@@ -88,6 +90,18 @@ class Stream:
             "input_size": self._table.size,
             **rest,
         }
+
+    def has_more_than(self, limit: int) -> bool:
+        """Whether there are more items to process than that; reads so many rows ahead."""
+        ahead, count = [], 0
+        for entry in self._items:
+            ahead.append(entry)
+            empty = self._args.skip_empty and _is_empty(entry[2])
+            count += entry[0] not in self._cell_errors and not empty
+            if count > limit:
+                break
+        self._items = chain(ahead, self._items)
+        return count > limit
 
     def results(self, process: Process) -> Iterator[list[Result]]:
         """Yield chunks of (record, item) pairs. `process` is called once per chunk, or again without failing rows."""
@@ -178,6 +192,27 @@ class Stream:
                 output.append(writer.encode(records), self._chunk_rows, self._consumed.hexdigest())
             output.finish()
 
+    def store_vectors(self, results: Iterable[list[Result]], dimension: int) -> Any:
+        """Write embeddings to the partial file, and map it (n, dimension); it stays there until `remove_stored`."""
+        import numpy as np
+
+        assert self._output is not None
+        writer = make_writer(self._output.final.name, {}, dimension)
+        with self._output as output:
+            output.start(writer)
+            for chunk in results:
+                data = writer.encode([record for record, _ in chunk])
+                output.append(data, self._chunk_rows, self._consumed.hexdigest())
+            output.commit()
+        shape = (output.rows, dimension)
+        return np.memmap(output.path, "<f4", "r", offset=len(writer.header()), shape=shape)
+
+    def remove_stored(self) -> None:
+        """Remove what `store_vectors` wrote."""
+        assert self._output is not None
+        self._output.journal.unlink(missing_ok=True)
+        self._output.path.unlink(missing_ok=True)
+
     def _print(self, results: Iterable[list[Result]], titles: Sequence[str], format_row: FormatRow) -> None:
         table, jsonl = TableWriter(titles), JsonlWriter()
         for number, chunk in enumerate(results):
@@ -230,7 +265,7 @@ class Stream:
     def _text(self, number: int, row: Row, column: str) -> str:
         """The text of a cell; an empty one if there is none, and the row is to be skipped."""
         value = row.get(column)
-        if self._args.skip_empty and (value is None or value != value):
+        if self._args.skip_empty and not isinstance(row, MalformedRow) and (value is None or value != value):
             return ""
         try:
             return text_cell(self._table, number, row, column)

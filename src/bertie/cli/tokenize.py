@@ -44,8 +44,11 @@ def run(args: argparse.Namespace) -> None:
     table = open_input(args)
     stream = Stream(args, table, text_columns(args, table))
 
+    import numpy as np
+
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.tasks.decoding import read_counts
+    from bertie.text.encoding import Encodings
     from bertie.text.windows import windows
 
     checkpoint = Checkpoint.inspect(model_name(args), revision=args.revision)
@@ -56,11 +59,14 @@ def run(args: argparse.Namespace) -> None:
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
         for item, encoding in zip(items, tokenizer.encode_batch(items), strict=True):
             parts = windows(encoding, item if isinstance(item, tuple) else (item,), max_length)
+            unknown = tokenizer.count_unknown(Encodings(encoding.ids, encoding.segments, np.array([len(encoding)])))
             yield {
                 "ids": encoding.ids.tolist(),
                 "tokens": [tokenizer.token(int(i)) for i in encoding.ids],
                 "offsets": encoding.offsets.tolist(),
-            } | read_counts(parts)
+                **read_counts(parts),
+                "tokens_unknown": 0 if unknown is None else int(unknown[0]),
+            }
 
     stream.write(
         stream.results(work),

@@ -142,13 +142,17 @@ class Client(_BaseClient):
         self.close()
 
     def embed_each(
-        self, texts: Iterable[str], *, prompt: str | None = None, dimension: int | None = None
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimension: int | None = None,
     ) -> Iterator[EmbeddingResult]:
         """Iterate over embeddings, each with how much of its text was read; only requests in flight are held."""
         items = requests.check_texts(texts, "embed")
-        return self._send_all(
-            self._embed_requests(items, responses.parse_embeddings, prompt=prompt, dimension=dimension)
-        )
+        prompts = {"prompt": prompt, "prompt_name": prompt_name}
+        return self._send_all(self._embed_requests(items, responses.parse_embeddings, prompts, dimension))
 
     def ready(self) -> bool:
         """Whether the server accepts requests."""
@@ -220,13 +224,17 @@ class AsyncClient(_BaseClient):
         await self.close()
 
     def embed_each(
-        self, texts: Iterable[str], *, prompt: str | None = None, dimension: int | None = None
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimension: int | None = None,
     ) -> AsyncIterator[EmbeddingResult]:
         """Iterate over embeddings, as `Client.embed_each`."""
         items = requests.check_texts(texts, "embed")
-        return self._send_all(
-            self._embed_requests(items, responses.parse_embeddings, prompt=prompt, dimension=dimension)
-        )
+        prompts = {"prompt": prompt, "prompt_name": prompt_name}
+        return self._send_all(self._embed_requests(items, responses.parse_embeddings, prompts, dimension))
 
     async def ready(self) -> bool:
         """Whether the server accepts requests."""

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from bertie.client import requests, responses
+from bertie.client.method_types import (
+    AnswerMethod,
+    ClientMethod,
+    RerankMethod,
+    SimilarityMethod,
+    TextsMethod,
+    first_of,
+)
 from bertie.client.requests import Call, Items, Request, Text
 from bertie.client.responses import Vectors
 from bertie.errors import InputError
 from bertie.text.tokenizer import checked_text
 
 if TYPE_CHECKING:
-    from bertie.client.clients import AsyncClient, Client
     from bertie.search.index import SearchResults
     from bertie.tasks.results import (
         AnswerResult,
         ClassificationResult,
         FillMaskResult,
-        RankedDocument,
         TaggingResult,
         ZeroShotResult,
     )
@@ -32,28 +38,8 @@ MAX_PAIRS = 1024  # of a text and a label per request, the server's default limi
 
 AggregationStrategy = Literal["average", "first", "max", "simple", "none"]
 Mode = Literal["hybrid", "dense", "lexical"]
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 ListCall: TypeAlias = Call[T, list[T]]
-
-
-class ClientMethod(Generic[P, R]):
-    """Turn a method that returns a `Call` into one that sends it: a coroutine in an `AsyncClient`."""
-
-    def __init__(self, build: Callable[Concatenate[Any, P], Call[Any, R]]) -> None:
-        self._build = build
-
-    @overload
-    def __get__(self, client: None, kind: type) -> Callable[..., Any]: ...
-    @overload
-    def __get__(self, client: Client, kind: type) -> Callable[P, R]: ...
-    @overload
-    def __get__(self, client: AsyncClient, kind: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
-    def __get__(self, client: Client | AsyncClient | None, kind: Any) -> Any:
-        """Bind the method, as functions in a class are bound."""
-        method = kind._method(self._build)
-        return method if client is None else method.__get__(client)
 
 
 class ClientMethods:
@@ -63,45 +49,64 @@ class ClientMethods:
 
     @ClientMethod
     def embed(
-        self, texts: Iterable[str], *, prompt: str | None = None, dimension: int | None = None
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimension: int | None = None,
     ) -> Call[Vectors, Vectors]:
-        """(N, dimension) embeddings, one row per text, as `Embedder.embed`; `dimension` keeps the first components."""
+        """(N, dimension) embeddings, one row per text, as `Embedder.embed`; of a single text, (dimension,).
+
+        `prompt` goes before each text; `prompt_name` names one of the model's prompts. `dimension` keeps the first
+        components.
+        """
+        prompts = {"prompt": prompt, "prompt_name": prompt_name}
+        if isinstance(texts, str):
+            items = requests.check_texts([texts], "embed")
+            sent = self._embed_requests(items, responses.parse_vectors, prompts, dimension)
+            return Call(sent, itemgetter(0))
         items = requests.check_texts(texts, "embed")
         first = next(items, None)
         # An empty list has embeddings of some dimension, too: embed one text to learn it.
         items, end = chain([first or ("", 0)], items), None if first else 0
-        sent = self._embed_requests(items, responses.parse_vectors, prompt=prompt, dimension=dimension)
+        sent = self._embed_requests(items, responses.parse_vectors, prompts, dimension)
         return Call(sent, lambda vectors: np.stack(vectors)[:end])
 
     def _embed_requests(
-        self, items: Items, parse: Callable[[Any], list[T]], *, prompt: str | None, dimension: int | None
+        self, items: Items, parse: Callable[[Any], list[T]], prompts: Mapping[str, str | None], dimension: int | None
     ) -> Iterator[Request[T]]:
         # normalize=False: as the model computes them, like the local object; OpenAI's API normalizes.
-        options: dict[str, Any] = {"prompt": prompt, "dimensions": dimension, "model": self.model}
+        options: dict[str, Any] = {**prompts, "dimensions": dimension, "model": self.model}
         options |= {"encoding_format": "base64", "normalize": False}
         return requests.split_requests("/v1/embeddings", "input", items, parse, **options)
 
-    @ClientMethod
-    def similarity(self, a: Iterable[str], b: Iterable[str] | None = None) -> Call[Vectors, Vectors]:
+    @SimilarityMethod
+    def similarity(self, a: str | Iterable[str], b: str | Iterable[str] | None = None) -> Call[Any, Any]:
         """(N, M) similarities of each text of `a` to each of `b`, or to `a` itself, as `Embedder.similarity`.
 
-        This is a single request. For more texts than one request takes, use `embed` and compare
-        locally.
+        A single text has no axis: (M,) similarities of one text to several, and a float for two
+        texts. This is a single request. For more texts than one request takes, use `embed` and
+        compare locally.
         """
-        rows = [text for text, _ in requests.check_texts(a, "similarity")]
-        columns = None if b is None else [text for text, _ in requests.check_texts(b, "similarity")]
+        if isinstance(a, str) and b is None:
+            raise InputError("similarity takes two texts, or a list of texts that are compared with each other")
+        rows = [text for text, _ in requests.check_texts([a] if isinstance(a, str) else a, "similarity")]
+        columns = None
+        if b is not None:
+            columns = [text for text, _ in requests.check_texts([b] if isinstance(b, str) else b, "similarity")]
         body = requests.encode_body({"texts": rows + (columns or []), "model": self.model})
         count = None if columns is None else len(rows)
-        parse = partial(responses.parse_similarity, rows=count)
+        parse = partial(responses.parse_similarity, rows=count, single=(isinstance(a, str), isinstance(b, str)))
         return Call([Request("/compare", lambda response: [parse(response)], body)], itemgetter(0))
 
-    @ClientMethod
+    @TextsMethod
     def classify(self, texts: Iterable[Text], *, head: str | None = None) -> ListCall[ClassificationResult]:
         """Classify texts or pairs, as `Classifier.classify`."""
         items = requests.check_texts_or_pairs(texts, "classify")
         return self._list_call("/classify", "texts", items, responses.parse_classifications, head=head)
 
-    @ClientMethod
+    @TextsMethod
     def zero_shot(
         self,
         texts: Iterable[str],
@@ -122,7 +127,7 @@ class ClientMethods:
         items = requests.check_texts(texts, "zero_shot")
         return self._list_call("/classify", "texts", items, responses.parse_zero_shot, **options)
 
-    @ClientMethod
+    @TextsMethod
     def tag(
         self,
         texts: Iterable[str],
@@ -137,35 +142,46 @@ class ClientMethods:
         options = {"head": head, "aggregation_strategy": aggregation_strategy, "ignore_labels": labels}
         return self._list_call("/tag", "texts", items, responses.parse_tags, **options)
 
-    @ClientMethod
+    @AnswerMethod
     def answer(
         self,
-        questions: Iterable[tuple[str, str | Sequence[str]]],
+        questions: Any,
+        documents: Any = None,
         *,
         top_k: int = 1,
         max_answer_length: int = 30,
-        threshold: float | None = None,
+        no_answer_threshold: float | None = None,
         head: str | None = None,
-    ) -> ListCall[AnswerResult]:
+    ) -> Call[AnswerResult, Any]:
         """Answer each question from its document or documents, as `Reader.answer`."""
-        items = requests.check_questions(questions)
-        options = {"top_k": top_k, "max_answer_length": max_answer_length, "threshold": threshold}
-        return self._list_call("/answer", "questions", items, responses.parse_answers, head=head, **options)
+        options: dict[str, Any] = {"top_k": top_k, "max_answer_length": max_answer_length, "head": head}
+        options["no_answer_threshold"] = no_answer_threshold
+        single = isinstance(questions, str)
+        if single and documents is None:
+            raise InputError('answer takes a question and its document: answer("question", "document")')
+        if not single and documents is not None:
+            raise InputError("pass pairs of a question and its document: answer(list(zip(questions, documents)))")
+        items = requests.check_questions([(questions, documents)] if single else questions)
+        call = self._list_call("/answer", "questions", items, responses.parse_answers, **options)
+        return first_of(call) if single else call
 
-    @ClientMethod
+    @RerankMethod
     def rerank(
-        self, query: str, documents: Iterable[str], *, top_k: int | None = None, head: str | None = None
-    ) -> Call[tuple[float, dict[str, int]], list[RankedDocument]]:
+        self, query: Any, documents: Any, *, top_k: int | None = None, head: str | None = None
+    ) -> Call[Any, Any]:
         """Rank documents by relevance to a query, as `Reranker.rerank`; only the best `top_k` if given."""
         if top_k is not None and top_k < 1:
             raise InputError(f"top_k={top_k} must be at least 1")
-        items = list(requests.check_texts(documents, "rerank", "document"))
+        single = isinstance(documents, str)
+        items = list(requests.check_texts([documents] if single else documents, "rerank", "document"))
         query = checked_text(query, "the query")
         options: dict[str, Any] = {"head": head, "query": query, "model_scores": True}
         sent = self._list_call("/v1/rerank", "documents", items, responses.parse_scores, **options)
-        return Call(sent.requests, partial(responses.rank_documents, texts=[text for text, _ in items], top_k=top_k))
+        rank = partial(responses.rank_documents, texts=[text for text, _ in items], top_k=top_k)
+        call: Call[Any, Any] = Call(sent.requests, rank)
+        return first_of(call) if single else call
 
-    @ClientMethod
+    @TextsMethod
     def fill(
         self,
         texts: Iterable[str],
@@ -187,12 +203,15 @@ class ClientMethods:
         *,
         mode: Mode = "hybrid",
         rerank: bool = False,
+        rerank_weight: float | None = None,
         where: Mapping[str, Any] | None = None,
         depth: int = 100,
         weights: Mapping[str, float] | None = None,
+        prompt: str | None = None,
     ) -> Call[SearchResults, SearchResults]:
         """Find the k best passages of the server's index for a query, as `Index.search`."""
-        options = {"mode": mode, "rerank": rerank, "where": where, "depth": depth, "weights": weights}
+        options: dict[str, Any] = {"mode": mode, "rerank": rerank, "rerank_weight": rerank_weight}
+        options |= {"where": where, "depth": depth, "weights": weights, "prompt": prompt}
         return Call(_search([query], k=k, **options), itemgetter(0))
 
     @ClientMethod
@@ -203,12 +222,15 @@ class ClientMethods:
         *,
         mode: Mode = "hybrid",
         rerank: bool = False,
+        rerank_weight: float | None = None,
         where: Mapping[str, Any] | None = None,
         depth: int = 100,
         weights: Mapping[str, float] | None = None,
+        prompt: str | None = None,
     ) -> ListCall[SearchResults]:
         """Search for several queries, as `Index.search_each`."""
-        options = {"mode": mode, "rerank": rerank, "where": where, "depth": depth, "weights": weights}
+        options: dict[str, Any] = {"mode": mode, "rerank": rerank, "rerank_weight": rerank_weight}
+        options |= {"where": where, "depth": depth, "weights": weights, "prompt": prompt}
         return Call(_search(queries, k=k, **options), list)
 
     @ClientMethod

@@ -31,7 +31,7 @@ def _parse_vector(item: Any) -> Vectors:
 
 def read_counts(item: Any) -> dict[str, int]:
     """How much of a text was read."""
-    return {name: item[name] for name in ("tokens_total", "tokens_read", "windows")}
+    return {name: item[name] for name in ("tokens_total", "tokens_read", "windows", "tokens_unknown")}
 
 
 def parse_vectors(response: Any) -> list[Vectors]:
@@ -146,7 +146,15 @@ def parse_search(response: Any) -> list[SearchResults]:
     ]
 
 
-def parse_similarity(response: Any, rows: int | None) -> Vectors:
-    """Parse the response of `similarity`: (N + M, N + M) -> (N, M) for N rows, or the whole matrix."""
+def parse_similarity(response: Any, rows: int | None, single: tuple[bool, bool] = (False, False)) -> Any:
+    """Parse the response of `similarity`: (N + M, N + M) -> (N, M) for N rows, or the whole matrix.
+
+    `single`: whether the rows and the columns are a single text each, which has no axis.
+    """
     matrix = np.array(response["similarity"], dtype=np.float32)
-    return matrix if rows is None else np.ascontiguousarray(matrix[:rows, rows:])
+    if rows is None:
+        return matrix
+    found = np.ascontiguousarray(matrix[:rows, rows:])
+    if all(single):
+        return float(found[0, 0])
+    return found[0] if single[0] else found[:, 0] if single[1] else found

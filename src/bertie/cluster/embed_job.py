@@ -46,7 +46,8 @@ def embed(
 
     A `Path` is a file, a `str` is a text. The files, `output` and the model folder must have the
     same paths on every node. `options` are `address`, `device`, `workers` and `threads` of
-    `RayResources`, and the arguments of `Embedder.load`; embeddings are the same as there.
+    `RayResources`, `prompt_name`, and the arguments of `Embedder.load`; embeddings are the same as
+    there.
 
     `resume` continues an interrupted job with the same settings: complete shards are kept.
     """
@@ -54,7 +55,8 @@ def embed(
 
     resources = RayResources(**{name: options.pop(name) for name in RESOURCES if name in options})
     resources.check(rows=rows)
-    model, dimension = _check_options(model, prompt, options)
+    prompts = {"prompt": prompt, "prompt_name": options.pop("prompt_name", None)}
+    model, dimension, prompt = _check_options(model, prompts, options)
     with ShardFolder(Path(output), resume=resume, overwrite=overwrite) as folder:
         files = folder.list_inputs(texts, column, format)
         settings: dict[str, Any] = {
@@ -114,6 +116,7 @@ class EmbedActor(ray_job.EmbedderActor[EmbedJobConfig]):
             "tokens_total": pa.array([result.tokens_total for result in results], pa.int64()),
             "tokens_read": pa.array([result.tokens_read for result in results], pa.int64()),
             "windows": pa.array([result.windows for result in results], pa.int64()),
+            "tokens_unknown": pa.array([result.tokens_unknown for result in results], pa.int64()),
         }
         table = pa.table({name: column for name, column in columns.items() if column is not None})
         final = Path(self.config.folder, shard.name)
@@ -148,8 +151,10 @@ def _id_column(shard: TextShard) -> Any:
     return pa.array([None if id is None else str(id) for id in shard.ids], pa.string())
 
 
-def _check_options(model: str | Path | None, prompt: str | None, options: dict[str, Any]) -> tuple[str, int]:
-    """Return the model's name and dimension; reject invalid options before connecting."""
+def _check_options(
+    model: str | Path | None, prompts: dict[str, str | None], options: dict[str, Any]
+) -> tuple[str, int, str]:
+    """Return the model's name, its dimension and the text of the prompt; reject invalid options before connecting."""
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.checkpoints.hub import default_model
     from bertie.tasks import Embedder
@@ -158,8 +163,7 @@ def _check_options(model: str | Path | None, prompt: str | None, options: dict[s
     embedder_options = {key: value for key, value in options.items() if key in EMBEDDER_OPTIONS}
     load_options = {key: value for key, value in options.items() if key not in (*EMBEDDER_OPTIONS, "precision")}
     embedder = Embedder(Checkpoint.inspect(name, **load_options), **embedder_options)
-    list(embedder.embed_each([], prompt=prompt))
-    return name, embedder.dimension
+    return name, embedder.dimension, embedder.prompt_text(**prompts)
 
 
 def _hash_files(model: str) -> str | None:

@@ -73,6 +73,68 @@ def temperature_of_predictions(logits: Sequence[ArrayLike], correct: ArrayLike) 
     return _fit_temperature(loss)
 
 
+def platt(values: ArrayLike, positive: ArrayLike) -> tuple[list[float], float]:
+    """Fit (scales, bias) so that sigmoid(values @ scales + bias) is the probability that an item is positive.
+
+    `values` is (n, k). With Platt's (1999) smoothed targets, which keep separable data from driving the scales to
+    infinity. Scales are at least 0: a column that would have another sign is left out.
+
+    >>> (scale,), bias = platt([[-2.0], [-1.0], [1.0], [2.0]] * 9, [False, False, True, True] * 9)
+    >>> scale > 1 and abs(bias) < 1e-6
+    True
+    """
+    x, true = _check_table(values, "values"), np.asarray(positive, dtype=bool)
+    count = int(true.sum())
+    if x.shape[:1] != true.shape or not 0 < count < len(true):
+        raise InputError("Platt scaling needs positive and negative items, with one row of values for each")
+    target = np.where(true, (count + 1) / (count + 2), 1 / (len(true) - count + 2))
+    used = [k for k in range(x.shape[1]) if x[:, k].std() > 0]
+    while used:
+        scales, bias = _fit_logistic(x[:, used], target)
+        if (scales >= 0).all():
+            by_column = dict(zip(used, scales.tolist(), strict=True))
+            return [by_column.get(k, 0.0) for k in range(x.shape[1])], bias
+        used = [k for k, scale in zip(used, scales, strict=True) if scale >= 0]
+    return [0.0] * x.shape[1], math.log(target.mean() / (1 - target.mean()))
+
+
+def _fit_logistic(x: FloatArray, target: FloatArray) -> tuple[FloatArray, float]:
+    """Logistic regression by Newton's method: the scales of the columns, and the bias."""
+    center, width = x.mean(axis=0), x.std(axis=0)
+    z = np.concatenate([(x - center) / width, np.ones((len(x), 1))], axis=1)  # (n, k + 1)
+    weights = np.zeros(z.shape[1])
+    for _ in range(100):
+        p = 1 / (1 + np.exp(-np.clip(z @ weights, -500, 500)))
+        hessian = (z * (p * (1 - p))[:, None]).T @ z + 1e-9 * len(x) * np.eye(z.shape[1])
+        step = np.linalg.solve(hessian, z.T @ (p - target))
+        step *= min(1.0, 4.0 / max(float(np.abs(step).max()), 1e-12))
+        weights -= step
+        if np.abs(step).max() < 1e-10:
+            break
+    scales = weights[:-1] / width
+    return scales, float(weights[-1] - scales @ center)
+
+
+def no_answer_threshold(no_answer: ArrayLike, answered_score: ArrayLike, unanswerable: ArrayLike) -> float:
+    """The highest probability of "no answer" at which to answer, for the best mean score: SQuAD 2's best F1.
+
+    `answered_score` is that of each question's answer if it is given; "no answer" has the score 1 where it is right and
+    0 elsewhere. The threshold lies halfway between two probabilities that occur.
+
+    >>> no_answer_threshold([0.125, 0.25, 0.75, 0.875], [1.0, 0.5, 0.0, 0.0], [False, False, True, True])
+    0.5
+    """
+    p, score, none = (np.asarray(a, dtype=np.float64) for a in (no_answer, answered_score, unanswerable))
+    order = np.argsort(p, kind="stable")
+    p, score, none = p[order], score[order], none[order]
+    # Of thresholds between questions i-1 and i, those before are answered.
+    totals = np.concatenate([[0.0], np.cumsum(score)]) + np.concatenate([np.cumsum(none[::-1])[::-1], [0.0]])
+    edges = np.concatenate([[0.0], (p[1:] + p[:-1]) / 2, [1.0]])
+    distinct = np.concatenate([[True], p[1:] > p[:-1], [True]])
+    best = np.flatnonzero(distinct & (totals >= totals[distinct].max() - 1e-12))
+    return float(edges[best[-1]])
+
+
 def softmax(logits: ArrayLike, temperature: float = 1.0) -> FloatArray:
     """(n, k) logits -> probabilities, at a temperature."""
     z = _check_table(logits, "logits") / temperature
@@ -188,6 +250,23 @@ def selective_precision(confidence: ArrayLike, correct: ArrayLike, threshold: fl
 
 def best_threshold(gold: ArrayLike, probabilities: ArrayLike) -> float:
     """Probability threshold with the best multi-label macro F1, on a grid of 0.01."""
+    grid, scores = _macro_f1_by_threshold(gold, probabilities)
+    best = np.flatnonzero(scores >= scores.max() - 1e-12)
+    # The best thresholds may form several runs: take the middle of the first run, which is itself a best one.
+    run = best[: int(np.argmax(np.append(np.diff(best) > 1, True))) + 1]
+    return float(grid[run[len(run) // 2]])
+
+
+def best_macro_f1(gold: ArrayLike, probabilities: ArrayLike) -> float:
+    """Multi-label macro F1 at the best threshold.
+
+    >>> best_macro_f1([[True, False], [False, True]], [[0.3, 0.1], [0.1, 0.4]])
+    1.0
+    """
+    return float(_macro_f1_by_threshold(gold, probabilities)[1].max())
+
+
+def _macro_f1_by_threshold(gold: ArrayLike, probabilities: ArrayLike) -> tuple[FloatArray, FloatArray]:
     true, table = np.asarray(gold, dtype=bool), _check_table(probabilities, "probabilities")
     if true.shape != table.shape:
         raise InputError(f"gold has shape {true.shape}; it must be that of probabilities, {table.shape}")
@@ -197,10 +276,7 @@ def best_threshold(gold: ArrayLike, probabilities: ArrayLike) -> float:
         predicted = table >= threshold
         hits, total = (true & predicted).sum(axis=0), true.sum(axis=0) + predicted.sum(axis=0)
         scores[i] = macro_f1(hits[None].astype(np.float64), total[None].astype(np.float64))[0]
-    best = np.flatnonzero(scores >= scores.max() - 1e-12)
-    # The best thresholds may form several runs: take the middle of the first run, which is itself a best one.
-    run = best[: int(np.argmax(np.append(np.diff(best) > 1, True))) + 1]
-    return float(grid[run[len(run) // 2]])
+    return grid, scores
 
 
 def _check_answers(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, BoolArray]:

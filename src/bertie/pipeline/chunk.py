@@ -9,9 +9,11 @@ from typing import Any, Generic
 import numpy as np
 
 from bertie.pipeline.inputs import Options, TaskInput
+from bertie.pipeline.unknown_tokens import UnknownTokenCounter
 from bertie.text.encoding import Encoding, Encodings, IntArray
 from bertie.text.windows import Window, whole_window
 
+READ_COUNTS = ("tokens_total", "tokens_read", "windows", "tokens_unknown")  # of each result
 Split = Callable[[TaskInput[Any], Encoding], list[Window]]
 
 
@@ -39,17 +41,21 @@ class WindowedText(Generic[Options]):
 
     def counts(self) -> dict[str, int]:
         """How much of the text was read, for its result."""
-        total, read, windows = self._chunk.counts[self._index]
-        return {"tokens_total": total, "tokens_read": read, "windows": windows}
+        return dict(zip(READ_COUNTS, self._chunk.counts[self._index], strict=True))
 
 
 class Chunk(Sequence[WindowedText[Options]]):
     """Several inputs. `windows` holds the token ids of all their windows, `starts` (N + 1,) the first one of each."""
 
     def __init__(
-        self, inputs: Sequence[TaskInput[Options]], encodings: Encodings, max_length: int, split: Split
+        self,
+        inputs: Sequence[TaskInput[Options]],
+        encodings: Encodings,
+        max_length: int,
+        split: Split,
+        unknown: IntArray | None = None,  # (N,) tokens of each input; None: there are none
     ) -> None:
-        self.inputs, self.encodings = inputs, encodings
+        self.inputs, self.encodings, self.unknown = inputs, encodings, unknown
         self._long: dict[int, list[Window]] = {}
         self.windows, self.starts = encodings, np.arange(len(inputs) + 1)
         if encodings.lengths.max() > max_length:
@@ -87,13 +93,30 @@ class Chunk(Sequence[WindowedText[Options]]):
         return self._long.get(index) or [whole_window(self.encodings[index])]
 
     @cached_property
-    def counts(self) -> list[tuple[int, int, int]]:
-        """Tokens, tokens read and windows of each input; special tokens do not count."""
-        totals = (self.encodings.lengths - self.encodings.special_counts).tolist()
-        counts = [(total, total, 1) for total in totals]
+    def counts(self) -> list[tuple[int, int, int, int]]:
+        """`READ_COUNTS` of each input; special tokens do not count."""
+        totals = self.token_totals
+        unknown = [0] * len(totals) if self.unknown is None else self.unknown.tolist()
+        counts = [(total, total, 1, count) for total, count in zip(totals, unknown, strict=True)]
         for i, windows in self._long.items():
-            counts[i] = (totals[i], sum(window.tokens_read for window in windows), len(windows))
+            counts[i] = (totals[i], sum(window.tokens_read for window in windows), len(windows), counts[i][3])
         return counts
+
+    @property
+    def token_totals(self) -> list[int]:
+        """Tokens of each input without special tokens."""
+        totals: list[int] = (self.encodings.lengths - self.encodings.special_counts).tolist()
+        return totals
+
+    def count_unknown(self, counter: UnknownTokenCounter) -> None:
+        """Count the inputs that consist largely of unknown tokens."""
+        repeated = [task_input.repeated for task_input in self.inputs]
+        counter.texts += len(self) - sum(repeated)
+        if self.unknown is not None:
+            totals = self.token_totals
+            for i in np.flatnonzero(self.unknown).tolist():
+                if not repeated[i]:
+                    counter.add(self.inputs[i].texts, int(self.unknown[i]), totals[i])
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ class TaskInput(NamedTuple, Generic[Options]):
     name: str  # in error messages, such as "text 3"
     texts: tuple[str, ...]  # the text, or the two texts of a pair
     options: Options
+    # The most tokens of a window, or one window per sentence; None: as many as the model reads. The same for one call.
+    window_size: int | Literal["sentence"] | None = None
+    repeated: bool = False  # the text of the previous input again, as with another hypothesis: it is counted once
 
     @property
     def item(self) -> str | tuple[str, str]:

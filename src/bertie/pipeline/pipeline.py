@@ -25,10 +25,11 @@ from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import Options, TaskInput
 from bertie.pipeline.outputs import Output, Outputs
 from bertie.pipeline.reporting import report
+from bertie.pipeline.unknown_tokens import UnknownTokenCounter, current_counter
 from bertie.text.batch import Batch, pack
 from bertie.text.encoding import Encoding, Encodings
 from bertie.text.tokenizer import Tokenizer, checked_text
-from bertie.text.windows import Window, truncate, windows
+from bertie.text.windows import Window, sentence_windows, truncate, windows
 from bertie.threads import use_one_thread_in_forks
 
 Overflow = Literal["window", "error", "truncate"]
@@ -97,6 +98,7 @@ class Pipeline(Generic[Options, Output, Result]):
     """
 
     executor: Executor | None = None  # None: the forward pass runs here
+    counts_unknown: bool = True  # whether texts with many unknown tokens are counted and warned about
 
     def __init__(
         self,
@@ -128,12 +130,26 @@ class Pipeline(Generic[Options, Output, Result]):
             lists = chain([first], lists)
             threads = 0 if self.tokenizer.is_compiled([text for i in first for text in i.texts]) else TOKENIZER_THREADS
         pending: deque[tuple[Chunk[Options], Outputs[Output]]] = deque()
-        for chunk in prefetch(self.encode, lists, threads):
+        for chunk in self._counted(prefetch(self.encode, lists, threads)):
             pending.append((chunk, self.forward(chunk)))
             if len(pending) > late:
                 yield self.task.decode_chunk(*pending.popleft())
         for chunk, outputs in pending:
             yield self.task.decode_chunk(chunk, outputs)
+
+    def _counted(self, chunks: Iterable[Chunk[Options]], *, late: bool = True) -> Iterator[Chunk[Options]]:
+        """Chunks as they are; a warning after the last one if some texts consist largely of unknown tokens.
+
+        `late`: not before the end of the call that this one is part of.
+        """
+        outer = current_counter()
+        counter = UnknownTokenCounter() if outer is None else outer
+        for chunk in chunks:
+            if self.counts_unknown:
+                chunk.count_unknown(counter)
+            yield chunk
+        if outer is None or not late:
+            counter.warn()
 
     def _overlaps(self, texts: object) -> bool:
         """Whether a chunk's results are fetched while the next one runs."""
@@ -155,7 +171,10 @@ class Pipeline(Generic[Options, Output, Result]):
                 for text in task_input.texts:
                     checked_text(text, task_input.name)
             raise
-        return Chunk(inputs, encodings, self.checkpoint.max_length, self.split)
+        unknown = self.tokenizer.count_unknown(encodings)
+        size, limit = inputs[0].window_size, self.checkpoint.max_length
+        limit = 0 if size == "sentence" else min(limit, size or limit)
+        return Chunk(inputs, encodings, limit, self.split, unknown)
 
     def check(self) -> None:
         """Raise an error if nobody waits for the result any more: decoding calls it between slices of its work."""
@@ -164,7 +183,7 @@ class Pipeline(Generic[Options, Output, Result]):
 
     def read(self, inputs: Iterable[TaskInput[Options]]) -> Iterator[WindowedText[Options]]:
         """Tokenize inputs and split them into windows, one by one: what training reads."""
-        for chunk in map(self.encode, split_chunks(inputs)):
+        for chunk in self._counted(map(self.encode, split_chunks(inputs)), late=False):
             yield from chunk
 
     def split(self, task_input: TaskInput[Any], encoding: Encoding) -> list[Window]:
@@ -175,20 +194,28 @@ class Pipeline(Generic[Options, Output, Result]):
                 f"{task_input.name} has {len(encoding)} tokens and the model reads {max_length} at once; shorten it, "
                 "or pass overflow='window' to read it in windows or overflow='truncate' to read its beginning only"
             )
+        size = task_input.window_size
+        if size == "sentence":
+            return sentence_windows(encoding, task_input.texts, max_length)
+        if size is not None:
+            return windows(encoding, task_input.texts, min(size, max_length))
         method = truncate if self.overflow == "truncate" else windows
         return method(encoding, task_input.texts, max_length)
 
     def forward(self, chunk: Chunk[Options]) -> Outputs[Output]:
         """Run the forward pass over all windows of a chunk, in batches of texts of similar length."""
-        task, model, windows = self.task, self.checkpoint.model, chunk.windows
-        parameters, count = task.parameters(chunk), len(windows.lengths)
+        try:
+            return self.compute(chunk.windows, self.task.parameters(chunk), len(chunk))
+        except NonFiniteError as error:
+            index = int(chunk.starts.searchsorted(error.window, side="right")) - 1
+            raise InputError(f"{chunk.inputs[index].name}: the model's outputs are not finite") from None
+
+    def compute(self, windows: Encodings, parameters: Sequence[Any] | None, texts: int = 0) -> Outputs[Output]:
+        """The task's outputs for windows, given by their token ids; `texts` of them are reported as progress."""
+        task, model, count = self.task, self.checkpoint.model, len(windows.lengths)
         outputs: Outputs[Output] = Outputs(count)
         if self.executor is not None:
-            try:
-                outputs.add(range(count), self.executor.compute(task, windows, parameters))
-            except NonFiniteError as error:
-                index = int(chunk.starts.searchsorted(error.window, side="right")) - 1
-                raise InputError(f"{chunk.inputs[index].name}: the model's outputs are not finite") from None
+            outputs.add(range(count), self.executor.compute(task, windows, parameters))
             return outputs
         device = model.device
         with torch.inference_mode():
@@ -196,7 +223,7 @@ class Pipeline(Generic[Options, Output, Result]):
                 batch = Batch.select(windows, group).to(device)
                 own = None if parameters is None else [parameters[window] for window in group]
                 outputs.add(group, task.outputs(model, model.hidden(batch, task.head), batch, own))
-                report(len(group) * len(chunk) / count)
+                report(len(group) * texts / count)
         return outputs
 
     @property

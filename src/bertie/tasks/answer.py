@@ -5,12 +5,14 @@ best spans over all of them. The score of "no answer" is the lowest over the win
 rightly predicts none. Several documents are combined in the same way.
 
 Scores are probabilities: the softmax, at the temperature that `fit` found on the dev data, of the logits of the best
-spans (20, as in SQuAD's n-best lists) and of "no answer".
+spans (20, as in SQuAD's n-best lists) and of "no answer". If there were unanswerable questions in the dev data, the
+probability of "no answer" is a logistic function of its logit minus that of the best span (Platt scaling) and of the
+logarithm of the number of tokens read instead, the spans share the rest, and the threshold with the best F1 on the dev
+data is the default.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +23,10 @@ import numpy as np
 from torch import Tensor
 
 from bertie.arguments import explain_arguments
+from bertie.config import Calibration
 from bertie.errors import InputError
 from bertie.nn.model import Model
-from bertie.pipeline.chunk import WindowedText
+from bertie.pipeline.chunk import READ_COUNTS, WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list, check_positive
 from bertie.pipeline.outputs import FloatArray, PendingCopy
 from bertie.tasks.decoding import trim_span
@@ -40,7 +43,7 @@ N_BEST = 20  # spans that probabilities are computed over
 class _Options:
     top_k: int
     max_answer_length: int
-    threshold: float | None
+    no_answer_threshold: float
 
     @property
     def spans(self) -> int:
@@ -71,7 +74,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         *,
         top_k: int = 1,
         max_answer_length: int = 30,
-        threshold: float | None = None,
+        no_answer_threshold: float | None = None,
         progress: bool | None = None,
     ) -> AnswerResult: ...
     @overload
@@ -81,7 +84,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         *,
         top_k: int = 1,
         max_answer_length: int = 30,
-        threshold: float | None = None,
+        no_answer_threshold: float | None = None,
         progress: bool | None = None,
     ) -> AnswerResult: ...
     @overload
@@ -91,7 +94,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         *,
         top_k: int = 1,
         max_answer_length: int = 30,
-        threshold: float | None = None,
+        no_answer_threshold: float | None = None,
         progress: bool | None = None,
     ) -> list[AnswerResult]: ...
     @explain_arguments
@@ -102,18 +105,22 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         *,
         top_k: int = 1,
         max_answer_length: int = 30,
-        threshold: float | None = None,
+        no_answer_threshold: float | None = None,
         progress: bool | None = None,
     ) -> Any:
         """Find the best answers to each question in its document or documents.
 
         Pass pairs of a question and its document or documents; or one question and its documents, for one result.
 
-        `max_answer_length` is in tokens. `threshold`: by how much the logit of the best span must beat that of
-        "no answer"; without one, a span is always returned. `progress`: whether to show a progress bar; None: on a
-        terminal or in a notebook.
+        `max_answer_length` is in tokens. `no_answer_threshold`: the result is "no answer" if that is more probable than
+        this; by default the threshold that `fit` found, if any, otherwise 1: a span is always returned. `progress`:
+        whether to show a progress bar; None: on a terminal or in a notebook.
         """
-        options: dict[str, Any] = {"top_k": top_k, "max_answer_length": max_answer_length, "threshold": threshold}
+        options: dict[str, Any] = {
+            "top_k": top_k,
+            "max_answer_length": max_answer_length,
+            "no_answer_threshold": no_answer_threshold,
+        }
         if isinstance(questions, tuple) and len(questions) == 2 and isinstance(questions[0], str):
             questions, documents = questions
         if isinstance(questions, str):
@@ -130,14 +137,15 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         *,
         top_k: int = 1,
         max_answer_length: int = 30,
-        threshold: float | None = None,
+        no_answer_threshold: float | None = None,
     ) -> Iterator[AnswerResult]:
         """As `answer`, one by one."""
         check_positive(top_k=top_k, max_answer_length=max_answer_length)
-        if threshold is not None and not math.isfinite(threshold):
-            raise InputError(f"threshold={threshold} must be a finite number, or None")
+        threshold = self.info.calibration.no_answer_threshold if no_answer_threshold is None else no_answer_threshold
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise InputError(f"no_answer_threshold={threshold} must be a probability, from 0 to 1, or None")
         check_list(questions, "answer", "pairs of a question and its documents")
-        return self._answer_each(questions, _Options(top_k, max_answer_length, threshold))
+        return self._answer_each(questions, _Options(top_k, max_answer_length, 1.0 if threshold is None else threshold))
 
     def _answer_each(
         self, questions: Iterable[tuple[str, str | Sequence[str]]], options: _Options
@@ -157,7 +165,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
             group.append(result)
             if len(group) == counts[0]:
                 counts.popleft()
-                yield _merge_documents(group, options, self.info.calibration.temperature)
+                yield _merge_documents(group, options, self.info.calibration)
                 group = []
 
     def outputs(
@@ -219,23 +227,42 @@ def _best_spans(window: Window, logits: FloatArray, task_input: TaskInput[_Optio
     return best
 
 
-def _merge_documents(documents: Sequence[AnswerResult], options: _Options, temperature: float) -> AnswerResult:
+def _merge_documents(documents: Sequence[AnswerResult], options: _Options, calibration: Calibration) -> AnswerResult:
     """The best spans of several documents; "no answer" only if none of them has one."""
     spans = [replace(span, document=number) for number, result in enumerate(documents) for span in result.answers]
     spans.sort(key=lambda span: -span.logit)
     none = min(result.no_answer_logit for result in documents)
-    logits = np.array([none, *(span.logit for span in spans[: options.spans])], dtype=np.float64) / temperature
-    highest = logits.max()
-    total = np.exp(logits[: N_BEST + 1] - highest).sum()
-    none_score, *scores = (np.exp(logits - highest) / total).tolist()
+    counts = {name: sum(getattr(result, name) for result in documents) for name in READ_COUNTS}
+    logits = [span.logit for span in spans[: options.spans]]
+    none_score, scores = probabilities(logits, none, counts["tokens_read"], calibration)
     spans = [replace(span, score=score) for span, score in zip(spans, scores, strict=False)]
-    if not spans or (options.threshold is not None and spans[0].logit - none < options.threshold):
+    if not spans or none_score > options.no_answer_threshold:
         spans.insert(0, AnswerSpan("", None, None, none_score, none))
     return AnswerResult(
         tuple(spans[: options.top_k]),
         none_score,
         none,
-        sum(result.tokens_total for result in documents),
-        sum(result.tokens_read for result in documents),
-        sum(result.windows for result in documents),
+        **counts,
     )
+
+
+def probabilities(
+    spans: Sequence[float], none: float, tokens: int, calibration: Calibration
+) -> tuple[float, list[float]]:
+    """The probability of "no answer" and of each span, by their logits, best span first, in so many tokens.
+
+    They add up to 1 over "no answer" and the `N_BEST` best spans.
+    """
+    if not spans:
+        return 1.0, []
+    scale, bias = calibration.no_answer_scale, calibration.no_answer_bias
+    if scale is None or bias is None:
+        logits = np.array([none, *spans], dtype=np.float64) / calibration.temperature
+        weights = np.exp(logits - logits.max())
+        none_score, *scores = (weights / weights[: N_BEST + 1].sum()).tolist()
+        return none_score, scores
+    # The more is read, the higher is the best logit by chance.
+    none_logit = scale * (none - spans[0]) + calibration.no_answer_length * np.log(max(tokens, 1)) + bias
+    answered = float(np.exp(-np.logaddexp(0.0, none_logit)))
+    weights = np.exp((np.array(spans, dtype=np.float64) - spans[0]) / calibration.temperature)
+    return 1.0 - answered, (answered * weights / weights[:N_BEST].sum()).tolist()

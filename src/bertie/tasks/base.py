@@ -6,7 +6,7 @@ from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from bertie.tasks.display import html_table, shorten
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 from bertie.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bertie.tasks.attention import AttentionResult, HiddenStatesResult
 
 Result = TypeVar("Result")
 
@@ -213,6 +216,26 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         with show_progress(label, length(items) if total is None else total, progress, unit):
             results = list(each(items))
         return results[0] if single else results
+
+    # --- looking into the encoder ---
+
+    def attention(self, text: str, *, layer: int | None = None, head: int | None = None) -> AttentionResult:
+        """The attention weights of one layer (by default the last), of one head or averaged over all.
+
+        Layers and heads are counted from 0. The text must fit into the model's maximum length.
+        """
+        from bertie.tasks.attention import attention_weights
+
+        return attention_weights(self.checkpoint, text, layer=layer, head=head)
+
+    def hidden_states(self, text: str) -> HiddenStatesResult:
+        """The hidden states of every token after every layer, (layers + 1, n, D), the input embeddings first.
+
+        The text must fit into the model's maximum length; `Embedder.token_embeddings` reads longer ones.
+        """
+        from bertie.tasks.attention import hidden_states
+
+        return hidden_states(self.checkpoint, text)
 
     # --- the task's stages of the pipeline ---
 

@@ -3,12 +3,14 @@
 Scores are probabilities, calibrated with the temperature that `fit` found on the dev data, if there was any. Over
 several windows, log-probabilities are averaged, weighted by the tokens that each window owns, and normalized again;
 regression values and the logits of a multi-label model are averaged directly. So the label is that of the whole text: a
-single sentence decides where the rest is neutral, and is outvoted where it is not.
+single sentence decides where the rest is neutral, and is outvoted where it is not. `window_size` and `window_pooling`
+choose other windows, and other ways to combine them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -17,21 +19,24 @@ from torch import Tensor
 
 from bertie.arguments import explain_arguments
 from bertie.config import HeadInfo
+from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
-from bertie.pipeline.inputs import TaskInput, check_list, check_pair
+from bertie.pipeline.inputs import TaskInput, check_list, check_pair, check_positive
 from bertie.pipeline.outputs import FloatArray, PendingCopy
-from bertie.tasks.decoding import average_windows, log_softmax, sigmoid, softmax
-from bertie.tasks.results import ClassificationResult, RegressionResult
+from bertie.pipeline.unknown_tokens import no_warning
+from bertie.tasks.attribution import MAX_PIECES, Text, attribute_each
+from bertie.tasks.decoding import WINDOW_POOLING, WindowPooling, average_windows, pool_windows, sigmoid, softmax
+from bertie.tasks.results import AttributionResult, ClassificationResult, RegressionResult
 from bertie.tasks.trainable import Trainable
 from bertie.tasks.zero_shot import entailment_label
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 
-Text = str | tuple[str, str]
+WindowSize = int | Literal["sentence"]
 
 
-class Classifier(Trainable[None, FloatArray, ClassificationResult]):
+class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResult]):
     """Classifies texts or pairs of texts.
 
     >>> classifier = Classifier.load("path/to/a/sentiment/model")                  # doctest: +SKIP
@@ -70,20 +75,92 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
         return "multi_label_classification" if multi_label else "single_label_classification"
 
     @overload
-    def classify(self, texts: str, *, progress: bool | None = None) -> ClassificationResult: ...  # type: ignore[overload-overlap]
+    def classify(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        *,
+        window_size: WindowSize | None = None,
+        window_pooling: WindowPooling = "mean",
+        progress: bool | None = None,
+    ) -> ClassificationResult: ...
     @overload
-    def classify(self, texts: Iterable[Text], *, progress: bool | None = None) -> list[ClassificationResult]: ...
+    def classify(
+        self,
+        texts: Iterable[Text],
+        *,
+        window_size: WindowSize | None = None,
+        window_pooling: WindowPooling = "mean",
+        progress: bool | None = None,
+    ) -> list[ClassificationResult]: ...
     @explain_arguments
-    def classify(self, texts: Any, *, progress: bool | None = None) -> Any:
+    def classify(
+        self,
+        texts: Any,
+        *,
+        window_size: WindowSize | None = None,
+        window_pooling: WindowPooling = "mean",
+        progress: bool | None = None,
+    ) -> Any:
         """Classify texts or pairs; a single text has a single result. A tuple of texts is a list of them, not a pair.
 
+        `window_size`: read texts in windows of at most so many tokens, or "sentence" by sentence, though more would
+        fit; pairs have no sentences. `window_pooling` combines the windows: "mean" of their log-probabilities,
+        "confidence", which gives more weight to windows that are sure, or "max", the highest probability of each label.
         `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
-        return self.collect(texts, self.classify_each, "classify", progress)
+        each = partial(self.classify_each, window_size=window_size, window_pooling=window_pooling)
+        return self.collect(texts, each, "classify", progress)
 
-    def classify_each(self, texts: Iterable[Text]) -> Iterator[ClassificationResult]:
+    def classify_each(
+        self,
+        texts: Iterable[Text],
+        *,
+        window_size: WindowSize | None = None,
+        window_pooling: WindowPooling = "mean",
+    ) -> Iterator[ClassificationResult]:
         """As `classify`, one by one."""
-        return self.run(text_or_pair_inputs(texts, "classify"), texts)
+        if window_size != "sentence":
+            check_positive(window_size=window_size)
+        if window_pooling not in WINDOW_POOLING:
+            raise InputError(f"window_pooling={window_pooling!r} must be one of {', '.join(WINDOW_POOLING)}")
+        inputs = text_or_pair_inputs(texts, "classify")
+        if window_size is not None or window_pooling != "mean":
+            inputs = (i._replace(options=window_pooling, window_size=window_size) for i in inputs)
+        return self.run(inputs, texts)
+
+    @overload
+    def attribute(  # type: ignore[overload-overlap]
+        self, texts: str, *, label: str | None = None, max_pieces: int = MAX_PIECES, progress: bool | None = None
+    ) -> AttributionResult: ...
+    @overload
+    def attribute(
+        self,
+        texts: Iterable[Text],
+        *,
+        label: str | None = None,
+        max_pieces: int = MAX_PIECES,
+        progress: bool | None = None,
+    ) -> list[AttributionResult]: ...
+    @explain_arguments
+    def attribute(
+        self, texts: Any, *, label: str | None = None, max_pieces: int = MAX_PIECES, progress: bool | None = None
+    ) -> Any:
+        """Which words decided: leave-one-out attribution, by the label's probability with and without each word.
+
+        Texts with more than `max_pieces` words are split into groups of neighbouring words. `label`: the one to
+        explain; by default each text's predicted one.
+
+        >>> result = Classifier.load().attribute("A truly wonderful film.")
+        >>> result.label, max(result.pieces, key=lambda piece: piece.weight).text.strip()
+        ('positive', 'wonderful')
+        """
+
+        def each(some: Any) -> Iterator[AttributionResult]:
+            for text in check_list(some, "attribute"):
+                yield from attribute_each(self.classify, [text], [label], max_pieces)
+
+        with no_warning():  # about each variant of a text; the results have the counts
+            return self.collect(texts, each, "attribute", progress)
 
     def outputs(
         self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[None] | None
@@ -91,16 +168,17 @@ class Classifier(Trainable[None, FloatArray, ClassificationResult]):
         """(labels,) logits of each window."""
         return PendingCopy.per_text(self.head_outputs(model, hidden, batch))
 
-    def decode(self, text: WindowedText[None], outputs: Sequence[FloatArray]) -> ClassificationResult:
-        """Average the windows."""
+    def decode(self, text: WindowedText[WindowPooling | None], outputs: Sequence[FloatArray]) -> ClassificationResult:
+        """Pool the windows."""
         info, temperature = self.info, self.info.calibration.temperature
+        pooling = text.input.options or "mean"
         if self.problem == "single_label_classification":
-            logits = outputs[0]
-            if len(outputs) > 1:
-                logits = average_windows(text.windows, [log_softmax(output) for output in outputs])
+            logits = outputs[0] if len(outputs) == 1 else pool_windows(text.windows, outputs, pooling)
             scores = softmax(logits / temperature)
         else:
-            scores = outputs[0] if len(outputs) == 1 else average_windows(text.windows, outputs)
+            scores = outputs[0]
+            if len(outputs) > 1:
+                scores = np.max(outputs, axis=0) if pooling == "max" else average_windows(text.windows, outputs)
             scores = sigmoid(scores / temperature) if self.problem == "multi_label_classification" else scores
         by_label = {label: float(scores[i]) for i, label in info.labels.items()}
         best = max(by_label, key=lambda label: by_label[label])
@@ -196,7 +274,7 @@ class Regressor(Trainable[None, FloatArray, RegressionResult]):
         return RegressionResult(float(values[0]), **text.counts())
 
 
-def text_or_pair_inputs(texts: Iterable[Text], caller: str) -> Iterator[TaskInput[None]]:
+def text_or_pair_inputs(texts: Iterable[Text], caller: str) -> Iterator[TaskInput[Any]]:
     """Inputs of texts and pairs."""
     named = ((text, f"text {i}") for i, text in enumerate(check_list(texts, caller)))
     return (

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertie.pipeline.outputs import FloatArray
 from bertie.text.windows import Window
+
+WindowPooling = Literal["mean", "confidence", "max"]
+WINDOW_POOLING = ("mean", "confidence", "max")
 
 
 def read_counts(windows: Sequence[Window]) -> dict[str, int]:
@@ -27,6 +31,25 @@ def average_windows(windows: Sequence[Window], outputs: Sequence[FloatArray]) ->
     weights = np.array([window.weight for window in windows])
     mean = np.average(np.stack(outputs).astype(np.float64), axis=0, weights=weights)
     return mean.astype(np.float32)
+
+
+def pool_windows(windows: Sequence[Window], logits: Sequence[FloatArray], pooling: WindowPooling) -> FloatArray:
+    """(labels,) logits of a text of several windows, for softmax; `logits` are those of each window.
+
+    "mean": the mean of the log-probabilities, weighted by the tokens that each window owns. "confidence": the same,
+    weighted also by how sure each window is: the square of 1 minus its entropy over that of the uniform distribution.
+    "max": of each label, the highest probability in any window.
+    """
+    rows = np.stack([log_softmax(row) for row in logits]).astype(np.float64)  # (W, labels)
+    if pooling == "max":
+        highest: FloatArray = rows.max(axis=0).astype(np.float32)
+        return highest
+    weights = np.array([window.weight for window in windows])
+    if pooling == "confidence":
+        entropy = -(np.exp(rows) * rows).sum(axis=1) / np.log(rows.shape[1])
+        weights = weights * np.maximum(1 - entropy, 1e-6) ** 2
+    pooled: FloatArray = np.average(rows, axis=0, weights=weights).astype(np.float32)
+    return pooled
 
 
 def owned_rows(windows: Sequence[Window], outputs: Sequence[FloatArray]) -> tuple[NDArray[np.int64], FloatArray]:

@@ -63,17 +63,20 @@ class Displayed:
     """A dataclass whose `repr` is short, and which is a table in a notebook.
 
     How much was read (`tokens_total`, `tokens_read`, `windows`) is shown where a text was read in several windows or
-    not to its end.
+    not to its end, `tokens_unknown` where there are any.
     """
 
     __slots__ = ()
 
     def _facts(self) -> dict[str, Any]:
         facts = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
+        unknown = facts.get("tokens_unknown")
+        hidden = set() if unknown else {"tokens_unknown", "tokens_total"}
         if facts.get("windows") == 1 and facts["tokens_read"] == facts["tokens_total"]:
-            for name in ("tokens_total", "tokens_read", "windows"):
-                del facts[name]
-        return facts
+            hidden |= {"tokens_read", "windows"}
+        else:
+            hidden -= {"tokens_total"}
+        return {name: value for name, value in facts.items() if name not in hidden}
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={shorten(value)}" for name, value in self._facts().items())

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import inf
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, Unpack, overload
 
@@ -29,17 +27,21 @@ from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.nn.sentence_layers import Normalize, normalize, normalize_array
 from bertie.pipeline.chunk import Chunk, WindowedText
-from bertie.pipeline.inputs import TaskInput, check_list, text_inputs
+from bertie.pipeline.inputs import TaskInput, text_inputs
 from bertie.pipeline.outputs import FloatArray, Outputs, PendingCopy
-from bertie.pipeline.pipeline import Overflow, split_chunks
+from bertie.pipeline.pipeline import Overflow
 from bertie.pipeline.reporting import length, show_progress
+from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks.base import Task
 from bertie.tasks.decoding import average_windows
+from bertie.tasks.prompts import choose_prompt, prompt_tokens_in
 from bertie.tasks.results import EmbeddingResult
+from bertie.tasks.table_output import TransformOutput, as_table, check_output, output_kind, single_column
+from bertie.tasks.token_embeddings import TokenEmbedder, TokenEmbeddingsResult
+from bertie.tasks.token_weights import token_weights
 from bertie.tasks.trainable import Hyperparameters, Trainable
 from bertie.text.batch import Batch
-from bertie.text.windows import Window
 
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "weighted-mean": "weightedmean"}
 
@@ -189,16 +191,24 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
             )
         return single
 
-    def transform(self, X: Any) -> NDArray[np.float32]:
+    def transform(self, X: Any) -> Any:
         """(N, dimension) the embeddings of the texts: for scikit-learn's pipelines.
 
-        A table or array must have one column.
+        A table or array must have one column. The result is an array; after `set_output`, a table.
         """
-        return self.embed(single_column(X))
+        kind = output_kind(self.__dict__.get("_sklearn_output_config", {}).get("transform"))
+        return as_table(self.embed(single_column(X)), self.get_feature_names_out(), kind, X)
 
-    def fit_transform(self, X: Any, y: Any = None) -> NDArray[np.float32]:
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
         """As `transform`: in a pipeline, the embedder stays as it is."""
         return self.transform(X)
+
+    def set_output(self, *, transform: TransformOutput | None = None) -> Self:
+        """Choose what `transform` returns: "pandas", "polars" or "default", an array; None changes nothing."""
+        check_output(transform)
+        if transform is not None:
+            self._sklearn_output_config = {"transform": transform}  # scikit-learn's name, which `clone` copies
+        return self
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """(dimension,) the names of `transform`'s columns."""
@@ -220,18 +230,24 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
     @explain_arguments
     def embed(
-        self, texts: str | Iterable[str], *, prompt: str | None = None, progress: bool | None = None
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        progress: bool | None = None,
     ) -> NDArray[np.float32]:
         """(N, dimension) the embeddings of the texts, in order; of a single text, (dimension,).
 
-        `prompt` names one of the checkpoint's prompts. `progress`: whether to show a progress bar; None: on a terminal
-        or in a notebook. `encode` is another name of this method.
+        `prompt`, such as "query: ", goes before each text; `prompt_name` names one of the checkpoint's prompts instead.
+        Without both it is the checkpoint's default prompt, if it has one. `progress`: whether to show a progress bar;
+        None: on a terminal or in a notebook. `encode` is another name of this method.
         """
         if isinstance(texts, str):
-            row: NDArray[np.float32] = self.embed([texts], prompt=prompt, progress=progress)[0]
+            row: NDArray[np.float32] = self.embed([texts], prompt=prompt, prompt_name=prompt_name, progress=progress)[0]
             return row
         with show_progress("embed", length(texts), progress):
-            chunks = self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts)
+            chunks = self.pipeline.chunks(self.inputs(texts, self.options(prompt, prompt_name)), texts)
             vectors = [chunk.vectors for chunk in chunks if isinstance(chunk, _EmbeddingBlock)]
         if len(vectors) == 1:
             return vectors[0]
@@ -239,9 +255,40 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
     encode = embed
 
-    def embed_each(self, texts: Iterable[str], *, prompt: str | None = None) -> Iterator[EmbeddingResult]:
+    def embed_each(
+        self, texts: Iterable[str], *, prompt: str | None = None, prompt_name: str | None = None
+    ) -> Iterator[EmbeddingResult]:
         """As `embed`, one by one, with how much of each text was read."""
-        return chain.from_iterable(self.pipeline.chunks(self.inputs(texts, self.options(prompt)), texts))
+        return chain.from_iterable(self.pipeline.chunks(self.inputs(texts, self.options(prompt, prompt_name)), texts))
+
+    @overload
+    def token_embeddings(  # type: ignore[overload-overlap]
+        self, texts: str, *, prompt: str | None = None, prompt_name: str | None = None, progress: bool | None = None
+    ) -> TokenEmbeddingsResult: ...
+    @overload
+    def token_embeddings(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        progress: bool | None = None,
+    ) -> list[TokenEmbeddingsResult]: ...
+    @explain_arguments
+    def token_embeddings(
+        self, texts: Any, *, prompt: str | None = None, prompt_name: str | None = None, progress: bool | None = None
+    ) -> Any:
+        """The tokens of each text with their last hidden states, before pooling; of a single text, one result.
+
+        A token's offsets count from the beginning of the prompt, if there is one.
+        """
+        options = self.options(prompt, prompt_name)
+        task = TokenEmbedder(self.checkpoint, overflow=self.overflow, deterministic=self.deterministic)
+
+        def each(items: Iterable[str]) -> Iterator[TokenEmbeddingsResult]:
+            return task.run((TaskInput(i.name, i.texts, None) for i in self.inputs(items, options)), items)
+
+        return self.collect(texts, each, "embed", progress)
 
     def inputs(self, texts: Iterable[str], options: _Options) -> Iterator[TaskInput[_Options]]:
         """Texts with the prompt before them, lower-cased if the checkpoint says so."""
@@ -250,18 +297,15 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
             return inputs
         return (i._replace(texts=(self.prepare_text(options.prompt + i.texts[0]),)) for i in inputs)
 
-    def options(self, prompt: str | None = None) -> _Options:
-        """The prompt of that name, or the default one, with its length in tokens."""
-        text = self.prompt_text(prompt)
+    def options(self, prompt: str | None = None, prompt_name: str | None = None) -> _Options:
+        """The prompt, the one of that name or the default one, with its length in tokens."""
+        text = self.prompt_text(prompt, prompt_name)
         return _Options(self._prompt_tokens(text), text)
 
-    def prompt_text(self, name: str | None) -> str:
-        """The text of a prompt, or of the default one; empty if there is none."""
-        name = name if name is not None else self.modules.default_prompt
-        if name is not None and name not in self.modules.prompts:
-            known = ", ".join(self.modules.prompts) or "none"
-            raise InputError(f"prompt={name!r} is not one of the checkpoint's prompts: {known}")
-        return self.modules.prompts[name] if name is not None else ""
+    def prompt_text(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """The text that goes before each text: `prompt`, or the checkpoint's prompt of a name, or its default one."""
+        modules = self.modules
+        return choose_prompt(prompt, prompt_name, prompts=modules.prompts, default=modules.default_prompt)
 
     def prepare_text(self, text: str) -> str:
         """Lower-case a text if the checkpoint says so."""
@@ -281,6 +325,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         self, a: str | Iterable[str], b: str | Iterable[str] | None = None, *, progress: bool | None = None
     ) -> NDArray[np.float32]: ...
     @explain_arguments
+    @one_warning()
     def similarity(self, a: Any, b: Any = None, *, progress: bool | None = None) -> Any:
         """(N, M) similarities of the texts `a` to the texts `b`, or to each other; see `compare`.
 
@@ -397,37 +442,8 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         >>> bool(weights[embedder.tokenizer.id("the")] < weights[embedder.tokenizer.id("cat")])
         True
         """
-        if not isinstance(smoothing, Real) or isinstance(smoothing, bool) or not 0 < smoothing < inf:
-            raise InputError(f"smoothing={smoothing!r} must be a number above 0")
-        modes = self.modules.pooling.modes
-        if not all(mode in ("mean", "mean_sqrt_len_tokens", "weightedmean") for mode in modes):
-            raise InputError(f"token weights need mean pooling; this model's is {' + '.join(modes)}")
-        size, count = self.model.config.vocab, 0
-        frequencies = np.zeros(size, np.int64)  # number of texts with each token
-        for inputs in split_chunks(text_inputs(texts, "weight_tokens", _Options(0))):
-            encodings = self.tokenizer.encode_flat([self.prepare_text(i.texts[0]) for i in inputs])
-            text = np.repeat(np.arange(len(inputs)), encodings.lengths)
-            frequencies += np.bincount(np.unique(text * size + encodings.ids) % size, minlength=size)
-            count += len(inputs)
-        if not count:
-            raise InputError("weight_tokens needs at least one text")
+        weights = token_weights(self, texts, smoothing)
         vocabulary = self.tokenizer.vocabulary
-        weights = torch.from_numpy((smoothing / (smoothing + frequencies / count)).round(4)).float()
-        self.modules = self.modules.with_token_weights(weights, [vocabulary.get(id, "") for id in range(size)])
+        self.modules = self.modules.with_token_weights(weights, [vocabulary.get(id, "") for id in range(len(weights))])
         self.checkpoint = replace(self.checkpoint, sentence=self.modules)
         return self
-
-
-def single_column(X: Any) -> Any:
-    """The texts of a table or an array with one column; anything else as it is."""
-    if hasattr(X, "columns") or getattr(X, "ndim", 1) == 2:
-        names = list(X.columns) if hasattr(X, "columns") else list(range(X.shape[1]))
-        if len(names) != 1:
-            raise InputError(f"X has {len(names)} columns, and transform takes one: that of the texts")
-        return X[names[0]] if hasattr(X, "columns") else X[:, 0]
-    return check_list(X, "transform")
-
-
-def prompt_tokens_in(window: Window, prompt: int) -> int:
-    """Number of a window's tokens that belong to the prompt: of several windows only the first begins with it."""
-    return prompt if 0 < prompt < len(window) and window.indices[prompt - 1] == prompt - 1 else 0

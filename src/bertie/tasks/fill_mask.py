@@ -1,7 +1,7 @@
-"""Fill-mask, and the pseudo-log-likelihood of texts, with a masked language model.
+"""Fill-mask, and predictions for every token of a text, with a masked language model.
 
 Each mask is predicted in the window where it has the most context on both sides. Several masks are predicted
-independently, with the others still masked.
+independently, with the others still masked. For predictions of every token, each is masked in turn.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -22,16 +22,22 @@ from bertie.nn.model import Model
 from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import check_list, check_positive, text_inputs
 from bertie.pipeline.outputs import FloatArray
-from bertie.pipeline.pipeline import CPU_BATCH_TOKENS
 from bertie.pipeline.reporting import report
 from bertie.tasks.base import Task
-from bertie.tasks.decoding import owned_rows, read_counts
-from bertie.tasks.results import FillMaskResult, MaskPrediction, PseudoLikelihood, TokenCandidate
+from bertie.tasks.decoding import trim_span
+from bertie.tasks.results import (
+    FillMaskResult,
+    MaskPrediction,
+    PseudoLikelihood,
+    TokenCandidate,
+    TokenPrediction,
+    TokenPredictionResult,
+)
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings, IntArray
-from bertie.text.windows import Window
 
 MASK_ROWS = 64  # masks that are predicted at a time
+MASKED_COPIES = 1 << 18  # tokens of a window's copies, each with one token masked, that are made at a time
 CANDIDATES_PER_TOKEN = 64  # candidates that take as long to return as a token takes to read, roughly
 
 
@@ -47,13 +53,18 @@ class _MaskQuery(NamedTuple):
     positions: IntArray
     top_k: int
     allowed: IntArray | None
+    targets: IntArray | None = None  # (masks,) the ids of the masked tokens, where they are known
 
 
 class _TopTokens(NamedTuple):
-    """(masks, k) the most probable tokens for each mask of a window."""
+    """The predictions for the masks of a window."""
 
-    ids: IntArray
-    scores: FloatArray
+    ids: IntArray  # (masks, k) the most probable tokens
+    scores: FloatArray  # (masks, k) their probabilities
+    targets: FloatArray  # (masks, 2) the log-probability and the rank of the masked token; no columns if unknown
+
+
+_NONE = _TopTokens(np.empty((0, 1), np.int64), np.empty((0, 1), np.float32), np.empty((0, 2), np.float32))
 
 
 class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
@@ -145,26 +156,35 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         masked = hidden[torch.from_numpy(rows).to(hidden.device)]  # (masks, D)
         outputs: list[_TopTokens] = []
         first = 0
-        for _, same in groupby(parameters, key=lambda query: (query.top_k, id(query.allowed))):
+        for _, same in groupby(parameters, key=lambda query: (query.top_k, id(query.allowed), query.targets is None)):
             queries = list(same)
             ends = np.cumsum([len(query.positions) for query in queries])
-            tops = [_TopTokens(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))][: int(not ends[-1])]
-            for block in torch.split(masked[first : first + ends[-1]], MASK_ROWS) if ends[-1] else ():
-                self.pipeline.check()
-                tops.append(self._top_tokens(queries[0], self._probabilities(model, block)))
-            ids, scores = (np.concatenate(parts) for parts in zip(*tops, strict=True))
-            outputs += map(_TopTokens, np.split(ids, ends[:-1]), np.split(scores, ends[:-1]))
+            group = self._predict(model, masked[first : first + ends[-1]], queries)
+            outputs += map(_TopTokens, *(np.split(part, ends[:-1]) for part in group))
             first += int(ends[-1])
         return outputs
 
-    def _probabilities(self, model: Model, masked: Tensor) -> Tensor:
+    def _predict(self, model: Model, masked: Tensor, queries: Sequence[_MaskQuery]) -> _TopTokens:
+        """Predictions for the masks of queries that differ in their positions and targets only."""
+        targets = [query.targets for query in queries if query.targets is not None]
+        ids = torch.from_numpy(np.concatenate(targets)).to(masked.device) if targets else None
+        blocks = []
+        for start in range(0, len(masked), MASK_ROWS):
+            self.pipeline.check()
+            logits = self._logits(model, masked[start : start + MASK_ROWS])
+            true = None if ids is None else ids[start : start + MASK_ROWS, None]  # (masks, 1)
+            # Embedding tables are often padded: ids beyond the vocabulary have no token.
+            top = self._top_tokens(queries[0], logits.softmax(-1)[:, : self.tokenizer.vocab_size])
+            blocks.append(_TopTokens(*top, _target_columns(logits, true)))
+        return _TopTokens(*(np.concatenate(parts) for parts in zip(*blocks, strict=True))) if blocks else _NONE
+
+    def _logits(self, model: Model, masked: Tensor) -> Tensor:
         """(masks, D) -> (masks, V)."""
         assert self.head is not None
-        logits = model.head(self.head).vocabulary_logits(masked, model.encoder.embeddings.words.weight)
-        # Embedding tables are often padded: ids beyond the vocabulary have no token.
-        return logits.float().softmax(-1)[:, : self.tokenizer.vocab_size]
+        logits: Tensor = model.head(self.head).vocabulary_logits(masked, model.encoder.embeddings.words.weight)
+        return logits.float()
 
-    def _top_tokens(self, query: _MaskQuery, probabilities: Tensor) -> _TopTokens:
+    def _top_tokens(self, query: _MaskQuery, probabilities: Tensor) -> tuple[IntArray, FloatArray]:
         """The most probable tokens of each row of (masks, V), equally probable ones by id."""
         if query.allowed is not None:
             probabilities = probabilities[:, torch.from_numpy(query.allowed).to(probabilities.device)]
@@ -178,7 +198,7 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
             scores[row] = all_scores[ids[row]]
         order = np.lexsort((ids, -scores))
         ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
-        return _TopTokens(ids if query.allowed is None else query.allowed[ids], scores)
+        return ids if query.allowed is None else query.allowed[ids], scores
 
     def decode(self, text: WindowedText[_Options], outputs: Sequence[_TopTokens]) -> FillMaskResult:
         """The predictions of all windows, in the order of the masks."""
@@ -211,7 +231,29 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         """Tokens by id, and the text that each decodes to; filled as they occur, at most with the vocabulary."""
         return {}
 
-    # --- pseudo-log-likelihood ---
+    # --- predictions for every token ---
+
+    @overload
+    def predict_tokens(  # type: ignore[overload-overlap]
+        self, texts: str, *, top_k: int = 5, progress: bool | None = None
+    ) -> TokenPredictionResult: ...
+    @overload
+    def predict_tokens(
+        self, texts: Iterable[str], *, top_k: int = 5, progress: bool | None = None
+    ) -> list[TokenPredictionResult]: ...
+    @explain_arguments
+    def predict_tokens(self, texts: Any, *, top_k: int = 5, progress: bool | None = None) -> Any:
+        """Predict every token of texts from all others: each is masked in turn, in the window that owns it.
+
+        A text of n tokens takes n forward passes. A single text has a single result.
+
+        >>> result = MaskedLM.load().predict_tokens("Paris is the capital of France.")
+        >>> len(result.tokens), result.tokens[3].text, result.tokens[3].rank
+        (7, 'capital', 1)
+        """
+        check_positive(top_k=top_k)
+        self._mask_id()
+        return self.collect(texts, partial(self._predictions, top_k), "predict", progress)
 
     @overload
     def pseudo_log_likelihood(self, texts: str, *, progress: bool | None = None) -> PseudoLikelihood: ...  # type: ignore[overload-overlap]
@@ -225,33 +267,58 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         self._mask_id()
         return self.collect(texts, self._likelihoods, "score", progress)
 
-    def _likelihoods(self, texts: Iterable[str]) -> Iterator[PseudoLikelihood]:
-        for text in self.pipeline.read(text_inputs(texts, "pseudo_log_likelihood", _Options())):
-            yield self._likelihood(text)
+    def _predictions(self, top_k: int, texts: Iterable[str]) -> Iterator[TokenPredictionResult]:
+        for text in self.pipeline.read(text_inputs(texts, "predict_tokens", _Options(top_k))):
+            indices, (ids, scores, targets) = self._masked_in_turn(text)
+            whole, content = text.encoding, text.input.texts[0]
+            tokens = []
+            for at, row_ids, row_scores, (likelihood, rank) in zip(
+                indices.tolist(), ids.tolist(), scores.tolist(), targets.tolist(), strict=True
+            ):
+                self.pipeline.check()
+                start, end = trim_span(content, *whole.offsets[at].tolist())
+                candidates = self._candidates(row_ids, row_scores)
+                tokens.append(TokenPrediction(content[start:end], start, end, likelihood, int(rank), candidates))
+            total = float(targets[:, 0].sum(dtype=np.float64))
+            yield TokenPredictionResult(tuple(tokens), total, **text.counts())
             report(1)
 
-    @torch.inference_mode()
-    def _likelihood(self, text: WindowedText[_Options]) -> PseudoLikelihood:
-        windows = text.windows
-        _, scores = owned_rows(windows, [self._token_scores(window) for window in windows])
-        return PseudoLikelihood(float(scores.sum(dtype=np.float64)), tuple(scores.tolist()), **read_counts(windows))
+    def _likelihoods(self, texts: Iterable[str]) -> Iterator[PseudoLikelihood]:
+        for text in self.pipeline.read(text_inputs(texts, "pseudo_log_likelihood", _Options(top_k=1))):
+            _, (_, _, targets) = self._masked_in_turn(text)
+            scores = targets[:, 0]
+            yield PseudoLikelihood(float(scores.sum(dtype=np.float64)), tuple(scores.tolist()), **text.counts())
+            report(1)
 
-    def _token_scores(self, window: Window) -> FloatArray:
-        """(n,) the log-probability of each token that the window owns, with that token masked."""
-        scores = np.zeros(len(window), dtype=np.float32)
-        encoding, device = window.encoding, self.model.device
-        positions = iter(np.flatnonzero(window.owned & (encoding.sequence_ids >= 0)).tolist())
-        while chunk := list(islice(positions, max(1, CPU_BATCH_TOKENS // len(window)))):
-            ids = np.repeat(encoding.ids[None], len(chunk), axis=0)
-            ids[np.arange(len(chunk)), chunk] = self._mask_id()
-            batch = Batch.from_ids(list(ids), [encoding.segments] * len(chunk)).to(device)
-            rows = torch.tensor([i * len(window) + position for i, position in enumerate(chunk)], device=device)
-            logits = self.head_outputs(self.model, self.model.hidden(batch, self.head)[rows], batch)  # (chunk, V)
-            targets = torch.from_numpy(encoding.ids[chunk]).to(device)
-            scores[chunk] = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].cpu().numpy()
-        return scores
+    def _masked_in_turn(self, text: WindowedText[_Options]) -> tuple[IntArray, _TopTokens]:
+        """The indices of all tokens that are read, and the predictions for each, with that token masked."""
+        indices, outputs = [], list[_TopTokens]()
+        for window in text.windows:
+            encoding, n = window.encoding, len(window)
+            positions = np.flatnonzero(window.owned & (encoding.sequence_ids >= 0))
+            indices.append(window.indices[positions])
+            for some in np.split(positions, range(0, len(positions), max(1, MASKED_COPIES // n))[1:]):
+                ids = np.repeat(encoding.ids[None], len(some), axis=0)
+                ids[np.arange(len(some)), some] = self._mask_id()
+                copies = Encodings(ids.ravel(), np.tile(encoding.segments, len(some)), np.full(len(some), n))
+                top_k = text.input.options.top_k
+                queries = [_MaskQuery(at, top_k, None, encoding.ids[at]) for at in some[:, None]]
+                outputs += self.pipeline.compute(copies, queries).collect() if len(some) else []
+        if not outputs:  # an empty text
+            return np.empty(0, np.int64), _NONE
+        order = np.argsort(where := np.concatenate(indices), kind="stable")
+        return where[order], _TopTokens(*(np.concatenate(parts)[order] for parts in zip(*outputs, strict=True)))
 
     def _mask_id(self) -> int:
         if self.tokenizer.mask_id is None:
             raise InputError(f"{self.checkpoint.source}'s tokenizer has no mask token")
         return self.tokenizer.mask_id
+
+
+def _target_columns(logits: Tensor, targets: Tensor | None) -> FloatArray:
+    """(masks, 2) the log-probability and the rank of the target (masks, 1) of each row; (masks, 0) without targets."""
+    if targets is None:
+        return np.empty((len(logits), 0), np.float32)
+    rank = 1 + (logits > logits.gather(1, targets)).sum(1, keepdim=True)
+    columns: FloatArray = torch.cat([logits.log_softmax(-1).gather(1, targets), rank.float()], dim=1).cpu().numpy()
+    return columns

@@ -85,7 +85,7 @@ class MTEBEmbedder(_Adapter):
             )
         choose = _import("mteb.models.abs_encoder").get_prompt_name
         prompt = choose(self.model.modules.prompts, task_metadata, prompt_type)
-        return self.model.embed(_texts(inputs), prompt=prompt)
+        return self.model.embed(_texts(inputs), prompt_name=prompt)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> NDArray[np.float32]:
         """(n, D), (m, D) -> (n, m) by the checkpoint's similarity function."""
@@ -121,7 +121,7 @@ def _load(task: Any, model: Any, revision: str | None, device: str | None, optio
         if revision is not None or device is not None or options:
             raise InputError("revision, device and options apply to a model given by name; this one is loaded already")
         return model
-    return task.load(model, revision=revision, device=device or "cpu", **options)
+    return task.load(model, revision=revision, device=device, **options)
 
 
 def _texts(inputs: Batches) -> list[str]:

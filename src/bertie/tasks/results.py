@@ -1,7 +1,8 @@
 """The results of tasks: small frozen dataclasses.
 
 Each says how much of its text was read: `tokens_total` tokens in the text, without special tokens, `tokens_read` of
-them read, in so many `windows`.
+them read, in so many `windows`. `tokens_unknown` of them are not covered by the model's vocabulary: [UNK], or letters
+of a script that it has no words of.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class EmbeddingResult(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,6 +37,7 @@ class ClassificationResult(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,6 +48,7 @@ class RegressionResult(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,6 +61,7 @@ class ZeroShotResult(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,6 +83,7 @@ class TaggingResult(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,17 +102,23 @@ class AnswerSpan(Displayed):
 class AnswerResult(Displayed):
     """The best answers to a question, best first."""
 
-    answers: tuple[AnswerSpan, ...]
+    answers: tuple[AnswerSpan, ...]  # the first one is empty if there is no answer
     no_answer_score: float  # the probability of "no answer"
     no_answer_logit: float  # comparable to the logits of the answers
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
     @property
     def best(self) -> AnswerSpan:
-        """The best answer."""
+        """The best answer; one with an empty text and no offsets if there is no answer."""
         return self.answers[0]
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the best answer is a span: "no answer" is not more probable than the threshold."""
+        return self.best.start is not None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -117,6 +129,7 @@ class RelevanceResult(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -129,6 +142,7 @@ class RankedDocument(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -158,6 +172,7 @@ class FillMaskResult(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -169,3 +184,52 @@ class PseudoLikelihood(Displayed):
     tokens_total: int
     tokens_read: int
     windows: int
+    tokens_unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenPrediction(Displayed):
+    """The token at `text[start:end]`, and what is predicted in its place from all other tokens."""
+
+    text: str
+    start: int
+    end: int
+    log_likelihood: float  # the log-probability of the token itself
+    rank: int  # of the token itself among all tokens; 1: it is the most probable one
+    candidates: tuple[TokenCandidate, ...]  # the most probable tokens
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenPredictionResult(Displayed):
+    """The predictions for every token of a text, each with that token masked."""
+
+    tokens: tuple[TokenPrediction, ...]
+    log_likelihood: float  # the pseudo-log-likelihood of the text: the sum over its tokens
+    tokens_total: int
+    tokens_read: int
+    windows: int
+    tokens_unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AttributedPiece(Displayed):
+    """A word of a text, or some neighbouring words: `text[start:end]`."""
+
+    text: str
+    start: int
+    end: int
+    weight: float  # by how much the label's probability falls without it
+    sequence: int = 0  # 1: of the second text of a pair
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AttributionResult(Displayed):
+    """Which words of a text decided the label: those with the largest weights spoke for it, negative ones against."""
+
+    label: str
+    score: float  # its probability
+    pieces: tuple[AttributedPiece, ...]
+    tokens_total: int
+    tokens_read: int
+    windows: int
+    tokens_unknown: int = 0

@@ -14,13 +14,14 @@ from typing import Any, Literal, Self, TypedDict
 import torch
 
 from bertie.arguments import explain_arguments
-from bertie.checkpoints.checkpoint import Checkpoint, usable_device
+from bertie.checkpoints.checkpoint import Checkpoint, default_device, usable_device
 from bertie.checkpoints.hub import DEFAULT, default_model
 from bertie.errors import ConfigError
 from bertie.evaluation.learning_curves import LearningCurve
 from bertie.pipeline.inputs import Options
 from bertie.pipeline.outputs import Output
 from bertie.pipeline.pipeline import Overflow
+from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import EMBEDDING_FIELDS, Method, MixedPrecision, Recipe, ScheduleName
 from bertie.tasks import registry
 from bertie.tasks.base import Result, Task
@@ -243,6 +244,7 @@ class Trainable(Task[Options, Output, Result]):
         return self._is_loaded
 
     @explain_arguments
+    @one_warning()
     def fit(
         self,
         X: Any,
@@ -328,7 +330,7 @@ class Trainable(Task[Options, Output, Result]):
 
 
 def _default_device(device: str | torch.device | None) -> torch.device:
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch.device(device or default_device())
 
 
 def load_copy(model: Checkpoint | str | Path | None, device: str | torch.device | None) -> Checkpoint:

@@ -27,7 +27,7 @@ from bertie.config import HeadInfo
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.nn.sentence_layers import normalize_array
-from bertie.pipeline.chunk import WindowedText
+from bertie.pipeline.chunk import READ_COUNTS, WindowedText
 from bertie.pipeline.inputs import check_list, text_inputs
 from bertie.pipeline.outputs import FloatArray, PendingCopy
 from bertie.pipeline.reporting import length
@@ -188,6 +188,8 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
             for name, default in TEMPLATES.items()
         }
         check_list(texts, "classify")
+        # Texts are counted once: by the head, if it reads them.
+        self._embedder.pipeline.counts_unknown = method == "embedding"
         if method == "entailment":
             logits = self._by_entailment(texts, sentences["entailment"])
         elif method == "embedding":
@@ -198,9 +200,9 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
 
     def _by_entailment(self, texts: Iterable[str], hypotheses: Sequence[str]) -> Iterator[_LabelLogits]:
         inputs = (
-            text._replace(texts=(text.texts[0], hypothesis))
+            text._replace(texts=(text.texts[0], hypothesis), repeated=number > 0)
             for text in text_inputs(texts, "classify", None)
-            for hypothesis in hypotheses
+            for number, hypothesis in enumerate(hypotheses)
         )
         outputs = self.run(inputs, texts)
         while group := list(islice(outputs, len(hypotheses))):
@@ -249,7 +251,7 @@ def _result(labels: Sequence[str], logits: _LabelLogits, multi_label: bool) -> Z
 
 
 def _counts(result: EmbeddingResult) -> dict[str, int]:
-    return {"tokens_total": result.tokens_total, "tokens_read": result.tokens_read, "windows": result.windows}
+    return {name: getattr(result, name) for name in READ_COUNTS}
 
 
 def entailment_label(info: HeadInfo) -> int | None:

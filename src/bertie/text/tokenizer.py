@@ -20,6 +20,7 @@ import tokenizers
 from bertie.errors import CheckpointError, InputError
 from bertie.switches import is_disabled
 from bertie.text import wordpiece
+from bertie.text.coverage import BoolArray, count_flagged, uncovered_tokens
 from bertie.text.encoding import Encoding, Encodings, IntArray, merge
 from bertie.text.legacy import LegacyTokenizer, build, normalizer, pre_tokenizer
 from bertie.text.tokenizer_files import json_bytes, read_text, rust_errors
@@ -151,7 +152,7 @@ class Tokenizer:
             ids, lengths = compiled.encode([items[i] for i in texts])
             usable = lengths >= 0  # the others contain an added token
             parts.append((np.array(texts)[usable], Encodings(ids, np.zeros_like(ids), lengths[usable])))
-        pairs = [] if compiled.pair_template is None else _ascii_pairs(items)
+        pairs = [] if compiled.pair_template is None else wordpiece.ascii_pairs(items)
         if pairs:
             encodings, usable = compiled.encode_pairs([items[i] for i in pairs])
             segments = encodings.segments if self._segments else np.zeros_like(encodings.ids)
@@ -300,6 +301,14 @@ class Tokenizer:
         """Id of the unknown token."""
         return self._role_id("unk")
 
+    def count_unknown(self, encodings: Encodings) -> IntArray | None:
+        """(N,) the unknown tokens of each text, see `bertie.text.coverage`; None: there are none in any of them."""
+        return count_flagged(self._uncovered[encodings.ids], encodings.lengths)
+
+    @cached_property
+    def _uncovered(self) -> BoolArray:
+        return uncovered_tokens(self._backend.get_vocab(with_added_tokens=True), self.unk_id)
+
     @property
     def mask_token(self) -> str | None:
         """The mask token as it is written in a text."""
@@ -414,17 +423,6 @@ class Tokenizer:
                 raise CheckpointError(f"tokenizer_config.json: model_input_names={names!r} must be a list")
             return "token_type_ids" in names
         return self._legacy is None or self._legacy.segments
-
-
-def _ascii_pairs(items: Sequence[Any]) -> list[int]:
-    """The indices of the pairs of ASCII texts."""
-    return [
-        i
-        for i, item in enumerate(items)
-        if isinstance(item, tuple | list)
-        and len(item) == 2
-        and all(type(text) is str and text.isascii() for text in item)
-    ]
 
 
 def _checked(item: Any, index: int) -> str | tuple[str, str]:

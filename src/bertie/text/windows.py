@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -80,6 +80,32 @@ def windows(encoding: Encoding, texts: tuple[str, ...], max_length: int) -> list
         [(0, len(part))] if size >= len(part) else split_spans(boundary_strengths(encoding, part, text), size)
         for part, text, size in zip(parts, texts, sizes, strict=True)
     ]
+    return _from_spans(encoding, special, parts, spans)
+
+
+def sentence_windows(encoding: Encoding, texts: tuple[str, ...], max_length: int) -> list[Window]:
+    """One window for each sentence of a single text, without overlap; for more than one, if it does not fit into one.
+
+    A pair is read as by `windows`.
+    """
+    if len(texts) > 1 or not len(encoding.sequence_ids[encoding.sequence_ids == 0]):
+        return windows(encoding, texts, max_length)
+    special, parts, room = _parts(encoding, 1, max_length, minimum=2)
+    strengths = boundary_strengths(encoding, parts[0], texts[0])
+    bounds = [0, *np.flatnonzero(strengths >= SENTENCE).tolist(), len(strengths)]
+    spans = [
+        (first + start, first + end)
+        for first, last in pairwise(bounds)
+        if first < last
+        for start, end in split_spans(strengths[first:last], room)
+    ]
+    return _from_spans(encoding, special, parts, [spans])
+
+
+def _from_spans(
+    encoding: Encoding, special: IntArray, parts: list[IntArray], spans: list[list[tuple[int, int]]]
+) -> list[Window]:
+    """The windows of each span of one text with each span of the other."""
     owners = [_owners(len(part), own) for part, own in zip(parts, spans, strict=True)]
     counts = [np.bincount(owner, minlength=len(own)) for owner, own in zip(owners, spans, strict=True)]
     repeats = [prod(map(len, spans)) // len(own) for own in spans]  # in how many windows a span occurs

@@ -253,3 +253,14 @@ def _added(backend: tokenizers.Tokenizer, becomes: bytes) -> list[str] | None:
     if "" in normalized or sum(map(len, normalized)) > MAX_ADDED:
         return None
     return sorted(normalized)
+
+
+def ascii_pairs(items: Sequence[Any]) -> list[int]:
+    """The indices of the pairs of ASCII texts."""
+    return [
+        i
+        for i, item in enumerate(items)
+        if isinstance(item, tuple | list)
+        and len(item) == 2
+        and all(type(text) is str and text.isascii() for text in item)
+    ]

@@ -109,7 +109,8 @@ class Trainer:
         )
         self._evaluate_at = frozenset(epoch_ends if evaluate_at is None else evaluate_at)
         epoch = self.sampler.epoch_starts[1]
-        self.pace = Pace(self.sampler.total_steps, epoch, stage.deadline, recipe.stop_loss or 0.0)
+        stop_loss = recipe.stop_loss or 0.0
+        self.pace = Pace(self.sampler.total_steps, epoch, stage.deadline, stop_loss, stage.warm_steps)
         self.state = TrainState()
         self._losses = LossMonitor(self.rollback)
         self._detail = ""  # of the progress bar

@@ -12,7 +12,8 @@ CONVERGED_STEPS = 20  # at least, with a loss below `stop_loss`
 class Pace:
     """The number of steps of a run. If it is shortened, it passes through the rest of its schedule faster.
 
-    It is shortened to end before `deadline`, a time of `time.monotonic`, as soon as the speed of the steps is known;
+    It is shortened to end before `deadline`, a time of `time.monotonic`, as soon as the speed of the steps is known,
+    which is measured after the first `warm_steps`, over at least as many, less one;
     and if the loss has been below `stop_loss` for an epoch, to end after one more.
 
     >>> pace = Pace(100, epoch=10)
@@ -21,8 +22,16 @@ class Pace:
     (60, [40.0, 70.0, 100.0])
     """
 
-    def __init__(self, planned: int, epoch: int, deadline: float | None = None, stop_loss: float = 0.0) -> None:
+    def __init__(
+        self,
+        planned: int,
+        epoch: int,
+        deadline: float | None = None,
+        stop_loss: float = 0.0,
+        warm_steps: int = WARM_STEPS,
+    ) -> None:
         self.total = self.planned = planned
+        self.warm_steps = warm_steps
         self.epoch, self.deadline, self.stop_loss = epoch, deadline, stop_loss
         self.reason = ""  # why the run was shortened: "converged" or "budget"
         self._since = self._from = 0.0  # the step and the position of the last change
@@ -74,9 +83,9 @@ class Pace:
 
     def step_seconds(self, step: int) -> float | None:
         """Seconds per step so far, without evaluations; None: not known yet."""
-        if self._start is None and step >= WARM_STEPS:
+        if self._start is None and step >= self.warm_steps:
             self._start, self._paused, self._pauses = (step, time.monotonic()), 0.0, 0
-        if self._start is None or step <= self._start[0]:
+        if self._start is None or step < self._start[0] + max(1, self.warm_steps - 1):
             return None
         return (time.monotonic() - self._start[1] - self._paused) / (step - self._start[0])
 

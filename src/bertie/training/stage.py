@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bertie.data.progress import Progress
+from bertie.training.pace import WARM_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Stage:
     before: float = 0.0
     after: float = 0.0
     deadline: float | None = None  # a time of `time.monotonic` that the run has to end before
+    warm_steps: int = WARM_STEPS  # after which the speed is measured, for the deadline
 
     def fraction(self, done: float) -> float:
         """The share of all work that is done, by the share of this run."""

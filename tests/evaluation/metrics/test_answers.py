@@ -8,8 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
-from bertie.evaluation.metrics import answering
+from bertie.errors import InputError
+from bertie.evaluation.metrics import answerability, answering
 from tests.evaluation.metric_data import values
 
 
@@ -58,3 +60,23 @@ def test_answers_are_squads() -> None:
     assert values(answering(gold, output)) == pytest.approx(
         {"exact_match": np.mean([row[0] for row in rows]), "f1": np.mean([row[1] for row in rows])}
     )
+
+
+def test_answerability_against_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    none = rng.random(120) < 0.4
+    gold = [[] if missing else ["Emma Woodhouse"] for missing in none]
+    predicted = [str(rng.choice(["", "Emma", "Emma Woodhouse"])) for _ in gold]
+    probability = np.round(rng.random(120) + 0.3 * none, 1)  # with ties
+    scores = answerability(gold, predicted, probability)
+    assert scores["no_answer_auroc"].value == pytest.approx(roc_auc_score(none, probability))
+    assert scores["no_answer_auroc"].low < scores["no_answer_auroc"].value < scores["no_answer_auroc"].high
+    answerable = answering(
+        [g for g, missing in zip(gold, none, strict=True) if not missing],
+        [p for p, missing in zip(predicted, none, strict=True) if not missing],
+    )
+    assert scores["answerable_f1"] == answerable["f1"]
+    right = [p == "" for p, missing in zip(predicted, none, strict=True) if missing]
+    assert scores["unanswerable_accuracy"].value == pytest.approx(np.mean(right))
+    with pytest.raises(InputError, match="answerable and unanswerable"):
+        answerability([["a"]], ["a"], [0.5])

@@ -7,7 +7,7 @@ says which one is followed.
     classification, multi_label    labels.py
     regression, sts                values.py
     tagging                        tags.py
-    answering                      answers.py
+    answering, answerability       answers.py
     ranking, retrieval_from_ranks  rankings.py
     paired                         two models on the same units, for any of these
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from bertie.errors import InputError
 from bertie.evaluation.intervals import RESAMPLES, Difference, Score, Statistic, mcnemar, paired_bootstrap
-from bertie.evaluation.metrics.answers import answer_statistic, answering, normalize_answer
+from bertie.evaluation.metrics.answers import answer_statistic, answerability, answering, normalize_answer
 from bertie.evaluation.metrics.labels import (
     classification,
     classification_statistic,
@@ -41,6 +41,7 @@ __all__ = [
     "MAIN",
     "Difference",
     "Score",
+    "answerability",
     "answering",
     "classification",
     "entities",

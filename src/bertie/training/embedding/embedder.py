@@ -22,7 +22,8 @@ from bertie.evaluation.metrics import Score
 from bertie.nn.heads import Head
 from bertie.nn.model import Model
 from bertie.pipeline.inputs import TaskInput
-from bertie.tasks.embed import Embedder, prompt_tokens_in
+from bertie.tasks.embed import Embedder
+from bertie.tasks.prompts import prompt_tokens_in
 from bertie.text.windows import Window
 from bertie.training.embedding.losses import EmbeddingLoss, KLDivergenceLoss, MatryoshkaLoss
 from bertie.training.embedding.objective import EmbeddingObjective, make_row, named_loss

@@ -80,10 +80,10 @@ def mine(
     known: dict[str, set[str]] = {query: {query} for query in unique_queries}  # a query does not answer itself
     for query, texts in zip(queries, positives_of, strict=True):
         known[query].update(texts)
-    query_vectors = embedder.embed(unique_queries, prompt=_prompt(embedder, "query"))
+    query_vectors = embedder.embed(unique_queries, prompt_name=_prompt(embedder, "query"))
     scores, indices = nearest_passages(embedder, query_vectors, corpus, depth)
     answers = list(dict.fromkeys(text for texts in positives_of for text in texts))
-    answer_vectors = embedder.embed(answers, prompt=_prompt(embedder, "passage", "document"))
+    answer_vectors = embedder.embed(answers, prompt_name=_prompt(embedder, "passage", "document"))
     query_index = {text: i for i, text in enumerate(unique_queries)}
     answer_index = {text: i for i, text in enumerate(answers)}
     rows: list[tuple[str, ...]] = []
@@ -175,7 +175,7 @@ def nearest_passages(
     indices = np.zeros((len(queries), depth), dtype=np.int64)
     prompt = _prompt(embedder, "passage", "document")
     for start in range(0, len(corpus), CORPUS_BLOCK):
-        passages = embedder.embed(corpus[start : start + CORPUS_BLOCK], prompt=prompt)
+        passages = embedder.embed(corpus[start : start + CORPUS_BLOCK], prompt_name=prompt)
         for first in range(0, len(queries), QUERY_BLOCK):
             rows = slice(first, first + QUERY_BLOCK)
             block = embedder.compare(queries[rows], passages)  # (QUERY_BLOCK, CORPUS_BLOCK)

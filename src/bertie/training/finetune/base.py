@@ -51,6 +51,7 @@ class Predictions:
     lengths: NDArray[np.int64]  # (n,) tokens per text
     read: NDArray[np.int64]  # (n,) tokens of it that were read
     windows: NDArray[np.int64]  # (n,)
+    no_answer: NDArray[np.float32] | None = None  # (n,) the probability of "no answer" to a question
 
 
 class TaskTraining(ABC, Generic[TaskT]):

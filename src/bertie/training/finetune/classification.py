@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from bertie.config import Calibration, HeadInfo
 from bertie.evaluation import calibration, metrics
 from bertie.evaluation.metrics import Score
-from bertie.tasks.classify import Classifier, Regressor, Text
+from bertie.tasks.attribution import Text
+from bertie.tasks.classify import Classifier, Regressor
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining, class_weights, pieces, token_counts
 from bertie.training.finetune.data import Example, LabelledDataset

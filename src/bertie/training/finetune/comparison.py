@@ -82,7 +82,7 @@ def select_rows(predictions: Predictions, rows: Sequence[int]) -> Predictions:
     def select(values: Any) -> Any:
         return None if values is None else values[rows] if isinstance(values, np.ndarray) else [values[i] for i in rows]
 
-    names = ("gold", "predicted", "probabilities", "confidence", "lengths", "read", "windows")
+    names = ("gold", "predicted", "probabilities", "confidence", "lengths", "read", "windows", "no_answer")
     data = replace(predictions.data, examples=select(predictions.data.examples))
     return replace(predictions, data=data, **{name: select(getattr(predictions, name)) for name in names})
 

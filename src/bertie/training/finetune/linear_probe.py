@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.linear_head import NAME
+from bertie.evaluation.calibration import best_macro_f1
 from bertie.evaluation.linear_models import LogisticRegression
 from bertie.nn.heads import pool_mean
 from bertie.nn.model import Model
@@ -117,22 +118,27 @@ def _regression(strength: float, multi_label: bool) -> LogisticRegression:
 
 
 def _best_strength(features: NDArray[np.float64], targets: NDArray[np.float64], multi_label: bool, seed: int) -> float:
-    """The inverse penalty with the smallest cross-entropy on held-out rows."""
+    """The inverse penalty with the smallest cross-entropy on held-out rows; for multi-label data: the best macro F1.
+
+    Where labels are rare, the penalty with the smallest cross-entropy leaves hardly any of them above a threshold.
+    """
     sample = np.random.default_rng(seed).permutation(len(targets))[:MOST_ROWS]
     features, targets = features[sample], targets[sample]
     fold = stratified_folds(targets, FOLDS, seed)
-    losses = dict.fromkeys(STRENGTHS, 0.0)
-    for i in range(FOLDS):
-        inside, outside = fold != i, fold == i
-        if not outside.any() or not inside.any():
-            continue
-        for strength in STRENGTHS:
-            model = _regression(strength, multi_label).fit(features[inside], targets[inside])
-            p = np.clip(model.predict(features[outside]), 1e-6, 1 - 1e-6)
-            losses[strength] -= float((targets[outside] * np.log(p)).sum())
-            if multi_label:
-                losses[strength] -= float(((1 - targets[outside]) * np.log(1 - p)).sum())
-    return min(losses, key=lambda strength: losses[strength])
+    folds = [i for i in range(FOLDS) if (fold == i).any() and (fold != i).any()]
+    scores = {}
+    for strength in STRENGTHS:
+        held_out = np.full(targets.shape, np.nan)
+        for i in folds:
+            model = _regression(strength, multi_label).fit(features[fold != i], targets[fold != i])
+            held_out[fold == i] = model.predict(features[fold == i])
+        rows = ~np.isnan(held_out[:, 0])
+        true, predicted = targets[rows], held_out[rows]
+        if multi_label:
+            scores[strength] = best_macro_f1(true > 0, predicted)
+        else:
+            scores[strength] = float((true * np.log(np.clip(predicted, 1e-6, 1 - 1e-6))).sum())
+    return max(scores, key=lambda strength: scores[strength])
 
 
 def stratified_folds(targets: NDArray[np.float64], folds: int, seed: int) -> NDArray[np.int64]:

@@ -37,8 +37,9 @@ from bertie.evaluation.report import (
     write_report,
 )
 from bertie.recipe import Recipe
+from bertie.tasks.attribution import MAX_PIECES, attribute_each
 from bertie.tasks.classify import Classifier
-from bertie.training.finetune.attribution import MOST_PIECES, Attribution, attribute
+from bertie.tasks.results import AttributionResult
 from bertie.training.finetune.base import AnyTrainable, Predictions, training_for
 from bertie.training.finetune.cheap_baselines import BaselineSettings, evaluate_baselines
 from bertie.training.finetune.classification import as_text, known_rows, label_table
@@ -264,17 +265,28 @@ def _label_issues(task: AnyTrainable, predictions: Predictions) -> list[LabelIss
     return [replace(issue, index=int(rows[issue.index])) for issue in issues]
 
 
-def _attributions(task: AnyTrainable, predictions: Predictions) -> dict[int, Attribution] | None:
+def _attributions(task: AnyTrainable, predictions: Predictions) -> dict[int, list[tuple[str, float]]] | None:
     """Which words decided the most confident errors, of as many as can be computed in seconds."""
     if predictions.kind != "classify" or not isinstance(task, Classifier):
         return None
     rows, left = [], ATTRIBUTED_CHARACTERS
     for row in wrong_rows("classify", score_predictions(task, predictions, resamples=0))[:ATTRIBUTED_ROWS].tolist():
-        left -= MOST_PIECES * len("".join(predictions.data.examples[row].texts))
+        left -= MAX_PIECES * len("".join(predictions.data.examples[row].texts))
         if left >= 0:
             rows.append(row)
     texts = [as_text(predictions.data.examples[row]) for row in rows]
-    return dict(zip(rows, attribute(task, texts, [predictions.predicted[row] for row in rows]), strict=True))
+    results = attribute_each(task.classify, texts, [predictions.predicted[row] for row in rows])
+    return {row: _weighted_words(result) for row, result in zip(rows, results, strict=True)}
+
+
+def _weighted_words(result: AttributionResult) -> list[tuple[str, float]]:
+    """The pieces with their weights, and a new line between the texts of a pair."""
+    words, sequence = [], 0
+    for piece in result.pieces:
+        words += [("\n", 0.0)] if piece.sequence != sequence else []
+        words.append((piece.text, piece.weight))
+        sequence = piece.sequence
+    return words
 
 
 def _all_labels(task: AnyTrainable, predictions: Predictions) -> list[str]:

@@ -35,7 +35,7 @@ from bertie.training.finetune.defaults import default_folds, default_refit, dev_
 
 RESULT = "validation.json"
 MOST_EVALUATIONS = 6  # of a fold
-_ARRAYS = ("probabilities", "confidence", "lengths", "read", "windows")
+_ARRAYS = ("probabilities", "confidence", "lengths", "read", "windows", "no_answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def _predictions_from_dict(raw: dict[str, Any], data: LabelledDataset) -> Predic
     def values(name: str) -> list[Any]:
         return [tuple(value) if raw["kind"] == "multi_label" else value for value in raw[name]]
 
-    dtypes: dict[str, type[np.generic]] = {"probabilities": np.float32, "confidence": np.float32}
+    dtypes: dict[str, type[np.generic]] = dict.fromkeys(("probabilities", "confidence", "no_answer"), np.float32)
     arrays: dict[str, Any] = {
         name: None if raw[name] is None else np.array(raw[name], dtype=dtypes.get(name, np.int64)) for name in _ARRAYS
     }

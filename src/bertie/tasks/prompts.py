@@ -1,0 +1,46 @@
+"""Prompts: a text that goes before each text to embed, such as "query: ", as in sentence-transformers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from bertie.errors import BertieWarning, InputError
+from bertie.text.windows import Window
+
+
+def choose_prompt(
+    prompt: str | None, prompt_name: str | None, *, prompts: Mapping[str, str], default: str | None = None
+) -> str:
+    """The text of a prompt: `prompt` itself, or the one in `prompts` of that name, or the default one; or empty.
+
+    >>> choose_prompt("search: ", None, prompts={})
+    'search: '
+    >>> choose_prompt(None, "query", prompts={"query": "query: ", "passage": "passage: "})
+    'query: '
+    """
+    if prompt is not None:
+        if prompt_name is not None:
+            raise InputError(f"prompt={prompt!r:.60} is a text and prompt_name={prompt_name!r:.60} a name; pass one")
+        if not isinstance(prompt, str):
+            raise InputError(f"prompt={prompt!r:.60} must be a text that goes before each text, such as 'query: '")
+        if prompt in prompts:
+            warnings.warn(
+                f"prompt={prompt!r} goes before each text as it is; the checkpoint's prompt of that name is "
+                f"prompt_name={prompt!r}",
+                BertieWarning,
+                stacklevel=2,
+            )
+        return prompt
+    name = prompt_name if prompt_name is not None else default
+    if name is None:
+        return ""
+    if name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise InputError(f"prompt_name={name!r} is not one of the checkpoint's prompts: {known}")
+    return prompts[name]
+
+
+def prompt_tokens_in(window: Window, prompt: int) -> int:
+    """Number of a window's tokens that belong to the prompt: of several windows only the first begins with it."""
+    return prompt if 0 < prompt < len(window) and window.indices[prompt - 1] == prompt - 1 else 0
