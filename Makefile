@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CLIENTS := .venv-clients
+WHEEL := .venv-wheel
 
-.PHONY: test lint types unit try test-slow test-faults test-gpu clean
+.PHONY: test lint types unit try test-slow test-faults test-clients test-wheel first-hour test-gpu clean
 
 test: lint types unit
 
@@ -32,6 +34,32 @@ test-faults: $(READY)
 	$(BIN)/python -m tests.faults --schedules 500 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.search.store_faults --schedules 30 $(if $(SEED),--seed $(SEED))
 
+# Clients from PyPI (openai, cohere, LangChain, …), in an environment of their own, against a server with the built-in
+# model; make test-clients WRITE=docs/clients.md updates the table there.
+test-clients: $(READY) $(CLIENTS)/.ready
+	$(CLIENTS)/bin/python -m tests_clients --bertie $(BIN)/bertie $(if $(WRITE),--write $(WRITE))
+
+$(CLIENTS)/.ready: tests_clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --no-compile --requirement tests_clients/requirements.txt
+	touch $(CLIENTS)/.ready
+
+# The commands of the README and docs/, from a wheel in a clean environment: a quarter of an hour.
+test-wheel: $(WHEEL)/.ready
+	$(PYTHON) -m tests_wheel --bin $(WHEEL)/bin
+
+# Installs the wheel into a new environment, runs the commands of the first hour, and writes their page.
+first-hour: $(WHEEL)/.ready
+	$(PYTHON) -m tests_wheel.first_hour --wheel "$$(echo dist/*.whl)" --write docs/first-hour.md
+
+$(WHEEL)/.ready: $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.safetensors') pyproject.toml
+	rm -rf $(WHEEL) dist
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(WHEEL)/bin/python -m pip install --quiet --no-compile "$$(echo dist/*.whl)[data,train,search,serve,tensorboard]"
+	touch $(WHEEL)/.ready
+
 # On a machine with a GPU, its torch and the test packages; installs nothing.
 test-gpu:
 	PYTHONPATH=$(CURDIR)/src python3 -m pytest tests/gpu tests/nn tests/ops tests/parity tests/training/test_optimizer.py tests/test_neighbours.py
@@ -46,4 +74,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(WHEEL) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -56,7 +56,7 @@ def _files(folder: str, suffix: str = ".jsonl.gz") -> tuple[str, str, str]:
     return f"{folder}/train{suffix}", f"{folder}/dev{suffix}", f"{folder}/test{suffix}"
 
 
-PAIR, TAGS = ("text_a", "text_b", "label"), ("tokens", "tags")
+PAIR, TAGS, QUESTIONS = ("text_a", "text_b", "label"), ("tokens", "tags"), ("question", "context", "answers")
 SETS = {
     "emotion": Dataset("classify", *_files("emotion")),
     "banking77": Dataset("classify", "banking77/train.jsonl.gz", None, "banking77/test.jsonl.gz"),
@@ -77,6 +77,8 @@ SETS = {
     "conll2003": Dataset("tag", *_files("conll2003"), TAGS),
     "wnut17": Dataset("tag", *_files("wnut17"), TAGS),
     "ncbi_disease": Dataset("tag", *_files("ncbi_disease"), TAGS),
+    "ud_english_ewt": Dataset("tag", *_files("ud_english_ewt"), TAGS),
+    "squad_v1": Dataset("answer", "squad_v1/train.jsonl.gz", None, "squad_v1/dev.jsonl.gz", QUESTIONS),
 }
 FITTED = "emotion banking77 clinc150 sst5 mr cola scicite go_emotions mrpc stsb wnut17 ncbi_disease".split()
 
@@ -155,12 +157,13 @@ def run_trainer(
         options |= {"train": [paths["train"]], "dev": [paths["test"]], "test": None, "limit": None}
         options |= {"workers": 0, "compile": False, "epochs": 3.0, "lr": 5e-5, "batch_size": 8} | recipe
         report = finetune_peer.run(argparse.Namespace(**options))
-    metrics = {"classify": "accuracy", "pair": "accuracy", "tag": "f1"}
-    metric = metrics[dataset.peer]
+    metric = {"classify": "accuracy", "pair": "accuracy", "tag": "f1", "answer": "f1"}[dataset.peer]
     if "score" in dataset.columns:
         metric = "spearman"
     elif "labels" in dataset.columns:
         metric = "macro_f1"
+    elif dataset.task == "tag" and not any(tag.startswith("B-") for row in train for tag in row["tags"]):
+        metric = "accuracy"  # parts of speech
     return {"metric": metric, "score": report["scores"][metric], "seconds": report["seconds"], "recipe": recipe}
 
 

@@ -295,7 +295,9 @@ def evaluate(model: Any, rows: list[Row], target: Target, tokenizer: Any, length
             for t, word in firsts:
                 words[word] = target.labels[int(values[t].argmax())]
             tags.append(words)
-        return entity_scores([row["tags"] for row in rows], tags)
+        expected = [row["tags"] for row in rows]
+        correct = [a == b for x, y in zip(expected, tags, strict=True) for a, b in zip(x, y, strict=True)]
+        return entity_scores(expected, tags) | {"accuracy": float(np.mean(correct))}
     features = of_texts(rows, target, tokenizer, length)
     values = np.stack([logits for (logits,) in predict(model, features, pad)])
     gold = np.array([feature["labels"] for feature in features])

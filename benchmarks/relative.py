@@ -53,7 +53,7 @@ def deberta() -> tuple[int, dict[str, Encode]]:
     ids = [draw.integers(10, 5000, n).tolist() for n in lengths]
 
     def bertie(folder: str, precision: Precision) -> Encode:
-        model = Checkpoint.load(folder, precision=precision, head="none").model
+        model = Checkpoint.load(folder, precision=precision, head="none", device="cpu").model
 
         def encode() -> np.ndarray:
             out = np.empty((len(ids), 768), np.float32)

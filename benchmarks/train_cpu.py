@@ -235,7 +235,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=960)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=5e-5)
-    parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--max-length", type=int, default=256, help="tokens; beyond it texts are truncated, by all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0, help="of the peer's data loader")
     parser.add_argument("--freeze", type=int, default=0, help="lower layers that Bertie freezes; the peer trains all")
@@ -245,6 +245,8 @@ def main() -> int:
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--files", nargs="+", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rows < 10 * options.batch_size:
+        parser.error(f"--rows {options.rows} must be 10 batches or more: the peers log the loss of every tenth step")
     if options.child:
         print(json.dumps(measure(options)))
         return 0

@@ -1,0 +1,207 @@
+"""Run the commands of the README and docs/ as they are written, each page in an empty folder: make test-wheel.
+
+    python -m tests_wheel --bin .venv-wheel/bin [PAGE …]
+
+The folder has small files by the names that the commands use. Models and indexes that a page does not create itself are
+created once. Commands that need a network, large data, a cluster or a GPU are listed and not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+SKIPPED = re.compile(
+    r"\b(DATA|WORK)\b|--data\b|sentence-transformers/|bert-base|m3e-small|(postgresql|lance)://|--ray\b|^torchrun|^hf |"
+    r"^tensorboard|^pip |--network|papers/|clinic|modernbert-small|wiki\.txt|--precision (bf16|fp8)|^curl |^python "
+)
+OUTPUT = re.compile(r"(?<= -o )\S+")
+MADE = ("my-model", "other-model", "mood", "my-tagger", "my-encoder", "my-embedder", "my-index", "tickets")
+SECONDS = 900  # that a command may take
+
+
+@dataclass
+class Folder:
+    """Where the commands of a page run."""
+
+    path: Path
+    bin: Path
+    shared: Path  # with what several pages need
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command; a server is stopped as soon as it is ready."""
+        environment = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.path / "home")}
+        for name in ("PYTHONPATH", "BERTIE_MODEL"):
+            environment.pop(name, None)
+        options = {"cwd": self.path, "env": environment, "text": True, "stderr": subprocess.STDOUT}
+        if command.startswith("bertie serve") and "--new-key" not in command:
+            return self._serve(f"{command} --port 0" if "--port" not in command else command, options)
+        return subprocess.run(
+            command, shell=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=SECONDS, **options
+        )  # type: ignore[call-overload]
+
+    def _serve(self, command: str, options: dict[str, object]) -> subprocess.CompletedProcess[str]:
+        process = subprocess.Popen(f"exec {command}", shell=True, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if re.search(r"https?://\S+:\d+", line) and not line.startswith("{"):
+                process.send_signal(signal.SIGTERM)
+        return subprocess.CompletedProcess(command, process.wait(60), "".join(lines))
+
+    def prepare(self, command: str) -> None:
+        """Provide what the command reads, and remove what it writes."""
+        output = OUTPUT.search(command)
+        written = output and output[0].removeprefix("./")
+        for name in (
+            "my-model",
+            "other-model",
+            "mood",
+            "my-tagger",
+            "my-encoder",
+            "my-embedder",
+            "my-index",
+            "tickets",
+        ):
+            used = re.search(rf"(?<![\w-])(\./)?{name}(?![\w.-])", command.replace(f"-o {output and output[0]}", ""))
+            if used and name != written and not (self.path / name).exists():
+                shutil.copytree(self.made(name), self.path / name)
+        if "train tag train.jsonl" in command:
+            shutil.copy(self.path / "sentences.jsonl", self.path / "train.jsonl")
+        if "train classify to-label.csv" in command:  # as if its rows had been labelled
+            shutil.copy(self.path / "train.csv", self.path / "to-label.csv")
+        if "--corpus corpus" in command and not (self.path / "corpus").exists():
+            for name in ("tokenizer", "corpus"):
+                shutil.copytree(self.made(name), self.path / name)
+        if written and not re.search(r"--resume|--refresh", command):
+            for path in (self.path / written, self.path / f"{written}.training"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def made(self, name: str) -> Path:
+        """A model, an index, a tokenizer or a corpus, created once."""
+        path = self.shared / name
+        book = "recipes/examples/book.txt"
+        commands = {
+            "my-tagger": "bertie train tag sentences.jsonl -o my-tagger --epochs 2",
+            "my-index": "bertie index docs/ -o my-index",
+            "my-encoder": "python -c \"import bertie; bertie.Embedder().save('my-encoder')\"",
+            "my-embedder": "python -c \"import bertie; bertie.Embedder().save('my-embedder')\"",
+            "tokenizer": f"bertie tokenizer train {book} --vocab-size 4000 -o tokenizer",
+            "corpus": f"bertie corpus {book} --tokenizer tokenizer -o corpus --held-out 0.1",
+        }
+        if not path.exists():
+            command = commands.get(name, f"bertie train --recipe example -o {name}")
+            done = Folder(self.shared, self.bin, self.shared).run(command)
+            if done.returncode or not path.exists():
+                raise SystemExit(f"{command} failed:\n{done.stdout[-2000:]}")
+        return path
+
+
+def commands_of(page: str) -> list[str]:
+    """The commands of a page: those of its shell blocks, and in the README those after a $."""
+    text = (ROOT / page).read_text()
+    found = []
+    for block in re.finditer(r"```(?:sh|console)\n(.*?)```|^    \$ ([^\n]*)$", text, flags=re.DOTALL | re.MULTILINE):
+        if block[1] is not None:
+            found += block[1].replace("\\\n", " ").splitlines()
+        elif page == "README.md":
+            found.append(block[2].split("\n")[0])
+    return [line.strip() for line in found if line.strip() and not line.startswith("#")]
+
+
+def write_data(folder: Path) -> None:
+    """Small files by the names that the commands use."""
+    examples = ROOT / "src" / "bertie" / "recipes" / "examples"
+    with open(examples / "tickets.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("*.png", "*.svg", "images"))
+    shutil.copytree(ROOT / "src" / "bertie" / "recipes", folder / "recipes")
+    (folder / "text").mkdir()
+    shutil.copy(examples / "book.txt", folder / "text" / "book.txt")
+    for place in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
+        (folder / "home" / place).mkdir(parents=True)
+    parts = {"train": rows[::2], "dev": rows[1::4], "test": rows[3::4], "tickets": rows, "reviews": rows, "news": rows}
+    parts |= {"unlabelled": rows, "to-label": rows[::3], "documents": rows}
+    for name, part in parts.items():
+        table = [row | {"review": row["text"]} if name == "reviews" else dict(row) for row in part]
+        for row in table if name in ("unlabelled", "news", "documents") else []:
+            del row["label"]
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, list(table[0]))
+            writer.writeheader()
+            writer.writerows(table)
+        write_lines(folder / f"{name}.jsonl", table)
+    texts = [row["text"] for row in rows]
+    write_lines(folder / "pairs.jsonl", [{"query": a, "passage": b} for a, b in pairwise(texts)])
+    write_lines(folder / "corpus.jsonl", [{"id": str(i), "text": text} for i, text in enumerate(texts)])
+    pairs = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "pairs.jsonl.gz").write_bytes(gzip.compress(pairs.encode()))
+    people = [("Ada", "Lovelace", "London"), ("Alan", "Turing", "Paris"), ("Grace", "Hopper", "Rome")] * 8
+    tagged = [
+        {"tokens": [first, last, "lives", "in", city, "."], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC", "O"]}
+        for first, last, city in people
+    ]
+    write_lines(folder / "sentences.jsonl", tagged)
+    (folder / "sentences.txt").write_text("".join(f"{first} {last} went to {city}.\n" for first, last, city in people))
+    (folder / "notes.txt").write_text("A delight.\n")
+
+
+def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_page(page: str, bin: Path, shared: Path) -> int:
+    """Run the commands of a page; the number of failures."""
+    failures = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Folder(Path(name), bin, shared)
+        write_data(folder.path)
+        for command in commands_of(page):
+            if SKIPPED.search(command):
+                print(f"skip          {page}: {command}", flush=True)
+                continue
+            folder.prepare(command)
+            started = time.monotonic()
+            try:
+                done = folder.run(command)
+                status, output = done.returncode, done.stdout
+            except subprocess.TimeoutExpired:
+                status, output = -1, "timeout"
+            failures += status != 0
+            seconds = time.monotonic() - started
+            print(f"{'FAIL' if status else 'ok  '} {seconds:5.0f} s  {page}: {command}", flush=True)
+            if status:
+                print(output[-1500:], flush=True)
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pages", nargs="*", default=PAGES)
+    parser.add_argument("--bin", type=Path, required=True, help="of the environment with the installed wheel")
+    args = parser.parse_args()
+    bin = args.bin.resolve() if args.bin.is_symlink() else args.bin.absolute()
+    with tempfile.TemporaryDirectory() as shared:
+        write_data(Path(shared))
+        failures = sum(run_page(page, bin, Path(shared)) for page in args.pages)
+    print(f"{failures} commands failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
