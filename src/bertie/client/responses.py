@@ -156,8 +156,10 @@ def parse_asked(response: Any) -> list[AskResult]:
             for answer, hit in zip(item["answers"], hits, strict=True)
         )
         passages = tuple({(hit.document, hit.start, hit.end): hit for hit in hits}.values())
-        fields = (item["question"], answers, item["no_answer_score"], passages, item["timings"])
-        results.append(AskResult(*fields, **read_counts(item)))
+        counts = read_counts(item)
+        results.append(
+            AskResult(item["question"], answers, item["no_answer_score"], passages, item["timings"], **counts)
+        )
     return results
 
 
