@@ -122,6 +122,11 @@ def test_classify(call: Callable[..., Any], registry: Registry) -> None:
     local = Classifier(registry["classify"].checkpoint)
     items = [*TEXTS, ("A cat.", "A dog."), (TEXTS[3], TEXTS[90])]
     same(call("classify", "classify", items), local.classify(items))
+    options: dict[str, Any] = {"window_size": 16, "window_pooling": "max"}
+    same(call("classify", "classify", LONG, **options), local.classify(LONG, **options))
+    same(call("classify", "classify", LONG, window_size="sentence"), local.classify(LONG, window_size="sentence"))
+    with pytest.raises(InputError, match="window_size"):
+        call("classify", "classify", LONG, window_size=1)
 
 
 def test_zero_shot(call: Callable[..., Any], registry: Registry) -> None:

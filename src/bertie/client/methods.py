@@ -104,10 +104,18 @@ class ClientMethods:
         return Call([Request("/compare", lambda response: [parse(response)], body)], itemgetter(0))
 
     @TextsMethod
-    def classify(self, texts: Iterable[Text], *, head: str | None = None) -> ListCall[ClassificationResult]:
+    def classify(
+        self,
+        texts: Iterable[Text],
+        *,
+        window_size: int | Literal["sentence"] | None = None,
+        window_pooling: Literal["mean", "confidence", "max"] | None = None,
+        head: str | None = None,
+    ) -> ListCall[ClassificationResult]:
         """Classify texts or pairs, as `Classifier.classify`."""
         items = requests.check_texts_or_pairs(texts, "classify")
-        return self._list_call("/classify", "texts", items, responses.parse_classifications, head=head)
+        options = {"head": head, "window_size": window_size, "window_pooling": window_pooling}
+        return self._list_call("/classify", "texts", items, responses.parse_classifications, **options)
 
     @TextsMethod
     def zero_shot(

@@ -28,6 +28,7 @@ from bertie.serve.fields import ALIASES
 from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 from bertie.tasks.answer import Reader
 from bertie.tasks.classify import Classifier
+from bertie.tasks.decoding import WindowPooling
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
 from bertie.tasks.registry import TaskRow
@@ -137,6 +138,10 @@ class ClassifyRequest(TaskRequest):
         "auto", description="With `labels`: by entailment, by the nearest label embedding, or by both."
     )
     multi_label: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
+    window_size: Annotated[int, Field(ge=16)] | Literal["sentence"] | None = Field(
+        None, description="Without `labels`: read texts in windows of at most so many tokens, or sentence by sentence."
+    )
+    window_pooling: WindowPooling = Field("mean", description="Without `labels`: how the windows are combined.")
 
 
 class ClassifyItem(ReadCounts):
@@ -166,9 +171,12 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         pairs = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
         service.check_tokens([(text,) if isinstance(text, str) else text for text in pairs], task, context)
         service.check_reply(len(texts) * sum(SCORE_BYTES + len(label) for label in task.info.labels.values()))
-        results: Sequence[Any] = task.classify(pairs)
+        windows: dict[str, Any] = {"window_size": request.window_size, "window_pooling": request.window_pooling}
+        results: Sequence[Any] = task.classify(pairs, **windows)
         head = task.head
     else:
+        if request.window_size is not None or request.window_pooling != "mean":
+            raise ApiError("invalid", "`window_size` and `window_pooling` do not go with `labels`", field="labels")
         if not all(isinstance(text, str) for text in texts):
             raise ApiError("invalid", "zero-shot classification takes single texts, not pairs", field="texts")
         service.check_count(range(len(texts) * len(request.labels)), "labels")
