@@ -1,11 +1,10 @@
-"""Bertie's own API: one endpoint per task, search, and pairwise similarity."""
+"""Bertie's own API: one endpoint per task, and search."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from bertie.pipeline.inputs import text_inputs
@@ -13,23 +12,20 @@ from bertie.serve.api.base import (
     QUERY,
     SENTENCES,
     Array,
-    BertieRequest,
     Label,
     Name,
-    Pooling,
     ReadCounts,
     Response,
     TaskRequest,
     Texts,
 )
 from bertie.serve.api_errors import ApiError
-from bertie.serve.context import READ_COUNTS, RequestContext, read_counts
+from bertie.serve.context import READ_COUNTS, RequestContext
 from bertie.serve.fields import ALIASES
-from bertie.serve.service import FLOAT_BYTES, Service, check_finite
+from bertie.serve.service import Service
 from bertie.tasks.answer import Reader
 from bertie.tasks.classify import Classifier
 from bertie.tasks.decoding import WindowPooling
-from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
 from bertie.tasks.registry import TaskRow
 from bertie.tasks.rerank import Reranker
@@ -415,40 +411,3 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
             hits = [{name: getattr(hit, name) for name in SearchHitItem.model_fields} for hit in result]
             results.append({"query": result.query, "hits": hits, "timings": result.timings, **counts})
     return {"model": context.model, "passages": len(index), "results": results}
-
-
-# --- pairwise similarity ---
-
-
-class CompareRequest(BertieRequest):
-    """POST /compare: the similarities of all pairs of texts."""
-
-    texts: Array[str] = Field(examples=[SENTENCES])
-    pooling: Pooling | None = Field(None, description="Replaces the model's pooling.")
-    overflow: Literal["window", "error", "truncate"] = "window"
-
-
-class CompareResponse(Response):
-    """The (n, n) similarity matrix, and how much of each text was read."""
-
-    model: str
-    similarity: list[list[float]]
-    results: list[ReadCounts]
-
-
-def compare(service: Service, request: CompareRequest, context: RequestContext) -> Any:
-    """Return the similarity of each text to each other text."""
-    service.check_count(request.texts, "texts")
-    options: dict[str, Any] = {} if request.pooling is None else {"pooling": request.pooling}
-    task = service.task(Embedder, request.model, context, overflow=request.overflow, **options)
-    service.check_tokens([(text,) for text in request.texts], task, context)
-    service.check_reply(len(request.texts) ** 2 * FLOAT_BYTES)
-    results = list(task.embed_each(request.texts))
-    check_finite(result.vector for result in results)
-    context.add_read(results)
-    vectors = np.stack([result.vector for result in results])
-    return {
-        "model": context.model,
-        "similarity": task.compare(vectors, vectors),
-        "results": [read_counts(result) for result in results],
-    }
