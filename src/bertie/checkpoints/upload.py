@@ -15,8 +15,8 @@ tags:
 
 # {name}
 
-Saved with Bertie; load it with `bertie.load("{repository}")`. Which data it was trained on, and how well it works, is not
-documented.
+Saved with Bertie; load it with `bertie.load("{repository}")`. Which data it was trained on, and how well it works,
+is not documented.
 """
 
 
