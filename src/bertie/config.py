@@ -335,7 +335,9 @@ class SpanHeadConfig(HeadConfig):
         HeadConfig.__post_init__(self)
         _positive(self, "width", "max_width")
         if self.rnn_layers < 0 or (self.rnn_layers and self.width % 2):
-            raise ConfigError(f"SpanHeadConfig.rnn_layers={self.rnn_layers}, width={self.width}: an LSTM needs an even width")
+            raise ConfigError(
+                f"SpanHeadConfig.rnn_layers={self.rnn_layers}, width={self.width}: an LSTM needs an even width"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from bertie.config import EncoderConfig, HeadConfig, SpanHeadConfig
 from bertie.errors import InputError
 from bertie.nn.heads import Head
 from bertie.nn.row_blocks import TOKEN_ROWS, in_row_blocks
-from bertie.text.batch import Batch
+from bertie.text.batch import Batch, send
 
 SPAN_ROWS = 64  # spans of a block, see `in_row_blocks`
 
@@ -44,9 +44,12 @@ class SpanLayout:
     ) -> SpanLayout:
         """From the positions of words and labels within each window."""
         starts = np.cumsum([0, *batch.lengths[:-1]])
-        flat = [np.concatenate([own + start for own, start in zip(part, starts, strict=True)]) for part in (words, labels)]
-        rows = [torch.from_numpy(part.astype(np.int64)).to(batch.ids.device) for part in flat]
-        return cls(rows[0], rows[1], [len(own) for own in words], [len(own) for own in labels])
+
+        def rows(parts: Sequence[NDArray[np.int64]]) -> Tensor:
+            flat = np.concatenate([own + start for own, start in zip(parts, starts, strict=True)])
+            return send(torch.from_numpy(flat.astype(np.int64)), batch.ids.device)
+
+        return cls(rows(words), rows(labels), [len(own) for own in words], [len(own) for own in labels])
 
 
 def span_bounds(words: int, max_width: int) -> NDArray[np.int64]:

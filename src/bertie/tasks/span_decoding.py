@@ -69,7 +69,9 @@ def select_spans(
     ends: dict[int, set[int]] = {}  # of the spans taken, by start
     for number, span in enumerate(order):
         check(number)
-        near = ((start, end) for start in range(span.start - max_width + 1, span.end + 1) for end in ends.get(start, ()))
+        near = (
+            (start, end) for start in range(span.start - max_width + 1, span.end + 1) for end in ends.get(start, ())
+        )
         if not any(_conflict((span.start, span.end), other, flat, multi_label) for other in near):
             chosen.append(span)
             ends.setdefault(span.start, set()).add(span.end)

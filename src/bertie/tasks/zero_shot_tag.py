@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from bertie.arguments import explain_arguments
+from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.gliner import HEAD, GlinerConfig
-from bertie.errors import InputError
+from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.nn.span_head import SpanHead, SpanLayout, span_bounds
 from bertie.pipeline.chunk import Chunk, WindowedText
@@ -84,6 +85,16 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
     kind = "span"
     needs = "a span head, as GLiNER models have"
 
+    @classmethod
+    def _find_head(cls, checkpoint: Checkpoint, name: str | None) -> str:
+        if checkpoint.gliner is None:
+            have = ", ".join(checkpoint.heads) or "none"
+            raise NotFoundError(
+                f"labels of one's own need {cls.needs}; {checkpoint.source} has the heads: {have}. fit() or bertie train "
+                "zero-shot-tag trains one over any encoder"
+            )
+        return super()._find_head(checkpoint, name)
+
     @overload
     def tag(  # type: ignore[overload-overlap]
         self,
@@ -146,7 +157,9 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         self, labels: Sequence[str], *, threshold: float = 0.5, flat: bool = True, multi_label: bool = False
     ) -> _Options:
         """The options of `tag`, checked."""
-        names = tuple(checked_text(label, f"label {i}") for i, label in enumerate(check_list(labels, "labels=", "labels")))
+        names = tuple(
+            checked_text(label, f"label {i}") for i, label in enumerate(check_list(labels, "labels=", "labels"))
+        )
         if not names or len(set(names)) < len(names) or not all(name.strip() for name in names):
             raise InputError(f"labels={list(names)!r:.80} must be at least one, different, and not empty")
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
@@ -243,4 +256,3 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
 def _tagged(span: ScoredSpan, text: str, offsets: IntArray, labels: Sequence[str]) -> TaggedSpan:
     start, end = int(offsets[span.start][0]), int(offsets[span.end][1])
     return TaggedSpan(labels[span.label], start, end, text[start:end], span.score)
-

@@ -85,7 +85,9 @@ def template_ids(tokenizer: Tokenizer) -> tuple[IntArray, IntArray]:
     encoding = tokenizer.encode("a")
     text = np.flatnonzero(~encoding.special)
     if not len(text) or not encoding.special[[*range(text[0]), *range(text[-1] + 1, len(encoding))]].all():
-        raise CheckpointError("the tokenizer's template for a single text is not supported: prompts have no place in it")
+        raise CheckpointError(
+            "the tokenizer's template for a single text is not supported: prompts have no place in it"
+        )
     return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
 
 

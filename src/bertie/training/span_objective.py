@@ -37,7 +37,9 @@ class SpanObjective(Objective):
         batch = Batch.from_ids([window.ids for window, _ in windows], [window.segments for window, _ in windows])
         words, labels, values, weights = [], [], [], []
         for window, own in windows:
-            assert window.rows is not None and window.values is not None and window.weights is not None
+            assert window.rows is not None
+            assert window.values is not None
+            assert window.weights is not None
             words.append(window.rows.astype(np.int64))
             labels.append(own.astype(np.int64))
             values.append(self._targets(len(window.rows), len(own), window.values))

@@ -63,7 +63,8 @@ class PromptSampler(ExampleSampler):
         return chosen
 
     def _with_prompt(self, window: TrainingWindow, prompt: IntArray, column: IntArray) -> TrainingWindow:
-        assert window.values is not None and window.rows is not None
+        assert window.values is not None
+        assert window.rows is not None
         values = window.values.astype(np.int64)
         values = np.concatenate([values[:, :2], column[values[:, 2:]]], axis=1)
         ids = np.concatenate([prompt, window.ids, self.tokens.template[1]])
