@@ -1,4 +1,4 @@
-"""The same numbers as the package `gliner`, whose results on tiny random models are in `gliner/` (gliner_reference.py)."""
+"""The same numbers as the package `gliner`: its results on tiny random models are in gliner/ (gliner_reference.py)."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def test_loss_and_gradients(name: str) -> None:
     ours = folder_names(task.checkpoint.spec.weight_map.store(task.model))
     assert {key for key, value in ours.items() if value.any()} <= set(expected)
     for key, gradient in expected.items():
-        torch.testing.assert_close(
-            ours[key], gradient, atol=1e-5, rtol=1e-4, msg=lambda text, key=key: f"{key}: {text}"
-        )
+        assert_allclose(ours[key], gradient, atol=1e-5, rtol=1e-4, err_msg=key)
 
 
 def example(task: ZeroShotTagger, text: str, spans: list[tuple[int, int, str]]) -> TrainingExample:

@@ -27,6 +27,7 @@ from bertie.nn.row_blocks import TOKEN_ROWS, in_row_blocks
 from bertie.text.batch import Batch, send
 
 SPAN_ROWS = 64  # spans of a block, see `in_row_blocks`
+PRIOR_LOGIT = -4.0  # of a fresh head
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,10 @@ class SpanHead(Head):
         """(T, D) -> for each window (S, C), its spans in the order of `span_bounds`, and its labels."""
         words = self._contextualize(self._project(hidden[layout.words]), layout.word_counts)  # (W, H)
         labels = in_row_blocks(self._labels, self._project(hidden[layout.labels]))  # (L, H)
-        first = in_row_blocks(self._first, words, TOKEN_ROWS).split(list(layout.word_counts))  # (W, 4H)
-        last = in_row_blocks(self._last, words, TOKEN_ROWS).split(list(layout.word_counts))
-        each = zip(first, last, labels.split(list(layout.label_counts)), strict=True)
+        first = in_row_blocks(self._first, words, TOKEN_ROWS)  # (W, 4H)
+        last = in_row_blocks(self._last, words, TOKEN_ROWS)
+        counts = layout.word_counts
+        each = zip(_split(first, counts), _split(last, counts), _split(labels, layout.label_counts), strict=True)
         return [self._window(*parts) for parts in each]
 
     def _window(self, first: Tensor, last: Tensor, labels: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ class SpanHead(Head):
         """(W, H) -> (W, H) through the LSTM, window by window."""
         if self.rnn is None or not len(words):
             return words
-        parts = [part for part in words.split(list(counts)) if len(part)]
+        parts = [part for part in _split(words, counts) if len(part)]
         if words.device.type == "cpu" and not torch.is_grad_enabled():
             # Each by itself: in a batch, the order of summation would depend on its size.
             return torch.cat([self.rnn(part)[0] for part in parts])
@@ -138,7 +140,11 @@ class SpanHead(Head):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draw initial weights as torch does: uniform up to 1 / sqrt(inputs); the same on every device."""
+        """Draw initial weights as torch does: uniform up to 1 / sqrt(inputs); the same on every device.
+
+        The biases of spans and labels start opposite to each other, so that logits start near `PRIOR_LOGIT`: few spans
+        have any label, and there is no bias of the logits themselves to learn that (Lin et al. 2017).
+        """
         generator = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.LSTM):
@@ -146,6 +152,13 @@ class SpanHead(Head):
                 for parameter in module.parameters(recurse=False):
                     values = torch.rand(parameter.shape, generator=generator) * 2 - 1
                     parameter.copy_(values * inputs**-0.5)
+        direction = F.normalize(torch.randn(self.cfg.width, generator=generator), dim=0) * (-PRIOR_LOGIT) ** 0.5
+        self.label_down.bias.copy_(direction)
+        self.span_down.bias.copy_(-direction)
+
+
+def _split(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
+    return torch.split(x, list(counts))
 
 
 def build_head(cfg: HeadConfig, encoder: EncoderConfig, words: Tensor) -> Head:

@@ -9,6 +9,7 @@ import numpy as np
 
 from bertie.pipeline.outputs import FloatArray
 from bertie.text.encoding import IntArray
+from bertie.text.windows import BoolArray
 
 
 class ScoredSpan(NamedTuple):
@@ -20,22 +21,37 @@ class ScoredSpan(NamedTuple):
     score: float
 
 
-def best_windows(first: IntArray, last: IntArray, bounds: Sequence[tuple[int, int]], total: int) -> IntArray:
-    """(N,) the window in which each span of tokens has the most context on both sides.
+def is_best_window(spans: IntArray, windows: Sequence[tuple[int, int]], number: int) -> BoolArray:
+    """(N,) whether each span of this window has its most context here, and not in a window that overlaps it.
 
-    `first` and `last` are tokens of the text, `bounds` the first token of each window and the one after its last;
-    `total` is the number of the text's tokens. The ends of a text do not count as a lack of context.
+    `spans` (N, 2) are the first and last token of each, `windows` the first token of each window and the one after its
+    last, in the order of the text. The ends of the text do not count as a lack of context; the first of equals wins.
 
-    >>> best_windows(np.array([1, 6, 9]), np.array([2, 7, 9]), [(0, 8), (5, 12)], 12).tolist()
-    [0, 1, 1]
+    >>> windows = [(0, 8), (5, 12)]
+    >>> is_best_window(np.array([[1, 2], [6, 7]]), windows, 0).tolist(), is_best_window(np.array([[6, 7]]), windows, 1)
+    ([True, False], array([ True]))
     """
-    context = np.full((len(bounds), len(first)), -1, np.int64)
-    for number, (start, end) in enumerate(bounds):
-        before = np.full(len(first), total) if start == 0 else first - start
-        after = np.full(len(last), total) if end == total else end - 1 - last
-        context[number] = np.where((first >= start) & (last < end), np.minimum(before, after), -1)
-    best: IntArray = context.argmax(0)
-    return best
+    best = _context(spans, windows, number)
+    own = best >= 0
+    for other in range(number - 1, -1, -1):
+        if windows[other][1] <= windows[number][0]:
+            break
+        own &= _context(spans, windows, other) < best
+    for other in range(number + 1, len(windows)):
+        if windows[other][0] >= windows[number][1]:
+            break
+        own &= _context(spans, windows, other) <= best
+    return own
+
+
+def _context(spans: IntArray, windows: Sequence[tuple[int, int]], number: int) -> IntArray:
+    """(N,) tokens of context on the side where a window has fewer; -1 for spans that are not in it."""
+    (start, end), most = windows[number], windows[-1][1]
+    first, last = spans[:, 0], spans[:, 1]
+    before = first - start if start > windows[0][0] else np.full(len(spans), most)
+    after = end - 1 - last if end < most else np.full(len(spans), most)
+    context: IntArray = np.where((first >= start) & (last < end), np.minimum(before, after), -1)
+    return context
 
 
 def candidates(scores: FloatArray, bounds: IntArray, threshold: float) -> list[ScoredSpan]:

@@ -28,11 +28,11 @@ from bertie.pipeline.inputs import TaskInput, check_list, text_inputs
 from bertie.pipeline.outputs import FloatArray, PendingCopy
 from bertie.tasks.decoding import sigmoid
 from bertie.tasks.results import TaggedSpan, TaggingResult
-from bertie.tasks.span_decoding import ScoredSpan, best_windows, candidates, select_spans
+from bertie.tasks.span_decoding import ScoredSpan, candidates, is_best_window, select_spans
 from bertie.tasks.trainable import Trainable
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings, IntArray
-from bertie.text.prompted_words import encode_prompted, template_ids, word_starts
+from bertie.text.prompted_words import encode_prompted, template_ids, text_ranges, word_starts
 from bertie.text.tokenizer import Tokenizer, checked_text
 
 CHECK_SPANS = 1024  # that are decoded before it is checked whether anybody waits for them
@@ -90,8 +90,8 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         if checkpoint.gliner is None:
             have = ", ".join(checkpoint.heads) or "none"
             raise NotFoundError(
-                f"labels of one's own need {cls.needs}; {checkpoint.source} has the heads: {have}. fit() or bertie train "
-                "zero-shot-tag trains one over any encoder"
+                f"labels of your own need {cls.needs}; {checkpoint.source} has the heads: {have}. fit(), or bertie "
+                "train zero-shot-tag, trains one over any encoder"
             )
         return super()._find_head(checkpoint, name)
 
@@ -202,11 +202,12 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         before = len(template_ids(self.tokenizer)[0])
         result = []
         for text in chunk:
-            starts = word_starts(text.encoding)
+            windows, starts = text.windows, word_starts(text.encoding)
             labels = before + text.input.options.prompt.labels
-            for window in text.windows:
-                # Special tokens and prompts come first in each window. A word is in it if its first token is.
-                result.append(WindowWords(labels, np.flatnonzero(np.isin(window.indices, starts, assume_unique=True))))
+            for window, (first, end) in zip(windows, text_ranges(windows), strict=True):
+                # A word is in a window if its first token is.
+                words = starts[np.searchsorted(starts, first) : np.searchsorted(starts, end)]
+                result.append(WindowWords(labels, np.searchsorted(window.indices, words)))
         return result
 
     def outputs(
@@ -230,19 +231,16 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         """Combine the windows, and choose spans."""
         (content,), options, encoding = text.input.texts, text.input.options, text.encoding
         width, starts = self.settings.head.max_width, word_starts(encoding)
-        text_tokens = np.flatnonzero(encoding.sequence_ids == 0)
+        ranges = text_ranges(text.windows)
         spans: list[ScoredSpan] = []
-        parts = [np.flatnonzero(np.isin(starts, window.indices, assume_unique=True)) for window in text.windows]
-        for number, (words, logits) in enumerate(zip(parts, outputs, strict=True)):
+        for number, ((first, end), logits) in enumerate(zip(ranges, outputs, strict=True)):
             self.pipeline.check()
-            bounds = words[span_bounds(len(words), width)] if len(words) else np.empty((0, 2), np.int64)
+            words = range(int(np.searchsorted(starts, first)), int(np.searchsorted(starts, end)))
+            bounds = words.start + span_bounds(len(words), width)
             scores = sigmoid(logits.reshape(len(bounds), len(options.labels)))
-            if len(parts) > 1:
-                first, last = text_tokens[0], text_tokens[-1]
-                inside = [w.indices[(w.indices >= first) & (w.indices <= last)] - first for w in text.windows]
-                ends = [(int(own[0]), int(own[-1]) + 1) for own in inside]
-                owner = best_windows(*(starts[bounds] - first).T, ends, len(text_tokens))
-                bounds, scores = bounds[owner == number], scores[owner == number]
+            if len(ranges) > 1:
+                own = is_best_window(starts[bounds], ranges, number)
+                bounds, scores = bounds[own], scores[own]
             spans += candidates(scores, bounds, options.threshold)
         chosen = select_spans(spans, width, flat=options.flat, multi_label=options.multi_label, check=self._check)
         offsets = encoding.offsets[starts]

@@ -16,6 +16,7 @@ import numpy as np
 from bertie.errors import CheckpointError
 from bertie.text.encoding import Encoding, Encodings, IntArray
 from bertie.text.tokenizer import Tokenizer
+from bertie.text.windows import Window
 
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
@@ -89,6 +90,15 @@ def template_ids(tokenizer: Tokenizer) -> tuple[IntArray, IntArray]:
             "the tokenizer's template for a single text is not supported: prompts have no place in it"
         )
     return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
+
+
+def text_ranges(windows: Sequence[Window]) -> list[tuple[int, int]]:
+    """The first token of the text that each window reads, and the one after the last, as indices of the whole."""
+    text = np.flatnonzero(windows[0].whole.sequence_ids == 0)
+    if not len(text):
+        return [(0, 0)] * len(windows)
+    inside = [w.indices[(w.indices >= text[0]) & (w.indices <= text[-1])] for w in windows]
+    return [(int(own[0]), int(own[-1]) + 1) for own in inside]
 
 
 def word_starts(encoding: Encoding) -> IntArray:

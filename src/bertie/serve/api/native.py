@@ -252,8 +252,7 @@ def _tag_labels(
     service.check_tokens([(text,) for text in texts], task, context)
     most = 1 if request.flat and not request.multi_label else task.settings.head.max_width * len(labels)
     service.check_reply_per_token(texts, task.tokenizer, SPAN_BYTES * most, context)
-    options = {"threshold": request.threshold, "flat": request.flat, "multi_label": request.multi_label}
-    results = task.tag(texts, labels, **options)
+    results = task.tag(texts, labels, threshold=request.threshold, flat=request.flat, multi_label=request.multi_label)
     context.add_read(results)
     return {"model": context.model, "head": task.head, "results": results}
 

@@ -23,7 +23,7 @@ from bertie.tasks.results import TaggedSpan
 from bertie.tasks.tag import split_tag
 from bertie.tasks.zero_shot_tag import ZeroShotTagger
 from bertie.text.encoding import IntArray
-from bertie.text.prompted_words import template_ids, word_starts
+from bertie.text.prompted_words import template_ids, text_ranges, word_starts
 from bertie.text.windows import Window
 from bertie.training.finetune.base import Predictions, TaskTraining
 from bertie.training.finetune.data import Example, LabelledDataset
@@ -101,10 +101,10 @@ class ZeroShotTaggingTraining(TaskTraining[ZeroShotTagger]):
         total, width = sum(window.weight for window in windows), self.task.settings.head.max_width
         found: set[tuple[int, int, int]] = set()
         parts = []
-        for window in windows:
+        for window, (first_token, end) in zip(windows, text_ranges(windows), strict=True):
             text = window.encoding.sequence_ids == 0
             tokens = window.indices[text]
-            words = np.flatnonzero(np.isin(starts, tokens, assume_unique=True))
+            words = np.arange(*np.searchsorted(starts, [first_token, end]))
             inside = [s for s in gold if len(words) and words[0] <= s[0] <= s[1] <= min(words[-1], s[0] + width - 1)]
             found.update(inside)
             values = np.array([(a - words[0], b - words[0], label) for a, b, label in inside], np.int64).reshape(-1, 3)
