@@ -35,7 +35,7 @@ from bertie.training.sampling import BatchSampler, TrainingTask
 from bertie.training.span_objective import SpanObjective
 
 WordSpan = tuple[int, int, str]  # first word, last word, label
-DROPOUT = 0.4  # of a fresh head, as in the package
+DROPOUT = 0.1  # of a fresh head
 
 
 class ZeroShotTaggingTraining(TaskTraining[ZeroShotTagger]):
