@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Reranker,
         Tagger,
         ZeroShot,
+        ZeroShotTagger,
         load,
     )
     from bertie.tasks.clusters import Clustering, TextCluster, cluster_texts
@@ -125,6 +126,7 @@ __all__ = [
     "TrainingError",
     "ZeroShot",
     "ZeroShotResult",
+    "ZeroShotTagger",
     "__version__",
     "cluster_texts",
     "deduplicate",
@@ -164,6 +166,7 @@ _HOME = {
             "Reranker",
             "Tagger",
             "ZeroShot",
+            "ZeroShotTagger",
             "load",
         ),
         "bertie.tasks",

@@ -270,7 +270,7 @@ class EncoderConfig:
 
 # --- heads ---
 
-HeadName = Literal["mlm", "rtd", "nsp", "sop", "classify", "tag", "answer", "choice", "pooler"]
+HeadName = Literal["mlm", "rtd", "nsp", "sop", "classify", "tag", "answer", "choice", "pooler", "span"]
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 Globals = Literal["none", "first", "before_separator", "after_separator"]
 
@@ -279,10 +279,11 @@ Globals = Literal["none", "first", "before_separator", "after_separator"]
 class HeadConfig:
     """A head: pool (or not), transform (or not), project.
 
-    Heads of kind "vocabulary" and "token" have one output row per token, those of kind "text" one per text.
+    Heads of kind "vocabulary" and "token" have one output row per token, those of kind "text" one per text, those of
+    kind "span" one per span of words (`SpanHeadConfig`).
     """
 
-    kind: Literal["vocabulary", "token", "text"]
+    kind: Literal["vocabulary", "token", "text", "span"]
     outputs: int | None  # None: the transformed hidden state is the output
     # For kind "text": the first token, the mean over tokens, or the mean over the tokens' outputs ("late").
     pooling: Literal["first", "mean", "late"] = "first"
@@ -314,6 +315,29 @@ class HeadConfig:
         for field in ("globals", "segments"):
             if getattr(self, field).endswith("separator") and self.separator_id is None:
                 raise ConfigError(f"{field}={getattr(self, field)!r} needs separator_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanHeadConfig(HeadConfig):
+    """A head that scores each span of up to `max_width` words against each label of a prompt (GLiNER).
+
+    >>> SpanHeadConfig(width=512).kind
+    'span'
+    """
+
+    kind: Literal["vocabulary", "token", "text", "span"] = "span"
+    outputs: int | None = None
+    width: int  # of words, spans and labels; the encoder's hidden states are projected to it, if theirs differs
+    max_width: int = 12  # the most words of a span
+    rnn_layers: int = 0  # of a bidirectional LSTM over the words; 0: none
+
+    def __post_init__(self) -> None:
+        HeadConfig.__post_init__(self)
+        _positive(self, "width", "max_width")
+        if self.rnn_layers < 0 or (self.rnn_layers and self.width % 2):
+            raise ConfigError(
+                f"SpanHeadConfig.rnn_layers={self.rnn_layers}, width={self.width}: an LSTM needs an even width"
+            )
 
 
 @dataclass(frozen=True, slots=True)

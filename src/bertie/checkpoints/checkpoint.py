@@ -13,11 +13,12 @@ from typing import Any, Literal, get_args
 import torch
 
 from bertie.arguments import explain_arguments
-from bertie.checkpoints import named_heads, storage, weight_files
+from bertie.checkpoints import gliner, named_heads, storage, weight_files
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.fingerprint import WeightsOrigin, has_original_weights
+from bertie.checkpoints.folder_tokenizer import check_vocabulary, folder_tokenizer
 from bertie.checkpoints.hub import default_model, resolve, to_string
-from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, legacy_tokenizer, model_spec
+from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.splade import Splade
 from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
@@ -35,7 +36,6 @@ _DTYPES: dict[Precision, torch.dtype] = {
     "int8": torch.float32,
     "fp8": torch.bfloat16,
 }
-VOCABULARIES = ("vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 @dataclass(slots=True, repr=False)
@@ -56,6 +56,7 @@ class Checkpoint:
     sentence: SentenceModules | None = None
     cross_encoder: CrossEncoderConfig | None = None
     splade: Splade | None = None
+    gliner: gliner.GlinerConfig | None = None
     source: str = ""
     origin: WeightsOrigin | None = None  # the files that the weights were loaded from
     limit: int | None = None  # a lower maximum length, set by `with_max_length`
@@ -213,7 +214,7 @@ class Checkpoint:
         if module is None:
             module = self._new_head(head, spec, seed)
         model = Model.from_parts(self.model.encoder, {head: module}).eval()
-        bare = replace(self, sentence=None, cross_encoder=None, splade=None)
+        bare = replace(self, sentence=None, cross_encoder=None, splade=None, gliner=None)
         return replace(bare, model=model, config=config, spec=spec, heads={})
 
     def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
@@ -313,7 +314,10 @@ class Checkpoint:
         # Each of these knows in which subfolder the transformer is, and gives its files relative to the top.
         parts = [part for part in (self.sentence, self.cross_encoder, self.splade) if part is not None]
         subfolder = PurePosixPath(next((part.transformer_path for part in parts), ""))
-        inner = {"config.json": storage.to_json(self._saved_config(precision))} | self._tokenizer_files()
+        config = self._saved_config(precision)
+        name = "config.json" if self.gliner is None else gliner.FILE
+        content = config if self.gliner is None else self.gliner.to_json(config, self.tokenizer)
+        inner = {name: storage.to_json(content)} | self._tokenizer_files()
         if named:
             tensors = weight_files.cast(named_heads.tensors(self.model, list(named)), precision)
             inner[named_heads.FILE] = weight_files.tensor_bytes(tensors)
@@ -321,6 +325,7 @@ class Checkpoint:
         for part in parts:
             files |= part.files()
         tensors = weight_files.cast(self.spec.weight_map.store(self.model), precision)
+        tensors = tensors if self.gliner is None else gliner.folder_names(tensors)
         file = str(subfolder / (weight_files.INT8 if precision == "int8" else weight_files.SAFETENSORS))
         storage.save_folder(Path(folder), files, tensors, weights=file, overwrite=overwrite)
 
@@ -386,18 +391,21 @@ def _read(
         storage.verify(top)
     has_modules = storage.is_file(top / "modules.json")
     folder = top / SentenceModules.transformer_folder(top) if has_modules else top
-    if not storage.is_file(folder / "config.json"):
+    spans = gliner.GlinerFolder.open(top)
+    if spans is None and not storage.is_file(folder / "config.json"):
         raise NotFoundError(f"{name} has no config.json; a model folder does")
-    config = storage.read_json(folder / "config.json")
+    config = storage.read_json(folder / "config.json") if spans is None else spans.encoder
     own = config.pop(named_heads.KEY, {})
     weights = weight_files.open_weights(folder, int8=named_heads.is_int8(own))
+    weights = weights if spans is None else gliner.EncoderNames(weights)
     shapes = weights.shapes()
     cross_encoder = CrossEncoderConfig.from_folder(top, config)
     splade = Splade.from_folder(top)
-    if head is None and cross_encoder is None and splade is None and has_modules:
+    if spans is not None or (head is None and cross_encoder is None and splade is None and has_modules):
         # sentence-transformers folders often name the class that they were made from, but not its head.
         head = "none"
     spec = model_spec(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
+    spec = spec if spans is None else spans.config.add_head(spec)
     model = build(spec)
     ignored = [rf"^{re.escape(prefix)}(\.|$)" for prefix in ignore]
     spec.weight_map.check(model, shapes, [*spec.family.dropped, *ignored])
@@ -407,14 +415,17 @@ def _read(
         except RuntimeError as error:
             raise CheckpointError(f"not enough memory for the model on {device}: {error}") from None
         spec.weight_map.load(model, weights)
+    tokenizer = folder_tokenizer(folder, spec.family.model_type) if spans is None else spans.tokenizer
+    check_vocabulary(tokenizer, spec.encoder.vocab)
     checkpoint = Checkpoint(
         model=model.eval(),
         config=config,
         spec=spec,
-        tokenizer=_tokenizer(folder, spec),
+        tokenizer=tokenizer,
         sentence=SentenceModules.from_folder(top, spec.encoder.width, spec.encoder.vocab),
         cross_encoder=cross_encoder,
         splade=splade,
+        gliner=None if spans is None else spans.config,
         source=to_string(name),
         origin=None if device is None else WeightsOrigin.of(top, head, ignore, model.encoder),
     )
@@ -430,21 +441,3 @@ def build(spec: ModelSpec) -> Model:
             return Model(spec.encoder, spec.heads)
     except RuntimeError as error:
         raise ConfigError(f"config.json describes a model that is too large to build: {error}") from None
-
-
-def _tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
-    """The folder's tokenizer; None if it has no vocabulary, as with some protein and genome encoders."""
-    settings = folder / "tokenizer_config.json"
-    class_name = storage.read_json(settings).get("tokenizer_class") if storage.is_file(settings) else None
-    if not isinstance(class_name, str | None):
-        raise CheckpointError(f"tokenizer_config.json: tokenizer_class={class_name!r:.80} must be a name")
-    legacy = legacy_tokenizer(spec.family.model_type, class_name)
-    if not any(storage.is_file(folder / file) for file in ("tokenizer.json", *VOCABULARIES)):
-        return None
-    tokenizer = Tokenizer.from_folder(folder, legacy)
-    if tokenizer.vocab_size > spec.encoder.vocab:
-        raise CheckpointError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {spec.encoder.vocab}: they do not "
-            "belong together"
-        )
-    return tokenizer

@@ -21,7 +21,14 @@ DEFAULT = "bertie-small"  # the built-in model that is used where no model is na
 # The files of a checkpoint. A repository may also hold training states, and the same weights in formats of other
 # tools. sentence-transformers keeps its modules in numbered folders (1_Pooling, 2_Dense).
 _NAMES = (
-    *("config.json", "model.safetensors", "model-*-of-*.safetensors", "*model.*.index.json", "checksums.json"),
+    *(
+        "config.json",
+        "gliner_config.json",
+        "model.safetensors",
+        "model-*-of-*.safetensors",
+        "*model.*.index.json",
+        "checksums.json",
+    ),
     *(weight_files.INT8, named_heads.FILE),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model"),
@@ -124,7 +131,7 @@ def _download_files(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
-    parents = [path.parent for path in folder.rglob("config.json")]
+    parents = [path.parent for name in ("config.json", "gliner_config.json") for path in folder.rglob(name)]
     without_safetensors = [parent for parent in parents if not any(parent.glob("model*.safetensors"))]
     if without_safetensors:
         pickles = [(parent.relative_to(folder) / _PICKLES).as_posix() for parent in without_safetensors]

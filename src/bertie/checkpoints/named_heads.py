@@ -32,6 +32,7 @@ from bertie.config import Calibration, HeadConfig, HeadInfo, HeadName
 from bertie.errors import CheckpointError, ConfigError
 from bertie.nn.heads import Head
 from bertie.nn.model import Model, SkipInit, allocate
+from bertie.nn.span_head import build_head
 
 KEY, FILE = "bertie", "heads.safetensors"
 
@@ -45,7 +46,8 @@ def empty(cfg: HeadConfig, model: Model) -> Head:
     """Build a head for this model on the meta device, without allocating weights."""
     try:
         with torch.device("meta"), SkipInit():
-            return Head(cfg, model.config, torch.empty_like(model.encoder.embeddings.words.weight, device="meta"))
+            words = torch.empty_like(model.encoder.embeddings.words.weight, device="meta")
+            return build_head(cfg, model.config, words)
     except RuntimeError as error:
         raise ConfigError(f"{cfg} describes a head that is too large to build: {error}") from None
 

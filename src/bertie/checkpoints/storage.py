@@ -64,7 +64,7 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 # Files that Bertie reads. Others (a model card, a training log) may be added to a folder or changed in it.
 _READ = re.compile(
-    r"(config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|modules|sentence_\S+_config"
+    r"(config|gliner_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|modules|sentence_\S+_config"
     r"|config_sentence_transformers|.*\.index)\.json|(model.*|heads)\.safetensors|pytorch_model.*\.bin|.*\.model"
     r"|vocab\.txt|merges\.txt"
 )

@@ -1,13 +1,26 @@
-"""Find labelled spans in each text: named entities, parts of speech, or any other labels of the model."""
+"""Find labelled spans in each text: named entities, parts of speech, or any other labels of the model.
+
+With --labels, spans with these labels, by a model that takes any (GLiNER).
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import add_column, add_head, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.common import (
+    UsageError,
+    add_column,
+    add_head,
+    add_input,
+    add_model,
+    add_output,
+    load,
+    open_input,
+    verb,
+)
 from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 
 if TYPE_CHECKING:
@@ -15,12 +28,15 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie tag "Ada Lovelace was born in London."
   bertie tag news.jsonl --column body -o entities.jsonl -m dslim/bert-base-NER
+  bertie tag "Aspirin eases headaches." --labels medicine,symptom -m urchade/gliner_small-v2.1
 """
 
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "tag", "token classification: named entities and other spans", __doc__, EXAMPLE)
+    parser = verb(
+        verbs, "tag", "token classification: named entities and other spans, also zero-shot", __doc__, EXAMPLE
+    )
     add_input(parser)
     add_column(parser)
     add_model(parser)
@@ -33,26 +49,28 @@ def add(verbs: Verbs) -> None:
         "or by the most confident one (max); simple: label tokens and join adjacent ones; none: one span per token",
     )
     parser.add_argument("--ignore-labels", default="O", metavar="A,B,…", help="labels that mark no span (default: O)")
+    parser.add_argument("--labels", metavar="A,B,…", help="find spans with these labels, with a GLiNER model")
+    parser.add_argument(
+        "--threshold", type=float, default=0.5, help="with --labels: leave out spans with a lower score (default: 0.5)"
+    )
+    parser.add_argument("--nested", action="store_true", help="with --labels: spans may lie inside one another")
+    parser.add_argument("--multi-label", action="store_true", help="with --labels: a span may have several labels")
     add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
+    if args.labels is None and (args.nested or args.multi_label or args.threshold != 0.5):
+        raise UsageError("--threshold, --nested and --multi-label need --labels")
+    if args.labels is not None and (args.aggregation_strategy != "average" or args.ignore_labels != "O"):
+        raise UsageError("--aggregation-strategy and --ignore-labels are for the labels of a head: leave out --labels")
     table = open_input(args)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
-    from bertie.tasks import Tagger
     from bertie.tasks.results import TaggingResult
 
-    task = load(Tagger, args)
-
-    def work(texts: list[str]) -> Iterator[dict[str, Any]]:
-        ignore_labels = args.ignore_labels.split(",")
-        return map(
-            asdict,
-            task.tag_each(texts, aggregation_strategy=args.aggregation_strategy, ignore_labels=ignore_labels),
-        )
+    work = _by_head(args) if args.labels is None else _by_labels(args)
 
     stream.write(
         stream.results(work),
@@ -70,3 +88,24 @@ def run(args: argparse.Namespace) -> None:
             for span in record["spans"]
         ],
     )
+
+
+def _by_head(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[str, Any]]]:
+    """Tag with the labels of a head."""
+    from bertie.tasks import Tagger
+
+    task = load(Tagger, args)
+    options: dict[str, Any] = {"aggregation_strategy": args.aggregation_strategy}
+    options["ignore_labels"] = args.ignore_labels.split(",")
+    return lambda texts: map(asdict, task.tag_each(texts, **options))
+
+
+def _by_labels(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[str, Any]]]:
+    """Tag with the labels of the command line."""
+    from bertie.tasks import ZeroShotTagger
+
+    task = load(ZeroShotTagger, args)
+    labels = [label.strip() for label in args.labels.split(",") if label.strip()]
+    options: dict[str, Any] = {"threshold": args.threshold, "flat": not args.nested, "multi_label": args.multi_label}
+    task.options(labels, **options)  # raises now if they cannot be used
+    return lambda texts: map(asdict, task.tag_each(texts, labels, **options))

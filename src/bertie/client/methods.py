@@ -153,6 +153,26 @@ class ClientMethods:
         options = {"head": head, "aggregation_strategy": aggregation_strategy, "ignore_labels": labels}
         return self._list_call("/tag", "texts", items, responses.parse_tags, **options)
 
+    @TextsMethod
+    def zero_shot_tag(
+        self,
+        texts: Iterable[str],
+        labels: Sequence[str],
+        *,
+        threshold: float = 0.5,
+        flat: bool = True,
+        multi_label: bool = False,
+        head: str | None = None,
+    ) -> ListCall[TaggingResult]:
+        """Find spans with the given labels in each text, as `ZeroShotTagger.tag`."""
+        names = [text for text, _ in requests.check_texts(labels, "labels=", "label")]
+        if not names:
+            raise InputError("labels=[] must have at least one label")
+        options: dict[str, Any] = {"head": head, "labels": names, "threshold": threshold, "flat": flat}
+        options["multi_label"] = multi_label
+        items = requests.check_texts(texts, "zero_shot_tag")
+        return self._list_call("/tag", "texts", items, responses.parse_tags, **options)
+
     @AnswerMethod
     def answer(
         self,

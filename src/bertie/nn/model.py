@@ -14,6 +14,7 @@ from bertie.errors import NotFoundError
 from bertie.nn.encoder import Encoder
 from bertie.nn.heads import Head
 from bertie.nn.snapshot import ModuleSnapshot
+from bertie.nn.span_head import build_head
 from bertie.ops.cuda_graphs import ForwardGraphs, Run
 from bertie.text.batch import Batch
 
@@ -39,7 +40,7 @@ class Model(nn.Module):
         self.graphs = forward_graphs(encoder)
         self._snapshot: ModuleSnapshot | None = None
         words = self.encoder.embeddings.words.weight
-        self.heads = nn.ModuleDict({name: Head(cfg, encoder, words) for name, cfg in heads.items()})
+        self.heads = nn.ModuleDict({name: build_head(cfg, encoder, words) for name, cfg in heads.items()})
         self.auxiliary = nn.ModuleDict()
         self.encoder.initialize(self.heads)
 

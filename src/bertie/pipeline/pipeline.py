@@ -52,7 +52,9 @@ class Stages(Protocol[Options, Output, Decoded]):
     """What a task adds to the pipeline."""
 
     head: str | None  # whose segments and global tokens the encoder uses; None: the plain encoder
-    needs_offsets: bool  # whether `decode` needs character offsets of every text
+
+    def encode_inputs(self, inputs: Sequence[TaskInput[Options]]) -> Encodings:
+        """Tokenize inputs."""
 
     def parameters(self, chunk: Chunk[Options]) -> Sequence[Any] | None:
         """What `outputs` needs to know of each window besides its hidden states: small and serializable."""
@@ -165,7 +167,7 @@ class Pipeline(Generic[Options, Output, Result]):
 
     def _encode(self, inputs: Sequence[TaskInput[Options]]) -> Chunk[Options]:
         try:
-            encodings = self.tokenizer.encode_flat([i.item for i in inputs], offsets=self.task.needs_offsets)
+            encodings = self.task.encode_inputs(inputs)
         except InputError:
             for task_input in inputs:
                 for text in task_input.texts:

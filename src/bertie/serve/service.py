@@ -38,6 +38,7 @@ SAMPLED_PASSAGES, SAMPLE_QUERIES = 200, 5  # passages of an index that are read 
 HEADS = {  # by the kind of the head that a task needs
     "classify": "a text-classification head",
     "tag": "a token-classification head",
+    "span": "a span head, as GLiNER models have",
     "answer": "a question-answering head",
     "mlm": "a masked-language-modelling head",
 }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bertie.tasks.rerank import Reranker
     from bertie.tasks.tag import Tagger
     from bertie.tasks.zero_shot import ZeroShot
+    from bertie.tasks.zero_shot_tag import ZeroShotTagger
 
 __all__ = [
     "Classifier",
@@ -23,6 +24,7 @@ __all__ = [
     "Reranker",
     "Tagger",
     "ZeroShot",
+    "ZeroShotTagger",
     "load",
 ]
 
@@ -37,6 +39,7 @@ _MODULES = {
     "Reranker": "rerank",
     "Tagger": "tag",
     "ZeroShot": "zero_shot",
+    "ZeroShotTagger": "zero_shot_tag",
     "load": "loading",
 }
 

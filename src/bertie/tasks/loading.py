@@ -16,8 +16,9 @@ from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
+from bertie.tasks.zero_shot_tag import ZeroShotTagger
 
-LoadedTask = Classifier | Regressor | Tagger | Reader | Reranker | Embedder | MaskedLM
+LoadedTask = Classifier | Regressor | Tagger | ZeroShotTagger | Reader | Reranker | Embedder | MaskedLM
 
 
 @overload

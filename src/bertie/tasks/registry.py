@@ -31,6 +31,7 @@ class TaskRow:
     verb: str | None = None  # of the command line
     training: str | None = None  # path of the `TaskTraining` that trains and evaluates it
     single_text: bool = False  # whether it reads one text at a time, and so can share a pass with other heads
+    own_folder: bool = False  # whether its head has a folder layout of its own, and cannot be one of several
 
     @property
     def task_class(self) -> type[Task[Any, Any, Any]]:
@@ -122,6 +123,15 @@ for _row in (
         training="bertie.training.embedding.embedder:EmbeddingTraining",
     ),
     TaskRow(
+        name="zero-shot-tag",
+        path="bertie.tasks.zero_shot_tag:ZeroShotTagger",
+        head_kind="span",
+        data_kind="tag",
+        metric="f1",
+        training="bertie.training.finetune.zero_shot_tagging:ZeroShotTaggingTraining",
+        own_folder=True,
+    ),
+    TaskRow(
         name="fill",
         path="bertie.tasks.fill_mask:MaskedLM",
         head_kind="mlm",
@@ -147,9 +157,11 @@ def get(name: str | None) -> TaskRow:
 
 
 def trainable(*, with_head: bool = False) -> tuple[str, ...]:
-    """The names of all tasks that can be trained, or of those among them that have a head."""
+    """The names of all tasks that can be trained, or of those among them whose head can be one of several."""
     return tuple(
-        row.name for row in TASKS.values() if row.training is not None and not (with_head and row.head_kind is None)
+        row.name
+        for row in TASKS.values()
+        if row.training is not None and not (with_head and (row.head_kind is None or row.own_folder))
     )
 
 
@@ -177,5 +189,5 @@ def row_for_head(info: HeadInfo) -> TaskRow | None:
     name = info.task
     if name is None:
         name = "regress" if info.kind == "classify" and info.problem == "regression" else info.kind
-    row = TASKS.get(name)
+    row = TASKS.get(name) or next((row for row in TASKS.values() if row.head_kind == info.kind), None)
     return row if row is not None and row.training is not None and row.head_kind is not None else None

@@ -19,7 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from bertie.arguments import explain_arguments
-from bertie.errors import InputError
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list, text_inputs
@@ -70,6 +71,15 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
 
     kind = "tag"
     needs_offsets = True
+
+    @classmethod
+    def _find_head(cls, checkpoint: Checkpoint, name: str | None) -> str:
+        if checkpoint.gliner is not None and not any(map(cls._fits, checkpoint.heads.values())):
+            raise NotFoundError(
+                f"{checkpoint.source} has no labels of its own: it finds those that a call names; use "
+                "bertie.ZeroShotTagger, or bertie tag --labels"
+            )
+        return super()._find_head(checkpoint, name)
 
     @overload
     def tag(  # type: ignore[overload-overlap]

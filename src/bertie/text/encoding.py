@@ -115,6 +115,7 @@ class Encodings(Sequence[Encoding]):
     load: Callable[[int], tokenizers.Encoding] | None = None  # the library's encoding of a text, for its details
     paired: NDArray[np.bool_] | None = None  # (N,) which are pairs; None: none
     template: tuple[int, int] | None = None  # special tokens before and after a single text, where known
+    in_text: NDArray[np.bool_] | None = None  # (T,) tokens of the texts, if there are others than special ones: prompts
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -22,6 +22,8 @@ from bertie.switches import is_disabled
 from bertie.text import wordpiece
 from bertie.text.coverage import BoolArray, count_flagged, uncovered_tokens
 from bertie.text.encoding import Encoding, Encodings, IntArray, merge
+from bertie.text.item_checks import checked_item
+from bertie.text.item_checks import checked_text as checked_text
 from bertie.text.legacy import LegacyTokenizer, build, normalizer, pre_tokenizer
 from bertie.text.tokenizer_files import json_bytes, read_text, rust_errors
 from bertie.text.tokenizer_settings import (
@@ -44,8 +46,6 @@ COMMON = {
     "mask": ("[MASK]", "<mask>"),
     "unk": ("[UNK]", "<unk>"),
 }
-# For what tables and files hold in place of texts; NaN is a float.
-_ADVICE = dict.fromkeys(("NoneType", "NAType", "float"), "; leave out missing texts") | {"bytes": "; decode it"}
 MANY_IDS = 1024  # more are decoded by `decode_batch`, which releases the GIL; `decode` is quicker for a few
 
 
@@ -125,6 +125,16 @@ class Tokenizer:
         if isinstance(items, str):
             raise InputError("encode_batch takes a list of texts, not one text; wrap it: [text]")
         return list(self._encode(list(items), range(len(items)), special=special, offsets=True))
+
+    def encode_words(self, lists: Sequence[Sequence[str]]) -> list[tuple[IntArray, IntArray]]:
+        """Encode lists of words, each word by itself and without special tokens: token ids, and the word of each."""
+        try:
+            raw = self._backend.encode_batch(lists, is_pretokenized=True, add_special_tokens=False)
+        except Exception as error:
+            for i, words in enumerate(lists):
+                checked_text(" ".join(words), f"item {i}")
+            raise CheckpointError(f"the tokenizer is broken: it fails on valid words ({str(error)[:300]})") from error
+        return [(np.array(part.ids, np.int64), np.array(part.word_ids, np.int64)) for part in raw]
 
     def encode_flat(self, items: Sequence[str | tuple[str, str]], *, offsets: bool = False) -> Encodings:
         """Encode texts or pairs into flat arrays of token ids.
@@ -244,14 +254,14 @@ class Tokenizer:
         fast = not offsets and self._backend.post_processor is not None
         call = self._backend.encode_batch_fast if fast else self._backend.encode_batch
         # A str can only be wrong in its characters, which the library notices.
-        items = [item if type(item) is str else _checked(item, i) for i, item in zip(index, items, strict=True)]
+        items = [item if type(item) is str else checked_item(item, i) for i, item in zip(index, items, strict=True)]
         try:
             return call(items, add_special_tokens=special)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # its panics are no Exception
             for i, item in zip(index, items, strict=True):
-                _checked(item, i)
+                checked_item(item, i)
             raise CheckpointError(f"the tokenizer is broken: it fails on a valid text ({str(error)[:300]})") from error
 
     def decode(self, ids: Sequence[int] | IntArray, skip_special: bool = True) -> str:
@@ -303,7 +313,8 @@ class Tokenizer:
 
     def count_unknown(self, encodings: Encodings) -> IntArray | None:
         """(N,) the unknown tokens of each text, see `bertie.text.coverage`; None: there are none in any of them."""
-        return count_flagged(self._uncovered[encodings.ids], encodings.lengths)
+        flags = self._uncovered[encodings.ids]
+        return count_flagged(flags if encodings.in_text is None else flags & encodings.in_text, encodings.lengths)
 
     @cached_property
     def _uncovered(self) -> BoolArray:
@@ -329,6 +340,12 @@ class Tokenizer:
         tokenizer = copy(self)
         tokenizer._settings, tokenizer._max_length = self._settings.with_max_length(max_length), max_length
         return tokenizer
+
+    def with_special_tokens(self, tokens: Sequence[str]) -> Tokenizer:
+        """A copy with more special tokens, those that it has already excepted."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        add_missing(backend, [tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
+        return Tokenizer(backend, self._legacy, self._settings)
 
     @property
     def vocabulary(self) -> dict[int, str]:
@@ -423,26 +440,3 @@ class Tokenizer:
                 raise CheckpointError(f"tokenizer_config.json: model_input_names={names!r} must be a list")
             return "token_type_ids" in names
         return self._legacy is None or self._legacy.segments
-
-
-def _checked(item: Any, index: int) -> str | tuple[str, str]:
-    if isinstance(item, tuple | list):
-        if len(item) != 2:
-            raise InputError(f"item {index} holds {len(item)} texts; a text or a pair of two texts is allowed")
-        return checked_text(item[0], f"item {index}, first text"), checked_text(item[1], f"item {index}, second text")
-    return checked_text(item, f"item {index}")
-
-
-def checked_text(text: Any, where: str) -> str:
-    """Check that a text is a str that can be encoded in UTF-8; an error calls it `where`."""
-    if not isinstance(text, str):
-        raise InputError(f"{where} must be a str, not {(kind := type(text).__name__)}{_ADVICE.get(kind, '')}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{where}: character {error.start} is the lone surrogate U+{ord(text[error.start]):04X}, which is not "
-            "valid text; read the file with its actual encoding, or replace it: "
-            "text.encode('utf-8', 'replace').decode()"
-        ) from None
-    return text

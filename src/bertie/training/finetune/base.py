@@ -174,7 +174,7 @@ def training_for(task: TaskT) -> TaskTraining[TaskT]:
 def score(task: AnyTrainable, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
     """The task's main metric on labelled data."""
     training = training_for(task)
-    known = tuple(training.labels) if training.data_kind in ("classify", "tag") else None
+    known = (tuple(training.labels) or None) if training.data_kind in ("classify", "tag") else None
     data = read_dataset(training.data_kind, X, y, columns=columns, name="the data", known=known, training=False)
     return training.metrics(data)[training.main_metric(data)]
 

@@ -101,7 +101,7 @@ def with_labels_of(task: AnyTrainable, data: LabelledDataset) -> LabelledDataset
 
     Whole numbers index its labels where those are names.
     """
-    if data.kind not in ("classify", "tag"):
+    if data.kind not in ("classify", "tag") or not labels_of(task):  # a span head takes any labels
         return data
     source, known = task.checkpoint.source, labels_of(task)
     if data.multi_label and isinstance(task, Classifier) and task.problem == "single_label_classification":
