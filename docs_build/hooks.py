@@ -84,3 +84,4 @@ def _generators() -> dict[str, Callable[[], str]]:
             "python": python_reference.render,
             "recipe": recipe_reference.render,
         }
+

@@ -99,7 +99,7 @@ def _evaluate(code: str, scope: dict[str, Any]) -> Any:
 
 def _shell(command: str) -> None:
     """Run a command, with `bertie` of this Python, and print its output."""
-    command = re.sub(r"^bertie\b", f"{sys.executable} -m bertie", command)
+    command = re.sub(r"(^|&& )bertie\b", rf"\1{sys.executable} -m bertie", command)
     result = subprocess.run(
         command, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -127,10 +127,8 @@ def render(notebook: dict[str, Any], name: str) -> str:
         language = "sh" if code.startswith("!") and "\n" not in code else "python"
         parts.append(f"```{language}\n{code.removeprefix('!') if language == 'sh' else code}\n```")
         parts += [_output(output) for output in cell["outputs"]]
-    note = (
-        f'*This page is a notebook: [{name}]({name}){{ download="{name}" }}. '
-        "It took {seconds:.0f} seconds on two CPU cores.*"
-    ).format(seconds=notebook["metadata"].get("bertie", {}).get("seconds", 0))
+    seconds = notebook["metadata"].get("bertie", {}).get("seconds", 0)
+    note = f"*This page is a notebook: [{name}]({name}). It took {seconds} seconds on two busy CPU cores.*"
     return "\n\n".join([parts[0], note, *parts[1:]]) + "\n"
 
 
