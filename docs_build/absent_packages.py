@@ -1,6 +1,6 @@
 """Stand-ins for packages that the reference pages do not need, so that a build of the site installs no torch.
 
-Sphinx calls the same `autodoc_mock_imports`: an import of an absent package gives an object whose every attribute exists.
+As Sphinx's `autodoc_mock_imports`: an import of an absent package gives an object whose every attribute exists.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs_build import charts, links, notebooks
-from docs_build.absent_packages import absent_packages
+from docs_build import charts, links, notebooks  # noqa: E402
+from docs_build.absent_packages import absent_packages  # noqa: E402
 
 GENERATED = re.compile(r"<!-- generated: (\w+) -->\n(?:.*?<!-- end -->)?", re.DOTALL)
 
@@ -84,4 +84,3 @@ def _generators() -> dict[str, Callable[[], str]]:
             "python": python_reference.render,
             "recipe": recipe_reference.render,
         }
-

@@ -1,7 +1,7 @@
 """Links of the repository's Markdown files, translated for the site.
 
-Pages link to files as they lie in the repository, so that the links work there too. On the site, some files outside docs/
-are pages, notebooks are pages, and any other file of the repository is a download.
+Pages link to files as they lie in the repository, so that the links work there too. On the site, some files outside
+docs/ are pages, notebooks are pages, and any other file of the repository is a download.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reference of the Python API: which public names stand under which heading. mkdocstrings renders their docstrings."""
+"""The reference of the Python API: public names by heading. mkdocstrings renders their docstrings."""
 
 from __future__ import annotations
 

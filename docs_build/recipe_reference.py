@@ -37,7 +37,7 @@ def render() -> str:
 def field_comments(cls: type) -> dict[str, str]:
     """The comment after each field of a dataclass, from its source."""
     pattern = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)
-    return {name: comment for name, comment in pattern.findall(inspect.getsource(cls))}
+    return dict(pattern.findall(inspect.getsource(cls)))
 
 
 def _default(item: Any) -> str:

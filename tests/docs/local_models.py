@@ -1,4 +1,4 @@
-"""Local stand-ins for the hub ids in the documentation: the built-in model with each of its heads, in the formats of others.
+"""Local stand-ins for the hub ids in the documentation: the built-in model with each of its heads.
 
 The folders are called as the hub ids, so that a snippet that runs in the folder above them finds them by the same name.
 """
@@ -33,7 +33,7 @@ def write(folder: Path) -> None:
 
 
 def _with_head(source: Path, name: str, target: Path) -> None:
-    """Save the encoder with one head as a model of transformers: BERT's pooler and classifier, or a token classifier."""
+    """Save the encoder with one head as a model of transformers."""
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertForTokenClassification
 
     raw = json.loads((source / "config.json").read_text("utf-8"))
