@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CLIENTS := .venv-clients
 WHEEL := .venv-wheel
+DOCS := .venv-docs
 
-.PHONY: test lint types unit try test-slow test-faults test-clients test-wheel first-hour test-gpu clean
+.PHONY: test lint types unit try test-slow test-faults test-clients test-wheel first-hour docs docs-serve tutorials test-gpu clean
 
 test: lint types unit
 
@@ -60,6 +61,23 @@ $(WHEEL)/.ready: $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.safe
 	$(WHEEL)/bin/python -m pip install --quiet --no-compile "$$(echo dist/*.whl)[data,train,search,serve,tensorboard]"
 	touch $(WHEEL)/.ready
 
+# The documentation site, in build/site; warnings and dead links are errors. It needs neither .venv nor torch.
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+
+# The same at http://127.0.0.1:8000, rebuilt when a page is saved.
+docs-serve: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
+
+$(DOCS)/.ready: docs_build/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-compile --requirement docs_build/requirements.txt
+	touch $(DOCS)/.ready
+
+# Executes the notebooks of the tutorials, and stores their outputs: about ten minutes on two cores.
+tutorials: $(READY)
+	$(BIN)/python -m docs_build.notebooks $(or $(NOTEBOOK),docs/tutorials/*.ipynb)
+
 # On a machine with a GPU, its torch and the test packages; installs nothing.
 test-gpu:
 	PYTHONPATH=$(CURDIR)/src python3 -m pytest tests/gpu tests/nn tests/ops tests/parity tests/training/test_optimizer.py tests/test_neighbours.py
@@ -74,4 +92,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(WHEEL) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(WHEEL) $(DOCS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,123 @@
+"""Bar charts of the tables in benchmarks/RESULTS.md, drawn when the site is built.
+
+A page asks for one with a comment: the heading above the table, how the table's first cell begins, and the columns to
+draw, separated by semicolons:
+
+    <!-- chart: CPU inference | int8 | texts/s -->
+
+Rows or columns whose name begins with Bertie have the accent colour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from docs_build.links import ROOT
+
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+COMMENT = re.compile(r"<!-- chart: (.+?) \| (.*?) \| (.+?) -->")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+WIDTH, LABELS, BAR, GAP = 680, 250, 18, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a Markdown file, and the heading that it stands under."""
+
+    heading: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def tables(text: str) -> Iterator[Table]:
+    """The tables of a Markdown text."""
+    headings: dict[int, str] = {}
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if match := re.match(r"(#+) (.*)", line):
+            headings = {level: name for level, name in headings.items() if level < len(match[1])}
+            headings[len(match[1])] = match[2]
+        if re.fullmatch(r"\|(---\|)+", line):
+            rows = []
+            for row in lines[number + 1 :]:
+                if not row.startswith("|"):
+                    break
+                rows.append(_cells(row))
+            yield Table(" / ".join(headings.values()), _cells(lines[number - 1]), rows)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def number(cell: str) -> float | None:
+    """The first number of a cell.
+
+    >>> number("145,500 (3 runs)"), number("**0.418** †"), number("")
+    (145500.0, 0.418, None)
+    """
+    match = _NUMBER.search(cell)
+    return None if match is None else float(match[0].replace(",", ""))
+
+
+def draw_all(text: str, results: Path = RESULTS) -> str:
+    """Replace the comments of a page by their charts."""
+    known = list(tables(results.read_text("utf-8")))
+
+    def replace(match: re.Match[str]) -> str:
+        heading, first, columns = match.groups()
+        found = [table for table in known if heading in table.heading and table.columns[0].startswith(first)]
+        if not found:
+            raise ValueError(f"{match[0]}: {results.name} has no such table")
+        return draw(found[0], columns.split("; "))
+
+    return COMMENT.sub(replace, text)
+
+
+def draw(table: Table, columns: Sequence[str]) -> str:
+    """An SVG of horizontal bars: one per row and column."""
+    indices = []
+    for name in columns:
+        if name not in table.columns:
+            raise ValueError(f"chart of {table.heading!r}: no column {name!r} among {table.columns}")
+        indices.append(table.columns.index(name))
+    groups = [
+        (row[0], [(columns[i], value) for i, k in enumerate(indices) if (value := number(row[k])) is not None])
+        for row in table.rows
+    ]
+    groups = [(label, bars) for label, bars in groups if bars]
+    largest = max(value for _, bars in groups for _, value in bars)
+    parts, y = [], GAP
+    for label, bars in groups:
+        middle = y + len(bars) * BAR / 2 + 4
+        shown = re.sub(r"[`*]", "", label)
+        shown = shown if len(shown) <= 42 else f"{shown[:41]}…"
+        parts.append(f'<text class="label" x="{LABELS - 8}" y="{middle:.0f}">{escape(shown)}</text>')
+        for column, value in bars:
+            accent = (column if len(columns) > 1 else label).lower().startswith(("bertie", "`bertie", "windows"))
+            length = max(2, (WIDTH - LABELS - 70) * value / largest)
+            parts.append(
+                f'<rect class="{"accent" if accent else "other"}" x="{LABELS}" y="{y}" width="{length:.0f}" '
+                f'height="{BAR - 4}" rx="2"><title>{escape(label)}, {escape(column)}: {value:,g}</title></rect>'
+                f'<text class="value" x="{LABELS + length + 6:.0f}" y="{y + 11}">{value:,g}</text>'
+            )
+            y += BAR
+        y += GAP
+    legend = ""
+    if len(columns) > 1:
+        x = LABELS
+        for column in columns:
+            kind = "accent" if column.lower().startswith(("bertie", "windows")) else "other"
+            legend += f'<rect class="{kind}" x="{x}" y="{y}" width="10" height="10"/>'
+            legend += f'<text class="value" x="{x + 15}" y="{y + 9}">{escape(column)}</text>'
+            x += 30 + 7 * len(column)
+        y += BAR
+    caption = escape(" and ".join(columns))
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {y}" role="img" aria-label="{caption}">{"".join(parts)}{legend}</svg>'
+        f'<p class="caption">{caption}</p>'
+    )
