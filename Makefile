@@ -1,12 +1,15 @@
 # `make test` needs Python ≥ 3.11 and nothing else; it sets up all the rest in .venv.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 CLIENTS := .venv-clients
 WHEEL := .venv-wheel
 
-.PHONY: test lint types unit try test-slow test-faults test-clients test-wheel first-hour test-gpu clean
+.PHONY: test lint types unit try libraries test-slow test-faults test-clients test-wheel first-hour test-gpu clean
 
 test: lint types unit
 
@@ -17,12 +20,16 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-unit: $(READY)
+unit: $(READY) libraries
 	$(BIN)/python -m pytest -n auto
 
-# Every task once, on the built-in model.
-try: $(READY)
+# Every task once, on the built-in model; installs nothing but Bertie and what it needs.
+try: $(CORE) libraries
 	$(BIN)/bertie tour
+
+# The C++ libraries in src/, where their sources have changed.
+libraries: $(CORE)
+	$(BIN)/python build_libraries.py
 
 # Real weights and real tokenizers against the originals: minutes, and half a gigabyte of models.
 test-slow: $(READY)
@@ -64,11 +71,16 @@ $(WHEEL)/.ready: $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.safe
 test-gpu:
 	PYTHONPATH=$(CURDIR)/src python3 -m pytest tests/gpu tests/nn tests/ops tests/parity tests/training/test_optimizer.py tests/test_neighbours.py
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	# torch first and by its exact version, so that no other package chooses a build for us
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test]'
+	# torch first and by its exact version, so that no other package chooses a build for us; the C++ libraries meanwhile
+	$(BIN)/python build_libraries.py & \
+	$(PIP_INSTALL) --constraint constraints.txt torch && wait
+	$(PIP_INSTALL) --constraint constraints.txt --editable .
+	touch $(CORE)
+
+$(READY): $(CORE)
+	$(PIP_INSTALL) --constraint constraints.txt --editable '.[test]'
 	# pip compiles one file after another; some packages have files for other versions of Python, which fail
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(READY)
