@@ -112,7 +112,7 @@ def build(folder: Path) -> dict[str, str]:
         try:
             library = compile_library(name)
         except (OSError, RuntimeError) as error:
-            target.unlink(missing_ok=True)  # of other sources
+            target.unlink(missing_ok=True)  # compiled from other sources
             return str(error)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f"{os.getpid()}-{target.name}")

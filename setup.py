@@ -39,7 +39,7 @@ class PlatformWheel(bdist_wheel):
 
 def extension(name: str, source: str) -> Extension:
     """A library, as setuptools lists it: for source distributions, and so that the wheel counts as compiled."""
-    headers = sorted(str(path.relative_to(build_libraries.ROOT)) for path in Path("src", source).parent.glob("*.h"))
+    headers = sorted(str(path) for path in Path("src", source).parent.glob("*.h"))
     return Extension(name.replace("/", "."), [f"src/{source}"], depends=headers, optional=True)
 
 
