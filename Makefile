@@ -8,8 +8,10 @@ READY := $(VENV)/.ready
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 CLIENTS := .venv-clients
 WHEEL := .venv-wheel
+TOOLS := .venv-tools
 
-.PHONY: test lint types unit try libraries test-slow test-faults test-clients test-wheel first-hour test-gpu clean
+.PHONY: test lint types unit try libraries coverage test-slow test-faults test-clients test-wheel test-emulated first-hour \
+	test-gpu wheel wheels sdist release-check clean
 
 test: lint types unit
 
@@ -44,28 +46,60 @@ test-faults: $(READY)
 # Clients from PyPI (openai, cohere, LangChain, …), in an environment of their own, against a server with the built-in
 # model; make test-clients WRITE=docs/clients.md updates the table there.
 test-clients: $(READY) $(CLIENTS)/.ready
-	$(CLIENTS)/bin/python -m tests_clients --bertie $(BIN)/bertie $(if $(WRITE),--write $(WRITE))
+	$(CLIENTS)/$(SCRIPTS)/python -m tests_clients --bertie $(BIN)/bertie $(if $(WRITE),--write $(WRITE))
 
 $(CLIENTS)/.ready: tests_clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --no-compile --requirement tests_clients/requirements.txt
+	$(CLIENTS)/$(SCRIPTS)/python -m pip install --quiet --no-compile --requirement tests_clients/requirements.txt
 	touch $(CLIENTS)/.ready
 
 # The commands of the README and docs/, from a wheel in a clean environment: a quarter of an hour.
 test-wheel: $(WHEEL)/.ready
-	$(PYTHON) -m tests_wheel --bin $(WHEEL)/bin
+	$(PYTHON) -m tests_wheel --bin $(WHEEL)/$(SCRIPTS)
 
 # Installs the wheel into a new environment, runs the commands of the first hour, and writes their page.
 first-hour: $(WHEEL)/.ready
-	$(PYTHON) -m tests_wheel.first_hour --wheel "$$(echo dist/*.whl)" --write docs/first-hour.md
+	$(PYTHON) -m tests_wheel.first_hour --wheel "$$(echo build/wheel/*.whl)" --write docs/first-hour.md
 
-$(WHEEL)/.ready: $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.safetensors') pyproject.toml
-	rm -rf $(WHEEL) dist
-	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+$(WHEEL)/.ready: $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.safetensors') pyproject.toml setup.py
+	rm -rf $(WHEEL) build/wheel build/bdist.* build/lib.*
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv $(WHEEL)
-	$(WHEEL)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(WHEEL)/bin/python -m pip install --quiet --no-compile "$$(echo dist/*.whl)[data,train,search,serve,tensorboard]"
+	$(WHEEL)/$(SCRIPTS)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(WHEEL)/$(SCRIPTS)/python -m pip install --quiet --no-compile "$$(echo build/wheel/*.whl)[data,train,search,serve,tensorboard]"
 	touch $(WHEEL)/.ready
+
+# The wheel for Linux on x86-64, for every Python and glibc >= 2.17: built, audited, installed where there is no compiler.
+wheel: $(TOOLS)/.ready
+	rm -f dist/*manylinux*x86_64.whl
+	$(TOOLS)/$(SCRIPTS)/python -m tools.wheels manylinux_2_17_x86_64
+	$(TOOLS)/$(SCRIPTS)/python -m tools.check_wheel dist/*manylinux*x86_64.whl
+
+# The wheels for all platforms, cross-compiled, and the source distribution.
+wheels: $(TOOLS)/.ready sdist
+	$(TOOLS)/$(SCRIPTS)/python -m tools.wheels all
+
+sdist: $(TOOLS)/.ready
+	$(TOOLS)/$(SCRIPTS)/python -m build --sdist
+	$(TOOLS)/$(SCRIPTS)/python -m twine check --strict dist/*.tar.gz
+
+# The compiled libraries on other CPUs, emulated by QEMU: older x86-64, and AArch64.
+test-emulated:
+	$(PYTHON) -m tools.emulated
+
+$(TOOLS)/.ready: tools/requirements.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/$(SCRIPTS)/python -m pip install --quiet --no-compile --requirement tools/requirements.txt
+	touch $(TOOLS)/.ready
+
+# Whether a release can be made, and the commands that make it; see docs/packaging.md.
+release-check:
+	$(PYTHON) -m tools.release
+
+# The tests with branch coverage; fails below the floor in pyproject.toml. Slower than `make test`.
+coverage: $(READY) libraries
+	$(PIP_INSTALL) --constraint constraints.txt pytest-cov
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term
 
 # On a machine with a GPU, its torch and the test packages; installs nothing.
 test-gpu:
@@ -86,4 +120,5 @@ $(READY): $(CORE)
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(WHEEL) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(WHEEL) $(TOOLS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	find src -name '_*.so' -delete -o -name '_*.dll' -delete -o -name _compiled.json -delete

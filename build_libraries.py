@@ -5,9 +5,9 @@
 They are plain shared libraries that the package loads with ctypes, so that one wheel serves every version of Python.
 Results are kept in build/libraries/, by a hash of the sources and of the command. Environment variables:
 
-    CXX                      the compiler, with options: "clang++", "python -m ziglang c++ -target aarch64-linux-gnu.2.17"
+    CXX                      the compiler, with options: "clang++", "zig c++ -target aarch64-linux-gnu.2.17"
     CXXFLAGS                 more options
-    BERTIE_PLATFORM          the wheel's platform when cross-compiling: manylinux_2_17_aarch64, macosx_11_0_arm64, win_amd64
+    BERTIE_PLATFORM          the platform of the wheel when cross-compiling, as manylinux_2_17_aarch64 or win_amd64
     BERTIE_REQUIRE_COMPILED  1: a library that cannot be compiled is an error; otherwise it is left out
 """
 
@@ -78,9 +78,9 @@ def command(source: Path) -> list[str]:
     """The command that compiles a source file, without the output's name."""
     target = target_platform() or sys.platform
     flags = [*FLAGS, *([] if target.startswith("win") else ["-fPIC"])]
-    if not target.startswith("macosx"):
-        flags.append("-s")  # without symbols; Apple's linker does not know it
-    elif sys.platform == "darwin":
+    if "linux" in target:
+        flags.append("-s")  # without symbols; other linkers do not know it
+    elif target.startswith("macosx") and sys.platform == "darwin":
         _, major, minor, architecture = target.split("_", 3)
         flags += [f"-mmacosx-version-min={major}.{minor}", "-arch", architecture]
     return [*compiler(), *flags, *shlex.split(os.environ.get("CXXFLAGS", "")), str(source)]

@@ -1,8 +1,10 @@
-"""The compiled libraries, and the platform in the wheel's name; everything else is in pyproject.toml."""
+"""The compiled libraries, the platform in the wheel's name, absolute links; everything else is in pyproject.toml."""
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -43,7 +45,23 @@ def extension(name: str, source: str) -> Extension:
     return Extension(name.replace("/", "."), [f"src/{source}"], depends=headers, optional=True)
 
 
+def readme() -> str:
+    """README.md with absolute links, to the files of this version: a package registry has no others."""
+    root = build_libraries.ROOT
+    (version,) = re.findall(r'"(.+)"', (root / "src/bertie/_version.py").read_text(encoding="utf-8").split("=")[1])
+    url = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    parts = re.split(
+        r"(^```.*?^```$)", (root / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    for i in range(0, len(parts), 2):  # not in code
+        parts[i] = re.sub(r"(!\[[^\]]*\])\((?![a-z]+:|#)", rf"\1({url}/raw/v{version}/", parts[i])
+        parts[i] = re.sub(r"\]\((?![a-z]+:|#)", f"]({url}/blob/v{version}/", parts[i])
+    return "".join(parts)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[extension(*item) for item in build_libraries.LIBRARIES.items()],
     cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
 )

@@ -1,4 +1,4 @@
-"""Build wheels for several platforms on one machine, with the cross compiler of PyPI's `ziglang`: make wheel, make wheels.
+"""Build wheels for several platforms on one machine, with the cross compiler of PyPI's `ziglang`: make wheels.
 
     python -m tools.wheels                                   # for Linux on x86-64
     python -m tools.wheels manylinux_2_17_aarch64 win_amd64  # for others, cross-compiled
