@@ -1,4 +1,4 @@
-// Checks of the compiled libraries without Python or PyTorch, for CPUs that only an emulator provides: make test-aarch64.
+// Checks of the compiled libraries without Python or PyTorch, for CPUs that only an emulator provides: make test-emulated.
 //
 // Every instruction level of the CPU is compared with a plain computation in double precision, on a ragged batch; results
 // must not depend on the number of threads or on the other texts. Link it with encoder.cpp and training.cpp.

@@ -95,8 +95,8 @@ static void pack_keys_and_values(const HeadView &head, const KeyRange &range, Sc
 }
 
 // Queries [from, to) of a text of n tokens; writes the head's columns of `out` (n, H * d).
-static void attention_f32(const Encoder &e, const float *qkv, Index n, Index head_index, Index from, Index to, Index window,
-                          const RelativePosition &relative, float *out, Scratch &s) {
+static void attention_f32(const Encoder &e, const float *qkv, Index n, Index head_index, Index from, Index to,
+                          Index window, const RelativePosition &relative, float *out, Scratch &s) {
     HeadView head(e, qkv, head_index);
     KeyRange range(n, window, from, to);
     Index d = head.d, stride = head.stride, keys = range.size();

@@ -162,7 +162,7 @@ EXPORT double bertie_encoder_bf16_speedup() {
 
 // `which`: 0 qkv, 1 out, 2 up, 3 gate, 4 down. The weight (n, k) is f32, bf16, or int8 with one scale per row.
 EXPORT void bertie_encoder_set_linear(void *encoder, int block_index, int which, int64_t n, int64_t k, const float *f32,
-                               const uint16_t *bf16, const int8_t *int8, const float *scales, const float *bias) {
+                                      const uint16_t *bf16, const int8_t *int8, const float *scales, const float *bias) {
     auto *e = (Encoder *)encoder;
     Block &block = e->blocks[block_index];
     Linear *linears[] = {&block.qkv, &block.out, &block.up, &block.gate, &block.down};
@@ -179,8 +179,8 @@ EXPORT void bertie_encoder_set_linear(void *encoder, int block_index, int which,
 
 // `slot`: 0 pre-attention, 1 post-attention, 2 pre-feed-forward, 3 post-feed-forward.
 // Of block -1: 0 the norm of the embeddings, 1 the final norm.
-EXPORT void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const float *weight, const float *bias, int rms,
-                             double eps) {
+EXPORT void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const float *weight, const float *bias,
+                                    int rms, double eps) {
     auto *e = (Encoder *)encoder;
     Norm *norm = slot == 0 ? &e->embeddings.norm : &e->final_norm;
     if (block_index >= 0) {
@@ -196,7 +196,7 @@ EXPORT void bertie_encoder_set_norm(void *encoder, int block_index, int slot, co
 
 // Disentangled attention: the relative position keys (c2p) and queries (p2c) of a block, (rows, H * d); null: not used.
 EXPORT void bertie_encoder_set_relative_tables(void *encoder, int block_index, int64_t rows, const float *c2p,
-                                        const float *p2c) {
+                                               const float *p2c) {
     auto *e = (Encoder *)encoder;
     Block &block = e->blocks[block_index];
     e->relative_rows = rows;
@@ -205,17 +205,17 @@ EXPORT void bertie_encoder_set_relative_tables(void *encoder, int block_index, i
 }
 
 // The tables stay in the caller's memory. `constant` is one row, added to every token.
-EXPORT void bertie_encoder_set_embeddings(void *encoder, const float *words, const float *segments, const float *positions,
-                                   const float *constant, double scale) {
+EXPORT void bertie_encoder_set_embeddings(void *encoder, const float *words, const float *segments,
+                                          const float *positions, const float *constant, double scale) {
     Embeddings &tables = ((Encoder *)encoder)->embeddings;
     tables.words = words, tables.segments = segments, tables.positions = positions, tables.constant = constant;
     tables.scale = (float)scale;
 }
 
 EXPORT void bertie_encoder_forward(void *encoder, int64_t texts, const int32_t *cu_seqlens, const int64_t *ids,
-                            const int64_t *segments, const int64_t *positions, float *x, const float *const *cos,
-                            const float *const *sin, const float *bias, const int32_t *rows, int64_t distances,
-                            int64_t zero_distance, int threads) {
+                                   const int64_t *segments, const int64_t *positions, float *x, const float *const *cos,
+                                   const float *const *sin, const float *bias, const int32_t *rows, int64_t distances,
+                                   int64_t zero_distance, int threads) {
     Batch batch{(Index)texts, cu_seqlens, ids, segments, positions, x, cos, sin, bias, rows, (Index)distances,
                 (Index)zero_distance};
     run(*(Encoder *)encoder, batch, std::max(1, threads));

@@ -91,7 +91,7 @@ inline void wake_all(std::atomic<int> &) {}
 #endif
 
 #if defined(__x86_64__)
-// Instruction sets that both the CPU and the operating system support. (Not __builtin_cpu_supports: some runtimes lack it.)
+// Instruction sets that CPU and operating system support. (Not __builtin_cpu_supports: some runtimes lack it.)
 struct CpuFeatures {
     bool avx2 = false, avx512 = false, vnni = false, bf16 = false;
 
@@ -134,8 +134,8 @@ struct OpenMP {
     int (*num_threads)() = nullptr;                                           // omp_get_num_threads
 };
 
-// Runs f(rank, team size) on up to `threads` threads, including the caller's. Without OpenMP, as on Windows, the threads
-// are started for this call.
+// Runs f(rank, team size) on up to `threads` threads, including the caller's. Without OpenMP, as on Windows, they are
+// started for this call.
 template <class F> void run_team(const OpenMP &openmp, int threads, F &f) {
     if (threads <= 1) return f(0, 1);
     if (openmp.parallel) {

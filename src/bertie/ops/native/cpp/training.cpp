@@ -118,8 +118,9 @@ EXPORT void bertie_training_set_openmp(void *parallel, void *thread_num, void *n
 
 // `shape`: texts, heads, kv_heads, head width, window (-1: none), strides of q, k, v and of the gradients.
 // `tensors`: q, k, v, out, log_sums; for the backward pass also grad_out, grad_q, grad_k, grad_v.
-EXPORT void bertie_training_attention(int level, int threads, const int64_t *shape, const int32_t *cu_seqlens, double scale,
-                               double dropout, uint64_t seed, float *const *tensors, int backward) {
+EXPORT void bertie_training_attention(int level, int threads, const int64_t *shape, const int32_t *cu_seqlens,
+                                      double scale, double dropout, uint64_t seed, float *const *tensors,
+                                      int backward) {
     AttentionCall a{cu_seqlens, shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8],
                     (float)scale, Dropout(dropout, seed), tensors[0], tensors[1], tensors[2], tensors[3], tensors[4],
                     nullptr, nullptr, nullptr, nullptr};
@@ -130,8 +131,8 @@ EXPORT void bertie_training_attention(int level, int threads, const int64_t *sha
 }
 
 // `tensors`: x, residual (or null), weight, bias (or null), total (or null), out, statistics.
-EXPORT void bertie_training_add_norm(int level, int threads, int64_t rows, int64_t width, double eps, int rms, double dropout,
-                              uint64_t seed, float *const *tensors) {
+EXPORT void bertie_training_add_norm(int level, int threads, int64_t rows, int64_t width, double eps, int rms,
+                                     double dropout, uint64_t seed, float *const *tensors) {
     AddNorm a{rows, width, tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], tensors[5], tensors[6],
               (float)eps, rms != 0, Dropout(dropout, seed), nullptr, nullptr, nullptr, nullptr};
     auto run = PICK(add_norm_forward);
@@ -140,8 +141,8 @@ EXPORT void bertie_training_add_norm(int level, int threads, int64_t rows, int64
 
 // `tensors`: weight, bias (or null), total, statistics, grad_out, grad_total (or null), grad_residual, grad_x (or null),
 // grad_weight, grad_bias (or null).
-EXPORT void bertie_training_add_norm_backward(int level, int threads, int64_t rows, int64_t width, int rms, double dropout,
-                                       uint64_t seed, float *const *tensors) {
+EXPORT void bertie_training_add_norm_backward(int level, int threads, int64_t rows, int64_t width, int rms,
+                                              double dropout, uint64_t seed, float *const *tensors) {
     AddNorm a{rows, width, nullptr, nullptr, tensors[0], tensors[1], tensors[2], nullptr, tensors[3], 0.0f, rms != 0,
               Dropout(dropout, seed), tensors[4], tensors[5], tensors[6], tensors[7]};
     Index blocks = blocks_of(rows, ROWS);
@@ -160,15 +161,15 @@ EXPORT void bertie_training_add_norm_backward(int level, int threads, int64_t ro
 }
 
 // y (rows, F or 2F) -> out (rows, F); with grad_out, its gradient to grad_y.
-EXPORT void bertie_training_activation(int level, int threads, int64_t rows, int64_t width, int kind, int gated, const float *y,
-                                float *out, const float *grad_out, float *grad_y) {
+EXPORT void bertie_training_activation(int level, int threads, int64_t rows, int64_t width, int kind, int gated,
+                                       const float *y, float *out, const float *grad_out, float *grad_y) {
     ActivationCall a{rows, width, kind, gated != 0, y, out, grad_out, grad_y};
     auto run = PICK(activation);
     for_each(blocks_of(rows, ROWS), threads, [&](Index i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
 }
 
-EXPORT void bertie_training_rotary(int level, int threads, int64_t rows, int64_t heads, int64_t d, int64_t stride, const float *x,
-                            const float *cos, const float *sin, float *out, int inverse) {
+EXPORT void bertie_training_rotary(int level, int threads, int64_t rows, int64_t heads, int64_t d, int64_t stride,
+                                   const float *x, const float *cos, const float *sin, float *out, int inverse) {
     Rotary a{rows, heads, d, stride, x, cos, sin, out, inverse != 0};
     auto run = PICK(rotary);
     for_each(blocks_of(rows, ROWS), threads, [&](Index i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
@@ -176,7 +177,7 @@ EXPORT void bertie_training_rotary(int level, int threads, int64_t rows, int64_t
 
 // The sum of squares of `count` tensors.
 EXPORT double bertie_training_sum_of_squares(int level, int threads, int64_t count, const float *const *tensors,
-                                      const int64_t *sizes) {
+                                             const int64_t *sizes) {
     std::vector<std::pair<const float *, Index>> items;
     for (Index t = 0; t < count; t++)
         for (Index at = 0; at < sizes[t]; at += NUMBERS)
@@ -192,7 +193,7 @@ EXPORT double bertie_training_sum_of_squares(int level, int threads, int64_t cou
 // One AdamW step of `count` parameters. Each has 4 `tensors`: parameter, gradient, and the averages of the gradient and
 // its square; and 3 `factors`: 1 - lr * weight decay, lr / (1 - beta1^step), and 1 / sqrt(1 - beta2^step).
 EXPORT void bertie_training_adamw(int level, int threads, int64_t count, float *const *tensors, const int64_t *sizes,
-                           const double *factors, const double *options) {
+                                  const double *factors, const double *options) {
     AdamW a{(float)options[0], (float)options[1], (float)options[2], (float)options[3]};
     std::vector<std::pair<Index, Index>> items;
     for (Index t = 0; t < count; t++)
@@ -210,8 +211,8 @@ EXPORT void bertie_training_adamw(int level, int threads, int64_t count, float *
 // One AdamW step of a table (rows, width) whose gradient is `gradient[gradient_row[r]]`, or 0 where that is -1. Rows that
 // never had a gradient are not `active`: only weight decay changes them.
 EXPORT void bertie_training_adamw_rows(int level, int threads, int64_t rows, int64_t width, float *const *tensors,
-                                const int32_t *gradient_row, const uint8_t *active, const double *factors,
-                                const double *options) {
+                                       const int32_t *gradient_row, const uint8_t *active, const double *factors,
+                                       const double *options) {
     AdamW a{(float)options[0], (float)options[1], (float)options[2], (float)options[3]};
     auto run = PICK(adamw);
     auto decay = PICK(scale);

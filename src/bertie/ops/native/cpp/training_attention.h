@@ -17,7 +17,8 @@ template <int R> INLINE Tile<R> microkernel_transposed(const float *a, Index lda
 }
 
 // Packs rows (count, d) transposed into GEMM panels over the rows: [padded / NR][d][NR].
-static void pack_transposed(const float *x, Index stride, Index count, Index padded, Index d, std::vector<float> &packed) {
+static void pack_transposed(const float *x, Index stride, Index count, Index padded, Index d,
+                            std::vector<float> &packed) {
     packed.resize(padded * d);
     for (Index j = 0; j < padded; j++) {
         float *to = &packed[j / NR * d * NR + j % NR];
@@ -98,8 +99,8 @@ static void attention_forward(const AttentionCall &a, Index text, Index h, Train
 }
 
 // sums[j] += weights[:, j]ᵀ · rows for the keys [0, keys): `rows` are `count` packed rows of d columns.
-static void add_transposed_product(const std::vector<float> &weights, Index padded, Index keys, const std::vector<float> &rows,
-                                   Index count, Index d, float *sums, Index stride) {
+static void add_transposed_product(const std::vector<float> &weights, Index padded, Index keys,
+                                   const std::vector<float> &rows, Index count, Index d, float *sums, Index stride) {
     for (Index p = 0; p < (d + NR - 1) / NR; p++)
         for_each_tile(0, keys, [&](auto tile_rows, Index j) TARGET {
             constexpr int R = decltype(tile_rows)::value;
@@ -114,8 +115,8 @@ static void add_transposed_product(const std::vector<float> &weights, Index padd
 
 // One tile of R queries: attention weights with dropout in s.weights, gradients of the scores in s.grads (times scale).
 template <int R>
-static void score_gradients(const AttentionCall &a, const KeyRange &range, Index start, Index h, Index row, Index block_row,
-                            const float *q, const float *grad, TrainingScratch &s) {
+static void score_gradients(const AttentionCall &a, const KeyRange &range, Index start, Index h, Index row,
+                            Index block_row, const float *q, const float *grad, TrainingScratch &s) {
     Index d = a.d, padded = range.panels() * NR;
     Index first = range.first_panel(row), last = range.last_panel(row, R), begin = first * NR, end = last * NR;
     Index grad_stride = a.heads * d;

@@ -191,8 +191,8 @@ static inline vf square_root(vf x) {
 }
 
 // AdamW as in PyTorch for `count` numbers; `decay` is 1 - lr * weight decay.
-static void adamw(const AdamW &a, float *p, const float *g, float *m, float *v, Index count, float decay, float step_size,
-                  float inverse_root) {
+static void adamw(const AdamW &a, float *p, const float *g, float *m, float *v, Index count, float decay,
+                  float step_size, float inverse_root) {
     vf one_minus1 = broadcast(1.0f - a.beta1), beta2 = broadcast(a.beta2), one_minus2 = broadcast(1.0f - a.beta2);
     for (Index i = 0; i < count; i += LANES) {
         Index n = count - i;
