@@ -80,7 +80,9 @@ def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5}))
     assert {check.status for check in doctor_checks.disk()} == {"warning"}
     monkeypatch.setattr(encoder, "__file__", str(tmp_path / "encoder.py"))
-    assert "no C++ compiler" in next(doctor_checks.compiled_parts()).text
+    missing = next(doctor_checks.compiled_parts())
+    assert "no C++ compiler" in missing.text
+    assert "--no-cache-dir" in missing.fix  # pip keeps a wheel that it built without a compiler
 
 
 def test_a_check_that_raises_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as RustTokenizer
 
+from bertie.compiled import library_path
 from bertie.errors import InputError
 from bertie.switches import disable
 from bertie.text import wordpiece as fast
@@ -281,8 +282,8 @@ def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
 def test_missing_or_outdated_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "__file__", str(tmp_path / "fast.py"))
     assert fast.library.__wrapped__() is None
-    (tmp_path / "_wordpiece.so").touch()
-    monkeypatch.setattr(fast, "EXTENSION_SUFFIXES", [".so"])
+    library_path(fast.__file__, "_wordpiece").touch()
+    assert fast.library.__wrapped__() is None  # not a library
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(bertie_wordpiece_0=None))
     assert fast.library.__wrapped__() is None
 

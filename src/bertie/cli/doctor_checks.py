@@ -14,7 +14,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Literal
 
-from bertie import threads
+from bertie import compiled, threads
 from bertie._version import __version__
 from bertie.cli import settings
 from bertie.errors import BertieError
@@ -36,8 +36,8 @@ CPU_FEATURES = {
     "AVX2": "avx2", "AVX-512": "avx512f", "VNNI": "avx512_vnni", "bf16": "avx512_bf16", "AMX": "amx_tile",
     "NEON": "asimd",
 }  # fmt: skip
-LEVELS = {1: "AVX2", 2: "AVX-512", 3: "AVX-512 with VNNI"}
-COMPILER = "install a C++ compiler (apt install g++), then pip install --force-reinstall --no-deps bertie"
+REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary bertie bertie"
+COMPILER = f"install a C++ compiler (apt install g++), then {REINSTALL} (pip keeps the wheel that it built without one)"
 HUB = "https://huggingface.co"
 
 
@@ -161,29 +161,32 @@ def memory() -> Iterator[Check]:
 
 
 def compiled_parts() -> Iterator[Check]:
-    """The compiled encoder and tokenizer, and why they are not used."""
-    from bertie.ops.native import encoder
+    """The compiled encoder, training kernels and tokenizer, and why they are not used."""
+    from bertie.ops.native import encoder, training
     from bertie.text import wordpiece
 
     for name, module, file, backend in (
         ("encoder", encoder, "_encoder", "native.encoder"),
+        ("training", training, "_training", "native.training"),
         ("tokenizer", wordpiece, "_wordpiece", "native.wordpiece"),
     ):
-        built = list(Path(str(module.__file__)).parent.glob(f"{file}*.so"))
+        path = compiled.library_path(str(module.__file__), file)
+        level = encoder.instruction_level()
         if is_disabled(backend):
             yield Check("compiled parts", name, "note", f"turned off by {DISABLE}={os.environ.get(DISABLE, '')}")
-        elif not built:
-            text = "not built: there was no C++ compiler when Bertie was installed; PyTorch runs instead, and is slower"
-            yield Check("compiled parts", name, "warning", text, COMPILER)
+        elif not path.exists():
+            error = compiled.build_error(str(module.__file__), file).splitlines()
+            reason = error[-1] if error else "there was no C++ compiler when Bertie was installed"
+            yield Check("compiled parts", name, "warning", f"not built, slower code runs instead: {reason}", COMPILER)
         elif module.library() is None:
-            text = f"{built[0].name} was built by another version of Bertie"
+            text = f"{path.name} was built for another platform or by another version of Bertie"
             yield Check("compiled parts", name, "warning", text, COMPILER)
         elif name == "tokenizer":
             yield Check("compiled parts", name, "ok", "in use for WordPiece")
-        elif (level := encoder.instruction_level()) is None:
-            yield Check("compiled parts", name, "note", "this CPU has no AVX2; PyTorch runs instead")
+        elif not level:
+            yield Check("compiled parts", name, "note", "this CPU has neither AVX2 nor NEON; PyTorch runs instead")
         else:
-            yield Check("compiled parts", name, "ok", f"in use, with {LEVELS.get(level, level)}")
+            yield Check("compiled parts", name, "ok", f"in use, with {encoder.LEVELS[level - 1]}")
 
 
 def gpu() -> Iterator[Check]:

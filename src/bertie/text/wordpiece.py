@@ -11,9 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from tokenizers.models import WordPiece as WordPieceModel
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from bertie.compiled import load_library
 from bertie.text.encoding import Encodings, IntArray, ranges
 
 ABI_VERSION = 2  # increment here and in wordpiece.cpp when the C interface changes
@@ -34,12 +33,8 @@ MAX_ADDED = 1 << 14  # characters of added tokens: each takes up to half a kilob
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled library, if it was built from these sources."""
-    files = (Path(__file__).with_name(f"_wordpiece{suffix}") for suffix in EXTENSION_SUFFIXES)
-    path = next((file for file in files if file.exists()), None)
-    if path is None:
-        return None
-    lib = ctypes.CDLL(str(path))
-    if not hasattr(lib, f"bertie_wordpiece_abi_{ABI_VERSION}"):  # left over from an older installation
+    lib = load_library(__file__, "_wordpiece", f"bertie_wordpiece_abi_{ABI_VERSION}")
+    if lib is None:
         return None
     text, pointer, wide = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
     lib.bertie_wordpiece_create.restype = pointer

@@ -8,19 +8,26 @@ A text's result does not depend on the other texts of the batch, to the bit. nn/
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bertie.compiled import load_library
+
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in the library's order
 ABI_VERSION = 5  # increment here and in encoder.cpp when the C interface changes
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the library's order
+LEVELS = (  # names of the instruction levels, from 1 on
+    ("NEON", "NEON with dot product")
+    if platform.machine().lower() in ("aarch64", "arm64")
+    else ("AVX2", "AVX-512", "AVX-512 with VNNI")
+)
 INT8_LEVEL = 1  # the lowest instruction level with int8 matrix multiplication
 BF16_LEVEL = 3
 TRIAL_SECONDS, MIN_SPEEDUP = 20, 1.1  # of the trial of bf16
@@ -30,12 +37,8 @@ PADDING = 64  # numbers that may be read past the last distance; more than a pan
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled library; None if it was not built, or built from other sources."""
-    files = (Path(__file__).with_name(f"_encoder{suffix}") for suffix in EXTENSION_SUFFIXES)
-    path = next((file for file in files if file.exists()), None)
-    if path is None:
-        return None
-    lib = ctypes.CDLL(str(path))
-    if not hasattr(lib, f"bertie_encoder_abi_{ABI_VERSION}"):  # left over from an older installation
+    lib = load_library(__file__, "_encoder", f"bertie_encoder_abi_{ABI_VERSION}")
+    if lib is None:
         return None
     pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
     lib.bertie_encoder_create.restype = pointer
@@ -49,18 +52,24 @@ def library() -> ctypes.CDLL | None:
     lib.bertie_encoder_sample_weight.argtypes = [pointer, pointer, wide]
     lib.bertie_encoder_is_current.argtypes = lib.bertie_encoder_destroy.argtypes = [pointer]
     lib.bertie_encoder_set_openmp.argtypes = [pointer, pointer, pointer]
+    if (openmp := openmp_functions()) is not None:
+        lib.bertie_encoder_set_openmp(*openmp)
+    return lib
+
+
+def openmp_functions() -> tuple[ctypes.c_void_p, ...] | None:
+    """Functions of torch's OpenMP runtime, for its thread pool; None if it has none of GNU's interface (Windows)."""
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     try:
         torch_cpu = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
-        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        lib.bertie_encoder_set_openmp(*(ctypes.cast(torch_cpu[name], pointer) for name in names))
-    except (StopIteration, OSError, AttributeError):  # a build of torch without OpenMP: one thread
-        pass
-    return lib
+        return tuple(ctypes.cast(torch_cpu[name], ctypes.c_void_p) for name in names)
+    except (StopIteration, OSError, AttributeError):
+        return None
 
 
 @cache
 def instruction_level() -> int | None:
-    """The instructions to use: 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI. None without them, where PyTorch is faster.
+    """The instructions to use, named in LEVELS; None without the library or such instructions: PyTorch is faster.
 
     (Level 0, plain C++, is for tests.)
     """

@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bertie.compiled import load_library
 from bertie.ops.native import encoder
 
-ABI_VERSION = 1  # increment here and in training.cpp when the C interface changes
+ABI_VERSION = 2  # increment here and in training.cpp when the C interface changes
 ACTIVATIONS = encoder.ACTIVATIONS  # in the library's order
 _POINTER, _INT, _WIDE, _DOUBLE, _SEED = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_uint64
 _SIGNATURES: dict[str, list[Any]] = {
@@ -36,23 +35,16 @@ _SIGNATURES: dict[str, list[Any]] = {
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled library; None if it was not built, or built from other sources."""
-    files = (Path(__file__).with_name(f"_training{suffix}") for suffix in EXTENSION_SUFFIXES)
-    path = next((file for file in files if file.exists()), None)
-    if path is None:
-        return None
-    lib = ctypes.CDLL(str(path))
-    if not hasattr(lib, f"bertie_training_abi_{ABI_VERSION}"):  # left over from an older installation
+    lib = load_library(__file__, "_training", f"bertie_training_abi_{ABI_VERSION}")
+    if lib is None:
         return None
     for name, arguments in _SIGNATURES.items():
         function = getattr(lib, f"bertie_training_{name}")
         function.argtypes = [_INT, _INT, *arguments]  # instruction level, threads
         function.restype = _DOUBLE if name == "sum_of_squares" else None
-    lib.bertie_training_set_openmp.argtypes = [_POINTER]
-    try:
-        torch_cpu = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
-        lib.bertie_training_set_openmp(ctypes.cast(torch_cpu["GOMP_parallel"], _POINTER))
-    except (StopIteration, OSError, AttributeError):  # a build of torch without OpenMP: one thread
-        pass
+    lib.bertie_training_set_openmp.argtypes = [_POINTER] * 3
+    if (openmp := encoder.openmp_functions()) is not None:
+        lib.bertie_training_set_openmp(*openmp)
     return lib
 
 

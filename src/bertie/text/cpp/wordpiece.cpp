@@ -12,6 +12,12 @@
 #include <new>
 #include <vector>
 
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
 namespace {
 
 using Byte = uint8_t;
@@ -149,16 +155,16 @@ struct WordPiece {
 
 extern "C" {
 
-void bertie_wordpiece_abi_2() {}  // ABI_VERSION in text/wordpiece.py
+EXPORT void bertie_wordpiece_abi_2() {}  // ABI_VERSION in text/wordpiece.py
 
 // `tokens` is the concatenated vocabulary, with the end offset and id of each token; those that start with
 // `continuation_prefix` continue a word. `added_tokens` are normalized and in lower case. `template_ids` are `n_prefix`
 // ids before and `n_suffix` ids after each text. Returns null if out of memory.
-void *bertie_wordpiece_create(const Byte *normalized, const Byte *classes, const Byte *tokens, const int64_t *token_ends,
-                              const int64_t *ids, int64_t n_tokens, const Byte *continuation_prefix,
-                              int64_t prefix_length, const Byte *added_tokens, const int64_t *added_ends,
-                              int64_t n_added, const int64_t *template_ids, int64_t n_prefix, int64_t n_suffix,
-                              int64_t unknown_id, int64_t max_word_length) try {
+EXPORT void *bertie_wordpiece_create(const Byte *normalized, const Byte *classes, const Byte *tokens,
+                                     const int64_t *token_ends, const int64_t *ids, int64_t n_tokens,
+                                     const Byte *continuation_prefix, int64_t prefix_length, const Byte *added_tokens,
+                                     const int64_t *added_ends, int64_t n_added, const int64_t *template_ids,
+                                     int64_t n_prefix, int64_t n_suffix, int64_t unknown_id, int64_t max_word_length) try {
     if (n_tokens && token_ends[n_tokens - 1] > INT32_MAX) return nullptr;
     auto self = std::make_unique<WordPiece>();
     std::copy(normalized, normalized + 256, self->normalized.begin());
@@ -193,8 +199,8 @@ void *bertie_wordpiece_create(const Byte *normalized, const Byte *classes, const
 
 // Writes the concatenated ids of all texts, and each text's length: -1 where it is not ASCII or contains an added token.
 // Returns the number of ids; -1 if out of memory, if `capacity` is too small, or if `ends` is invalid.
-int64_t bertie_wordpiece_encode(const void *handle, const Byte *texts, int64_t size, const int64_t *ends,
-                                int64_t n_texts, int64_t *ids, int64_t capacity, int64_t *lengths) try {
+EXPORT int64_t bertie_wordpiece_encode(const void *handle, const Byte *texts, int64_t size, const int64_t *ends,
+                                       int64_t n_texts, int64_t *ids, int64_t capacity, int64_t *lengths) try {
     const auto &self = *(const WordPiece *)handle;
     int64_t longest_text = 0, start = 0;
     for (int64_t i = 0; i < n_texts; start = ends[i++]) {
@@ -217,5 +223,5 @@ int64_t bertie_wordpiece_encode(const void *handle, const Byte *texts, int64_t s
     return -1;
 }
 
-void bertie_wordpiece_destroy(void *handle) { delete (WordPiece *)handle; }
+EXPORT void bertie_wordpiece_destroy(void *handle) { delete (WordPiece *)handle; }
 }

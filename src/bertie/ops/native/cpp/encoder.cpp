@@ -4,110 +4,28 @@
 // one thread runs through all layers; a small batch is run by all threads together.
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <climits>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
-#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <sys/mman.h>
-#ifdef __linux__
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#define INLINE static inline __attribute__((always_inline))
+#include "platform.h"
 
 namespace {
 
 #include "model.h"
 
-namespace generic {
-#define LANES 4
-#define MR 4
-#define INT8_DOT 0
-#define BF16 0
-#include "kernels.h"
-#undef LANES
-#undef MR
-#undef INT8_DOT
-#undef BF16
-}  // namespace generic
+#define ENCODER_ONLY(x) (x)
+#define KERNELS "kernels.h"
+#include "levels.h"
 
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#define LANES 8
-#define MR 6
-#define INT8_DOT 2
-#define BF16 0
-#include "kernels.h"
-#undef LANES
-#undef MR
-#undef INT8_DOT
-#undef BF16
-}  // namespace avx2
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
-namespace avx512 {
-#define LANES 16
-#define MR 12
-#define INT8_DOT 2
-#define BF16 0
-#include "kernels.h"
-#undef LANES
-#undef MR
-#undef INT8_DOT
-#undef BF16
-}  // namespace avx512
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,fma,prefer-vector-width=512")
-namespace vnni {  // its bf16 GEMM is called only where bertie_encoder_has_bf16 returns 1
-#define LANES 16
-#define MR 12
-#define INT8_DOT 4
-#define BF16 1
-#include "kernels.h"
-#undef LANES
-#undef MR
-#undef INT8_DOT
-#undef BF16
-}  // namespace vnni
-#pragma GCC pop_options
-#endif
-
-// --- threads ---
-
-// torch's own OpenMP runtime: a second thread pool would compete with it for the cores.
-struct OpenMP {
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = nullptr;  // GOMP_parallel
-    int (*thread_num)() = nullptr;                                            // omp_get_thread_num
-    int (*num_threads)() = nullptr;                                           // omp_get_num_threads
-} openmp;
-
-// Runs f(rank, team size) on up to `threads` threads, including the caller's.
-template <class F> void parallel(int threads, F &f) {
-    if (threads == 1 || !openmp.parallel) return f(0, 1);
-    openmp.parallel([](void *g) { (*(F *)g)(openmp.thread_num(), openmp.num_threads()); }, &f, threads, 0);
-}
+OpenMP openmp;
 
 // Scratch memory of a calling thread, reused by later passes.
 struct Memory {
@@ -116,9 +34,9 @@ struct Memory {
 };
 
 void allocate_buffers(const Encoder &e, Pass &pass, std::vector<float> &buffer) {
-    long T = pass.cu_seqlens[pass.texts], inner = e.heads * e.head_width;
-    long qkv_width = (e.heads + 2 * e.kv_heads) * e.head_width;
-    long shared = pass.team_size > 1 ? T : 0;  // rows of the buffers that only a team needs
+    Index T = pass.cu_seqlens[pass.texts], inner = e.heads * e.head_width;
+    Index qkv_width = (e.heads + 2 * e.kv_heads) * e.head_width;
+    Index shared = pass.team_size > 1 ? T : 0;  // rows of the buffers that only a team needs
     buffer.resize(T * (qkv_width + inner) + shared * (2 * e.width + e.ff_width));
     pass.qkv = buffer.data();
     pass.context = pass.qkv + T * qkv_width;
@@ -127,21 +45,21 @@ void allocate_buffers(const Encoder &e, Pass &pass, std::vector<float> &buffer) 
     pass.ff = pass.ff_out + shared * e.width;
 }
 
-constexpr long CHUNK_TOKENS = 256;  // of the texts that a thread takes at a time
+constexpr Index CHUNK_TOKENS = 256;  // of the texts that a thread takes at a time
 
 // Boundaries of chunks of consecutive texts.
-std::vector<long> chunk_texts(long texts, const int32_t *cu_seqlens, int threads) {
-    long limit = std::max(64L, std::min(CHUNK_TOKENS, (long)cu_seqlens[texts] / (threads * 3)));
-    std::vector<long> boundaries{0};
-    for (long t = 1; t <= texts; t++)
+std::vector<Index> chunk_texts(Index texts, const int32_t *cu_seqlens, int threads) {
+    Index limit = std::max(Index(64), std::min(CHUNK_TOKENS, (Index)cu_seqlens[texts] / (threads * 3)));
+    std::vector<Index> boundaries{0};
+    for (Index t = 1; t <= texts; t++)
         if (t == texts || cu_seqlens[t + 1] - cu_seqlens[boundaries.back()] > limit) boundaries.push_back(t);
     return boundaries;
 }
 
 void run(const Encoder &e, const Batch &batch, int threads) {
-    auto set_texts = [&](Pass &pass, long first, long last, std::vector<int32_t> &cu_seqlens, int team_size) {
+    auto set_texts = [&](Pass &pass, Index first, Index last, std::vector<int32_t> &cu_seqlens, int team_size) {
         cu_seqlens.clear();
-        for (long t = first; t <= last; t++) cu_seqlens.push_back(batch.cu_seqlens[t] - batch.cu_seqlens[first]);
+        for (Index t = first; t <= last; t++) cu_seqlens.push_back(batch.cu_seqlens[t] - batch.cu_seqlens[first]);
         pass.batch = &batch;
         pass.first_token = batch.cu_seqlens[first];
         pass.texts = last - first;
@@ -153,31 +71,31 @@ void run(const Encoder &e, const Batch &batch, int threads) {
     Memory &memory = memories[e.isa_level];  // the calling thread's, which the team uses too
     memory.buffers.resize(std::max(memory.buffers.size(), (size_t)threads));
     while ((int)memory.workers.size() < threads) memory.workers.emplace_back(e.new_worker());
-    std::vector<long> boundaries = chunk_texts(batch.texts, batch.cu_seqlens, threads);
-    long chunks = boundaries.size() - 1;
+    std::vector<Index> boundaries = chunk_texts(batch.texts, batch.cu_seqlens, threads);
+    Index chunks = boundaries.size() - 1;
     if (chunks < threads) {
         Pass pass;
         std::vector<int32_t> cu_seqlens;
         set_texts(pass, 0, batch.texts, cu_seqlens, threads);
         allocate_buffers(e, pass, memory.buffers[0]);
-        auto run_team = [&](int rank, int team_size) {
+        auto run_together = [&](int rank, int team_size) {
             if (rank == 0) pass.team_size = team_size;  // OpenMP may start fewer threads than requested
             pass.barrier(team_size);
             memory.workers[rank]->run(e, pass, rank);
         };
-        return parallel(threads, run_team);
+        return run_team(openmp, threads, run_together);
     }
-    std::atomic<long> next{0};
+    std::atomic<Index> next{0};
     auto run_chunks = [&](int rank, int) {
         std::vector<int32_t> cu_seqlens;
-        for (long i; (i = next.fetch_add(1)) < chunks;) {
+        for (Index i; (i = next.fetch_add(1)) < chunks;) {
             Pass pass;
             set_texts(pass, boundaries[i], boundaries[i + 1], cu_seqlens, 1);
             allocate_buffers(e, pass, memory.buffers[rank]);
             memory.workers[rank]->run(e, pass, 0);
         }
     };
-    parallel(threads, run_chunks);
+    run_team(openmp, threads, run_chunks);
 }
 
 }  // namespace
@@ -186,28 +104,19 @@ void run(const Encoder &e, const Batch &batch, int threads) {
 
 extern "C" {
 
-void bertie_encoder_abi_5() {}  // ABI_VERSION in ops/native/encoder.py
+EXPORT void bertie_encoder_abi_5() {}  // ABI_VERSION in ops/native/encoder.py
 
-// 0: generic, 1: AVX2, 2: AVX-512, 3: AVX-512 with VNNI.
-int bertie_encoder_isa_level() {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
-        return __builtin_cpu_supports("avx512vnni") ? 3 : 2;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
-#endif
-    return 0;
-}
+// See detect_isa_level in platform.h.
+EXPORT int bertie_encoder_isa_level() { return detect_isa_level(); }
 
-void bertie_encoder_set_openmp(void *parallel, void *thread_num, void *num_threads) {
+EXPORT void bertie_encoder_set_openmp(void *parallel, void *thread_num, void *num_threads) {
     openmp.parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))parallel;
     openmp.thread_num = (int (*)())thread_num;
     openmp.num_threads = (int (*)())num_threads;
 }
 
 // `shape`: width, heads, kv_heads, head_width, ff_width, activation, gated, number of blocks.
-void *bertie_encoder_create(int isa_level, const int64_t *shape, double scale) {
+EXPORT void *bertie_encoder_create(int isa_level, const int64_t *shape, double scale) {
     auto *e = new Encoder();
     e->isa_level = isa_level;
     e->width = shape[0], e->heads = shape[1], e->kv_heads = shape[2], e->head_width = shape[3], e->ff_width = shape[4];
@@ -216,7 +125,10 @@ void *bertie_encoder_create(int isa_level, const int64_t *shape, double scale) {
     (e->pack_f32 = isa::pack_f32, e->pack_relative = isa::pack_relative,         \
      e->new_worker = isa::new_worker, e->panel_width = isa::NR)
     USE(generic);
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+    if (isa_level == 1) USE(neon), e->pack_int8 = neon::pack_int8;
+    if (isa_level == 2) USE(dotprod), e->pack_int8 = dotprod::pack_int8;
+#elif defined(__x86_64__)
     if (isa_level == 1) USE(avx2), e->pack_int8 = avx2::pack_int8;
     if (isa_level == 2) USE(avx512), e->pack_int8 = avx512::pack_int8;
     if (isa_level == 3) USE(vnni), e->pack_int8 = vnni::pack_int8, e->pack_bf16 = vnni::pack_bf16;
@@ -225,14 +137,15 @@ void *bertie_encoder_create(int isa_level, const int64_t *shape, double scale) {
     return e;
 }
 
-void bertie_encoder_add_layer(void *encoder, int block, int64_t window, int rotary) {
-    ((Encoder *)encoder)->layers.push_back({block, rotary, (long)window});
+EXPORT void bertie_encoder_add_layer(void *encoder, int block, int64_t window, int rotary) {
+    ((Encoder *)encoder)->layers.push_back({block, rotary, (Index)window});
 }
 
 // Whether the CPU reports bf16 dot products.
-int bertie_encoder_has_bf16() {
+EXPORT int bertie_encoder_has_bf16() {
 #if defined(__x86_64__)
-    return bertie_encoder_isa_level() == 3 && __builtin_cpu_supports("avx512bf16");
+    CpuFeatures cpu;
+    return cpu.vnni && cpu.bf16;
 #else
     return 0;
 #endif
@@ -240,7 +153,7 @@ int bertie_encoder_has_bf16() {
 
 // Speed of the bf16 GEMM relative to f32; 0: not available, or wrong results. Call it in a process of its own: some
 // virtual machines report AVX512_BF16 and raise SIGILL.
-double bertie_encoder_bf16_speedup() {
+EXPORT double bertie_encoder_bf16_speedup() {
 #if defined(__x86_64__)
     if (bertie_encoder_has_bf16()) return vnni::bf16_speedup();
 #endif
@@ -248,11 +161,12 @@ double bertie_encoder_bf16_speedup() {
 }
 
 // `which`: 0 qkv, 1 out, 2 up, 3 gate, 4 down. The weight (n, k) is f32, bf16, or int8 with one scale per row.
-void bertie_encoder_set_linear(void *encoder, int block_index, int which, int64_t n, int64_t k, const float *f32,
-                               const uint16_t *bf16, const int8_t *int8, const float *scales, const float *bias) {
+EXPORT void bertie_encoder_set_linear(void *encoder, int block_index, int which, int64_t n, int64_t k, const float *f32,
+                                      const uint16_t *bf16, const int8_t *int8, const float *scales, const float *bias) {
     auto *e = (Encoder *)encoder;
     Block &block = e->blocks[block_index];
-    Linear &linear = *(Linear *[]){&block.qkv, &block.out, &block.up, &block.gate, &block.down}[which];
+    Linear *linears[] = {&block.qkv, &block.out, &block.up, &block.gate, &block.down};
+    Linear &linear = *linears[which];
     linear.n = n, linear.k = k;
     if (bias) {
         linear.bias.assign((n + e->panel_width - 1) / e->panel_width * e->panel_width, 0.0f);
@@ -265,13 +179,14 @@ void bertie_encoder_set_linear(void *encoder, int block_index, int which, int64_
 
 // `slot`: 0 pre-attention, 1 post-attention, 2 pre-feed-forward, 3 post-feed-forward.
 // Of block -1: 0 the norm of the embeddings, 1 the final norm.
-void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const float *weight, const float *bias, int rms,
-                             double eps) {
+EXPORT void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const float *weight, const float *bias,
+                                    int rms, double eps) {
     auto *e = (Encoder *)encoder;
     Norm *norm = slot == 0 ? &e->embeddings.norm : &e->final_norm;
     if (block_index >= 0) {
         Block &block = e->blocks[block_index];
-        norm = (Norm *[]){&block.pre_attention, &block.post_attention, &block.pre_ff, &block.post_ff}[slot];
+        Norm *norms[] = {&block.pre_attention, &block.post_attention, &block.pre_ff, &block.post_ff};
+        norm = norms[slot];
     }
     norm->weight.assign(weight, weight + e->width);
     if (bias) norm->bias.assign(bias, bias + e->width);
@@ -280,8 +195,8 @@ void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const flo
 }
 
 // Disentangled attention: the relative position keys (c2p) and queries (p2c) of a block, (rows, H * d); null: not used.
-void bertie_encoder_set_relative_tables(void *encoder, int block_index, int64_t rows, const float *c2p,
-                                        const float *p2c) {
+EXPORT void bertie_encoder_set_relative_tables(void *encoder, int block_index, int64_t rows, const float *c2p,
+                                               const float *p2c) {
     auto *e = (Encoder *)encoder;
     Block &block = e->blocks[block_index];
     e->relative_rows = rows;
@@ -290,33 +205,33 @@ void bertie_encoder_set_relative_tables(void *encoder, int block_index, int64_t 
 }
 
 // The tables stay in the caller's memory. `constant` is one row, added to every token.
-void bertie_encoder_set_embeddings(void *encoder, const float *words, const float *segments, const float *positions,
-                                   const float *constant, double scale) {
+EXPORT void bertie_encoder_set_embeddings(void *encoder, const float *words, const float *segments,
+                                          const float *positions, const float *constant, double scale) {
     Embeddings &tables = ((Encoder *)encoder)->embeddings;
     tables.words = words, tables.segments = segments, tables.positions = positions, tables.constant = constant;
     tables.scale = (float)scale;
 }
 
-void bertie_encoder_forward(void *encoder, int64_t texts, const int32_t *cu_seqlens, const int64_t *ids,
-                            const int64_t *segments, const int64_t *positions, float *x, const float *const *cos,
-                            const float *const *sin, const float *bias, const int32_t *rows, int64_t distances,
-                            int64_t zero_distance, int threads) {
-    Batch batch{(long)texts, cu_seqlens, ids, segments, positions, x, cos, sin, bias, rows, (long)distances,
-                (long)zero_distance};
+EXPORT void bertie_encoder_forward(void *encoder, int64_t texts, const int32_t *cu_seqlens, const int64_t *ids,
+                                   const int64_t *segments, const int64_t *positions, float *x, const float *const *cos,
+                                   const float *const *sin, const float *bias, const int32_t *rows, int64_t distances,
+                                   int64_t zero_distance, int threads) {
+    Batch batch{(Index)texts, cu_seqlens, ids, segments, positions, x, cos, sin, bias, rows, (Index)distances,
+                (Index)zero_distance};
     run(*(Encoder *)encoder, batch, std::max(1, threads));
 }
 
 // Remembers two of a weight's n values, by which bertie_encoder_is_current notices that an optimizer has changed it.
-void bertie_encoder_sample_weight(void *encoder, const float *weight, int64_t n) {
+EXPORT void bertie_encoder_sample_weight(void *encoder, const float *weight, int64_t n) {
     for (const float *at : {weight + n / 2, weight + n - 1}) ((Encoder *)encoder)->samples.push_back({at, *at});
 }
 
 // Whether all sampled weights are unchanged.
-int bertie_encoder_is_current(void *encoder) {
+EXPORT int bertie_encoder_is_current(void *encoder) {
     for (auto [at, value] : ((Encoder *)encoder)->samples)
         if (memcmp(at, &value, sizeof value)) return 0;
     return 1;
 }
 
-void bertie_encoder_destroy(void *encoder) { delete (Encoder *)encoder; }
+EXPORT void bertie_encoder_destroy(void *encoder) { delete (Encoder *)encoder; }
 }

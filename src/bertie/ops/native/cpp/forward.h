@@ -1,10 +1,10 @@
 // The forward pass: embeddings, norms, transformer layers.
 
 // LayerNorm or RMSNorm of one row.
-static void normalize(const Norm &norm, const float *x, float *out, long width) {
+static void normalize(const Norm &norm, const float *x, float *out, Index width) {
     vf total = vf{};
     float tail = 0, mean = 0;
-    long i;
+    Index i;
     if (!norm.rms) {
         for (i = 0; i + LANES <= width; i += LANES) total += load(x + i);
         for (; i < width; i++) tail += x[i];
@@ -27,22 +27,22 @@ static void normalize(const Norm &norm, const float *x, float *out, long width) 
 }
 
 // Returns x itself where the norm is the identity.
-static const float *apply_norm(const Norm &norm, const float *x, float *out, long first, long last, long width) {
+static const float *apply_norm(const Norm &norm, const float *x, float *out, Index first, Index last, Index width) {
     if (norm.weight.empty()) return x;
-    for (long r = first; r < last; r++) normalize(norm, x + r * width, out + r * width, width);
+    for (Index r = first; r < last; r++) normalize(norm, x + r * width, out + r * width, width);
     return out;
 }
 
 // activation(up(a)), times gate(a) if gated, for rows [first, last); row `first` is the first row of `ff`.
 template <int ACTIVATION>
-static void feed_forward_up(const Encoder &e, const Block &block, const Input &a, long first, long last, int part,
+static void feed_forward_up(const Encoder &e, const Block &block, const Input &a, Index first, Index last, int part,
                             int parts, float *ff) {
-    long width = e.ff_width;
-    gemm(a, first, last, block.up, part, parts, [&](long row, long column, vf v0, vf v1) {
+    Index width = e.ff_width;
+    gemm(a, first, last, block.up, part, parts, [&](Index row, Index column, vf v0, vf v1) TARGET {
         store_panel(ff + (row - first) * width, column, width, activate<ACTIVATION>(v0), activate<ACTIVATION>(v1));
     });
     if (e.gated)  // this thread has computed the same columns of `up`
-        gemm(a, first, last, block.gate, part, parts, [&](long row, long column, vf v0, vf v1) {
+        gemm(a, first, last, block.gate, part, parts, [&](Index row, Index column, vf v0, vf v1) TARGET {
             vf up0, up1;
             float *target = ff + (row - first) * width;
             load_panel(target, column, width, up0, up1);
@@ -50,7 +50,7 @@ static void feed_forward_up(const Encoder &e, const Block &block, const Input &a
         });
 }
 
-static void feed_forward_up(const Encoder &e, const Block &block, const Input &a, long first, long last, int part,
+static void feed_forward_up(const Encoder &e, const Block &block, const Input &a, Index first, Index last, int part,
                             int parts, float *ff) {
     switch (e.activation == GELU && (block.down.int8 || block.down.bf16) ? GELU_FAST : e.activation) {
         case GELU_FAST: return feed_forward_up<GELU_FAST>(e, block, a, first, last, part, parts, ff);
@@ -62,9 +62,9 @@ static void feed_forward_up(const Encoder &e, const Block &block, const Input &a
 }
 
 // y = linear(a) + residual, rows [first, last); y may be the residual.
-static void gemm_residual(const Input &a, long first, long last, const Linear &linear, int part, int parts,
+static void gemm_residual(const Input &a, Index first, Index last, const Linear &linear, int part, int parts,
                           const float *residual, float *y) {
-    gemm(a, first, last, linear, part, parts, [&](long row, long column, vf v0, vf v1) {
+    gemm(a, first, last, linear, part, parts, [&](Index row, Index column, vf v0, vf v1) TARGET {
         vf residual0, residual1;
         load_panel(residual + row * linear.n, column, linear.n, residual0, residual1);
         store_panel(y + row * linear.n, column, linear.n, v0 + residual0, v1 + residual1);
@@ -72,35 +72,35 @@ static void gemm_residual(const Input &a, long first, long last, const Linear &l
 }
 
 // Embeddings of one token: the sum of word, segment and position embeddings, normalized.
-static void embed(const Encoder &e, const Pass &pass, long row, float *out) {
+static void embed(const Encoder &e, const Pass &pass, Index row, float *out) {
     const Embeddings &tables = e.embeddings;
     const Batch &batch = *pass.batch;
-    long token = pass.first_token + row, D = e.width;
+    Index token = pass.first_token + row, D = e.width;
     const float *word = tables.words + batch.ids[token] * D;
     const float *others[] = {tables.segments ? tables.segments + batch.segments[token] * D : nullptr,
                              tables.positions ? tables.positions + batch.positions[token] * D : nullptr,
                              tables.constant};
-    for (long i = 0; i < D; i++) out[i] = word[i] * tables.scale;
+    for (Index i = 0; i < D; i++) out[i] = word[i] * tables.scale;
     for (const float *other : others)
         if (other)
-            for (long i = 0; i < D; i++) out[i] += other[i];
+            for (Index i = 0; i < D; i++) out[i] += other[i];
     if (!tables.norm.weight.empty()) normalize(tables.norm, out, out, D);
 }
 
 static void attention(const Encoder &e, const Layer &layer, const Pass &pass, int rank, Scratch &s) {
     const Block &block = e.blocks[layer.block];
-    long inner = e.heads * e.head_width, qkv_width = (e.heads + 2 * e.kv_heads) * e.head_width;
+    Index inner = e.heads * e.head_width, qkv_width = (e.heads + 2 * e.kv_heads) * e.head_width;
     auto kernel = attention_f32;
-#if INT8_DOT
+#if INT8_DOT && !INT8_SIGNED
     bool fits = e.head_width % NR == 0 && e.head_width <= MAX_HEAD_WIDTH;
     if (block.qkv.int8 && fits && !pass.batch->rows) kernel = attention_int8;
 #endif
-    long table_size = (e.relative_rows + NR - 1) / NR * NR * e.head_width, item = 0;
-    for (long t = 0; t < pass.texts; t++) {
-        long start = pass.cu_seqlens[t], n = pass.cu_seqlens[t + 1] - start;
-        for (long h = 0; h < e.heads; h++) {
+    Index table_size = (e.relative_rows + NR - 1) / NR * NR * e.head_width, item = 0;
+    for (Index t = 0; t < pass.texts; t++) {
+        Index start = pass.cu_seqlens[t], n = pass.cu_seqlens[t + 1] - start;
+        for (Index h = 0; h < e.heads; h++) {
             RelativePosition relative = pass.batch->relative_position(block, h, table_size);
-            for (long from = 0; from < n; from += QUERY_BLOCK, item++)
+            for (Index from = 0; from < n; from += QUERY_BLOCK, item++)
                 if (item % pass.team_size == rank)
                     kernel(e, pass.qkv + start * qkv_width, n, h, from, std::min(n, from + QUERY_BLOCK), layer.window,
                            relative, pass.context + start * inner, s);
@@ -108,16 +108,16 @@ static void attention(const Encoder &e, const Layer &layer, const Pass &pass, in
     }
 }
 
-constexpr long ROW_BLOCK = 8 * MR;  // rows per feed-forward, so that the intermediate activations stay in cache
+constexpr Index ROW_BLOCK = 8 * MR;  // rows per feed-forward, so that the intermediate activations stay in cache
 
 // One thread's share of a pass. A team divides the rows or, where there are few, the output columns of each GEMM;
 // attention is always divided by head and query block.
 static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
-    long T = pass.cu_seqlens[pass.texts], D = e.width, inner = e.heads * e.head_width;
-    long qkv_width = (e.heads + 2 * e.kv_heads) * e.head_width;
+    Index T = pass.cu_seqlens[pass.texts], D = e.width, inner = e.heads * e.head_width;
+    Index qkv_width = (e.heads + 2 * e.kv_heads) * e.head_width;
     int team = pass.team_size;
     bool by_column = team > 1 && T < 4 * MR * team;
-    long first_row = by_column ? 0 : T * rank / team, last_row = by_column ? T : T * (rank + 1) / team;
+    Index first_row = by_column ? 0 : T * rank / team, last_row = by_column ? T : T * (rank + 1) / team;
     int part = by_column ? rank : 0, parts = by_column ? team : 1;
     float *x = pass.x;
     if (by_column) {  // each thread keeps a copy of all rows, which saves barriers
@@ -125,7 +125,7 @@ static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
         x = s.x.data();
     }
     if (pass.batch->ids) {
-        for (long r = first_row; r < last_row; r++) embed(e, pass, r, x + r * D);
+        for (Index r = first_row; r < last_row; r++) embed(e, pass, r, x + r * D);
     }
     s.normed.resize(T * D);
     for (const Layer &layer : e.layers) {
@@ -133,7 +133,7 @@ static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
         {
             const float *in = apply_norm(block.pre_attention, x, s.normed.data(), first_row, last_row, D);
             Input a = prepare_input(block.qkv, in, first_row, last_row, s);
-            gemm(a, first_row, last_row, block.qkv, part, parts, [&](long row, long column, vf v0, vf v1) {
+            gemm(a, first_row, last_row, block.qkv, part, parts, [&](Index row, Index column, vf v0, vf v1) TARGET {
                 store_panel(pass.qkv + row * qkv_width, column, qkv_width, v0, v1);
             });
         }
@@ -141,8 +141,8 @@ static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
         if (layer.rotary >= 0) {
             const float *cos = pass.batch->cos[layer.rotary] + pass.first_token * e.head_width;
             const float *sin = pass.batch->sin[layer.rotary] + pass.first_token * e.head_width;
-            for (long row = T * rank / team; row < T * (rank + 1) / team; row++)
-                for (long h = 0; h < e.heads + e.kv_heads; h++)
+            for (Index row = T * rank / team; row < T * (rank + 1) / team; row++)
+                for (Index h = 0; h < e.heads + e.kv_heads; h++)
                     apply_rotary(pass.qkv + row * qkv_width + h * e.head_width, cos + row * e.head_width,
                                  sin + row * e.head_width, e.head_width);
             pass.barrier();
@@ -164,8 +164,8 @@ static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
             else apply_norm(block.post_ff, pass.ff_out, x, 0, T, D);
             continue;
         }
-        for (long from = first_row; from < last_row; from += ROW_BLOCK) {
-            long rows = std::min(last_row, from + ROW_BLOCK) - from;
+        for (Index from = first_row; from < last_row; from += ROW_BLOCK) {
+            Index rows = std::min(last_row, from + ROW_BLOCK) - from;
             float *h = x + from * D;
             s.ff.resize(ROW_BLOCK * e.ff_width);
             Input context = prepare_input(block.out, pass.context + from * inner, 0, rows, s);
@@ -178,7 +178,7 @@ static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
         }
         if (team > 1) pass.barrier();
     }
-    for (long r = first_row; r < last_row; r++)
+    for (Index r = first_row; r < last_row; r++)
         if (!e.final_norm.weight.empty()) normalize(e.final_norm, x + r * D, x + r * D, D);
     if (by_column && rank == 0) memcpy(pass.x, x, T * D * sizeof(float));
 }
@@ -193,7 +193,7 @@ static Worker *new_worker() { return new IsaWorker(); }
 #if BF16
 // Speed of the bf16 GEMM relative to f32, measured; 0 where its results are wrong.
 static double bf16_speedup() {
-    constexpr long ROWS = 8 * MR, K = 384, N = 768;
+    constexpr Index ROWS = 8 * MR, K = 384, N = 768;
     Arena arena;
     Linear f32, bf16;
     f32.n = bf16.n = N, f32.k = bf16.k = K;
@@ -202,7 +202,7 @@ static double bf16_speedup() {
     uint32_t state = 1;
     auto random = [&] { return (float)((state = state * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f; };
     for (float &v : x) v = random();
-    for (long i = 0; i < N * K; i++) {
+    for (Index i = 0; i < N * K; i++) {
         weight[i] = random();
         uint32_t bits;
         memcpy(&bits, &weight[i], 4);
@@ -211,11 +211,11 @@ static double bf16_speedup() {
     pack_f32(arena, f32, weight.data());
     pack_bf16(arena, bf16, rounded.data());
     Scratch s;
-    auto seconds = [&](const Linear &linear, std::vector<float> &out) {
+    auto seconds = [&](const Linear &linear, std::vector<float> &out) TARGET {
         auto start = std::chrono::steady_clock::now();
         for (int repeat = 0; repeat < 4; repeat++)
             gemm(prepare_input(linear, x.data(), 0, ROWS, s), 0, ROWS, linear, 0, 1,
-                 [&](long row, long column, vf v0, vf v1) { store_panel(&out[row * N], column, N, v0, v1); });
+                 [&](Index row, Index column, vf v0, vf v1) TARGET { store_panel(&out[row * N], column, N, v0, v1); });
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
     double best[2] = {1e9, 1e9};
@@ -224,7 +224,7 @@ static double bf16_speedup() {
         best[1] = std::min(best[1], seconds(bf16, actual));
     }
     double error = 0, norm = 0;
-    for (long i = 0; i < ROWS * N; i++) {
+    for (Index i = 0; i < ROWS * N; i++) {
         error += (expected[i] - actual[i]) * (expected[i] - actual[i]);
         norm += expected[i] * expected[i];
     }

@@ -6,19 +6,17 @@ class Arena {
     Arena() = default;
     Arena(const Arena &) = delete;
     ~Arena() {
-        for (void *chunk : chunks) free(chunk);
+        for (void *chunk : chunks) free_pages(chunk);
     }
     void *allocate(size_t bytes) {
         bytes = (bytes + 63) / 64 * 64;
         if (bytes > available) {
             available = std::max(bytes, CHUNK_SIZE);
-            available = (available + PAGE_SIZE - 1) / PAGE_SIZE * PAGE_SIZE;
-            cursor = (uint8_t *)std::aligned_alloc(PAGE_SIZE, available);
+            available = (available + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+            cursor = (uint8_t *)allocate_pages(HUGE_PAGE, available);
             if (!cursor) throw std::bad_alloc();
             chunks.push_back(cursor);
-#if defined(MADV_HUGEPAGE)
-            madvise(cursor, available, MADV_HUGEPAGE);
-#endif
+            advise_huge_pages(cursor, available);
         }
         cursor += bytes;
         available -= bytes;
@@ -26,14 +24,14 @@ class Arena {
     }
 
   private:
-    static constexpr size_t PAGE_SIZE = 2 << 20, CHUNK_SIZE = 16 << 20;
+    static constexpr size_t HUGE_PAGE = 2 << 20, CHUNK_SIZE = 16 << 20;
     std::vector<void *> chunks;
     uint8_t *cursor = nullptr;
     size_t available = 0;
 };
 
 struct Linear {  // weight (n, k), packed in one of three formats; the others are null
-    long n = 0, k = 0;
+    Index n = 0, k = 0;
     float *f32 = nullptr;
     uint16_t *bf16 = nullptr;
     void *int8 = nullptr;
@@ -60,7 +58,7 @@ struct Embeddings {  // tables (rows, D) in the caller's memory; null: not used
 
 struct Layer {
     int block, rotary;  // index of the cos/sin tables; -1: no rotary embeddings
-    long window;        // sliding window; -1: full attention
+    Index window;        // sliding window; -1: full attention
 };
 
 struct Pass;
@@ -72,7 +70,7 @@ struct Worker {  // a thread's scratch memory, reused by later passes
 };
 
 struct Encoder {
-    long width, heads, kv_heads, head_width, ff_width, relative_rows = 0;
+    Index width, heads, kv_heads, head_width, ff_width, relative_rows = 0;
     int activation;
     bool gated;
     float scale;  // of attention scores
@@ -84,18 +82,12 @@ struct Encoder {
     void (*pack_f32)(Arena &, Linear &, const float *);
     void (*pack_int8)(Arena &, Linear &, const int8_t *, const float *) = nullptr;
     void (*pack_bf16)(Arena &, Linear &, const uint16_t *) = nullptr;
-    void (*pack_relative)(std::vector<float> &, const float *, long, long, long);
+    void (*pack_relative)(std::vector<float> &, const float *, Index, Index, Index);
     Worker *(*new_worker)();
-    long panel_width;
+    Index panel_width;
     int isa_level;
     std::vector<std::pair<const float *, float>> samples;  // addresses in the caller's weights, and their values
 };
-
-inline void cpu_pause() {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-}
 
 // One head's relative position terms. `bias` and `rows` point at distance 0 and are indexed by key - query.
 struct RelativePosition {
@@ -105,7 +97,7 @@ struct RelativePosition {
 };
 
 struct Batch {  // flat: T tokens of B texts
-    long texts;
+    Index texts;
     const int32_t *cu_seqlens;                  // (B + 1,)
     const int64_t *ids, *segments, *positions;  // null ids: x holds the embeddings
     float *x;                                   // (T, D) hidden states, updated in place
@@ -113,9 +105,9 @@ struct Batch {  // flat: T tokens of B texts
     // By distance of key from query, starting at -(max_len - 1):
     const float *bias;         // (H, distances) relative position bias; null: none
     const int32_t *rows;       // (distances,) rows of the relative position tables; null: none
-    long distances, zero_distance;  // count, including one panel of padding; index of distance 0
+    Index distances, zero_distance;  // count, including one panel of padding; index of distance 0
 
-    RelativePosition relative_position(const Block &block, long head, long table_size) const {
+    RelativePosition relative_position(const Block &block, Index head, Index table_size) const {
         RelativePosition relative;
         if (bias) relative.bias = bias + head * distances + zero_distance;
         if (!rows) return relative;
@@ -130,21 +122,9 @@ struct Batch {  // flat: T tokens of B texts
 // the thread that it waits for, spinning would keep that core from it.
 constexpr int BARRIER_SPINS = 2000;
 
-#ifdef __linux__
-inline void sleep_while(std::atomic<int> &value, int expected) {
-    syscall(SYS_futex, (int *)&value, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
-}
-inline void wake_all(std::atomic<int> &value) {
-    syscall(SYS_futex, (int *)&value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
-#else
-inline void sleep_while(std::atomic<int> &, int) { std::this_thread::yield(); }
-inline void wake_all(std::atomic<int> &) {}
-#endif
-
 struct Pass {  // some texts of a batch, and the team of threads that runs them through all layers
     const Batch *batch;
-    long first_token, texts;
+    Index first_token, texts;
     const int32_t *cu_seqlens;  // (texts + 1,), from 0
     float *x;
     int team_size;

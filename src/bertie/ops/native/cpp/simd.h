@@ -25,11 +25,11 @@ template <class Op> static inline float reduce(vf x, Op &&op) {
 }
 
 static inline float reduce_sum(vf x) {
-    return reduce(x, [](auto a, auto b) { return a + b; });
+    return reduce(x, [](auto a, auto b) TARGET { return a + b; });
 }
 
 static inline float reduce_max(vf x) {
-    return reduce(x, [](auto a, auto b) { return a < b ? b : a; });
+    return reduce(x, [](auto a, auto b) TARGET { return a < b ? b : a; });
 }
 
 // Adding 1.5 * 2^23 to a float rounds it to an integer, which is then in the low mantissa bits.

@@ -18,17 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include <sys/mman.h>
-#ifdef __linux__
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#define INLINE static inline __attribute__((always_inline))
+#include "platform.h"
 
 namespace {
 
@@ -44,7 +34,7 @@ struct Dropout {
 
 struct AttentionCall {
     const int32_t *cu_seqlens;
-    long texts, heads, kv_heads, d, window, q_stride, k_stride, v_stride, grad_stride;
+    Index texts, heads, kv_heads, d, window, q_stride, k_stride, v_stride, grad_stride;
     float scale;
     Dropout dropout;
     const float *q, *k, *v;
@@ -54,7 +44,7 @@ struct AttentionCall {
 };
 
 struct AddNorm {
-    long rows, width;
+    Index rows, width;
     const float *x, *residual, *weight, *bias;
     float *total, *out, *statistics;  // (T, D), (T, D), (T, 2)
     float eps;
@@ -65,7 +55,7 @@ struct AddNorm {
 };
 
 struct ActivationCall {
-    long rows, width;
+    Index rows, width;
     int kind;
     bool gated;
     const float *y;
@@ -75,7 +65,7 @@ struct ActivationCall {
 };
 
 struct Rotary {
-    long rows, heads, d, stride;
+    Index rows, heads, d, stride;
     const float *x, *cos, *sin;
     float *out;
     bool inverse;
@@ -85,165 +75,116 @@ struct AdamW {
     float beta1, beta2, eps, gradient_scale;
 };
 
-namespace generic {
-#define LANES 4
-#define MR 4
-#define INT8_DOT 0
-#define BF16 0
-#include "training_level.h"
-#undef LANES
-#undef MR
-#undef INT8_DOT
-#undef BF16
-}  // namespace generic
+#define ENCODER_ONLY(x) 0
+#define KERNELS "training_level.h"
+#include "levels.h"
 
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#define LANES 8
-#define MR 6
-#define INT8_DOT 0
-#define BF16 0
-#include "training_level.h"
-#undef LANES
-#undef MR
-#undef INT8_DOT
-#undef BF16
-}  // namespace avx2
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
-namespace avx512 {
-#define LANES 16
-#define MR 12
-#define INT8_DOT 0
-#define BF16 0
-#include "training_level.h"
-#undef LANES
-#undef MR
-#undef INT8_DOT
-#undef BF16
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
-
-// The kernels for an instruction level: 0 generic, 1 AVX2, 2 and more AVX-512.
+// The kernels for an instruction level: 0 generic; x86-64: 1 AVX2, 2 and more AVX-512; AArch64: 1 and more NEON.
 #if defined(__x86_64__)
 #define PICK(kernel) (level >= 2 ? avx512::kernel : level == 1 ? avx2::kernel : generic::kernel)
+#elif defined(__aarch64__)
+#define PICK(kernel) (level >= 1 ? neon::kernel : generic::kernel)
 #else
 #define PICK(kernel) (generic::kernel)
 #endif
 
-// torch's own OpenMP runtime, as in encoder.cpp.
-struct OpenMP {
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = nullptr;
-} openmp;
+OpenMP openmp;
 
 // Calls f(item) for the items [0, count), in any order, on up to `threads` threads.
-template <class F> void for_each(long count, int threads, F &&f) {
-    threads = (int)std::min((long)threads, count);
-    if (threads <= 1 || !openmp.parallel) {
-        for (long i = 0; i < count; i++) f(i);
-        return;
-    }
-    struct Shared {
-        F &f;
-        long count;
-        std::atomic<long> next{0};
-    } shared{f, count};
-    openmp.parallel(
-        [](void *p) {
-            auto *s = (Shared *)p;
-            for (long i; (i = s->next.fetch_add(1, std::memory_order_relaxed)) < s->count;) s->f(i);
-        },
-        &shared, threads, 0);
+template <class F> void for_each(Index count, int threads, F &&f) {
+    std::atomic<Index> next{0};
+    auto run = [&](int, int) {
+        for (Index i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
+    };
+    run_team(openmp, (int)std::min((Index)threads, count), run);
 }
 
-constexpr long ROWS = 32;         // rows per work item
-constexpr long NUMBERS = 1 << 16;  // parameters per work item
+constexpr Index ROWS = 32;         // rows per work item
+constexpr Index NUMBERS = 1 << 16;  // parameters per work item
 
-long blocks_of(long count, long size) { return (count + size - 1) / size; }
+Index blocks_of(Index count, Index size) { return (count + size - 1) / size; }
 
 }  // namespace
 
 extern "C" {
 
-void bertie_training_abi_1() {}  // ABI_VERSION in ops/native/training.py
+EXPORT void bertie_training_abi_2() {}  // ABI_VERSION in ops/native/training.py
 
-void bertie_training_set_openmp(void *parallel) {
+EXPORT void bertie_training_set_openmp(void *parallel, void *thread_num, void *num_threads) {
     openmp.parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))parallel;
+    openmp.thread_num = (int (*)())thread_num;
+    openmp.num_threads = (int (*)())num_threads;
 }
 
 // `shape`: texts, heads, kv_heads, head width, window (-1: none), strides of q, k, v and of the gradients.
 // `tensors`: q, k, v, out, log_sums; for the backward pass also grad_out, grad_q, grad_k, grad_v.
-void bertie_training_attention(int level, int threads, const int64_t *shape, const int32_t *cu_seqlens, double scale,
-                               double dropout, uint64_t seed, float *const *tensors, int backward) {
+EXPORT void bertie_training_attention(int level, int threads, const int64_t *shape, const int32_t *cu_seqlens,
+                                      double scale, double dropout, uint64_t seed, float *const *tensors,
+                                      int backward) {
     AttentionCall a{cu_seqlens, shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8],
                     (float)scale, Dropout(dropout, seed), tensors[0], tensors[1], tensors[2], tensors[3], tensors[4],
                     nullptr, nullptr, nullptr, nullptr};
     if (backward) a.grad_out = tensors[5], a.grad_q = tensors[6], a.grad_k = tensors[7], a.grad_v = tensors[8];
     auto run = backward ? PICK(run_attention_backward) : PICK(run_attention_forward);
-    long heads = backward ? a.kv_heads : a.heads;
-    for_each(a.texts * heads, threads, [&](long item) { run(a, item / heads, item % heads); });
+    Index heads = backward ? a.kv_heads : a.heads;
+    for_each(a.texts * heads, threads, [&](Index item) { run(a, item / heads, item % heads); });
 }
 
 // `tensors`: x, residual (or null), weight, bias (or null), total (or null), out, statistics.
-void bertie_training_add_norm(int level, int threads, int64_t rows, int64_t width, double eps, int rms, double dropout,
-                              uint64_t seed, float *const *tensors) {
+EXPORT void bertie_training_add_norm(int level, int threads, int64_t rows, int64_t width, double eps, int rms,
+                                     double dropout, uint64_t seed, float *const *tensors) {
     AddNorm a{rows, width, tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], tensors[5], tensors[6],
               (float)eps, rms != 0, Dropout(dropout, seed), nullptr, nullptr, nullptr, nullptr};
     auto run = PICK(add_norm_forward);
-    for_each(blocks_of(rows, ROWS), threads, [&](long i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
+    for_each(blocks_of(rows, ROWS), threads, [&](Index i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
 }
 
 // `tensors`: weight, bias (or null), total, statistics, grad_out, grad_total (or null), grad_residual, grad_x (or null),
 // grad_weight, grad_bias (or null).
-void bertie_training_add_norm_backward(int level, int threads, int64_t rows, int64_t width, int rms, double dropout,
-                                       uint64_t seed, float *const *tensors) {
+EXPORT void bertie_training_add_norm_backward(int level, int threads, int64_t rows, int64_t width, int rms,
+                                              double dropout, uint64_t seed, float *const *tensors) {
     AddNorm a{rows, width, nullptr, nullptr, tensors[0], tensors[1], tensors[2], nullptr, tensors[3], 0.0f, rms != 0,
               Dropout(dropout, seed), tensors[4], tensors[5], tensors[6], tensors[7]};
-    long blocks = blocks_of(rows, ROWS);
+    Index blocks = blocks_of(rows, ROWS);
     std::vector<float> sums(blocks * 2 * width, 0.0f);
     auto run = PICK(add_norm_backward);
-    for_each(blocks, threads, [&](long i) {
+    for_each(blocks, threads, [&](Index i) {
         run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS), &sums[i * 2 * width]);
     });
     for (int part = 0; part < 2; part++) {
         float *to = tensors[8 + part];
         if (!to) continue;
         std::fill(to, to + width, 0.0f);
-        for (long i = 0; i < blocks; i++)
-            for (long j = 0; j < width; j++) to[j] += sums[(i * 2 + part) * width + j];
+        for (Index i = 0; i < blocks; i++)
+            for (Index j = 0; j < width; j++) to[j] += sums[(i * 2 + part) * width + j];
     }
 }
 
 // y (rows, F or 2F) -> out (rows, F); with grad_out, its gradient to grad_y.
-void bertie_training_activation(int level, int threads, int64_t rows, int64_t width, int kind, int gated, const float *y,
-                                float *out, const float *grad_out, float *grad_y) {
+EXPORT void bertie_training_activation(int level, int threads, int64_t rows, int64_t width, int kind, int gated,
+                                       const float *y, float *out, const float *grad_out, float *grad_y) {
     ActivationCall a{rows, width, kind, gated != 0, y, out, grad_out, grad_y};
     auto run = PICK(activation);
-    for_each(blocks_of(rows, ROWS), threads, [&](long i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
+    for_each(blocks_of(rows, ROWS), threads, [&](Index i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
 }
 
-void bertie_training_rotary(int level, int threads, int64_t rows, int64_t heads, int64_t d, int64_t stride, const float *x,
-                            const float *cos, const float *sin, float *out, int inverse) {
+EXPORT void bertie_training_rotary(int level, int threads, int64_t rows, int64_t heads, int64_t d, int64_t stride,
+                                   const float *x, const float *cos, const float *sin, float *out, int inverse) {
     Rotary a{rows, heads, d, stride, x, cos, sin, out, inverse != 0};
     auto run = PICK(rotary);
-    for_each(blocks_of(rows, ROWS), threads, [&](long i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
+    for_each(blocks_of(rows, ROWS), threads, [&](Index i) { run(a, i * ROWS, std::min(a.rows, (i + 1) * ROWS)); });
 }
 
 // The sum of squares of `count` tensors.
-double bertie_training_sum_of_squares(int level, int threads, int64_t count, const float *const *tensors,
-                                      const int64_t *sizes) {
-    std::vector<std::pair<const float *, long>> items;
-    for (long t = 0; t < count; t++)
-        for (long at = 0; at < sizes[t]; at += NUMBERS)
-            items.push_back({tensors[t] + at, std::min(NUMBERS, (long)sizes[t] - at)});
+EXPORT double bertie_training_sum_of_squares(int level, int threads, int64_t count, const float *const *tensors,
+                                             const int64_t *sizes) {
+    std::vector<std::pair<const float *, Index>> items;
+    for (Index t = 0; t < count; t++)
+        for (Index at = 0; at < sizes[t]; at += NUMBERS)
+            items.push_back({tensors[t] + at, std::min(NUMBERS, (Index)sizes[t] - at)});
     std::vector<double> sums(items.size());
     auto run = PICK(sum_of_squares);
-    for_each((long)items.size(), threads, [&](long i) { sums[i] = run(items[i].first, items[i].second); });
+    for_each((Index)items.size(), threads, [&](Index i) { sums[i] = run(items[i].first, items[i].second); });
     double total = 0;
     for (double sum : sums) total += sum;
     return total;
@@ -251,32 +192,32 @@ double bertie_training_sum_of_squares(int level, int threads, int64_t count, con
 
 // One AdamW step of `count` parameters. Each has 4 `tensors`: parameter, gradient, and the averages of the gradient and
 // its square; and 3 `factors`: 1 - lr * weight decay, lr / (1 - beta1^step), and 1 / sqrt(1 - beta2^step).
-void bertie_training_adamw(int level, int threads, int64_t count, float *const *tensors, const int64_t *sizes,
-                           const double *factors, const double *options) {
+EXPORT void bertie_training_adamw(int level, int threads, int64_t count, float *const *tensors, const int64_t *sizes,
+                                  const double *factors, const double *options) {
     AdamW a{(float)options[0], (float)options[1], (float)options[2], (float)options[3]};
-    std::vector<std::pair<long, long>> items;
-    for (long t = 0; t < count; t++)
-        for (long at = 0; at < sizes[t]; at += NUMBERS) items.push_back({t, at});
+    std::vector<std::pair<Index, Index>> items;
+    for (Index t = 0; t < count; t++)
+        for (Index at = 0; at < sizes[t]; at += NUMBERS) items.push_back({t, at});
     auto run = PICK(adamw);
-    for_each((long)items.size(), threads, [&](long i) {
+    for_each((Index)items.size(), threads, [&](Index i) {
         auto [t, at] = items[i];
         float *const *own = tensors + 4 * t;
         const double *f = factors + 3 * t;
-        run(a, own[0] + at, own[1] + at, own[2] + at, own[3] + at, std::min(NUMBERS, (long)sizes[t] - at), (float)f[0],
+        run(a, own[0] + at, own[1] + at, own[2] + at, own[3] + at, std::min(NUMBERS, (Index)sizes[t] - at), (float)f[0],
             (float)f[1], (float)f[2]);
     });
 }
 
 // One AdamW step of a table (rows, width) whose gradient is `gradient[gradient_row[r]]`, or 0 where that is -1. Rows that
 // never had a gradient are not `active`: only weight decay changes them.
-void bertie_training_adamw_rows(int level, int threads, int64_t rows, int64_t width, float *const *tensors,
-                                const int32_t *gradient_row, const uint8_t *active, const double *factors,
-                                const double *options) {
+EXPORT void bertie_training_adamw_rows(int level, int threads, int64_t rows, int64_t width, float *const *tensors,
+                                       const int32_t *gradient_row, const uint8_t *active, const double *factors,
+                                       const double *options) {
     AdamW a{(float)options[0], (float)options[1], (float)options[2], (float)options[3]};
     auto run = PICK(adamw);
     auto decay = PICK(scale);
-    for_each(blocks_of(rows, 256), threads, [&](long i) {
-        for (long r = i * 256; r < std::min((long)rows, (i + 1) * 256); r++) {
+    for_each(blocks_of(rows, 256), threads, [&](Index i) {
+        for (Index r = i * 256; r < std::min((Index)rows, (i + 1) * 256); r++) {
             float *p = tensors[0] + r * width;
             if (active[r]) {
                 const float *g = gradient_row[r] < 0 ? nullptr : tensors[1] + gradient_row[r] * width;

@@ -23,7 +23,7 @@ struct RowDropout {
         first = (uint32_t)z, second = (uint32_t)(z >> 32);
     }
     // The factors, 0 or 1 / (1 - p), of the columns [column, column + LANES).
-    vf factors(long column) const {
+    vf factors(Index column) const {
         vu x = (lane_numbers() + (uint32_t)column) ^ first;
         x ^= x >> 16;
         x *= 0x7FEB352Du;
@@ -32,32 +32,32 @@ struct RowDropout {
         x ^= x >> 16;
         return select((vi)(x < threshold), vf{}, broadcast(scale));
     }
-    vf apply(vf x, long column) const { return threshold ? x * factors(column) : x; }
+    vf apply(vf x, Index column) const { return threshold ? x * factors(column) : x; }
 };
 
 // Up to LANES numbers of a row; the rest of the register is 0.
-static inline vf load_some(const float *p, long count) {
+static inline vf load_some(const float *p, Index count) {
     if (count >= LANES) return load(p);
     vf x = vf{};
     memcpy(&x, p, count * sizeof(float));
     return x;
 }
 
-static inline void store_some(float *p, vf x, long count) {
+static inline void store_some(float *p, vf x, Index count) {
     if (count >= LANES) return store(p, x);
     memcpy(p, &x, count * sizeof(float));
 }
 
 // Rows [first, last): total = residual + dropout(x), out = norm(total). Saves 1 / standard deviation and the mean.
-static void add_norm_forward(const AddNorm &a, long first, long last) {
-    long D = a.width;
-    for (long r = first; r < last; r++) {
+static void add_norm_forward(const AddNorm &a, Index first, Index last) {
+    Index D = a.width;
+    for (Index r = first; r < last; r++) {
         RowDropout dropout(a.dropout, r);
         const float *x = a.x + r * D, *residual = a.residual ? a.residual + r * D : nullptr;
         float *total = a.total ? a.total + r * D : nullptr;
         vf sum = vf{};
-        for (long i = 0; i < D; i += LANES) {
-            long count = D - i;
+        for (Index i = 0; i < D; i += LANES) {
+            Index count = D - i;
             vf t = dropout.apply(load_some(x + i, count), i);
             if (residual) t += load_some(residual + i, count);
             if (total) store_some(total + i, t, count);
@@ -66,14 +66,14 @@ static void add_norm_forward(const AddNorm &a, long first, long last) {
         const float *t = total ? total : x;
         float mean = a.rms ? 0.0f : reduce_sum(sum) / D;
         sum = vf{};
-        for (long i = 0; i < D; i += LANES) {
+        for (Index i = 0; i < D; i += LANES) {
             vf d = load_some(t + i, D - i) - broadcast(mean);
             if (D - i < LANES) d = load_some((const float *)&d, D - i);
             sum += d * d;
         }
         float rstd = 1.0f / std::sqrt(reduce_sum(sum) / D + a.eps);
-        for (long i = 0; i < D; i += LANES) {
-            long count = D - i;
+        for (Index i = 0; i < D; i += LANES) {
+            Index count = D - i;
             vf y = (load_some(t + i, count) - broadcast(mean)) * broadcast(rstd) * load_some(a.weight + i, count);
             if (a.bias) y += load_some(a.bias + i, count);
             store_some(a.out + r * D + i, y, count);
@@ -84,16 +84,16 @@ static void add_norm_forward(const AddNorm &a, long first, long last) {
 
 // Rows [first, last): the gradients of residual and x from those of out and total (null: 0). Adds the gradients of weight
 // and bias to `sums` (2, D).
-static void add_norm_backward(const AddNorm &a, long first, long last, float *sums) {
-    long D = a.width;
-    for (long r = first; r < last; r++) {
+static void add_norm_backward(const AddNorm &a, Index first, Index last, float *sums) {
+    Index D = a.width;
+    for (Index r = first; r < last; r++) {
         RowDropout dropout(a.dropout, r);
         const float *total = a.total + r * D, *grad = a.grad_out + r * D;
         const float *grad_total = a.grad_total ? a.grad_total + r * D : nullptr;
         vf mean = broadcast(a.statistics[2 * r]), rstd = broadcast(a.statistics[2 * r + 1]);
         vf sum = vf{}, dot = vf{};
-        for (long i = 0; i < D; i += LANES) {
-            long count = D - i;
+        for (Index i = 0; i < D; i += LANES) {
+            Index count = D - i;
             vf g = load_some(grad + i, count), normed = (load_some(total + i, count) - mean) * rstd;
             vf scaled = g * load_some(a.weight + i, count);  // 0 beyond the row, where `normed` is not
             sum += scaled;
@@ -102,8 +102,8 @@ static void add_norm_backward(const AddNorm &a, long first, long last, float *su
             if (a.bias) store_some(sums + D + i, load_some(sums + D + i, count) + g, count);
         }
         vf shift = broadcast(a.rms ? 0.0f : reduce_sum(sum) / D), slope = broadcast(reduce_sum(dot) / D);
-        for (long i = 0; i < D; i += LANES) {
-            long count = D - i;
+        for (Index i = 0; i < D; i += LANES) {
+            Index count = D - i;
             vf normed = (load_some(total + i, count) - mean) * rstd;
             vf g = rstd * (load_some(grad + i, count) * load_some(a.weight + i, count) - shift - normed * slope);
             if (grad_total) g += load_some(grad_total + i, count);
@@ -140,10 +140,10 @@ template <int ACTIVATION> static inline vf derivative(vf x) {
 }
 
 // Rows [first, last) of act(y), or gated act(y[:F]) * y[F:].
-template <int ACTIVATION> static void activation_forward(const ActivationCall &a, long first, long last) {
-    long F = a.width, stride = a.gated ? 2 * F : F;
-    for (long r = first; r < last; r++)
-        for (long i = 0; i < F; i += LANES) {
+template <int ACTIVATION> static void activation_forward(const ActivationCall &a, Index first, Index last) {
+    Index F = a.width, stride = a.gated ? 2 * F : F;
+    for (Index r = first; r < last; r++)
+        for (Index i = 0; i < F; i += LANES) {
             const float *y = a.y + r * stride + i;
             vf v = activate<ACTIVATION>(load_some(y, F - i));
             if (a.gated) v *= load_some(y + F, F - i);
@@ -151,10 +151,10 @@ template <int ACTIVATION> static void activation_forward(const ActivationCall &a
         }
 }
 
-template <int ACTIVATION> static void activation_backward(const ActivationCall &a, long first, long last) {
-    long F = a.width, stride = a.gated ? 2 * F : F;
-    for (long r = first; r < last; r++)
-        for (long i = 0; i < F; i += LANES) {
+template <int ACTIVATION> static void activation_backward(const ActivationCall &a, Index first, Index last) {
+    Index F = a.width, stride = a.gated ? 2 * F : F;
+    for (Index r = first; r < last; r++)
+        for (Index i = 0; i < F; i += LANES) {
             const float *y = a.y + r * stride + i;
             float *grad_y = a.grad_y + r * stride + i;
             vf x = load_some(y, F - i), grad = load_some(a.grad_out + r * F + i, F - i);
@@ -166,7 +166,7 @@ template <int ACTIVATION> static void activation_backward(const ActivationCall &
         }
 }
 
-static void activation(const ActivationCall &a, long first, long last) {
+static void activation(const ActivationCall &a, Index first, Index last) {
 #define CASE(kind) (a.grad_out ? activation_backward<kind> : activation_forward<kind>)(a, first, last)
     switch (a.kind) {
         case GELU: return CASE(GELU);
@@ -182,6 +182,8 @@ static inline vf square_root(vf x) {
     return (vf)_mm512_sqrt_ps((__m512)x);
 #elif LANES == 8
     return (vf)_mm256_sqrt_ps((__m256)x);
+#elif defined(__aarch64__)
+    return (vf)vsqrtq_f32((float32x4_t)x);
 #else
     for (int i = 0; i < LANES; i++) x[i] = std::sqrt(x[i]);
     return x;
@@ -189,11 +191,11 @@ static inline vf square_root(vf x) {
 }
 
 // AdamW as in PyTorch for `count` numbers; `decay` is 1 - lr * weight decay.
-static void adamw(const AdamW &a, float *p, const float *g, float *m, float *v, long count, float decay, float step_size,
-                  float inverse_root) {
+static void adamw(const AdamW &a, float *p, const float *g, float *m, float *v, Index count, float decay,
+                  float step_size, float inverse_root) {
     vf one_minus1 = broadcast(1.0f - a.beta1), beta2 = broadcast(a.beta2), one_minus2 = broadcast(1.0f - a.beta2);
-    for (long i = 0; i < count; i += LANES) {
-        long n = count - i;
+    for (Index i = 0; i < count; i += LANES) {
+        Index n = count - i;
         vf grad = g ? load_some(g + i, n) * broadcast(a.gradient_scale) : vf{};
         vf first = load_some(m + i, n), second = load_some(v + i, n);
         first += (grad - first) * one_minus1;
@@ -206,15 +208,15 @@ static void adamw(const AdamW &a, float *p, const float *g, float *m, float *v, 
     }
 }
 
-static void scale(float *p, long count, float factor) {
-    for (long i = 0; i < count; i += LANES) store_some(p + i, load_some(p + i, count - i) * broadcast(factor), count - i);
+static void scale(float *p, Index count, float factor) {
+    for (Index i = 0; i < count; i += LANES) store_some(p + i, load_some(p + i, count - i) * broadcast(factor), count - i);
 }
 
-static double sum_of_squares(const float *x, long count) {
+static double sum_of_squares(const float *x, Index count) {
     double total = 0;
-    for (long i = 0; i < count;) {
+    for (Index i = 0; i < count;) {
         vf sum = vf{};
-        long end = std::min(count, i + 64 * LANES);  // few enough for float32
+        Index end = std::min(count, i + 64 * LANES);  // few enough for float32
         for (; i < end; i += LANES) {
             vf v = load_some(x + i, end - i);
             sum += v * v;
@@ -226,19 +228,19 @@ static double sum_of_squares(const float *x, long count) {
 }
 
 // Rotary embeddings of rows [first, last) of x (T, heads, d), by the angles' cos and sin (T, d); `sign` -1: the inverse.
-static void rotary(const Rotary &a, long first, long last) {
-    long d = a.d, half = d / 2;
-    for (long r = first; r < last; r++)
-        for (long h = 0; h < a.heads; h++) {
+static void rotary(const Rotary &a, Index first, Index last) {
+    Index d = a.d, half = d / 2;
+    for (Index r = first; r < last; r++)
+        for (Index h = 0; h < a.heads; h++) {
             const float *x = a.x + r * a.stride + h * d, *cos = a.cos + r * d, *sin = a.sin + r * d;
             float *out = a.out + (r * a.heads + h) * d;
             if (a.inverse)  // the transposed matrix
-                for (long i = 0; i < half; i++) {
+                for (Index i = 0; i < half; i++) {
                     out[i] = x[i] * cos[i] + x[i + half] * sin[i + half];
                     out[i + half] = x[i + half] * cos[i + half] - x[i] * sin[i];
                 }
             else
-                for (long i = 0; i < half; i++) {
+                for (Index i = 0; i < half; i++) {
                     out[i] = x[i] * cos[i] - x[i + half] * sin[i];
                     out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half];
                 }

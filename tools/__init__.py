@@ -1,0 +1,1 @@
+"""Building, checking and releasing wheels: see docs/packaging.md."""
