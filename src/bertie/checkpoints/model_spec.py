@@ -18,11 +18,14 @@ from bertie.checkpoints.families import (
     electra,
     ernie,
     eurobert,
+    gemma3_text,
+    llama,
     longformer,
     modernbert,
     mpnet,
     nomic_bert,
     roberta,
+    t5,
 )
 from bertie.checkpoints.families.family import Family, HeadTable
 from bertie.config import PROBLEMS, EncoderConfig, HeadConfig, HeadName
@@ -42,11 +45,17 @@ FAMILIES: dict[str, Family] = {
         electra.FAMILY,
         ernie.FAMILY,
         eurobert.FAMILY,
+        gemma3_text.FAMILY,
+        llama.LLAMA,
         longformer.FAMILY,
+        llama.MISTRAL,
         modernbert.FAMILY,
         mpnet.FAMILY,
         nomic_bert.FAMILY,
+        llama.QWEN2,
+        llama.QWEN3,
         roberta.ROBERTA,
+        t5.FAMILY,
         roberta.XLM_ROBERTA,
     )
 }

@@ -42,3 +42,4 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # from old suffixes of tensor names to the current ones
     # The original's defaults for missing config keys, where they differ from those in `read`.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    decoder: bool = False  # its models generate text elsewhere; here only their hidden states are used

@@ -186,7 +186,7 @@ void run(const Encoder &e, const Batch &batch, int threads) {
 
 extern "C" {
 
-void bertie_encoder_abi_5() {}  // ABI_VERSION in ops/native/encoder.py
+void bertie_encoder_abi_6() {}  // ABI_VERSION in ops/native/encoder.py
 
 // 0: generic, 1: AVX2, 2: AVX-512, 3: AVX-512 with VNNI.
 int bertie_encoder_isa_level() {
@@ -225,8 +225,8 @@ void *bertie_encoder_create(int isa_level, const int64_t *shape, double scale) {
     return e;
 }
 
-void bertie_encoder_add_layer(void *encoder, int block, int64_t window, int rotary) {
-    ((Encoder *)encoder)->layers.push_back({block, rotary, (long)window});
+void bertie_encoder_add_layer(void *encoder, int block, int64_t before, int64_t after, int rotary) {
+    ((Encoder *)encoder)->layers.push_back({block, rotary, (long)before, (long)after});
 }
 
 // Whether the CPU reports bf16 dot products.
@@ -263,7 +263,8 @@ void bertie_encoder_set_linear(void *encoder, int block_index, int which, int64_
     else e->pack_f32(e->arena, linear, f32);
 }
 
-// `slot`: 0 pre-attention, 1 post-attention, 2 pre-feed-forward, 3 post-feed-forward.
+// `slot`: 0 pre-attention, 1 post-attention, 2 pre-feed-forward, 3 post-feed-forward, 4 the output of attention, 5 that
+// of the feed-forward layer, 6 queries, 7 keys.
 // Of block -1: 0 the norm of the embeddings, 1 the final norm.
 void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const float *weight, const float *bias, int rms,
                              double eps) {
@@ -271,10 +272,12 @@ void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const flo
     Norm *norm = slot == 0 ? &e->embeddings.norm : &e->final_norm;
     if (block_index >= 0) {
         Block &block = e->blocks[block_index];
-        norm = (Norm *[]){&block.pre_attention, &block.post_attention, &block.pre_ff, &block.post_ff}[slot];
+        norm = (Norm *[]){&block.pre_attention, &block.post_attention, &block.pre_ff, &block.post_ff,
+                          &block.attention_output, &block.ff_output, &block.q_norm, &block.k_norm}[slot];
     }
-    norm->weight.assign(weight, weight + e->width);
-    if (bias) norm->bias.assign(bias, bias + e->width);
+    long width = block_index >= 0 && slot >= 6 ? e->head_width : e->width;
+    norm->weight.assign(weight, weight + width);
+    if (bias) norm->bias.assign(bias, bias + width);
     norm->rms = rms != 0;
     norm->eps = (float)eps;
 }
