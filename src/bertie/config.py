@@ -107,7 +107,7 @@ class Rotary:
         scaling = self.scalings[layer] if self.scalings else None
         return self.bases[layer] if scaling is None else (self.bases[layer], scaling)
 
-    def keys(self) -> tuple[RotaryKey, ...]:
+    def distinct_keys(self) -> tuple[RotaryKey, ...]:
         """The distinct keys of all layers, in order."""
         return tuple(dict.fromkeys(self.key(layer) for layer in range(len(self.bases))))
 

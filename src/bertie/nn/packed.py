@@ -135,7 +135,7 @@ class _Packed:
         self._free = FROZEN_BYTES
         cfg, rotary = encoder.cfg, encoder.rotary
         self.level = level
-        self.rotary_keys = rotary.keys() if rotary is not None else ()
+        self.rotary_keys = rotary.distinct_keys() if rotary is not None else ()
         self.longest = min([p.full_below for p in cfg.patterns if isinstance(p, BlockSparse)], default=1 << 62)
         self.embeds = encoder.embeddings.project is None and encoder.embeddings.words.weight.dtype == torch.float32
         blocks = {number: cast("Block", encoder.blocks[number]) for number in cfg.layer_map[:depth]}

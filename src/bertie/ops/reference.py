@@ -51,7 +51,7 @@ def _count(pattern: Pattern, i: int, j: int, n: int) -> int:
     if isinstance(pattern, Sliding):
         return int(abs(i - j) <= pattern.window)
     if isinstance(pattern, Causal):
-        return int(0 <= i - j and (pattern.window is None or i - j <= pattern.window))
+        return int(i - j >= 0 and (pattern.window is None or i - j <= pattern.window))
     if isinstance(pattern, BlockSparse) and n > pattern.full_below:
         row, column, last = i // pattern.block, j // pattern.block, (n - 1) // pattern.block
         if row in (0, last):

@@ -77,8 +77,13 @@ ODD = {
     "embeddings": EmbeddingConfig(width=50),
 }
 DECODER = {
-    **{"pre_norm": True, "gated": True, "norm": NormConfig("rms", 1e-6, False), "activation": "silu"},
-    **{"qkv_bias": "", "out_bias": False, "ff_bias": False},
+    "pre_norm": True,
+    "gated": True,
+    "norm": NormConfig("rms", 1e-6, False),
+    "activation": "silu",
+    "qkv_bias": "",
+    "out_bias": False,
+    "ff_bias": False,
 }
 CONFIGS = {
     "bert": config(),
@@ -99,17 +104,25 @@ CONFIGS = {
     "scaled": config(embeddings=EmbeddingConfig(width=64, scale=8.0, tasks=3, norm=False)),
     "causal": config(
         **DECODER | {"heads": 4, "kv_heads": 2, "head_width": 16, "qk_norm": True},
-        **{"positions": (Rotary((1e4, 500.0)),), "patterns": (Causal(), Causal(30))},
+        positions=(Rotary((1e4, 500.0)),),
+        patterns=(Causal(), Causal(30)),
     ),
     "output norms": config(
         **DECODER | {"norm": NormConfig("rms", 1e-6, False, unit_offset=True), "activation": "gelu_tanh"},
-        **{"patterns": (Causal(0), Sliding(17)), "qk_norm": True, "output_norms": True, "attention_scale": 0.3},
+        patterns=(Causal(0), Sliding(17)),
+        qk_norm=True,
+        output_norms=True,
+        attention_scale=0.3,
         positions=(Rotary((1e4, 500.0), (None, RotaryScaling(4.0))),),
         embeddings=EmbeddingConfig(width=64, norm=False, scale=8.0),
     ),
     "unscaled": config(
         **DECODER | {"gated": False, "activation": "relu"},
-        **{"positions": (Bucketed(8, 20),), "attention_scale": 1.0, "heads": 3, "kv_heads": 3, "head_width": 10},
+        positions=(Bucketed(8, 20),),
+        attention_scale=1.0,
+        heads=3,
+        kv_heads=3,
+        head_width=10,
     ),
 }
 

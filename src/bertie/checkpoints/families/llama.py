@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bertie.checkpoints.config_keys import ConfigKeys
+from bertie.checkpoints.config_keys import MOST_LAYERS, ConfigKeys
 from bertie.checkpoints.convert import TensorRule, concatenated, linear, same
 from bertie.checkpoints.families.common import qkv_sizes
 from bertie.checkpoints.families.family import Family
@@ -86,16 +86,14 @@ def _all_full(k: ConfigKeys, depth: int) -> list[int | None]:
 
 def _all_sliding(k: ConfigKeys, depth: int) -> list[int | None]:
     """Mistral: the same window in every layer, or null."""
-    window = None if k.raw.get("sliding_window", 4096) is None else k.tokens("sliding_window", 4096)
-    k.used.add("sliding_window")
-    return [window] * depth
+    return [k.optional_tokens("sliding_window", 4096)] * depth
 
 
 def _some_sliding(k: ConfigKeys, depth: int) -> list[int | None]:
     """Qwen: windows only with use_sliding_window, then in the layers from max_window_layers on."""
     used = k.boolean("use_sliding_window", False)
-    window = k.optional_integer("sliding_window", 4096, least=1)
-    first = k.integer("max_window_layers", 28, least=0)
+    window = k.optional_tokens("sliding_window", 4096)
+    first = k.integer("max_window_layers", 28, least=0, most=MOST_LAYERS)
     k.must("use_mrope", False)
     if not used or window is None:
         kinds = layer_kinds(k, ["full_attention"] * depth)
@@ -173,7 +171,7 @@ def _family(
         weights=decoder_weights,
         heads={},
         dropped=DROPPED,
-        defaults={"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32} | defaults,
+        defaults={"hidden_size": 4096, "num_hidden_layers": 32} | defaults,
         decoder=True,
     )
 

@@ -26,7 +26,7 @@ def read(k: ConfigKeys) -> EncoderConfig:
     gated, activation = _feed_forward(k)
     dropout = k.probability("dropout_rate", 0.1)
     return EncoderConfig(
-        vocab=k.integer("vocab_size", 32128),
+        vocab=k.integer("vocab_size"),
         width=width,
         layer_map=tuple(range(depth)),
         heads=heads,

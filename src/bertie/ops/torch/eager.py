@@ -130,7 +130,7 @@ def rotary_tables(rotary: Rotary, positions: Tensor, head_width: int) -> dict[Ro
     """cos and sin, each (T, d), for each base frequency and scaling in use."""
     exponents = torch.arange(0, head_width, 2, dtype=torch.float, device=positions.device) / head_width
     tables = {}
-    for key in rotary.keys():
+    for key in rotary.distinct_keys():
         base, scaling = key if isinstance(key, tuple) else (key, None)
         frequencies = _scaled(1.0 / base**exponents, scaling)  # (d / 2,)
         angles = positions[:, None].float() * frequencies  # (T, d / 2)
