@@ -293,15 +293,16 @@ TINY: dict[str, Tiny] = {
 CASES = [(name, suffix) for name, tiny in TINY.items() for suffix in tiny.heads]
 
 
-def build(name: str, suffix: str, seed: int = 0, **options: Any) -> Any:
-    """transformers' model, in evaluation mode."""
+def build(name: str, suffix: str, seed: int = 0, *, changes: dict[str, Any] | None = None, **options: Any) -> Any:
+    """transformers' model, in evaluation mode; `changes` are made to its config."""
     tiny = TINY[name]
     torch.manual_seed(seed)
     extra: dict[str, Any] = {}
     if suffix in ("ForSequenceClassification", "ForTokenClassification"):
         extra = {"num_labels": 3}
-    config = AutoConfig.for_model(tiny.model_type, **tiny.config, **extra)
-    model = getattr(transformers, tiny.stem + suffix)(config, **options)
+    config = AutoConfig.for_model(tiny.model_type, **tiny.config | extra | (changes or {}))
+    stem = "Gemma3" if (tiny.stem, suffix) == ("Gemma3Text", "ForCausalLM") else tiny.stem
+    model = getattr(transformers, stem + suffix)(config, **options)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)

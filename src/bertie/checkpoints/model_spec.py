@@ -91,6 +91,12 @@ class ModelSpec:
             return alternative
         return self.family.heads[head]
 
+    def saved_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json for the tensors that are saved: a decoder whose output layer was not loaded is a bare one."""
+        if not self.family.decoder or all(name.endswith("inv_freq") for name in self.weight_map.dropped):
+            return dict(config)
+        return dict(config) | {"architectures": [next(iter(self.family.architectures))]}
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A family is a table of functions: a copy or a pickle refers to it by name.
         fields = (self.encoder, self.heads, self.labels, self.problem, self.weight_map, self.ignored)
@@ -162,7 +168,8 @@ def config_with_head(
     family = _family(raw)
     classes = {heads[0]: name for name, heads in family.architectures.items() if len(heads) == 1}
     if head not in classes:
-        raise ConfigError(f"head={head!r} is not available for {family.model_type}; it has: {', '.join(classes)}")
+        has = family.heads_in_words if family.decoder else ", ".join(classes)
+        raise ConfigError(f"head={head!r} is not available for {family.model_type}; it has: {has}")
     if problem is not None and (head != "classify" or problem not in PROBLEMS):
         allowed = "None" if head != "classify" else f"one of {', '.join(PROBLEMS)}, or None"
         raise ConfigError(f"problem={problem!r} of head={head!r} must be {allowed}")
@@ -205,7 +212,7 @@ def _named_heads(
         return ()
     if head is not None:
         if head not in family.heads:
-            raise ConfigError(f"head={head!r} is not one of {family.model_type}'s: {', '.join(family.heads)}")
+            raise ConfigError(f"head={head!r} is not one of {family.model_type}'s: {family.heads_in_words}")
         return (head,)
     named = raw.get("architectures")
     if named is None:
@@ -213,7 +220,7 @@ def _named_heads(
     if not isinstance(named, list) or len(named) != 1 or named[0] not in list(family.architectures):
         raise ConfigError(
             f"config.json: architectures={named!r:.80} is not supported; allowed: one of "
-            f"{', '.join(family.architectures)}, or pass head= with one of {', '.join(family.heads)}"
+            f"{', '.join(family.architectures)}, or pass head= with one of {family.heads_in_words}"
         )
     return family.architectures[named[0]]
 
