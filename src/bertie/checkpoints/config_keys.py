@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from bertie.config import Activation, RotaryScaling
+from bertie.config import Activation
 from bertie.errors import ConfigError
 
 # ConfigKeys that any checkpoint may carry and that change no number an encoder computes.
@@ -53,7 +53,6 @@ NULLABLE = frozenset(
     "num_key_value_heads layer_types rope_parameters rope_scaling pos_att_type "
     "sentence_transformers sbert_ce_default_activation_function".split()
 )
-ROPE_TYPES = ("default", "linear", "llama3")  # dynamic, yarn and longrope are not implemented
 MOST_LABELS = 2**20
 MOST_BASE = 1e12  # of rotary embeddings; the largest known is ten million
 MOST_TOKENS = 2**24  # of a sequence, a window or a position table
@@ -258,27 +257,3 @@ class ConfigKeys:
         base = part.base("rope_theta", default)
         part.finish()
         return base
-
-    def rotary_scaling(
-        self, name: str, raw: Any, default: float, max_length: int
-    ) -> tuple[float, RotaryScaling | None]:
-        """The base frequency of a rotary embedding and its scaling: none, linear or that of Llama 3.1.
-
-        `default` is the base where the object has none; `max_length` the model's, which llama3 takes for the original.
-        """
-        if not isinstance(raw, dict) or None in raw.values():
-            raise self._refuse(name, raw, "an object without nulls")
-        part = ConfigKeys(raw, file=f"{self.file}: {name}", common=())
-        kind = part.choice("rope_type", ROPE_TYPES, part.choice("type", ROPE_TYPES, "default"))
-        part.must("type", kind)  # the old name of rope_type
-        part.must("partial_rotary_factor", 1.0, 1)
-        base = part.base("rope_theta", default)
-        scaling = None
-        if kind != "default":
-            factor, waves, original = part.number("factor", least=1e-3, most=1e6), None, 1
-            if kind == "llama3":
-                waves = part.number("low_freq_factor", least=1e-3), part.number("high_freq_factor", least=1e-3)
-                original = part.tokens("original_max_position_embeddings", max_length)
-            scaling = RotaryScaling(factor, waves, original)
-        part.finish()
-        return base, scaling

@@ -10,7 +10,14 @@ from dataclasses import replace
 
 from bertie.checkpoints.config_keys import ConfigKeys
 from bertie.checkpoints.families.family import Family
-from bertie.checkpoints.families.llama import DROPPED, KINDS, decoder_fields, decoder_weights, layer_kinds
+from bertie.checkpoints.families.llama import (
+    DROPPED,
+    KINDS,
+    decoder_fields,
+    decoder_weights,
+    layer_kinds,
+    rotary_scaling,
+)
 from bertie.config import Causal, EmbeddingConfig, EncoderConfig, Full, Pattern, Rotary, Sliding
 from bertie.errors import ConfigError
 
@@ -63,7 +70,7 @@ def _rotary(k: ConfigKeys, kinds: list[str], max_length: int) -> Rotary:
     found = {}
     for kind, base in zip(KINDS, bases, strict=True):
         name, raw = ("rope_scaling", old) if old and kind == "full_attention" else ("rope_parameters", new.get(kind))
-        found[kind] = k.rotary_scaling(name, {} if raw is None else raw, base, max_length)
+        found[kind] = rotary_scaling(k, name, {} if raw is None else raw, base, max_length)
     return Rotary(tuple(found[kind][0] for kind in kinds), tuple(found[kind][1] for kind in kinds))
 
 

@@ -14,10 +14,21 @@ from bertie.checkpoints.config_keys import MOST_LAYERS, ConfigKeys
 from bertie.checkpoints.convert import TensorRule, concatenated, linear, same
 from bertie.checkpoints.families.common import qkv_sizes
 from bertie.checkpoints.families.family import Family
-from bertie.config import Causal, EmbeddingConfig, EncoderConfig, Full, NormConfig, Pattern, Rotary, Sliding
+from bertie.config import (
+    Causal,
+    EmbeddingConfig,
+    EncoderConfig,
+    Full,
+    NormConfig,
+    Pattern,
+    Rotary,
+    RotaryScaling,
+    Sliding,
+)
 from bertie.errors import ConfigError
 
 KINDS = ("full_attention", "sliding_attention")
+ROPE_TYPES = ("default", "linear", "llama3")  # dynamic, yarn and longrope are not implemented
 # The output layer over the vocabulary, and tables of rotary frequencies that old versions of transformers store.
 DROPPED = (r"^lm_head\.weight$", r"rotary_emb\.\w*inv_freq$")
 
@@ -59,8 +70,33 @@ def rotary(k: ConfigKeys, depth: int, max_length: int) -> Rotary:
     if old and new:
         raise ConfigError("config.json: rope_scaling and rope_parameters are both given; leave one of them out")
     name = "rope_scaling" if old else "rope_parameters"
-    base, scaling = k.rotary_scaling(name, old or new, k.base("rope_theta", 10_000.0), max_length)
+    base, scaling = rotary_scaling(k, name, old or new, k.base("rope_theta", 10_000.0), max_length)
     return Rotary((base,) * depth, () if scaling is None else (scaling,) * depth)
+
+
+def rotary_scaling(
+    k: ConfigKeys, name: str, raw: Any, default: float, max_length: int
+) -> tuple[float, RotaryScaling | None]:
+    """Read the object under a key: the base frequency of a rotary embedding, and its scaling or None.
+
+    `default` is the base where the object has none, `max_length` the model's, which llama3 takes for the original.
+    """
+    if not isinstance(raw, dict) or None in raw.values():
+        raise ConfigError(f"{k.file}: {name}={raw!r:.80} is not supported; allowed: an object without nulls")
+    part = ConfigKeys(raw, file=f"{k.file}: {name}", common=())
+    kind = part.choice("rope_type", ROPE_TYPES, part.choice("type", ROPE_TYPES, "default"))
+    part.must("type", kind)  # the old name of rope_type
+    part.must("partial_rotary_factor", 1.0, 1)
+    base = part.base("rope_theta", default)
+    scaling = None
+    if kind != "default":
+        factor, waves, original = part.number("factor", least=1e-3, most=1e6), None, 1
+        if kind == "llama3":
+            waves = part.number("low_freq_factor", least=1e-3), part.number("high_freq_factor", least=1e-3)
+            original = part.tokens("original_max_position_embeddings", max_length)
+        scaling = RotaryScaling(factor, waves, original)
+    part.finish()
+    return base, scaling
 
 
 def layer_kinds(k: ConfigKeys, usual: list[str]) -> list[str]:
