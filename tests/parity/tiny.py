@@ -273,6 +273,9 @@ TINY: dict[str, Tiny] = {
     "llama-bidirectional": Tiny("llama", "Llama", _DECODER | {"is_causal": False}, ("Model",)),
     "mistral": Tiny("mistral", "Mistral", _DECODER | {"sliding_window": 9}, ("Model",), longest=60),
     "mistral-full": Tiny("mistral", "Mistral", _DECODER | {"sliding_window": None, "head_dim": 6}, ("Model",)),
+    "mistral-bidirectional": Tiny(
+        "mistral", "Mistral", _DECODER | {"sliding_window": 4, "is_causal": False}, ("Model",)
+    ),
     "qwen2": Tiny("qwen2", "Qwen2", _DECODER, ("Model",)),
     "qwen3": Tiny("qwen3", "Qwen3", _DECODER | {"head_dim": 8}, ("Model",), longest=60),
     "qwen3-sliding": Tiny(
